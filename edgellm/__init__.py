@@ -1,0 +1,37 @@
+"""edgellm: a small model drafts, a bigger one verifies. `for token in edgellm.generate("Where is my mug?"): ...`"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgellm.api import Pair, compose, generate
+    from edgellm.engine import Message
+    from edgellm.errors import EdgeError
+    from edgellm.spec.options import ReplyOptions
+    from edgellm.spec.records import Explanation, Notice, Source, Summary, Token
+    from edgellm.spec.reply import Reply
+
+__version__ = "0.1.0"
+__all__ = [
+    "EdgeError", "Explanation", "Message", "Notice", "Pair", "Reply", "ReplyOptions", "Source", "Summary", "Token",
+    "compose", "generate",
+]  # fmt: skip
+
+_HOMES = {
+    "edgellm.api": ("Pair", "compose", "generate"),
+    "edgellm.engine": ("Message",),
+    "edgellm.errors": ("EdgeError",),
+    "edgellm.spec.options": ("ReplyOptions",),
+    "edgellm.spec.records": ("Explanation", "Notice", "Source", "Summary", "Token"),
+    "edgellm.spec.reply": ("Reply",),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Loads llama.cpp only for who uses it: `edgellm --help` must not wait."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,85 @@
+"""Everything that can go wrong, by name.
+
+Every message says what is wrong, with the value, and what to do next. `exit_code` is what the command line returns:
+1 for an expected failure, 2 for wrong usage.
+"""
+
+from __future__ import annotations
+
+
+class EdgeError(Exception):
+    """Base class of every error that edgellm raises on purpose."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, next_step: str) -> None:
+        """`what` is wrong (one sentence, with the value), and the `next_step` that mends it (one sentence)."""
+        super().__init__(f"{what} {next_step}")
+        self.what = what
+        self.next_step = next_step
+
+
+class InvalidOption(EdgeError):
+    """An option, a name or a combination of options that cannot be meant."""
+
+    exit_code = 2
+
+
+class InputNotText(EdgeError):
+    """A prompt, a context file or piped input is not UTF-8."""
+
+
+class ModelNotFound(EdgeError):
+    """No such file, alias or cached model."""
+
+
+class ModelCorrupt(EdgeError):
+    """The file is not a GGUF, or its header does not agree with its length."""
+
+
+class ModelUnsupported(EdgeError):
+    """A sound GGUF that llama.cpp, or a mechanism of ours, cannot use."""
+
+
+class VocabularyMismatch(EdgeError):
+    """Draft model and verifier do not share one vocabulary."""
+
+
+class PromptTooLong(EdgeError):
+    """The prompt does not fit the context; said before the first token."""
+
+
+class ContextFull(EdgeError):
+    """A decode was asked for beyond the context's last position."""
+
+
+class EngineFailed(EdgeError):
+    """llama.cpp refused or failed a call that should have worked."""
+
+
+class PortTaken(EdgeError):
+    """Something else already listens there."""
+
+
+class PairingRequired(EdgeError):
+    """The address is not loopback, and nobody is paired."""
+
+
+class ProtocolError(EdgeError):
+    """The other side sent something that the contract does not allow."""
+
+
+class VerifierUnreachable(EdgeError):
+    """Nobody answers at the verifier's address."""
+
+
+class VerifierLost(EdgeError):
+    """The verifier was there and is gone, or no longer makes progress."""
+
+
+class PullFailed(EdgeError):
+    """A model could not be fetched; what has arrived is kept."""
+
+
+class DiskFull(PullFailed):
+    """No space is left for the model; what has arrived is kept."""

@@ -1,0 +1,245 @@
+"""Sets up .venv for ./start: makes it, installs edgellm into it, and shows how the compiling goes.
+
+Only the standard library: this runs before anything is installed. Safe to interrupt and to run again, also twice at
+once. The stamp is written last, so a half-made environment is never taken for a whole one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+LOG = VENV / "setup.log"
+CORE_MINUTES = 9.0  # llama.cpp took four and a half minutes on two cores
+QUIET_SECONDS = 30.0  # between two lines of progress where the screen cannot be rewritten
+
+NINJA = re.compile(r"\[(\d+)/(\d+)\] ")
+COLLECTING = re.compile(r"Collecting ([A-Za-z0-9_.-]+)")
+
+
+class SetupFailed(Exception):
+    """What is wrong, and what mends it."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Arguments: `run` or `dev`, and the fingerprint that the stamp will hold."""
+    kind, fingerprint = arguments
+    try:
+        with locked(ROOT / ".venv.lock"):
+            if not is_ready(kind, fingerprint):
+                set_up(kind)
+                (VENV / f"ready-{kind}").write_text(fingerprint, encoding="utf-8")
+    except SetupFailed as error:
+        say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        say("\nStopped. Run the same line again to go on.")
+        return 130
+    return 0
+
+
+def is_ready(kind: str, fingerprint: str) -> bool:
+    """Another ./start may have done the work while this one waited."""
+    stamp = VENV / f"ready-{kind}"
+    return stamp.exists() and stamp.read_text(encoding="utf-8") == fingerprint
+
+
+def set_up(kind: str) -> None:
+    needs_compiler = not has_llama()
+    if needs_compiler and (missing := missing_compiler()):
+        raise SetupFailed(missing)
+    make_venv()
+    minutes = max(1, round(CORE_MINUTES / (os.cpu_count() or 1)))
+    say("Setting up edgellm in .venv. This happens once.")
+    if needs_compiler:
+        say(f"llama.cpp is compiled on {os.cpu_count()} cores, about {minutes} min, unless pip has kept it.")
+    what = f"{ROOT}[dev]" if kind == "dev" else str(ROOT)
+    pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "-v", "--no-input"]
+    watch([*pip, "-c", str(ROOT / "constraints.txt"), "-e", what])
+    watch([str(VENV / "bin" / "python"), "-c", "import llama_cpp, edgellm.cli"])
+
+
+def make_venv() -> None:
+    """A virtual environment with pip; one that is there and works is kept."""
+    python = VENV / "bin" / "python"
+    ours = (VENV / "pyvenv.cfg").exists() or LOG.exists()
+    if VENV.exists() and not ours and any(VENV.iterdir()):
+        raise SetupFailed(f"{VENV} exists and is not a virtual environment. Move it away, then run this again.")
+    if works([str(python), "-c", "import sys, pip; sys.exit(sys.version_info < (3, 11))"]):
+        return
+    shutil.rmtree(VENV, ignore_errors=True)
+    if not works([sys.executable, "-c", "import venv"]):
+        raise SetupFailed(f"This Python has no venv module. {install_hint('venv')}")
+    if works([sys.executable, "-c", "import ensurepip"]):
+        watch([sys.executable, "-m", "venv", str(VENV)])
+    elif works([sys.executable, "-m", "pip", "--version"]):
+        # Debian keeps ensurepip in a package of its own; the pip that is there can fill the environment as well.
+        watch([sys.executable, "-m", "venv", "--without-pip", str(VENV)])
+        watch([sys.executable, "-m", "pip", "--python", str(python), "install", "pip"])
+    else:
+        raise SetupFailed(f"This Python can make no virtual environment with pip. {install_hint('venv')}")
+
+
+def has_llama() -> bool:
+    return works([str(VENV / "bin" / "python"), "-c", "import llama_cpp"])
+
+
+def missing_compiler() -> str | None:
+    """What is missing to compile llama.cpp, with the command that installs it; None where all is there."""
+    if sys.platform == "darwin" and not works(["xcode-select", "-p"]):
+        return "A C++ compiler is needed to build llama.cpp. Install it with: xcode-select --install"
+    for language, variable, names in (("C", "CC", ("cc", "gcc", "clang")), ("C++", "CXX", ("c++", "g++", "clang++"))):
+        chosen = shlex.split(os.environ.get(variable, ""))[:1]
+        if not any(shutil.which(name) for name in (chosen or names)):
+            return f"A {language} compiler is needed to build llama.cpp. {install_hint('compiler')}"
+    return None
+
+
+def install_hint(thing: str) -> str:
+    """The exact command where we know the system, plain words elsewhere."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if shutil.which("apt-get"):
+        package = {"venv": f"python{version}-venv", "compiler": "build-essential"}[thing]
+        return f"Install it with: sudo apt-get update && sudo apt-get install -y {package}"
+    if shutil.which("dnf"):
+        return f"Install it with: sudo dnf install -y {({'venv': 'python3-pip', 'compiler': 'gcc-c++ make'})[thing]}"
+    if shutil.which("brew"):
+        return f"Install it with: brew install {({'venv': f'python@{version}', 'compiler': 'gcc'})[thing]}"
+    return {
+        "venv": "Install your system's packages for Python's venv and pip modules.",
+        "compiler": "Install GCC or Clang with C++ support.",
+    }[thing]
+
+
+def works(command: Sequence[str]) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def watch(command: Sequence[str]) -> None:
+    """Runs `command` with its output in the log, and shows what it is doing. Stopping this stops all of it."""
+    VENV.mkdir(exist_ok=True)
+    with LOG.open("a", encoding="utf-8") as log:
+        log.write(f"$ {shlex.join(command)}\n")
+        log.flush()
+        start = LOG.stat().st_size
+        # A session of its own: pip, ninja and the compilers under it are one group, and end together.
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    try:
+        with LOG.open("rb") as output:
+            output.seek(start)
+            screen = Screen()
+            progress = Progress()
+            while process.poll() is None:
+                progress.read(output.read().decode("utf-8", "replace"))
+                screen.show(progress.text())
+                time.sleep(0.5)
+        screen.clear()
+    except BaseException:
+        stop_group(process)
+        raise
+    if process.returncode:
+        raise SetupFailed(explain_failure())
+
+
+def stop_group(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(timeout=5)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def explain_failure() -> str:
+    tail = LOG.read_text(encoding="utf-8", errors="replace").splitlines()[-25:]
+    shown = "\n".join(f"  | {line}" for line in tail)
+    return f"Setting up failed. The end of {LOG}:\n{shown}\nMend what it says, then run the same line again."
+
+
+class Progress:
+    """What pip and ninja are doing, read from their output."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.doing = "preparing"
+        self.rest = ""
+
+    def read(self, text: str) -> None:
+        lines = (self.rest + text).split("\n")
+        self.rest = lines.pop()
+        for line in lines:
+            self.read_line(line.strip())
+
+    def read_line(self, line: str) -> None:
+        if "Building wheel for llama" in line:
+            self.doing = "compiling llama.cpp"
+        elif self.doing.startswith("compiling") and (step := NINJA.match(line)):
+            self.doing = f"compiling llama.cpp, step {step[1]} of {step[2]}"
+        elif name := COLLECTING.match(line):
+            self.doing = f"downloading {name[1]}"
+        elif line.startswith("Installing collected packages"):
+            self.doing = "installing"
+
+    def text(self) -> str:
+        seconds = int(time.monotonic() - self.started)
+        elapsed = f"{seconds // 60} min {seconds % 60:02d} s" if seconds >= 60 else f"{seconds} s"
+        return f"  {self.doing} ({elapsed})"
+
+
+class Screen:
+    """One line that is rewritten on a terminal; elsewhere a new line now and then."""
+
+    def __init__(self) -> None:
+        self.terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self.last = time.monotonic()
+
+    def show(self, text: str) -> None:
+        if self.terminal:
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\033[K{text[:width]}")
+            sys.stderr.flush()
+        elif time.monotonic() - self.last >= QUIET_SECONDS:
+            self.last = time.monotonic()
+            say(text)
+
+    def clear(self) -> None:
+        if self.terminal:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Only one ./start sets up at a time; the lock goes with its process, however that ends."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("Another ./start is setting this up; waiting for it.")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(main(sys.argv[1:]))
