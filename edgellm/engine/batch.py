@@ -1,0 +1,65 @@
+"""The one llama.cpp batch of a context, over arrays that numpy owns."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.engine.native import lib
+from edgellm.engine.types import Floats, Ids
+
+
+@dataclass(frozen=True, slots=True)
+class SeqRows:
+    """Ids to append to sequence `seq`, and of how many of the last of them logits are wanted."""
+
+    seq: int
+    ids: Ids
+    outputs: int = 1
+
+
+class Batch:
+    """Room for `n` rows. `tokens` is its native form; `embeddings` makes one that takes float rows instead."""
+
+    def __init__(self, n: int, n_ctx: int) -> None:
+        self._ids, self._positions = np.zeros(n, dtype=np.int32), np.zeros(n, dtype=np.int32)
+        self._seqs, self._flags = np.zeros(n, dtype=np.int32), np.zeros(n, dtype=np.int8)
+        self._ones = np.ones(n, dtype=np.int32)
+        self._seq_pointers = (self._seqs.ctypes.data + 4 * np.arange(n)).astype(np.uint64)
+        self._count_up = np.arange(n_ctx, dtype=np.int32)
+        self.tokens = self._native(self._ids, None)
+
+    def put(self, at: int, seq: int, start: int, ids: Ids, outputs: int, flag_all: bool) -> int:
+        """Writes `ids` for positions `start` on into the rows from `at` on; returns the row after them."""
+        n = len(ids)
+        end = at + n
+        self._ids[at:end] = ids
+        self._positions[at:end] = self._count_up[start : start + n]
+        self._seqs[at:end] = seq
+        self._flags[at:end] = flag_all
+        self._flags[end - outputs : end] = 1
+        return end
+
+    def embeddings(self, rows: Floats) -> Any:
+        """A batch over contiguous `rows`, which must outlive its decoding; positions and flags are this batch's."""
+        return self._native(None, rows)
+
+    def _native(self, ids: Ids | None, rows: Floats | None) -> Any:
+        return lib.llama_batch(
+            0,
+            _pointer(ids, ctypes.c_int32),
+            _pointer(rows, ctypes.c_float),
+            _pointer(self._positions, ctypes.c_int32),
+            _pointer(self._ones, ctypes.c_int32),
+            _pointer(self._seq_pointers, ctypes.POINTER(ctypes.c_int32)),
+            _pointer(self._flags, ctypes.c_int8),
+        )
+
+
+def _pointer(array: npt.NDArray[np.generic] | None, kind: Any) -> Any:
+    address: Any = None if array is None else array.ctypes.data
+    return ctypes.cast(address, ctypes.POINTER(kind))

@@ -1,0 +1,139 @@
+"""A conversation as token ids, in which only the model's own template can write control tokens.
+
+The template runs in llama-cpp-python's Jinja sandbox. It is rendered a second time with placeholders for what people
+wrote: that shows which control tokens are the template's own, and where each message ended up. A message that spells
+out a control token is then tokenised apart, as plain text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+from edgellm.engine.types import Ids
+from edgellm.errors import InvalidOption, ModelUnsupported
+
+ROLES = ("system", "user", "assistant")
+_OPEN, _CLOSE = "\ue000", "\ue001"  # around a placeholder's number; only our own text ever holds them in that render
+_HOLDER = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation; `role` is `system`, `user` or `assistant`."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """What the template needs of a model: text to ids, with control tokens parsed or not, and which are control."""
+
+    encode: Callable[[str, bool], Ids]
+    text: Callable[[int], str]
+    is_control: Callable[[int], bool]
+
+    def controls(self, ids: Ids) -> list[int]:
+        return [token for token in ids.tolist() if self.is_control(token)]
+
+
+class ChatTemplate:
+    """A model's chat template."""
+
+    def __init__(self, source: str, bos: str, eos: str, tokenizer: Tokenizer, model: str) -> None:
+        """`bos` and `eos` are the texts of those tokens, `model` the name for messages.
+
+        Raises:
+            ModelUnsupported: the template is not valid Jinja.
+        """
+        self._tokenizer, self._model = tokenizer, model
+        try:
+            self._formatter = Jinja2ChatFormatter(template=source, eos_token=eos, bos_token=bos)
+        except Exception as error:  # noqa: BLE001  whatever its compiler raises
+            raise self._refused(error) from None
+
+    def prompt(self, messages: Sequence[Message]) -> Ids:
+        """Ids of the rendered conversation, with the opening of the assistant's turn at the end.
+
+        Raises:
+            InvalidOption: an unknown role, no message, or text that the template would turn into control tokens.
+            ModelUnsupported: the template refuses the conversation.
+        """
+        if not messages:
+            raise InvalidOption("There is no message to answer.", "Give at least one.")
+        for message in messages:
+            if message.role not in ROLES:
+                raise InvalidOption(f"{message.role!r} is no role of a message.", f"Use one of {', '.join(ROLES)}.")
+        try:
+            plain = self._render(messages)
+        except ModelUnsupported:
+            merged = _without_system(messages)
+            if merged is None:
+                raise
+            messages, plain = merged, self._render(merged)
+        return self._tokenise(messages, plain)
+
+    def _tokenise(self, messages: Sequence[Message], plain: str) -> Ids:
+        encode, controls = self._tokenizer.encode, self._tokenizer.controls
+        skeleton = self._render([replace(m, content=f"{_OPEN}{i}{_CLOSE}") for i, m in enumerate(messages)])
+        expected = controls(encode(skeleton, True))
+        contents = [m.content for m in messages]
+        for written in (contents, [c.strip() for c in contents]):
+            parts = _HOLDER.split(skeleton)  # template text and message numbers by turns
+            if "".join(written[int(p)] if i % 2 else p for i, p in enumerate(parts)) == plain:
+                ids = encode(plain, True)
+                if controls(ids) == expected:
+                    return ids
+                return _joined(
+                    [encode(written[int(p)], False) if i % 2 else encode(p, True) for i, p in enumerate(parts)]
+                )
+        # The template rewrites what it is given, so nobody knows where it went: break the control tokens beforehand.
+        mark = next(c for c in map(chr, range(0xF8FF, 0xE001, -1)) if c not in plain)
+        text = self._render([replace(m, content=self._broken(m.content, mark)) for m in messages])
+        ids = _joined([encode(part, True) for part in text.split(mark)])
+        if controls(ids) != expected:
+            raise InvalidOption(
+                f"A message spells out control tokens of {self._model}, and its chat template rewrites the message.",
+                "Take names like <|...|> out of the message.",
+            )
+        return ids
+
+    def _broken(self, content: str, mark: str) -> str:
+        """The content with a `mark` inside everything that would be parsed as a control token."""
+        while True:
+            before = content
+            for token in self._tokenizer.controls(self._tokenizer.encode(content, True)):
+                name = self._tokenizer.text(token)
+                content = content.replace(name, name[:1] + mark + name[1:])
+            if content == before:
+                return content
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        try:
+            turns: Any = [{"role": m.role, "content": m.content} for m in messages]
+            return str(self._formatter(messages=turns).prompt)
+        except Exception as error:  # noqa: BLE001  a template is somebody's program: it may raise anything
+            raise self._refused(error) from None
+
+    def _refused(self, error: Exception) -> ModelUnsupported:
+        return ModelUnsupported(
+            f"The chat template of {self._model} fails: {type(error).__name__}: {error}.",
+            "Change the conversation (roles may have to alternate), or use another model.",
+        )
+
+
+def _without_system(messages: Sequence[Message]) -> list[Message] | None:
+    """The system message moved into the first user message, for templates that know no system role."""
+    if len(messages) < 2 or messages[0].role != "system" or messages[1].role != "user":
+        return None
+    return [Message("user", f"{messages[0].content}\n\n{messages[1].content}"), *messages[2:]]
+
+
+def _joined(parts: list[Ids]) -> Ids:
+    return np.concatenate(parts)

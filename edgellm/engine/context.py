@@ -1,0 +1,301 @@
+"""A key-value cache over a model: decode, roll back, branch.
+
+The cost of a decode here beside llama.cpp's own is a few microseconds, because at the speed of a tiny model that is
+what shows: one batch whose arrays are numpy's, one numpy view over the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from edgellm.engine import driver, native
+from edgellm.engine.batch import Batch, SeqRows
+from edgellm.engine.capture import Capture, Recorder
+from edgellm.engine.model import Model
+from edgellm.engine.native import lib
+from edgellm.engine.sequences import Sequences
+from edgellm.engine.types import Floats, Ids
+from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
+
+NO_ID = -1  # stands in the cache where an embedding row was decoded instead of a token
+
+
+class Context:
+    """`n_seq` sequences of up to `n_ctx` positions each, decoded by one model. For one thread at a time.
+
+    `unified`: one buffer for all sequences, in which branching copies nothing; without it each has its own, which is
+    faster for many unrelated sessions. `threads` defaults to the physical cores that this process may use, and to one
+    for a tiny model. `exact` keeps the cache in float32 and does without flash attention, so that logits do not depend
+    on how the ids were batched (1e-5 of the largest; flash attention on a CPU rounds to 16 bits, and differently for
+    other batch sizes: 1e-3). It defaults to what the weights are: exact for a model in float32.
+    Logits are views into llama.cpp's buffer: copy what must outlive the next decode.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int,
+        n_seq: int = 1,
+        n_batch: int = 512,
+        threads: int | None = None,
+        unified: bool = True,
+        capture: Capture | None = None,
+        exact: bool | None = None,
+    ) -> None:
+        """Reserves the cache.
+
+        Raises:
+            InvalidOption: a size that is not positive, too many sequences, a layer to capture that does not exist.
+            EngineFailed: llama.cpp cannot reserve it, for want of memory above all.
+        """
+        most = lib.llama_max_parallel_sequences()
+        for value, name, limit in ((n_ctx, "n_ctx", 2**31 - 1), (n_batch, "n_batch", 2**16), (n_seq, "n_seq", most)):
+            if not 1 <= value <= limit:
+                raise InvalidOption(f"{name} is {value}.", f"Use 1 to {limit}.")
+        if threads is not None and threads < 1:
+            raise InvalidOption(f"threads is {threads}.", "Use 1 or more, or None for all cores.")
+        if capture is not None:
+            capture.check(model.n_layer)
+        self.model, self.n_ctx, self.n_seq, self.unified = model, n_ctx, n_seq, unified
+        self.n_batch = min(n_batch, n_ctx * n_seq)
+        self.threads = threads or native.default_threads(model.n_params)
+        self.exact = model.is_f32 if exact is None else exact
+        self.captured = None if capture is None else Recorder(capture)
+        self._owned: native.Owned | None = driver.open_context(
+            model.owned,
+            positions=n_ctx * n_seq,
+            sequences=n_seq,
+            rows=self.n_batch,
+            threads=self.threads,
+            unified=unified,
+            exact=self.exact,
+            callback=self.captured and self.captured.callback,
+            flash_attention=not (capture and capture.attention),
+        )
+        if not lib.llama_get_memory(self._owned.pointer):
+            raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
+        self._sequences = Sequences(n_seq, n_ctx)
+        self._lengths = self._sequences.lengths
+        self._logits = driver.LogitsView(model.n_vocab)
+        self._batch = Batch(self.n_batch, n_ctx)
+        outer = None if capture is None else {capture.stop_after, *capture.outputs}
+        # the last layer's output holds only the rows of which logits are wanted
+        self._flag_all = bool(outer and model.n_layer - 1 in outer)
+        self._stops = capture is not None and capture.stop_after is not None
+        self._plain = not (self._stops or self._flag_all)
+
+    def decode(self, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
+        """Appends `ids`, shape (n,), to a sequence; returns the logits of the last `outputs` rows, (outputs, n_vocab).
+
+        Row `i` predicts the token after `ids[n - outputs + i]`. The view is valid until the next decode.
+
+        Raises:
+            ContextFull: the ids do not fit; nothing was changed.
+            InvalidOption: no ids, an unknown sequence, or more outputs than ids or than `n_batch`.
+            EngineFailed: llama.cpp refuses the batch (an id outside the vocabulary above all); nothing was changed.
+        """
+        n = len(ids)
+        if n > self.n_batch:
+            return self.decode_rows((SeqRows(seq, ids, outputs),))[0]
+        start = self._begin(seq, n, outputs)
+        try:
+            self._run(self._place(0, seq, ids, outputs), self._batch.tokens)
+            self._lengths[seq] = start + n
+        except BaseException:
+            self._restore({seq: start})
+            raise
+        if self._plain:
+            return self._logits.rows(self._open(), outputs)
+        return self._views([(n, outputs)])[0]
+
+    def decode_rows(self, rows: Sequence[SeqRows]) -> list[Floats]:
+        """Appends to several sequences in one llama.cpp batch; one view of (outputs, n_vocab) per entry.
+
+        What exceeds `n_batch` is decoded in batches before, so that the last one holds every row with an output.
+
+        Raises:
+            ContextFull, InvalidOption, EngineFailed: as for `decode`; nothing was changed in any sequence.
+        """
+        starts = {r.seq: self._begin(r.seq, len(r.ids), r.outputs) for r in rows}
+        wanted = sum(r.outputs for r in rows)
+        if len(starts) < len(rows):
+            raise InvalidOption("A sequence is named twice in one batch.", "Join its ids.")
+        if wanted > self.n_batch:
+            raise InvalidOption(f"{wanted} rows of logits exceed n_batch.", f"Ask for at most {self.n_batch} at once.")
+        try:
+            rest = self._feed_heads(rows)
+            at = 0
+            for r in rest:
+                at = self._place(at, r.seq, r.ids, r.outputs)
+            if at:
+                self._run(at, self._batch.tokens)
+            for r in rest:
+                self._lengths[r.seq] += len(r.ids)
+        except BaseException:
+            self._restore(starts)
+            raise
+        return self._views([(len(r.ids), r.outputs) for r in rest])
+
+    def decode_embeddings(self, rows: Floats, *, seq: int = 0, outputs: int = 1) -> Floats:
+        """Like `decode`, with float32 rows of shape (n, n_embd) in place of the embedded tokens.
+
+        `cached` shows such positions as -1.
+        """
+        rows = np.ascontiguousarray(rows, dtype=np.float32)
+        if rows.ndim != 2 or rows.shape[1] != self.model.n_embd:
+            raise InvalidOption(f"Embedding rows of shape {rows.shape}.", f"Give (n, {self.model.n_embd}).")
+        start = self._begin(seq, len(rows), outputs)
+        none = np.full(min(len(rows), self.n_batch), NO_ID, dtype=np.int32)
+        try:
+            while True:
+                last = len(rows) <= self.n_batch
+                size = len(rows) if last else min(self.n_batch, len(rows) - outputs)
+                self._place(0, seq, none[:size], outputs if last else 0)
+                self._run(size, self._batch.embeddings(rows))
+                self._lengths[seq] += size
+                if last:
+                    break
+                rows = rows[size:]
+        except BaseException:
+            self._restore({seq: start})
+            raise
+        return self._views([(size, outputs)])[0]
+
+    def cached(self, seq: int = 0) -> Ids:
+        """The ids in a sequence's cache, shape (length,), as a read-only view until the sequence changes."""
+        return self._sequences.view(seq)
+
+    def length(self, seq: int = 0) -> int:
+        """Positions in a sequence's cache."""
+        return self._lengths[self._sequences.known(seq)]
+
+    def rollback(self, length: int, seq: int = 0) -> None:
+        """Keeps the first `length` positions of a sequence.
+
+        Raises:
+            InvalidOption: the sequence is shorter than that.
+            ModelUnsupported: the model's state is recurrent and can only be dropped whole, which has been done.
+        """
+        self._open()
+        now = self.length(seq)
+        if not 0 <= length <= now:
+            raise InvalidOption(f"Cannot roll back to {length} positions.", f"The sequence has {now}.")
+        if length == now:
+            return
+        self._lengths[seq] = length
+        if not self._forget(seq, length):
+            self.clear(seq)
+            raise ModelUnsupported(
+                f"{self.model.name} cannot forget single tokens: its state is recurrent.", "Use a transformer model."
+            )
+
+    def branch(self, src: int, dst: int) -> None:
+        """Makes sequence `dst` a copy of `src`; no keys or values are copied.
+
+        Raises:
+            InvalidOption: the context is not unified, or a sequence does not exist.
+        """
+        if not self.unified:
+            raise InvalidOption("Sequences of a context with separate buffers cannot branch.", "Open it unified.")
+        if self._sequences.known(src) == dst:
+            return
+        self.clear(dst)
+        native_context = self._open()
+        lib.llama_memory_seq_cp(lib.llama_get_memory(native_context.pointer), src, dst, -1, -1)
+        self._sequences.copy(src, dst)
+
+    def clear(self, seq: int = 0) -> None:
+        """Empties a sequence."""
+        self._lengths[self._sequences.known(seq)] = 0
+        self._forget(seq, -1)
+
+    def sync(self, ids: Ids, seq: int = 0) -> int:
+        """Rolls back to what the cache and `ids` have in common, but at most all of `ids` but one; returns its length.
+
+        Decoding `ids[that:]` then brings the cache in line and gives fresh logits for the last id.
+
+        Raises:
+            InvalidOption: no ids.
+        """
+        if len(ids) == 0:
+            raise InvalidOption("There are no ids to bring the cache in line with.", "Give at least one.")
+        common = self._sequences.common(seq, ids[:-1])
+        self.rollback(common, seq)
+        return common
+
+    def close(self) -> None:
+        """Gives the memory back, once nobody holds a view of the logits any more."""
+        self._owned = None
+        self._logits = driver.LogitsView(self.model.n_vocab)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+    def _open(self) -> native.Owned:
+        if self._owned is None:
+            raise EngineFailed("The context is closed.", "Open another.")
+        return self._owned
+
+    def _begin(self, seq: int, n: int, outputs: int) -> int:
+        """The length of the sequence, if `n` more positions with `outputs` rows of logits are possible."""
+        self._open()
+        if n < 1 or not 0 <= outputs <= min(n, self.n_batch):
+            raise InvalidOption(
+                f"{outputs} rows of logits of {n} ids were asked for.", f"Give ids, and ask for at most {self.n_batch}."
+            )
+        if self.captured is not None:
+            self.captured.clear()
+        return self._sequences.room(seq, n)
+
+    def _feed_heads(self, rows: Sequence[SeqRows]) -> list[SeqRows]:
+        """Decodes beginnings, of which no logits are wanted, until the rest fits one batch; returns the rest."""
+        rest = []
+        total = sum(len(r.ids) for r in rows)
+        for r in rows:
+            ids = r.ids
+            while total > self.n_batch and len(ids) > r.outputs:
+                size = min(self.n_batch, len(ids) - r.outputs)
+                self._run(self._place(0, r.seq, ids[:size], 0), self._batch.tokens)
+                self._lengths[r.seq] += size
+                total -= size
+                ids = ids[size:]
+            rest.append(SeqRows(r.seq, ids, r.outputs))
+        return rest
+
+    def _place(self, at: int, seq: int, ids: Ids, outputs: int) -> int:
+        """Puts `ids` into the batch from row `at` on, and into the record; returns the row after them."""
+        return self._batch.put(at, seq, self._sequences.note(seq, ids), ids, outputs, self._flag_all)
+
+    def _run(self, n: int, batch: Any) -> None:
+        driver.decode(self._open(), batch, n)
+        if self.captured is not None and self.captured.error is not None:
+            raise self.captured.error
+
+    def _forget(self, seq: int, start: int) -> bool:
+        """Drops the cache of a sequence from `start` on (all of it from -1 on); False where that is impossible."""
+        native_context = self._open()
+        return bool(lib.llama_memory_seq_rm(lib.llama_get_memory(native_context.pointer), seq, start, -1))
+
+    def _restore(self, starts: dict[int, int]) -> None:
+        for seq, start in starts.items():
+            self._lengths[seq] = start
+            if self._owned is not None:  # it may have been closed from elsewhere
+                self._forget(seq, start)
+
+    def _views(self, rows: Sequence[tuple[int, int]]) -> list[Floats]:
+        """Logits for the entries of the last batch, given as (rows, rows with logits wanted)."""
+        if self._stops:
+            return [self._logits.none] * len(rows)
+        flagged = [n if self._flag_all else outputs for n, outputs in rows]
+        view, end, views = self._logits.rows(self._open(), sum(flagged)), 0, []
+        for (_, outputs), n in zip(rows, flagged, strict=True):
+            end += n
+            views.append(view[end - outputs : end])
+        return views

@@ -1,0 +1,99 @@
+"""A context's calls into llama.cpp: open it, decode a batch, see the logits."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from edgellm.engine import native
+from edgellm.engine.native import lib
+from edgellm.engine.types import Floats
+from edgellm.errors import EngineFailed
+
+_decode = native.bind(lib.llama_decode, ctypes.c_int32, ctypes.c_void_p, lib.llama_batch)
+_logits = native.bind(lib.llama_get_logits, ctypes.c_void_p, ctypes.c_void_p)
+
+
+def open_context(
+    model: native.Owned,
+    *,
+    positions: int,
+    sequences: int,
+    rows: int,
+    threads: int,
+    unified: bool,
+    exact: bool = False,
+    callback: Any = None,
+    flash_attention: bool = True,
+) -> native.Owned:
+    """A native context of `positions` in all, decoding up to `rows` at once.
+
+    Raises:
+        EngineFailed: llama.cpp cannot reserve it, for want of memory above all.
+    """
+    params = lib.llama_context_default_params()
+    params.n_ctx, params.n_seq_max = positions, sequences
+    params.n_batch = params.n_ubatch = rows
+    params.n_threads = params.n_threads_batch = threads
+    params.kv_unified = unified
+    params.swa_full = True  # a pruned window could not be rolled back
+    params.no_perf = True
+    if callback is not None:
+        params.cb_eval = callback
+    if exact:
+        params.type_k = params.type_v = lib.GGML_TYPE_F32
+    if exact or not flash_attention:
+        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    mark = native.log.count
+    pointer = lib.llama_init_from_model(model.pointer, params)
+    if not pointer:
+        raise EngineFailed(
+            f"llama.cpp cannot open a context of {positions} positions: {native.log.since(mark)}.",
+            "Ask for a shorter context, or close other programs.",
+        )
+    return native.Owned(pointer, lib.llama_free, parent=model)
+
+
+def decode(context: native.Owned, batch: Any, n: int) -> None:
+    """Decodes the first `n` rows of a batch.
+
+    Raises:
+        EngineFailed: llama.cpp refuses them, with its reason.
+    """
+    batch.n_tokens = n
+    guard = context.guard
+    mark = native.log.count
+    guard.busy = True
+    try:
+        status = _decode(context.pointer, batch)
+    finally:
+        guard.busy = False
+    if status != 0:
+        raise EngineFailed(
+            f"llama.cpp cannot decode {n} rows (status {status}): {native.log.since(mark)}.",
+            "Check that the ids are in the model's vocabulary.",
+        )
+
+
+class LogitsView:
+    """A numpy view over a context's logits, kept from decode to decode: the buffer seldom moves, and never shrinks."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self._n_vocab = n_vocab
+        self._address = 0
+        self._view = self.none = np.empty((0, n_vocab), dtype=np.float32)
+
+    def rows(self, context: native.Owned, n: int) -> Floats:
+        """The first `n` rows, (n, n_vocab), read-only."""
+        address = _logits(context.pointer) if n else 0
+        if not address:
+            return self.none
+        if address != self._address or n > len(self._view):
+            buffer: Any = (ctypes.c_float * (n * self._n_vocab)).from_address(address)
+            buffer.context = context  # whoever holds a view keeps the memory behind it
+            self._view = np.frombuffer(buffer, dtype=np.float32).reshape(n, self._n_vocab)
+            self._view.flags.writeable = False
+            self._address = address
+        return self._view[:n]

@@ -1,0 +1,304 @@
+"""Checks a GGUF header in Python before llama.cpp's loader sees the file.
+
+The native loader trusts much of what a file says of itself, and answers some lies by aborting the process. So every
+count, length and offset is held against the real length of the file here, and what is read stays within small limits.
+Format: the GGUF specification in the ggml repository, versions 2 and 3, little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+
+MAX_ENTRIES = 65_536  # metadata entries, and tensors; llama.cpp compares each name with all before it
+MAX_LAYERS = 512
+MAX_NAME = 63
+MAX_KEY = 65_535
+MAX_STRING = 16 * 2**20
+MAX_STRINGS = 4_000_000
+KEPT_ELEMENTS = 1_024  # numeric arrays up to this length are kept in the header, longer ones only described
+
+_UINT32, _STRING, _ARRAY = 4, 8, 9
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+
+# ggml type: name, elements in a block, bytes in a block
+TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = MappingProxyType(
+    {
+        0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+        7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+        12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+        16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+        20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+        24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+        29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+        39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18), 42: ("Q2_0", 64, 18),
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArray:
+    """An array in the metadata that is described but not read: `count` elements of GGUF value type `kind`."""
+
+    kind: int
+    count: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor's place. `shape` is in GGUF's order (columns first), `offset` counts from the start of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+    nbytes: int
+
+    @property
+    def n_elements(self) -> int:
+        n = 1
+        for dim in self.shape:
+            n *= dim
+        return n
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """A header whose every count and offset lies within the file.
+
+    Scalars and short numeric arrays stand in `metadata` as Python values, other arrays as `GgufArray`. `value_offsets`
+    says where in the file each value begins; the metadata end, and the tensor infos begin, at `infos_offset`.
+    """
+
+    version: int
+    metadata: Mapping[str, object]
+    tensors: tuple[TensorInfo, ...]
+    alignment: int
+    value_offsets: Mapping[str, int]
+    infos_offset: int
+    data_offset: int
+    file_size: int
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))
+
+
+def check_gguf(path: Path) -> GgufHeader:
+    """Reads and checks the header of one GGUF file.
+
+    Raises:
+        ModelNotFound: there is no such file, or it may not be read.
+        ModelCorrupt: it is no GGUF, or its header and its length disagree.
+        ModelUnsupported: a version or tensor type that this llama.cpp does not read.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            if size < 24:
+                raise _corrupt(path, f"has {size} bytes, too few for a GGUF header")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+                return _Parser(path, view, size).header()
+    except IsADirectoryError:
+        raise ModelNotFound(f"{path} is a folder, not a model file.", "Name the .gguf file in it.") from None
+    except FileNotFoundError:
+        raise ModelNotFound(
+            f"There is no model file at {path}.", "Check the path, or fetch one with `edgellm pull`."
+        ) from None
+    except OSError as error:
+        raise ModelNotFound(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from None
+
+
+def _corrupt(path: Path, what: str) -> ModelCorrupt:
+    return ModelCorrupt(f"{path} {what}.", "Fetch the file again; the download may have been cut short.")
+
+
+class _Parser:
+    """A cursor over the mapped file that never leaves it."""
+
+    def __init__(self, path: Path, view: mmap.mmap, size: int) -> None:
+        self.path, self.view, self.size, self.at = path, view, size, 0
+
+    def header(self) -> GgufHeader:
+        magic = bytes(self.view[:4])
+        if magic != b"GGUF":
+            raise _corrupt(self.path, f"is not a GGUF file: it begins with {magic!r}")
+        self.at = 4
+        version = self.number("I")
+        if version not in (2, 3):
+            raise ModelUnsupported(
+                f"{self.path} is GGUF version {version}{' of a big-endian machine' if version & 0xFFFF == 0 else ''}.",
+                "Convert it to GGUF version 3, little-endian.",
+            )
+        n_tensors, n_entries = self.number("Q"), self.number("Q")
+        for n, what, least in ((n_tensors, "tensors", 24), (n_entries, "metadata entries", 13)):
+            if n > MAX_ENTRIES or n * least > self.size:
+                raise _corrupt(self.path, f"claims to hold {n} {what}, which do not fit its {self.size} bytes")
+        metadata: dict[str, object] = {}
+        offsets: dict[str, int] = {}
+        for _ in range(n_entries):
+            key = self.text(MAX_KEY, "a metadata key")
+            if not key or key in metadata:
+                raise _corrupt(self.path, f"names the metadata key {key!r} twice" if key else "has an empty key")
+            kind = self.number("I")
+            offsets[key] = self.at
+            metadata[key] = self.value(key, kind)
+        self.check_claims(metadata)
+        alignment = self.alignment(metadata, offsets)
+        infos_offset = self.at
+        infos = [self.tensor_info() for _ in range(n_tensors)]
+        data_offset = -(-self.at // alignment) * alignment
+        return GgufHeader(
+            version,
+            MappingProxyType(metadata),
+            self.placed(infos, data_offset, alignment),
+            alignment,
+            MappingProxyType(offsets),
+            infos_offset,
+            data_offset,
+            self.size,
+        )
+
+    def take(self, n: int, what: str) -> int:
+        """Moves past `n` bytes; returns where they began."""
+        at = self.at
+        if n > self.size - at:
+            raise _corrupt(self.path, f"ends within {what}: {n} bytes are announced at {at}, {self.size - at} are left")
+        self.at = at + n
+        return at
+
+    def number(self, code: str) -> int:
+        form = "<" + code
+        return int(struct.unpack_from(form, self.view, self.take(struct.calcsize(form), "a number"))[0])
+
+    def text(self, limit: int, what: str, errors: str = "strict") -> str:
+        n = self.number("Q")
+        if n > limit:
+            raise _corrupt(self.path, f"has {what} of {n} bytes at {self.at}; {limit} are allowed")
+        at = self.take(n, what)
+        try:
+            return self.view[at : at + n].decode(errors=errors)
+        except UnicodeDecodeError:
+            raise _corrupt(self.path, f"has {what} at {at} that is not UTF-8") from None
+
+    def value(self, key: str, kind: int) -> object:
+        if kind in _SCALARS:
+            form = "<" + _SCALARS[kind]
+            at = self.take(struct.calcsize(form), key)
+            return struct.unpack_from(form, self.view, at)[0]
+        if kind == _STRING:
+            return self.text(MAX_STRING, f"the value of {key}", errors="replace")
+        if kind == _ARRAY:
+            return self.array(key)
+        raise _corrupt(self.path, f"has the unknown value type {kind} for {key}")
+
+    def array(self, key: str) -> object:
+        kind, count = self.number("I"), self.number("Q")
+        if kind == _STRING:
+            return self.strings(key, count)
+        if kind not in _SCALARS:
+            raise _corrupt(self.path, f"has the unknown element type {kind} in {key}")
+        code = _SCALARS[kind]
+        at = self.take(count * struct.calcsize("<" + code), key)
+        if count > KEPT_ELEMENTS:
+            return GgufArray(kind, count, at)
+        return struct.unpack_from(f"<{count}{code}", self.view, at)
+
+    def strings(self, key: str, count: int) -> GgufArray:
+        if count > MAX_STRINGS or count * 8 > self.size - self.at:
+            raise _corrupt(self.path, f"claims {count} strings for {key}, which do not fit its {self.size} bytes")
+        start = at = self.at
+        view, last, read = self.view, self.size - 8, struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            if at > last:
+                break
+            at += 8 + int(read(view, at)[0])
+        else:
+            if at <= self.size:
+                self.at = at
+                return GgufArray(_STRING, count, start)
+        raise _corrupt(self.path, f"ends within the strings of {key}")
+
+    def check_claims(self, metadata: Mapping[str, object]) -> None:
+        """Refuses the values that llama.cpp answers with an abort of the process (found by loading mutated files)."""
+        arch = metadata.get("general.architecture")
+        layers = metadata.get(f"{arch}.block_count", 1)
+        if not isinstance(layers, int) or not 0 < layers <= MAX_LAYERS:
+            raise _corrupt(self.path, f"claims {layers!r} layers; 1 to {MAX_LAYERS} are possible")
+        experts, used = metadata.get(f"{arch}.expert_count", 0), metadata.get(f"{arch}.expert_used_count", 0)
+        if not (isinstance(experts, int) and isinstance(used, int) and 0 <= used <= experts):
+            raise _corrupt(self.path, f"claims to use {used!r} of {experts!r} experts")
+        for key, value in metadata.items():
+            if isinstance(value, float) and (not math.isfinite(value) or (value < 0 and key.endswith("epsilon"))):
+                raise _corrupt(self.path, f"gives {key} the impossible value {value}")
+        tokens = metadata.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, GgufArray) and tokens.kind == _STRING:
+            self.check_tokens(tokens, byte_fallback=metadata.get("tokenizer.ggml.model") == "llama")
+
+    def check_tokens(self, tokens: GgufArray, byte_fallback: bool) -> None:
+        seen, at, view, read = set(), tokens.offset, self.view, struct.Struct("<Q").unpack_from
+        for i in range(tokens.count):
+            begin = at + 8
+            at = begin + int(read(view, at)[0])
+            token = view[begin:at]
+            if 0 in token:  # the native loader takes a token for a C string
+                token = token[: token.index(0)]
+            seen.add(token or b"[EMPTY_%d]" % i)
+        if len(seen) < tokens.count:
+            raise _corrupt(self.path, f"lists {tokens.count} tokens, of which {tokens.count - len(seen)} are repeated")
+        if byte_fallback and not all(b"<0x%02X>" % byte in seen for byte in range(256)):
+            raise _corrupt(self.path, "lacks byte tokens, without which its tokenizer cannot write every text")
+
+    def alignment(self, metadata: Mapping[str, object], offsets: Mapping[str, int]) -> int:
+        key = "general.alignment"
+        if key not in metadata:
+            return 32
+        (kind,) = struct.unpack_from("<I", self.view, offsets[key] - 4)
+        value = metadata[key]
+        if kind != _UINT32 or not isinstance(value, int) or value <= 0 or value & (value - 1):
+            raise _corrupt(self.path, f"has an alignment of {value!r}, which is no power of two in 32 bits")
+        return value
+
+    def tensor_info(self) -> TensorInfo:
+        """The info as written: the offset still counts from the start of the tensor data."""
+        name = self.text(MAX_NAME, "a tensor name")
+        n_dims = self.number("I")
+        if n_dims > 4:
+            raise _corrupt(self.path, f"gives tensor {name!r} {n_dims} dimensions; 4 are allowed")
+        shape = tuple(self.number("Q") for _ in range(n_dims))
+        kind = self.number("I")
+        if kind not in TENSOR_TYPES:
+            raise ModelUnsupported(
+                f"{self.path} holds tensor {name!r} in the unknown type {kind}.", "Use another quantisation."
+            )
+        type_name, block, block_bytes = TENSOR_TYPES[kind]
+        info = TensorInfo(name, shape, kind, self.number("Q"), 0)
+        if info.n_elements == 0 or info.n_elements >= 2**62 or (shape[0] if shape else 1) % block:
+            raise _corrupt(self.path, f"gives tensor {name!r} the shape {shape}, impossible for {type_name}")
+        return TensorInfo(name, shape, kind, info.offset, info.n_elements // block * block_bytes)
+
+    def placed(self, infos: list[TensorInfo], data_offset: int, alignment: int) -> tuple[TensorInfo, ...]:
+        """The tensors with file offsets, given that they lie one behind the other, padded, within the file."""
+        placed, names, due = [], set(), 0
+        for t in infos:
+            if t.name in names:
+                raise _corrupt(self.path, f"names the tensor {t.name!r} twice")
+            names.add(t.name)
+            if t.offset != due:
+                raise _corrupt(self.path, f"puts tensor {t.name!r} at {t.offset}; {due} is where it belongs")
+            if data_offset + due + t.nbytes > self.size:
+                raise _corrupt(
+                    self.path,
+                    f"has {self.size} bytes, but tensor {t.name!r} needs {data_offset + due + t.nbytes}",
+                )
+            placed.append(TensorInfo(t.name, t.shape, t.kind, data_offset + due, t.nbytes))
+            due += -(-t.nbytes // alignment) * alignment
+        return tuple(placed)

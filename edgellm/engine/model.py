@@ -1,0 +1,249 @@
+"""A model in memory: its text side (vocabulary, tokens, chat template) and what its file says of it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Self, cast
+
+import numpy as np
+
+from edgellm.engine import native
+from edgellm.engine.chat import ChatTemplate, Message, Tokenizer
+from edgellm.engine.gguf import GgufArray, GgufHeader, check_gguf
+from edgellm.engine.native import lib
+from edgellm.engine.types import Ids
+from edgellm.engine.vocabulary import Vocabulary
+from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelUnsupported
+
+# the bits of llama.cpp's token attributes that say what a token is; the others say how its text is stripped
+_KINDS = 0x3F
+_LONGEST_PIECE = 256  # longer ones take a second call
+_HIDDEN = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+_piece = native.bind(
+    lib.llama_token_to_piece,
+    ctypes.c_int32,
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    ctypes.c_int32,
+    ctypes.c_bool,
+)
+_tokenize = native.bind(
+    lib.llama_tokenize,
+    ctypes.c_int32,
+    ctypes.c_void_p,
+    ctypes.c_char_p,
+    ctypes.c_int32,
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    ctypes.c_bool,
+    ctypes.c_bool,
+)
+
+
+class Model:
+    """A loaded GGUF. Several contexts may share it; its memory goes when it is closed and the last of them is.
+
+    `size_bytes` is the length of its file or files, `n_ctx_train` the positions that it was trained for, `is_f32` says
+    that every weight is float32.
+    """
+
+    def __init__(self, path: Path, header: GgufHeader, parts: Sequence[GgufHeader], owned: native.Owned) -> None:
+        """For `load` alone."""
+        self.path, self.header = path, header
+        self._owned: native.Owned | None = owned
+        pointer = owned.pointer
+        self._vocab = lib.llama_model_get_vocab(pointer)
+        self.n_vocab: int = lib.llama_vocab_n_tokens(self._vocab)
+        self.n_layer: int = lib.llama_model_n_layer(pointer)
+        self.n_embd: int = lib.llama_model_n_embd(pointer)
+        self.n_ctx_train: int = lib.llama_model_n_ctx_train(pointer)
+        self.n_params = sum(t.n_elements for part in parts for t in part.tensors)
+        self.size_bytes = sum(part.file_size for part in parts)
+        self.is_f32 = all(t.kind == lib.GGML_TYPE_F32 for part in parts for t in part.tensors)
+        self.architecture = header.architecture
+        self.metadata: Mapping[str, str] = MappingProxyType(
+            {k: str(v) for k, v in header.metadata.items() if not isinstance(v, (tuple, GgufArray))}
+        )
+        self.name = self.metadata.get("general.name") or path.stem
+        self._pieces: list[bytes | None] = [None] * self.n_vocab
+
+    @classmethod
+    def load(cls, path: Path, *, gpu_layers: int = 0, progress: Callable[[float], None] | None = None) -> Model:
+        """Checks the header, then loads. `progress` hears shares from 0 to 1; what it raises stops the loading.
+
+        Raises:
+            ModelNotFound: no such file.
+            ModelCorrupt: no GGUF, or one whose header and length disagree.
+            ModelUnsupported: llama.cpp cannot use it, or it does not generate text.
+        """
+        native.start()
+        header = check_gguf(path)
+        parts = _parts(path, header)
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers
+        raised: list[BaseException] = []
+
+        def report(share: float, _user: int | None) -> bool:
+            try:
+                if progress is not None:
+                    progress(share)
+            except BaseException as error:  # noqa: BLE001  nothing may be raised through C
+                raised.append(error)
+            return not raised
+
+        params.progress_callback = lib.llama_progress_callback(report)
+        mark = native.log.count
+        pointer = lib.llama_model_load_from_file(os.fsencode(path), params)
+        if raised:
+            if pointer:
+                lib.llama_model_free(pointer)
+            raise raised[0]
+        if not pointer:
+            raise ModelUnsupported(
+                f"llama.cpp cannot load {path}: {native.log.since(mark) or 'it gives no reason'}.",
+                "Use another file of this model, or update llama-cpp-python.",
+            )
+        owned = native.Owned(pointer, lib.llama_model_free)
+        if lib.llama_model_has_encoder(pointer) or not lib.llama_model_has_decoder(pointer):
+            raise ModelUnsupported(f"{path} holds an encoder.", "Use a model that generates text.")
+        return cls(path, header, parts, owned)
+
+    @property
+    def owned(self) -> native.Owned:
+        """The native model, for contexts to hold."""
+        self._check_open()
+        return cast(native.Owned, self._owned)
+
+    def _check_open(self) -> None:
+        if self._owned is None:
+            raise EngineFailed(f"The model {self.name} is closed.", "Load it again.")
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Bytes and kind of every token (some tenths of a second for 150,000 of them, the first time)."""
+        self._check_open()
+        vocab, attributes = self._vocab, lib.llama_vocab_get_attr
+        room = np.empty(_LONGEST_PIECE, dtype=np.uint8)
+        data, address = room.data, room.ctypes.data
+        pieces = []
+        for token in range(self.n_vocab):
+            n = _piece(vocab, token, address, _LONGEST_PIECE, 0, True)
+            pieces.append(bytes(data[:n]) if n >= 0 else self._text(token))
+        return Vocabulary.of(pieces, bytes(attributes(vocab, token) & _KINDS for token in range(self.n_vocab)))
+
+    def tokenize(self, text: str, *, special: bool = False) -> Ids:
+        """Ids of `text`, without BOS or EOS. `special` parses control tokens such as `<|im_end|>` in it.
+
+        Raises:
+            ModelUnsupported: the file carries no tokenizer.
+        """
+        self._check_open()
+        if lib.llama_vocab_type(self._vocab) == lib.LLAMA_VOCAB_TYPE_NONE:
+            raise ModelUnsupported(f"{self.name} carries no tokenizer.", "Use a whole model file.")
+        data = text.encode("utf-8", "replace")
+        room = len(data) + 16
+        while True:
+            ids = np.empty(room, dtype=np.int32)
+            n = _tokenize(self._vocab, data, len(data), ids.ctypes.data, room, False, special)
+            if n >= 0:
+                return ids[:n].copy()
+            if -n <= room:
+                raise EngineFailed(f"llama.cpp cannot tokenise {len(data)} bytes of text.", "Shorten the text.")
+            room = -n
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to a text; control tokens add none. They need not be whole UTF-8.
+
+        Raises:
+            InvalidOption: no token has this id.
+        """
+        if not 0 <= token < self.n_vocab:
+            raise InvalidOption(f"{token} is no token of {self.name}.", f"Ids go from 0 to {self.n_vocab - 1}.")
+        piece = self._pieces[token]
+        if piece is None:
+            piece = self._pieces[token] = self._text(token, special=False)
+        return piece
+
+    def detokenize(self, ids: Ids | Sequence[int]) -> bytes:
+        """The bytes of all tokens, joined."""
+        return b"".join(self.piece(int(token)) for token in ids)
+
+    def is_eog(self, token: int) -> bool:
+        """Whether generation ends with this token."""
+        self._check_open()
+        return bool(lib.llama_vocab_is_eog(self._vocab, token))
+
+    def chat_prompt(self, messages: Sequence[Message]) -> Ids:
+        """Ids of the conversation in the model's chat template, ready for the assistant's turn.
+
+        Raises:
+            InvalidOption: an unknown role, or no message.
+            ModelUnsupported: the model has no chat template, or the template refuses the conversation.
+        """
+        ids = self._template.prompt(messages)
+        bos = lib.llama_vocab_bos(self._vocab)
+        wants_bos = lib.llama_vocab_get_add_bos(self._vocab) and bos >= 0
+        if wants_bos and (len(ids) == 0 or ids[0] != bos):
+            ids = np.concatenate([np.array([bos], dtype=np.int32), ids])
+        return ids
+
+    def close(self) -> None:
+        """Lets go of the native model; contexts that are still open keep it alive until they are closed."""
+        self._owned = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        source = self.metadata.get("tokenizer.chat_template")
+        if not source:
+            raise ModelUnsupported(f"{self.name} has no chat template.", "Use an instruction-tuned model.")
+        bos, eos = (self._special_text(f(self._vocab)) for f in (lib.llama_vocab_bos, lib.llama_vocab_eos))
+        tokenizer = Tokenizer(
+            encode=lambda text, special: self.tokenize(text, special=special),
+            text=self._special_text,
+            is_control=lambda token: bool(self._attributes(token) & _HIDDEN),
+        )
+        return ChatTemplate(source, bos, eos, tokenizer, self.name)
+
+    def _attributes(self, token: int) -> int:
+        return int(lib.llama_vocab_get_attr(self._vocab, token))
+
+    def _special_text(self, token: int) -> str:
+        return self._text(token).decode("utf-8", "replace") if token >= 0 else ""
+
+    def _text(self, token: int, special: bool = True) -> bytes:
+        self._check_open()
+        size = _LONGEST_PIECE
+        while True:
+            room = ctypes.create_string_buffer(size)
+            n = _piece(self._vocab, token, ctypes.addressof(room), size, 0, special)
+            if n >= 0:
+                return room.raw[:n]
+            size = -n
+
+
+def _parts(path: Path, header: GgufHeader) -> list[GgufHeader]:
+    """The headers of all files of a model that was split, each checked; llama.cpp opens the others by their names."""
+    count = header.metadata.get("split.count", 1)
+    if not isinstance(count, int) or count <= 1:
+        return [header]
+    ending = f"-00001-of-{count:05d}.gguf"
+    if not path.name.endswith(ending):
+        raise ModelUnsupported(f"{path} is one of {count} parts.", f"Name the first one, which ends in {ending}.")
+    stem = str(path)[: -len(ending)]
+    others = [check_gguf(Path(f"{stem}-{i:05d}-of-{count:05d}.gguf")) for i in range(2, count + 1)]
+    if any(part.metadata.get("split.no") != i for i, part in enumerate(others, start=1)):
+        raise ModelCorrupt(f"The parts of {path} are not numbered 1 to {count}.", "Fetch them again.")
+    return [header, *others]

@@ -1,0 +1,165 @@
+"""Everything that touches llama.cpp's memory: its log, its pointers' lifetime, its function addresses."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp
+
+# its declarations are functions without bodies, which a type checker takes at their word in the wrong places
+lib: Any = llama_cpp.llama_cpp
+
+_TINY = 4_000_000  # parameters
+_WARN, _CONTINUED = 3, 5
+_Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+
+
+class NativeLog:
+    """Swallows llama.cpp's log and keeps its last warnings and errors, so that our messages can carry them."""
+
+    def __init__(self, keep: int = 32) -> None:
+        self._lines: deque[tuple[int, str]] = deque(maxlen=keep)
+        self._lock = threading.Lock()
+        self.count = 0
+        self._level = 0
+        self.callback = _Log(self._write)
+
+    def since(self, mark: int) -> str:
+        """The warnings and errors written since `count` was `mark`, in one line; empty where there were none."""
+        return "; ".join(line for number, line in list(self._lines) if number > mark)
+
+    def _write(self, level: int, text: bytes | None, _user: int | None) -> None:
+        if level != _CONTINUED:
+            self._level = level
+        if self._level < _WARN:
+            return
+        line = (text or b"").decode("utf-8", "replace").strip()
+        if line:
+            with self._lock:
+                self.count += 1
+                self._lines.append((self.count, line))
+
+
+log = NativeLog()
+
+
+@functools.cache
+def start() -> None:
+    """Initialises llama.cpp once per process and takes over its log."""
+    lib.llama_backend_init()
+    lib.llama_log_set(log.callback, ctypes.c_void_p(0))
+    atexit.register(_detach_log)
+
+
+def _detach_log() -> None:
+    # Backends may still log while the process unloads, when no Python is left to answer; and no callback at all would
+    # mean stderr. So the last callback is a function of theirs that takes notice of nothing.
+    lib.llama_log_set(ctypes.cast(lib.llama_time_us, lib.llama_log_callback), ctypes.c_void_p(0))
+
+
+def bind(function: Any, result: Any, *arguments: Any) -> Any:
+    """The same native function under another signature, such as one that returns an address as a plain int."""
+    address: Any = ctypes.cast(function, ctypes.c_void_p).value
+    return ctypes.CFUNCTYPE(result, *arguments)(address)
+
+
+class Guard:
+    """Whether a native object is at work, and so must not be freed."""
+
+    __slots__ = ("busy",)
+
+    def __init__(self) -> None:
+        self.busy = False
+
+
+class Owned:
+    """A pointer from llama.cpp that is freed once: with its last reference, or at interpreter exit.
+
+    A child (a context) keeps its parent (the model) alive. At exit children go first, and whatever a daemon thread is
+    still computing on is left to the operating system.
+    """
+
+    __slots__ = ("__weakref__", "guard", "pointer")
+
+    def __init__(self, pointer: int, free: Callable[[int], None], parent: Owned | None = None) -> None:
+        self.pointer = pointer
+        self.guard = Guard()
+        weakref.finalize(self, _free, free, pointer, self.guard, parent)
+
+
+def _free(free: Callable[[int], None], pointer: int, guard: Guard, parent: Owned | None) -> None:
+    if guard.busy:
+        if parent is not None:
+            parent.guard.busy = True
+        return
+    free(pointer)
+
+
+@functools.cache
+def ggml() -> ctypes.CDLL:
+    """The library below llama.cpp, for reading tensors inside the evaluation callback."""
+    from llama_cpp._ctypes_extensions import load_shared_library
+
+    base = Path(llama_cpp.llama_cpp.__file__).parent / "lib"
+    library: ctypes.CDLL = load_shared_library("ggml-base", Path(os.environ.get("LLAMA_CPP_LIB_PATH", base)))
+    library.ggml_get_name.argtypes, library.ggml_get_name.restype = [ctypes.c_void_p], ctypes.c_char_p
+    library.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+    library.ggml_backend_tensor_get.restype = None
+    library.ggml_type_size.argtypes, library.ggml_type_size.restype = [ctypes.c_int], ctypes.c_size_t
+    library.ggml_blck_size.argtypes, library.ggml_blck_size.restype = [ctypes.c_int], ctypes.c_int64
+    return library
+
+
+def default_threads(n_params: int) -> int:
+    """Threads for a model of that size: one for a tiny model, else all physical cores that this process may use.
+
+    A tiny model computes a token in less time than threads need to meet (1.2 M parameters: 0.16 ms with one, 0.18 ms
+    with two), and where other programs take a core, threads that wait for each other lose whole time slices.
+    """
+    return 1 if n_params < _TINY else available_threads()
+
+
+def available_threads() -> int:
+    """The physical cores that this process may use.
+
+    Counts one thread per core among the processors of the affinity mask, at most the cgroup's processor quota: threads
+    beyond that wait for each other in every layer.
+    """
+    try:
+        allowed: set[int] = set(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS, where every core is ours
+        return max(1, (os.cpu_count() or 1))
+    cores = {_siblings(cpu) for cpu in allowed}
+    return max(1, min(len(cores), _quota() or len(cores)))
+
+
+def _siblings(cpu: int) -> str:
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _quota() -> int | None:
+    """Whole processors' worth of time that the cgroup grants, rounded up; None without a limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text()
+            period = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
+        except OSError:
+            return None
+    try:
+        return -(-int(quota) // int(period)) if int(quota) > 0 else None
+    except (ValueError, ZeroDivisionError):  # "max"
+        return None

@@ -1,0 +1,59 @@
+"""What a model's token ids stand for, and how two sides find out cheaply whether they mean the same."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The bytes and the kind of every token id.
+
+    `fingerprint` is the SHA-256 over all of them in hexadecimal. `block_hashes` holds 8 bytes per 256 tokens: two sides
+    whose fingerprints differ exchange these, and then the tokens of the first differing block. `pieces` shows control
+    tokens as text (`<|im_end|>`); a kind is the bit that llama.cpp gives to normal, control, byte tokens and so on.
+    """
+
+    size: int
+    fingerprint: str
+    block_hashes: tuple[bytes, ...]
+    pieces: tuple[bytes, ...]
+    kinds: bytes
+
+    @classmethod
+    def of(cls, pieces: Sequence[bytes], kinds: bytes) -> Vocabulary:
+        """Hashes `pieces` and their `kinds`, one of each per token id."""
+        whole, blocks = hashlib.sha256(), []
+        for start in range(0, len(pieces), BLOCK):
+            block = b"".join(
+                struct.pack("<IB", len(piece), kind) + piece
+                for piece, kind in zip(pieces[start : start + BLOCK], kinds[start : start + BLOCK], strict=True)
+            )
+            whole.update(block)
+            blocks.append(hashlib.blake2b(block, digest_size=8).digest())
+        return cls(len(pieces), whole.hexdigest(), tuple(blocks), tuple(pieces), kinds)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The text of a token, control tokens included. It need not be whole UTF-8."""
+        return self.pieces[token]
+
+    def first_difference(self, other: Vocabulary) -> int | None:
+        """The lowest id on which the two disagree (the shorter one's size, where it is a beginning of the longer)."""
+        if self.fingerprint == other.fingerprint:
+            return None
+        for i in range(min(self.size, other.size)):
+            if self.pieces[i] != other.pieces[i] or self.kinds[i] != other.kinds[i]:
+                return i
+        return min(self.size, other.size)
+
+    def first_different_block(self, hashes: Sequence[bytes]) -> int | None:
+        """The first block of 256 tokens whose hash is not the one given; None where all are equal."""
+        for i, (mine, theirs) in enumerate(zip(self.block_hashes, hashes, strict=False)):
+            if mine != theirs:
+                return i
+        return None if len(hashes) == len(self.block_hashes) else min(len(hashes), len(self.block_hashes))

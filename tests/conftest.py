@@ -1,0 +1,44 @@
+"""Fixtures on the real bundled pair. Everything heavy is made once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgellm.engine import Model, to_f32
+
+MODELS = Path(__file__).parent.parent / "models"
+
+
+@pytest.fixture(scope="session")
+def draft_path() -> Path:
+    return MODELS / "draft.gguf"
+
+
+@pytest.fixture(scope="session")
+def verifier_path() -> Path:
+    return MODELS / "verifier.gguf"
+
+
+@pytest.fixture(scope="session")
+def f32_pair(draft_path: Path, verifier_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """F32 copies of draft model and verifier, for tests of exactness."""
+    folder = tmp_path_factory.mktemp("f32")
+    copies = (folder / "draft-f32.gguf", folder / "verifier-f32.gguf")
+    for source, copy in zip((draft_path, verifier_path), copies, strict=True):
+        to_f32(source, copy)
+    return copies
+
+
+@pytest.fixture(scope="session")
+def draft_model(draft_path: Path) -> Iterator[Model]:
+    with Model.load(draft_path) as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def verifier_model(verifier_path: Path) -> Iterator[Model]:
+    with Model.load(verifier_path) as model:
+        yield model

@@ -1,0 +1,54 @@
+"""Small models with random weights, for shapes and templates that the bundled pair does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.random_gguf import CHAT_TEMPLATE, Shape, write
+from edgellm.engine import Context, Model
+
+TINY = Shape("llama", 400, 2, 32, 2, 1, 64, 512)
+QWEN = Shape("qwen2", 400, 2, 64, 2, 1, 96, 512, bias=True)
+
+MakeModel = Callable[..., Model]
+
+
+@pytest.fixture
+def make_model(tmp_path: Path) -> Iterator[MakeModel]:
+    """Writes and loads a random model; closed after the test."""
+    models: list[Model] = []
+
+    def make(shape: Shape = TINY, kind: str = "F32", chat_template: str = CHAT_TEMPLATE) -> Model:
+        path = tmp_path / f"model-{len(models)}.gguf"
+        write(path, shape, kind, chat_template=chat_template)
+        models.append(Model.load(path))
+        return models[-1]
+
+    yield make
+    for model in models:
+        model.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers, 400 tokens, Q8_0: small enough to mutate."""
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    write(path, TINY, "Q8_0")
+    return path
+
+
+@pytest.fixture(scope="session")
+def exact_model(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
+    """The bundled draft model in float32."""
+    with Model.load(f32_pair[0]) as model:
+        yield model
+
+
+@pytest.fixture
+def context(exact_model: Model) -> Iterator[Context]:
+    """Three sequences of 256 positions over the draft model in float32."""
+    with Context(exact_model, n_ctx=256, n_seq=3, threads=1) as opened:
+        yield opened

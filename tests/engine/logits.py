@@ -1,0 +1,23 @@
+"""Ids to decode, and logits to compare with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgellm.engine import Context, Floats, Ids, Model
+
+CLOSE = 1e-4  # of the largest logit
+
+
+def some_ids(n: int, n_vocab: int = 1_000, seed: int = 0) -> Ids:
+    return np.random.default_rng(seed).integers(0, n_vocab, n).astype(np.int32)
+
+
+def difference(a: Floats, b: Floats) -> float:
+    assert a.shape == b.shape
+    return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+def one_by_one(model: Model, ids: Ids) -> Floats:
+    with Context(model, n_ctx=len(ids), threads=1) as fresh:
+        return np.concatenate([fresh.decode(ids[i : i + 1]).copy() for i in range(len(ids))])

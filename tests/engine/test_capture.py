@@ -1,0 +1,146 @@
+"""What the callback shows of a running graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Capture, Context, Floats, Model
+from edgellm.engine.capture import Recorder
+from edgellm.errors import EngineFailed, InvalidOption
+
+IDS = np.arange(100, 140, dtype=np.int32)
+
+
+def recorder(context: Context) -> Recorder:
+    assert context.captured is not None
+    return context.captured
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_one_attention_row_per_layer_and_token(draft_model: Model, exact: bool) -> None:
+    layers = tuple(range(draft_model.n_layer))
+    with Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=layers), exact=exact) as context:
+        context.decode(IDS)
+        seen = recorder(context)
+        for layer in layers:
+            rows = seen.attention(layer)
+            heads = int(draft_model.metadata["llama.attention.head_count"])
+            assert rows.shape[:2] == (heads, len(IDS))
+            np.testing.assert_allclose(rows.sum(axis=2), 1.0, atol=1e-5)
+            assert not np.triu(rows[:, :, : len(IDS)], k=1).any()  # nobody looks ahead
+        context.decode(IDS[:1])
+        for layer in layers:
+            row = seen.attention(layer)
+            assert row.shape[1] == 1
+            assert row[:, :, : len(IDS) + 1].sum() == pytest.approx(row.shape[0], abs=1e-4)
+
+
+def test_rows_of_several_batches_are_joined(draft_model: Model) -> None:
+    capture = Capture(attention=(0, 5), outputs=(2,))
+    with (
+        Context(draft_model, n_ctx=64, threads=1, capture=capture, exact=True) as whole,
+        Context(draft_model, n_ctx=64, threads=1, n_batch=16, capture=capture, exact=True) as parts,
+    ):
+        whole.decode(IDS)
+        parts.decode(IDS)
+        for get in (lambda r: r.attention(0), lambda r: r.attention(5), lambda r: r.output(2)):
+            a, b = get(recorder(whole)), get(recorder(parts))
+            assert a.shape == b.shape
+            np.testing.assert_allclose(a, b, atol=1e-3)
+
+
+def test_capturing_does_not_change_the_logits(exact_model: Model) -> None:
+    layers = tuple(range(exact_model.n_layer))
+    capture = Capture(attention=layers, outputs=layers)
+    with Context(exact_model, n_ctx=64, threads=1) as plain:
+        expected = plain.decode(IDS, outputs=3).copy()
+    with Context(exact_model, n_ctx=64, threads=1, capture=capture) as context:
+        np.testing.assert_allclose(context.decode(IDS, outputs=3), expected, atol=1e-4)
+        assert recorder(context).output(exact_model.n_layer - 1).shape == (len(IDS), exact_model.n_embd)
+
+
+def test_the_last_layers_output_holds_every_row(exact_model: Model) -> None:
+    last = exact_model.n_layer - 1
+    with Context(exact_model, n_ctx=64, threads=1, capture=Capture(outputs=(0, last))) as context:
+        context.decode(IDS, outputs=1)
+        assert (
+            recorder(context).output(0).shape == recorder(context).output(last).shape == (len(IDS), exact_model.n_embd)
+        )
+
+
+@pytest.mark.parametrize("stop", [0, 3, 7])
+def test_the_graph_stops_after_a_layer(exact_model: Model, stop: int) -> None:
+    def outputs(capture: Capture) -> tuple[Floats, Floats]:
+        with Context(exact_model, n_ctx=64, threads=1, capture=capture) as context:
+            logits = context.decode(IDS).copy()
+            assert context.length() == len(IDS)
+            return logits, recorder(context).output(stop)
+
+    logits, whole = outputs(Capture(outputs=(stop,)))
+    none, stopped = outputs(Capture(outputs=(stop,), stop_after=stop))
+    assert logits.shape == (1, exact_model.n_vocab)
+    assert none.shape == (0, exact_model.n_vocab)  # the head was never computed
+    np.testing.assert_allclose(stopped, whole, atol=1e-5)
+
+
+def test_nothing_is_computed_behind_the_stop(exact_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    see = Recorder._see
+
+    def noted(self: Recorder, tensor: int, asking: bool, user: int | None) -> bool:
+        names.append(self._library.ggml_get_name(tensor).decode())
+        return see(self, tensor, asking, user)
+
+    monkeypatch.setattr(Recorder, "_see", noted)
+    with Context(exact_model, n_ctx=64, threads=1, capture=Capture(stop_after=3)) as context:
+        context.decode(IDS)
+    assert names[-1] == "l_out-3"
+    assert not any(name.endswith("-4") or name == "result_output" for name in names)
+
+
+def test_only_what_was_asked_for_is_there(draft_model: Model) -> None:
+    with Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=(1,))) as context:
+        seen = recorder(context)
+        with pytest.raises(EngineFailed, match="kq_soft_max-1"):
+            seen.attention(1)  # nothing decoded yet
+        context.decode(IDS)
+        seen.attention(1)
+        for call in (lambda: seen.attention(0), lambda: seen.output(1)):
+            with pytest.raises(EngineFailed, match="showed no"):
+                call()
+
+
+@pytest.mark.parametrize(
+    "capture",
+    [Capture(attention=(99,)), Capture(outputs=(-1,)), Capture(outputs=(3,), stop_after=2), Capture(stop_after=99)],
+)
+def test_layers_must_exist(draft_model: Model, capture: Capture) -> None:
+    with pytest.raises(InvalidOption, match="cannot be captured"):
+        Context(draft_model, n_ctx=64, capture=capture)
+
+
+def test_what_goes_wrong_in_the_callback_is_raised(draft_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Context(draft_model, n_ctx=64, threads=1, capture=Capture(outputs=(1,))) as context:
+        context.decode(IDS[:5])
+
+        def broken(*_: object) -> Floats:
+            raise MemoryError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Recorder, "_read", broken)
+            with pytest.raises(MemoryError):
+                context.decode(IDS[5:])
+        assert context.length() == 5
+        context.decode(IDS[5:])
+        assert recorder(context).output(1).shape[0] == len(IDS) - 5
+
+
+def test_without_a_capture_there_is_no_callback(draft_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> bool:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(Recorder, "_see", never)
+    with Context(draft_model, n_ctx=64, threads=1) as context:
+        assert context.captured is None
+        context.decode(IDS)

@@ -1,0 +1,217 @@
+"""The cache: whatever was decoded, rolled back or branched before, logits are those of a fresh context."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgellm.engine import Context, Model, SeqRows
+from edgellm.errors import ContextFull, InvalidOption
+from tests.engine.conftest import QWEN, MakeModel
+from tests.engine.logits import CLOSE, difference, one_by_one, some_ids
+
+
+@pytest.mark.parametrize("k", [2, 5, 33])
+def test_a_batch_gives_the_logits_of_single_decodes(exact_model: Model, context: Context, k: int) -> None:
+    ids = some_ids(66)
+    rows = [context.decode(ids[i : i + k], outputs=len(ids[i : i + k])).copy() for i in range(0, len(ids), k)]
+    assert difference(np.concatenate(rows), one_by_one(exact_model, ids)) < CLOSE
+
+
+def test_a_batch_of_another_architecture(make_model: MakeModel) -> None:
+    model = make_model(QWEN)
+    ids = some_ids(20, model.n_vocab)
+    with Context(model, n_ctx=32, threads=1) as context:
+        assert difference(context.decode(ids, outputs=20), one_by_one(model, ids)) < CLOSE
+
+
+def test_exactness_follows_the_weights(exact_model: Model, draft_model: Model) -> None:
+    with Context(exact_model, n_ctx=8) as one, Context(draft_model, n_ctx=8) as two:
+        assert one.exact
+        assert not two.exact
+    with Context(draft_model, n_ctx=8, exact=True) as three:
+        assert three.exact
+
+
+def test_exact_contexts_of_quantised_weights_agree_too(draft_model: Model) -> None:
+    ids = some_ids(40)
+    with Context(draft_model, n_ctx=64, threads=1, exact=True) as context:
+        single = np.concatenate([context.decode(ids[i : i + 1]).copy() for i in range(40)])
+        context.clear()
+        # the weights' own 8-bit products stay: they do not depend on the batch either
+        assert difference(context.decode(ids, outputs=40), single) < CLOSE
+
+
+def test_what_exceeds_a_batch_is_split(exact_model: Model) -> None:
+    ids = some_ids(50)
+    reference = one_by_one(exact_model, ids)
+    with Context(exact_model, n_ctx=64, n_batch=16, threads=1) as small:
+        for outputs in (0, 1, 7, 16):
+            small.clear()
+            logits = small.decode(ids, outputs=outputs)
+            assert len(logits) == outputs
+            assert outputs == 0 or difference(logits, reference[50 - outputs :]) < CLOSE
+            assert small.cached().tolist() == ids.tolist()
+
+
+def test_no_outputs_give_no_logits(context: Context) -> None:
+    assert context.decode(some_ids(5), outputs=0).shape == (0, context.model.n_vocab)
+    assert context.length() == 5
+
+
+def test_rollback_forgets(exact_model: Model, context: Context) -> None:
+    ids = some_ids(60)
+    reference = one_by_one(exact_model, ids)
+    context.decode(ids[:20])
+    context.decode(some_ids(30, seed=1))
+    context.rollback(20)
+    assert context.cached().tolist() == ids[:20].tolist()
+    assert difference(context.decode(ids[20:], outputs=40), reference[20:]) < CLOSE
+
+
+@pytest.mark.parametrize("length", [-1, 6])
+def test_rollback_to_what_is_not_there(context: Context, length: int) -> None:
+    context.decode(some_ids(5))
+    with pytest.raises(InvalidOption, match=f"roll back to {length}"):
+        context.rollback(length)
+    assert context.length() == 5
+
+
+def test_a_branch_goes_its_own_way(exact_model: Model, context: Context) -> None:
+    ids, other = some_ids(40), some_ids(40, seed=1)
+    mixed = np.concatenate([ids[:30], other[:10]])
+    context.decode(ids[:30])
+    context.decode(other, seq=1)  # is forgotten by the branch
+    context.branch(0, 1)
+    assert context.cached(1).tolist() == ids[:30].tolist()
+    branch = context.decode(other[:10], seq=1, outputs=10).copy()
+    trunk = context.decode(ids[30:], outputs=10)
+    assert difference(branch, one_by_one(exact_model, mixed)[30:]) < CLOSE
+    assert difference(trunk, one_by_one(exact_model, ids)[30:]) < CLOSE
+    context.branch(1, 1)
+    assert context.length(1) == 40
+
+
+def test_streams_cannot_branch(exact_model: Model) -> None:
+    with (
+        Context(exact_model, n_ctx=16, n_seq=2, unified=False) as streams,
+        pytest.raises(InvalidOption, match="branch"),
+    ):
+        streams.branch(0, 1)
+
+
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("n_batch", [8, 64])
+def test_many_sequences_in_one_batch(exact_model: Model, unified: bool, n_batch: int) -> None:
+    texts = [some_ids(20, seed=seed) for seed in range(4)]
+    cuts, outputs = [3, 10, 0, 19], [2, 0, 4, 1]
+    with Context(exact_model, n_ctx=32, n_seq=4, n_batch=n_batch, threads=1, unified=unified) as context:
+        for seq, (ids, cut) in enumerate(zip(texts, cuts, strict=True)):
+            if cut:
+                context.decode(ids[:cut], seq=seq)
+        order = [2, 0, 3, 1]
+        views = context.decode_rows([SeqRows(s, texts[s][cuts[s] :], outputs[s]) for s in order])
+        for seq, view in zip(order, views, strict=True):
+            assert context.cached(seq).tolist() == texts[seq].tolist()
+            assert view.shape == (outputs[seq], exact_model.n_vocab)
+            if outputs[seq]:
+                assert difference(view, one_by_one(exact_model, texts[seq])[20 - outputs[seq] :]) < CLOSE
+
+
+def test_rows_of_one_sequence_come_once(context: Context) -> None:
+    with pytest.raises(InvalidOption, match="twice"):
+        context.decode_rows([SeqRows(0, some_ids(2)), SeqRows(0, some_ids(2))])
+    assert context.decode_rows([]) == []
+
+
+def test_too_many_rows_of_logits(exact_model: Model) -> None:
+    with Context(exact_model, n_ctx=32, n_seq=2, n_batch=8) as context:
+        with pytest.raises(InvalidOption, match="10 rows of logits"):
+            context.decode_rows([SeqRows(0, some_ids(6), 5), SeqRows(1, some_ids(6), 5)])
+        for outputs in (-1, 9, 13):
+            with pytest.raises(InvalidOption, match="rows of logits"):
+                context.decode(some_ids(12), outputs=outputs)
+        assert context.length(0) == context.length(1) == 0
+
+
+def test_sync_keeps_what_is_common(exact_model: Model, context: Context) -> None:
+    ids = some_ids(30)
+    assert context.sync(ids) == 0
+    context.decode(ids)
+    other = ids.copy()
+    other[12] += 1
+    assert context.sync(other) == 12
+    logits = context.decode(other[12:]).copy()
+    assert difference(logits, one_by_one(exact_model, other)[29:]) < CLOSE
+    assert context.sync(other) == 29  # the last id is decoded again, for its logits
+    assert difference(context.decode(other[29:]), logits) < CLOSE
+    assert context.sync(other[:5]) == 4
+    with pytest.raises(InvalidOption, match="no ids"):
+        context.sync(other[:0])
+
+
+def test_embeddings_stand_for_tokens(make_model: MakeModel) -> None:
+    model = make_model()
+    table = next(t for t in model.header.tensors if t.name == "token_embd.weight")
+    data = np.fromfile(model.path, dtype=np.float32, count=table.n_elements, offset=table.offset).reshape(
+        -1, model.n_embd
+    )
+    ids = some_ids(30, model.n_vocab)
+    with Context(model, n_ctx=64, n_batch=8, threads=1) as context:
+        logits = context.decode_embeddings(data[ids], outputs=5).copy()
+        assert context.cached().tolist() == [-1] * 30
+        assert context.sync(ids) == 0
+        assert difference(logits, one_by_one(model, ids)[25:]) < CLOSE
+        with pytest.raises(InvalidOption, match="Embedding rows"):
+            context.decode_embeddings(data[ids][:, :-1])
+        with pytest.raises(ContextFull):
+            context.decode_embeddings(data[np.zeros(65, dtype=int)])
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["decode", "rollback", "branch", "clear", "sync", "rows"]), st.integers(0, 2**31 - 1)),
+    max_size=12,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(steps)
+def test_any_history_ends_in_the_same_logits(exact_model: Model, steps: list[tuple[str, int]]) -> None:
+    """A random walk over the operations, with lists of ids as the model of what should be cached."""
+    texts: list[list[int]] = [[], [], []]
+    with Context(exact_model, n_ctx=48, n_seq=3, n_batch=16, threads=1) as context:
+        for what, seed in steps:
+            rng = np.random.default_rng(seed)
+            a, b = int(rng.integers(3)), int(rng.integers(3))
+            ids = some_ids(int(rng.integers(1, 25)), seed=seed)
+            room = 48 - len(texts[a])
+            if what == "decode" and room:
+                context.decode(ids[:room], seq=a)
+                texts[a] += ids[:room].tolist()
+            elif what == "rows":
+                rows = [SeqRows(s, ids[: 48 - len(texts[s])]) for s in {a, b} if len(texts[s]) < 48]
+                context.decode_rows(rows)
+                for r in rows:
+                    texts[r.seq] += r.ids.tolist()
+            elif what == "rollback":
+                keep = int(rng.integers(len(texts[a]) + 1))
+                context.rollback(keep, a)
+                texts[a] = texts[a][:keep]
+            elif what == "branch":
+                context.branch(a, b)
+                texts[b] = [*texts[a]]
+            elif what == "clear":
+                context.clear(a)
+                texts[a] = []
+            elif what == "sync":
+                keep = context.sync(np.array([*texts[a][:5], *ids], dtype=np.int32)[:48], a)
+                texts[a] = texts[a][:keep]
+        for seq, text in enumerate(texts):
+            assert context.cached(seq).tolist() == text
+            last = np.array([*text, 7][-48:], dtype=np.int32)
+            context.sync(last, seq)
+            logits = context.decode(last[context.length(seq) :], seq=seq).copy()
+            with Context(exact_model, n_ctx=48, threads=1) as fresh:
+                assert difference(logits, fresh.decode(last)) < CLOSE

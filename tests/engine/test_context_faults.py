@@ -1,0 +1,148 @@
+"""The limits of a context: what does not fit or is refused changes nothing, and memory goes when it should."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Context, Model, SeqRows, driver
+from edgellm.engine.native import lib
+from edgellm.errors import ContextFull, EngineFailed, InvalidOption
+from tests.engine.conftest import MakeModel
+from tests.engine.logits import CLOSE, difference, one_by_one, some_ids
+
+
+def test_a_full_context_changes_nothing(context: Context) -> None:
+    ids = some_ids(250)
+    context.decode(ids)
+    with pytest.raises(ContextFull, match=r"250 of 256 positions are taken; 7 more"):
+        context.decode(ids[:7])
+    with pytest.raises(ContextFull):
+        context.decode_rows([SeqRows(1, ids[:5]), SeqRows(0, ids[:7])])
+    assert (context.length(0), context.length(1)) == (250, 0)
+    context.decode(ids[:6])  # the last position is usable
+    assert context.length() == 256
+
+
+def test_every_sequence_has_its_own_room(context: Context) -> None:
+    for seq in range(3):
+        context.decode(some_ids(256), seq=seq)
+    assert [context.length(seq) for seq in range(3)] == [256] * 3
+
+
+@pytest.mark.parametrize("bad", [-1, 100_000, 2**31 - 1])
+def test_a_refused_batch_changes_nothing(exact_model: Model, bad: int) -> None:
+    ids = some_ids(40)
+    wrong = np.concatenate([ids[10:], np.array([bad], dtype=np.int32)])
+    with Context(exact_model, n_ctx=64, n_seq=2, n_batch=16, threads=1) as context:
+        context.decode(ids[:10])
+        with pytest.raises(EngineFailed, match="cannot decode"):  # found in the second native batch
+            context.decode(wrong)
+        with pytest.raises(EngineFailed, match="cannot decode"):
+            context.decode_rows([SeqRows(1, ids), SeqRows(0, wrong)])
+        assert (context.length(0), context.length(1)) == (10, 0)
+        logits = context.decode(ids[10:], outputs=10)
+        assert difference(logits, one_by_one(exact_model, ids)[30:]) < CLOSE
+
+
+def test_an_interrupt_changes_nothing(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = some_ids(20)
+    context.decode(ids[:10])
+    decode = driver.decode
+
+    def interrupted(*args: object) -> None:
+        decode(*args)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "decode", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            context.decode(ids[10:])
+    assert context.length() == 10
+    context.decode(ids[10:])  # positions must continue where the cache ends
+
+
+def test_a_context_may_be_closed_while_it_decodes(exact_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = Context(exact_model, n_ctx=64, n_batch=16, threads=1)
+    decode = driver.decode
+
+    def closing(*args: object) -> None:
+        context.close()  # from another thread
+        decode(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(driver, "decode", closing)
+    with pytest.raises(EngineFailed, match="closed"):
+        context.decode(some_ids(40))
+    with pytest.raises(EngineFailed, match="closed"):
+        context.decode(some_ids(1))
+
+
+def test_logits_are_read_only_and_outlive_the_context(exact_model: Model) -> None:
+    context = Context(exact_model, n_ctx=16, threads=1)
+    view = context.decode(some_ids(3))
+    with pytest.raises(ValueError, match="read-only"):
+        view[0, 0] = 1.0
+    before = view.copy()
+    context.close()
+    gc.collect()
+    assert (view == before).all()
+
+
+def test_memory_goes_with_the_last_reference(exact_model: Model) -> None:
+    context = Context(exact_model, n_ctx=16, threads=1)
+    native = weakref.ref(context._open())
+    view = context.decode(some_ids(3))
+    context.close()
+    assert native() is not None
+    del view
+    assert native() is None
+
+
+def test_a_closed_model_lives_on_in_its_contexts(make_model: MakeModel) -> None:
+    model = make_model()
+    native = weakref.ref(model.owned)
+    context = Context(model, n_ctx=16, threads=1)
+    model.close()
+    assert context.decode(some_ids(3, 400)).shape == (1, 400)
+    context.close()
+    gc.collect()
+    assert native() is None
+    with pytest.raises(EngineFailed, match="is closed"):
+        Context(model, n_ctx=16)
+
+
+def test_a_closed_context_says_so(exact_model: Model) -> None:
+    context = Context(exact_model, n_ctx=16)
+    context.close()
+    context.close()
+    for call in (
+        lambda: context.decode(some_ids(1)),
+        lambda: context.rollback(0),
+        lambda: context.clear(),
+        lambda: context.branch(0, 0),
+        lambda: context.sync(some_ids(1)),
+    ):
+        with pytest.raises(EngineFailed, match="closed"):
+            call()
+
+
+@pytest.mark.parametrize("option", [{"n_ctx": 0}, {"n_seq": 0}, {"n_seq": 10_000}, {"n_batch": 0}, {"threads": 0}])
+def test_sizes_must_make_sense(exact_model: Model, option: dict[str, int]) -> None:
+    with pytest.raises(InvalidOption, match=next(iter(option))):
+        Context(exact_model, **{"n_ctx": 16, **option})  # type: ignore[arg-type]
+
+
+def test_a_context_that_cannot_be_reserved(exact_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lib, "llama_init_from_model", lambda *_: None)
+    with pytest.raises(EngineFailed, match="cannot open a context of 32 positions"):
+        Context(exact_model, n_ctx=16, n_seq=2)
+
+
+@pytest.mark.parametrize("seq", [-1, 3])
+def test_there_is_no_such_sequence(context: Context, seq: int) -> None:
+    for call in (context.cached, context.length, context.clear, lambda s: context.decode(some_ids(1), seq=s)):
+        with pytest.raises(InvalidOption, match=f"no sequence {seq}"):
+            call(seq)

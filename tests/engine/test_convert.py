@@ -1,0 +1,62 @@
+"""Float32 copies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from edgellm.engine import Context, Model, check_gguf, to_f32
+from edgellm.errors import ModelCorrupt, ModelUnsupported
+from tests.engine.conftest import TINY, MakeModel
+
+
+def test_a_copy_says_and_computes_the_same(draft_model: Model, exact_model: Model) -> None:
+    assert exact_model.is_f32
+    assert not draft_model.is_f32
+    assert exact_model.n_params == draft_model.n_params
+    assert exact_model.vocabulary == draft_model.vocabulary
+    changed = {k for k in draft_model.metadata if draft_model.metadata[k] != exact_model.metadata[k]}
+    assert changed <= {"general.file_type"}
+    ids = np.arange(40, 80, dtype=np.int32)
+    with (
+        Context(draft_model, n_ctx=64, threads=1, exact=True) as one,
+        Context(exact_model, n_ctx=64, threads=1) as two,
+    ):
+        a, b = one.decode(ids, outputs=40), two.decode(ids, outputs=40)
+        # 8-bit products round the activations; the weights are the same
+        assert np.abs(a - b).max() < 0.1 * np.abs(b).max()
+
+
+def test_every_tensor_is_the_dequantised_one(draft_path: Path, f32_pair: tuple[Path, Path]) -> None:
+    source, copy = gguf.GGUFReader(draft_path), gguf.GGUFReader(f32_pair[0])
+    assert [t.name for t in source.tensors] == [t.name for t in copy.tensors]
+    for a, b in zip(source.tensors, copy.tensors, strict=True):
+        assert b.tensor_type == gguf.GGMLQuantizationType.F32
+        np.testing.assert_array_equal(gguf.dequantize(a.data, a.tensor_type).reshape(b.data.shape), b.data)
+
+
+def test_a_copy_of_a_copy_is_the_same_file(tmp_path: Path, make_model: MakeModel) -> None:
+    model = make_model(TINY, "F32")
+    to_f32(model.path, tmp_path / "copy.gguf")
+    assert (tmp_path / "copy.gguf").read_bytes() == model.path.read_bytes()
+
+
+def test_a_failed_copy_leaves_nothing(tmp_path: Path, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise NotImplementedError("no such type")
+
+    monkeypatch.setattr(gguf, "dequantize", refuse)
+    with pytest.raises(ModelUnsupported, match="cannot be dequantised"):
+        to_f32(tiny_path, tmp_path / "copy.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_corrupt_source_is_refused(tmp_path: Path, tiny_path: Path) -> None:
+    short = tmp_path / "short.gguf"
+    short.write_bytes(tiny_path.read_bytes()[:-100])
+    with pytest.raises(ModelCorrupt):
+        to_f32(short, tmp_path / "copy.gguf")
+    check_gguf(tiny_path)

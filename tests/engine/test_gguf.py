@@ -1,0 +1,244 @@
+"""No file gets past the check with counts, lengths or offsets that its real length does not bear out."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgellm.engine import GgufHeader, Model, check_gguf, native
+from edgellm.engine.gguf import TENSOR_TYPES, GgufArray
+from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+from tests.engine.headers import F32, LLAMA, Q8_0, Entry, Info, f32, file, numbers, string, strings, u32
+
+BYTES = [b"<0x%02X>" % i for i in range(256)]
+SOUND: list[Info] = [(b"a", (32, 2), Q8_0, 0), (b"b", (3,), F32, 96)]
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Callable[[bytes], GgufHeader]:
+    def checked(data: bytes) -> GgufHeader:
+        path = tmp_path / "model.gguf"
+        path.write_bytes(data)
+        return check_gguf(path)
+
+    return checked
+
+
+Check = Callable[[bytes], GgufHeader]
+
+
+def test_the_bundled_pair_is_sound(draft_path: Path, verifier_path: Path) -> None:
+    draft, verifier = check_gguf(draft_path), check_gguf(verifier_path)
+    assert draft.architecture == verifier.architecture == "llama"
+    blocks = {t.name.split(".")[1] for t in draft.tensors if t.name.startswith("blk.")}
+    assert draft.metadata["llama.block_count"] == len(blocks)
+    assert isinstance(draft.metadata["tokenizer.ggml.tokens"], GgufArray)
+    last = draft.tensors[-1]
+    assert last.offset + last.nbytes <= draft.file_size == draft_path.stat().st_size
+    assert sum(t.n_elements for t in verifier.tensors) > sum(t.n_elements for t in draft.tensors)
+
+
+def test_a_sound_header_says_what_is_in_it(check: Check) -> None:
+    entries = [*LLAMA, f32(b"x", 0.5), numbers(b"y", [1, -2]), (b"z", 7, b"\x01"), strings(b"s", [b"", b"ab"])]
+    header = check(file(entries, SOUND, 96 + 12))
+    assert header.metadata == {
+        "general.architecture": "llama",
+        "llama.block_count": 2,
+        "x": 0.5,
+        "y": (1, -2),
+        "z": True,
+        "s": header.metadata["s"],
+    }
+    assert [(t.name, t.shape, t.nbytes, t.offset - header.data_offset) for t in header.tensors] == [
+        ("a", (32, 2), 68, 0),
+        ("b", (3,), 12, 96),
+    ]
+    assert header.data_offset % header.alignment == 0
+    assert (header.version, header.alignment) == (3, 32)
+
+
+def test_tensor_types_are_the_librarys_own() -> None:
+    library = native.ggml()
+    for kind in range(native.lib.GGML_TYPE_COUNT):
+        block, size = library.ggml_blck_size(kind), library.ggml_type_size(kind)
+        assert TENSOR_TYPES.get(kind, ("", 0, 0))[1:] == ((block, size) if size else (0, 0))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"no model file at .*none.gguf.*edgellm pull"):
+        check_gguf(tmp_path / "none.gguf")
+    with pytest.raises(ModelNotFound, match="is a folder"):
+        check_gguf(tmp_path)
+
+
+def test_a_file_that_may_not_be_read(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(ModelNotFound, match="cannot be read: Permission denied"):
+        check_gguf(tiny_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (b"", "has 0 bytes"),
+        (b"GGUF", "has 4 bytes"),
+        (b"<!doctype html><html><head>", "begins with b'<!do'"),
+        (file(magic=b"ggjt"), "is not a GGUF file"),
+        (file(counts=(9, 2)), "claims to hold 9 tensors"),
+        (file(counts=(1, 2)), "tensor"),
+        (file(counts=(0, 3)), "ends within|empty key"),
+        (file(counts=(2**63, 2)), "claims to hold 9223372036854775808 tensors"),
+        (file(counts=(0, 65_537)), "claims to hold 65537 metadata entries"),
+        (file([*LLAMA, LLAMA[1]]), "'llama.block_count' twice"),
+        (file([*LLAMA, u32(b"", 1)]), "empty key"),
+        (file([*LLAMA, u32(b"\xff", 1)]), "not UTF-8"),
+        (file([*LLAMA, (b"x", 13, b"\0" * 8)]), "unknown value type 13"),
+        (file([*LLAMA, (b"x", 9, struct.pack("<IQ", 9, 1) + b"\0" * 32)]), "unknown element type 9"),
+        (file([*LLAMA, (b"x", 9, struct.pack("<IQ", 5, 2**61))]), "ends within x"),
+        (file([*LLAMA, (b"x", 9, struct.pack("<IQ", 8, 2**61))]), "2305843009213693952 strings for x"),
+        (file([*LLAMA, (b"x", 9, struct.pack("<IQQ", 8, 1, 2**63))]), "ends within the strings of x"),
+        (file([*LLAMA, (b"x", 8, struct.pack("<Q", 2**40))]), "1099511627776 bytes"),
+        (file([*LLAMA, (b"x" * 70_000, 4, b"\0" * 4)]), "a metadata key of 70000 bytes"),
+        (file([*LLAMA, u32(b"general.alignment", 0)]), "alignment of 0"),
+        (file([*LLAMA, u32(b"general.alignment", 48)]), "alignment of 48"),
+        (file([*LLAMA, (b"general.alignment", 10, struct.pack("<Q", 32))]), "alignment of 32"),
+        (file([*LLAMA, string(b"general.alignment", b"32")]), "alignment of '32'"),
+        (file(LLAMA, [SOUND[0], (b"a", (3,), F32, 96)], 108), "tensor 'a' twice"),
+        (file(LLAMA, [SOUND[0], (b"b", (3,), F32, 64)], 108), "puts tensor 'b' at 64; 96"),
+        (file(LLAMA, SOUND, 107), "has 299 bytes, but tensor 'b' needs 300"),
+        (file(LLAMA, [(b"a", (2**32, 2**31), F32, 0)], 64), "the shape"),
+        (file(LLAMA, [(b"a", (2**20, 2**20), F32, 0)], 64), "but tensor 'a' needs"),
+        (file(LLAMA, [(b"a", (0,), F32, 0)], 64), "the shape"),
+        (file(LLAMA, [(b"a", (33,), Q8_0, 0)], 64), "impossible for Q8_0"),
+        (file(LLAMA, [(b"a", (1,) * 5, F32, 0)], 64), "5 dimensions"),
+        (file(LLAMA, [(b"a" * 64, (1,), F32, 0)], 64), "a tensor name of 64 bytes"),
+        # what llama.cpp would answer with an abort
+        (file([LLAMA[0], u32(b"llama.block_count", 0)]), "claims 0 layers"),
+        (file([LLAMA[0], u32(b"llama.block_count", 513)]), "claims 513 layers"),
+        (file([*LLAMA, u32(b"llama.expert_count", 8), u32(b"llama.expert_used_count", 9)]), "use 9 of 8 experts"),
+        (file([*LLAMA, f32(b"llama.attention.layer_norm_rms_epsilon", -1)]), "impossible value -1.0"),
+        (file([*LLAMA, f32(b"llama.rope.freq_base", float("nan"))]), "impossible value nan"),
+        (file([*LLAMA, strings(b"tokenizer.ggml.tokens", [b"a", b"b", b"a"])]), "3 tokens, of which 1 are repeated"),
+        (file([*LLAMA, strings(b"tokenizer.ggml.tokens", [b"a", b"a\0b"])]), "of which 1 are repeated"),
+        (file([*LLAMA, strings(b"tokenizer.ggml.tokens", [b"", b"[EMPTY_0]"])]), "of which 1 are repeated"),
+        (
+            file([*LLAMA, string(b"tokenizer.ggml.model", b"llama"), strings(b"tokenizer.ggml.tokens", BYTES[:-1])]),
+            "lacks byte tokens",
+        ),
+    ],
+)
+def test_what_is_corrupt(check: Check, data: bytes, complaint: str) -> None:
+    with pytest.raises(ModelCorrupt, match=complaint) as raised:
+        check(data)
+    assert "Fetch the file again" in raised.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (file(version=1), "GGUF version 1"),
+        (file(version=4), "GGUF version 4"),
+        (file(version=0x03000000), "big-endian"),
+        (file(LLAMA, [(b"a", (32,), 4, 0)], 64), "unknown type 4"),
+        (file(LLAMA, [(b"a", (32,), 2**32 - 1, 0)], 64), "unknown type 4294967295"),
+    ],
+)
+def test_what_is_unsupported(check: Check, data: bytes, complaint: str) -> None:
+    with pytest.raises(ModelUnsupported, match=complaint):
+        check(data)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [string(b"tokenizer.ggml.model", b"llama"), strings(b"tokenizer.ggml.tokens", BYTES)],
+        [strings(b"tokenizer.ggml.tokens", [b"", b"", b"a"])],
+        [numbers(b"tokenizer.ggml.tokens", [1, 1])],
+        [string(b"general.name", b"\xff\xfe")],
+    ],
+)
+def test_what_is_odd_but_sound(check: Check, entries: list[Entry]) -> None:
+    assert check(file([*LLAMA, *entries])).version == 3
+
+
+def test_alignment_moves_the_data(check: Check) -> None:
+    infos: list[Info] = [(b"a", (1,), F32, 0), (b"b", (1,), F32, 128)]
+    header = check(file([*LLAMA, u32(b"general.alignment", 128)], infos, 132, alignment=128))
+    assert header.data_offset % 128 == 0
+    assert header.tensors[1].offset == header.data_offset + 128
+
+
+def test_every_cut_is_noticed(check: Check, tiny_path: Path) -> None:
+    whole = tiny_path.read_bytes()
+    header = check(whole)
+    padding = header.file_size - header.tensors[-1].offset - header.tensors[-1].nbytes
+    cuts = [*range(0, header.data_offset, 97), header.data_offset, header.tensors[-1].offset, len(whole) - padding - 1]
+    for cut in cuts:
+        with pytest.raises(ModelCorrupt):
+            check(whole[:cut])
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_mutation_gets_past(check: Check, tiny_path: Path, data: st.DataObject) -> None:
+    """Mutated real headers: one of two errors, or a header that keeps its promises."""
+    mutated = bytearray(tiny_path.read_bytes())
+    offsets = [*check_gguf(tiny_path).value_offsets.values()]
+    anywhere = st.integers(0, check_gguf(tiny_path).data_offset - 1)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(anywhere | st.sampled_from(offsets) | st.sampled_from([o - 4 for o in offsets]) | st.just(8))
+        value = data.draw(
+            st.binary(min_size=1, max_size=8)
+            | st.sampled_from([0, 1, 2**16, 2**31, 2**32 - 1, 2**63, 2**64 - 1]).map(lambda n: struct.pack("<Q", n))
+        )
+        match data.draw(st.sampled_from(["write", "insert", "delete", "cut"])):
+            case "write":
+                mutated[at : at + len(value)] = value
+            case "insert":
+                mutated[at:at] = value
+            case "delete":
+                del mutated[at : at + len(value)]
+            case _:
+                del mutated[max(at, 24) :]
+    try:
+        header = check(bytes(mutated))
+    except (ModelCorrupt, ModelUnsupported):
+        return
+    assert header.file_size == len(mutated)
+    end = header.data_offset
+    for t in header.tensors:
+        assert t.offset >= end or t.nbytes == 0
+        end = t.offset + t.nbytes
+    assert end <= len(mutated) or not header.tensors
+    assert all(offset <= len(mutated) for offset in header.value_offsets.values())
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=300))
+def test_noise_is_no_model(check: Check, noise: bytes) -> None:
+    for data in (noise, b"GGUF" + struct.pack("<I", 3) + noise):
+        try:
+            check(data)
+        except (ModelCorrupt, ModelUnsupported):
+            continue
+
+
+def test_the_native_loader_never_sees_a_corrupt_file(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(native.lib, "llama_model_load_from_file", never)
+    path = tmp_path / "short.gguf"
+    path.write_bytes(tiny_path.read_bytes()[:-1_000])
+    with pytest.raises(ModelCorrupt, match="needs"):
+        Model.load(path)

@@ -1,0 +1,145 @@
+"""The process around the engine: its log, its threads, its end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from edgellm.engine import native
+
+
+def run(code: str, *args: object) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).parents[2]
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
+    )
+
+
+LOAD = """
+    import sys, threading, time
+    from pathlib import Path
+    import numpy as np
+    from edgellm.engine import Capture, Context, Model
+    model = Model.load(Path(sys.argv[1]))
+    ids = np.arange(100, 140, dtype=np.int32)
+"""
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "context = Context(model, n_ctx=64); view = context.decode(ids)",
+        "context = Context(model, n_ctx=64, capture=Capture(attention=(0,))); context.decode(ids); del model",
+        "context = Context(model, n_ctx=64); context.decode(ids); sys.exit(0)",
+        "context = Context(model, n_ctx=64); context.decode(ids); context.close(); model.close()",
+        "context = Context(model, n_ctx=64); context.loop = context",  # freed by nobody but the collector
+    ],
+)
+def test_a_process_ends_quietly_with_everything_open(draft_path: Path, ending: str) -> None:
+    done = run(LOAD + "    " + ending, draft_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_process_ends_quietly_while_a_thread_decodes(draft_path: Path) -> None:
+    code = """
+    def work():
+        while True:
+            with Context(model, n_ctx=64, threads=1) as context:
+                context.decode(ids)
+    for _ in range(3):
+        threading.Thread(target=work, daemon=True).start()
+    time.sleep(0.3)
+    """
+    done = run(LOAD + code, draft_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_opening_and_closing_does_not_leak(draft_path: Path) -> None:
+    code = """
+    import psutil
+    def turn():
+        with Model.load(Path(sys.argv[1])) as other, Context(other, n_ctx=8192, threads=1) as context:
+            context.decode(ids)
+            other.tokenize("hello")
+    for _ in range(5):
+        turn()
+    before = psutil.Process().memory_info().rss
+    for _ in range(15):
+        turn()
+    print((psutil.Process().memory_info().rss - before) / 15)
+    """
+    done = run(LOAD + code, draft_path)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 2e6  # bytes a turn; the cache alone has some ten million, and the heap wanders
+
+
+def test_the_log_is_swallowed_and_remembered() -> None:
+    log = native.NativeLog(keep=3)
+    mark = log.count
+    for level, text in (
+        (2, b"info\n"),
+        (4, b"first\n"),
+        (1, b"debug\n"),
+        (5, b"more debug\n"),
+        (3, b"warned "),
+        (5, b"on\n"),
+    ):
+        log._write(level, text, None)
+    assert log.since(mark) == "first; warned; on"
+    assert log.since(log.count) == ""
+    log._write(4, b"\xff\n", None)
+    log._write(4, None, None)
+    assert log.since(mark) == "warned; on; �"
+
+
+def test_threads_follow_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(native, "_siblings", lambda cpu: str(cpu // 2))
+    monkeypatch.setattr(native, "_quota", lambda: None)
+    assert native.available_threads() == 2  # two cores of two threads each
+    monkeypatch.setattr(native, "_quota", lambda: 1)
+    assert native.available_threads() == 1
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
+    assert native.available_threads() == 1
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert native.available_threads() == os.cpu_count()
+
+
+def test_a_tiny_model_gets_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "available_threads", lambda: 8)
+    assert native.default_threads(1_000_000) == 1
+    assert native.default_threads(500_000_000) == 8
+
+
+@pytest.mark.parametrize(
+    ("quota", "whole"), [("150000 100000", 2), ("50000 100000", 1), ("max 100000", None), ("?", None)]
+)
+def test_the_processor_quota_is_rounded_up(monkeypatch: pytest.MonkeyPatch, quota: str, whole: int | None) -> None:
+    def read(path: Path, *_: object, **__: object) -> str:
+        if path.name != "cpu.max":
+            raise FileNotFoundError
+        return quota
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert native._quota() == whole
+
+
+def test_the_engine_is_the_only_importer_of_llama_cpp() -> None:
+    package = Path(__file__).parents[2] / "edgellm"
+    importers = {
+        path.relative_to(package).parts[0]
+        for path in package.rglob("*.py")
+        if "llama_cpp" in path.read_text(encoding="utf-8") and "import llama_cpp" in path.read_text(encoding="utf-8")
+    }
+    assert importers == {"engine"}
