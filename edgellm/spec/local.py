@@ -1,0 +1,102 @@
+"""A verifier in this process."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+
+from edgellm.engine import Context, Model
+from edgellm.spec.pool import ContextPool
+from edgellm.spec.records import Chunk, Ids, Sampling, Verdict
+from edgellm.spec.verify import judge
+
+
+class LocalVerifier:
+    """A bigger model beside the draft model. Each session has a context of its own; contexts are used again."""
+
+    def __init__(self, model: Model, contexts: ContextPool, context_length: int) -> None:
+        """`contexts` are over `model`, and hold `context_length` positions or more. They are closed with this."""
+        self._model = model
+        self._contexts = contexts
+        self._context_length = context_length
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def context_length(self) -> int:
+        return self._context_length
+
+    def open(self, sampling: Sampling) -> LocalSession:
+        """A session for one reply. It never fails: the model is here."""
+        return LocalSession(self._model, self._contexts, sampling)
+
+    def close(self) -> None:
+        self._contexts.close()
+
+
+class LocalSession:
+    """One reply's state: a context whose cache follows the reply."""
+
+    def __init__(self, model: Model, contexts: ContextPool, sampling: Sampling) -> None:
+        self._model = model
+        self._contexts = contexts
+        self._context: Context | None = contexts.take()
+        self._sampling = sampling
+
+    def ready(self) -> bool:
+        return True
+
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> LocalPending:
+        """Nothing is computed before the verdict is asked for."""
+        return LocalPending(self, prefix, chunk, extra)
+
+    def verify(self, prefix: Ids, chunk: Chunk, extra: int) -> Verdict:
+        """One pass over what the cache lacks of `prefix` and over `chunk`, then `extra` single tokens at most."""
+        started = perf_counter()
+        context = self._context
+        if context is None:
+            raise RuntimeError("this session is closed")
+        try:
+            unseen = prefix[context.sync(prefix) :]
+            ids = np.concatenate((unseen, chunk.ids)) if len(chunk) else unseen
+            accepted, answer = judge(
+                chunk, context.decode(ids, outputs=len(chunk) + 1), self._sampling, position=len(prefix)
+            )
+            tokens = [answer]
+            if extra > 0:
+                context.rollback(len(prefix) + accepted)
+            while len(tokens) <= extra and not self._model.is_eog(tokens[-1]):
+                row = context.decode(np.array(tokens[-1:], dtype=np.int32))
+                tokens.append(judge(_NOTHING, row, self._sampling, len(prefix) + accepted + len(tokens))[1])
+        except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
+            context.clear()
+            raise
+        return Verdict(accepted, np.array(tokens, dtype=np.int32), seconds=perf_counter() - started, passes=len(tokens))
+
+    def close(self) -> None:
+        if self._context is not None:
+            self._contexts.give(self._context)
+            self._context = None
+
+
+class LocalPending:
+    """A verdict that is computed when it is asked for, once."""
+
+    def __init__(self, session: LocalSession, prefix: Ids, chunk: Chunk, extra: int) -> None:
+        self._ask = (prefix, chunk, extra)
+        self._session = session
+        self._verdict: Verdict | None = None
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Verdict:
+        if self._verdict is None:
+            self._verdict = self._session.verify(*self._ask)
+        return self._verdict
+
+
+_NOTHING = Chunk()

@@ -1,0 +1,89 @@
+"""The seams of decoding: any drafter, any gate and any verifier compose."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from edgellm.spec.records import Chunk, Decision, Ids, Sampling, Verdict
+
+
+class Drafter(Protocol):
+    """Proposes what comes next: a small model, retrieval, or both."""
+
+    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
+        """Up to `gamma` tokens to follow `prefix` (all tokens so far, prompt included, shape (n,)).
+
+        The drafter brings its own cache in line with `prefix`, whatever it was asked before: rejected drafts are
+        rolled back, corrections taken over. A chunk ends at an end-of-generation token. Empty: nothing to say.
+        """
+        ...
+
+    def close(self) -> None:
+        """Gives memory back. The drafter is not used again."""
+        ...
+
+
+class Gate(Protocol):
+    """Decides whether a chunk is worth the verifier's time."""
+
+    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:
+        """`written` tokens of at most `max_tokens` stand before `chunk`."""
+        ...
+
+
+class Pending(Protocol):
+    """A verdict on its way."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> Verdict:
+        """Waits for the verdict.
+
+        Raises:
+            VerifierLost: the verifier is gone or makes no progress. The session stays usable: it reconnects by itself
+                with backoff, and `VerifierSession.ready` says when asking again makes sense.
+        """
+        ...
+
+
+class VerifierSession(Protocol):
+    """One reply's state at the verifier."""
+
+    def ready(self) -> bool:
+        """Whether a chunk can be submitted now. Costs nothing; False while the verifier is away."""
+        ...
+
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Pending:
+        """Asks for a verdict on `chunk` after `prefix` (all tokens so far, prompt included, shape (n,)).
+
+        The session works out which tokens of `prefix` the verifier has not seen. An empty chunk asks for the
+        verifier's own next token; `extra` asks for up to that many further tokens written by the verifier alone.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends the reply; abandons what is in flight."""
+        ...
+
+
+class Verifier(Protocol):
+    """Scores chunks: in this process, over a link, or a mesh of layer workers."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def context_length(self) -> int:
+        """Positions one session can hold."""
+        ...
+
+    def open(self, sampling: Sampling) -> VerifierSession:
+        """A session for one reply.
+
+        Raises:
+            VerifierUnreachable: nobody answers.
+            VocabularyMismatch: the two vocabularies differ; names the first differing token.
+        """
+        ...
+
+    def close(self) -> None: ...

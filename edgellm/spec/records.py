@@ -1,0 +1,160 @@
+"""The records that travel through decoding. All are frozen; arrays in them are never written to after creation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Ids: TypeAlias = npt.NDArray[np.int32]
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+NO_IDS: Ids = np.empty(0, dtype=np.int32)
+
+
+class Source(StrEnum):
+    """Who wrote a token, and who vouches for it."""
+
+    DRAFT = "draft"  # the draft model wrote it and nobody checked it
+    ACCEPTED = "accepted"  # drafted, and the verifier agreed
+    CORRECTED = "corrected"  # the verifier's own, where it rejected a drafted one
+    BONUS = "bonus"  # the verifier's own, after a wholly accepted chunk
+    RETRIEVED = "retrieved"  # copied from something already seen, and the verifier agreed
+    PARALLEL = "parallel"  # drafted while the verdict was on its way, and taken over
+    VERIFIER = "verifier"  # the verifier wrote alone
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of a reply, and where it came from.
+
+    `piece` are its bytes, which need not be whole UTF-8 characters. `confidence` is the top-1 probability under the
+    draft model, or None where it did not draft. `round` counts draft-gate-verify rounds from 0.
+    """
+
+    id: int
+    piece: bytes
+    source: Source
+    confidence: float | None = None
+    importance: float | None = None
+    exit_layer: int | None = None
+    round: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 switch truncation off."""
+
+    temperature: float = 0.0
+    top_k: int = 40
+    top_p: float = 0.95
+    seed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature <= 0.0
+
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A truncated, renormalised next-token distribution: `probs[i]` is the probability of token `ids[i]`.
+
+    Shapes (k,), ids distinct and ascending, probs positive with sum 1. Aligned by token id, never by index.
+    """
+
+    ids: Ids
+    probs: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Drafted tokens that are offered for verification together (gamma of them, or fewer).
+
+    Shapes (n,). `confidence` is the draft model's top-1 probability per token, `margin` top-1 minus top-2.
+    `distributions` are what the ids were drawn from, where sampling drew them; None means a point mass on each id
+    (greedy drafts, retrieved drafts).
+    """
+
+    ids: Ids = field(default_factory=lambda: NO_IDS)
+    confidence: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    margin: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    distributions: tuple[Distribution, ...] | None = None
+    retrieved: bool = False
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the verifier says of a chunk: the first `accepted` tokens stand, then come its own `tokens`.
+
+    `tokens[0]` is the correction where `accepted < len(chunk)`, else the bonus token; further ones only where the
+    verifier was asked to write on alone. `seconds` is the verifier's own computing time, queueing left out;
+    `bytes_up` and `bytes_down` are what crossed a link for it (0 in one process).
+    """
+
+    accepted: int
+    tokens: Ids
+    seconds: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    passes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A gate's answer, with its reason (every automatic choice carries one)."""
+
+    offload: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something the user should hear of once: the verifier is lost, it is back, a request was adjusted."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why an automatic choice fell as it did in this round (shown by `--explain`)."""
+
+    round: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A reply in figures. `mean_acceptance_length` counts tokens per verified chunk, bonus or correction included.
+
+    `share_verified` is the share of the reply's tokens that the verifier accepted or wrote; `acceptance_rate` is
+    accepted over tested drafted tokens; both are None where nothing was verified or tested. Times in milliseconds,
+    from the request to the token; `tokens_per_second` is decoding alone, the first token's wait left out.
+    `finish_reason` is `stop` (the model ended its turn), `length` (max_tokens or the context), or `cancelled`.
+    """
+
+    text: str
+    prompt_tokens: int
+    tokens: int
+    ttft_ms: float | None
+    tokens_per_second: float | None
+    share_verified: float | None
+    acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    verifier_passes_per_token: float | None
+    bytes_up: int
+    bytes_down: int
+    finish_reason: str
+    rounds: int = 0
+    chunks_verified: int = 0
+    chunks_accepted_whole: int = 0
+    drafted: int = 0
+    seed: int = 0

@@ -1,0 +1,110 @@
+"""From logits to a token: truncated distributions, and randomness that depends on nothing but seed and position."""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.errors import EngineFailed
+from edgellm.spec.records import Distribution, Floats, Sampling
+
+Uniforms: TypeAlias = npt.NDArray[np.float64]
+
+_WORDS = 4  # a Philox block is four 64-bit words: one block per position
+_MASK = 2**64 - 1
+_COLDEST = 1e-6  # a lower temperature leaves no more to chance than this, and its quotients would overflow
+
+
+class Purpose(IntEnum):
+    """What random numbers are for. Each purpose has a stream of its own."""
+
+    DRAFT = 1
+    VERIFY = 2
+    GATE = 3
+
+
+def uniforms(seed: int, position: int, n: int, purpose: Purpose = Purpose.VERIFY) -> Uniforms:
+    """Numbers in [0, 1) for the positions `position` to `position + n - 1`; shape (n, 4), one row per position.
+
+    Counter-based (Philox, keyed by seed and purpose, counted by position): a position has the same row however the
+    positions before it were cut into chunks, so a rebuilt session or a replay draws the same numbers.
+    """
+    key = np.array([seed & _MASK, purpose], dtype=np.uint64)
+    counter = np.array([position, 0, 0, 0], dtype=np.uint64)
+    words = np.random.Philox(key=key, counter=counter).random_raw(n * _WORDS)
+    numbers: Uniforms = np.multiply(words >> np.uint64(11), 2.0**-53, dtype=np.float64).reshape(n, _WORDS)
+    return numbers
+
+
+def distribution(logits: Floats, sampling: Sampling) -> Distribution:
+    """What the next token is drawn from, for `logits` of shape (n_vocab,).
+
+    Temperature first, then top-k, then top-p over what top-k left, then renormalised. Equal logits are kept in order
+    of token id, so that the result does not depend on the machine. Greedy: all mass on the most probable token.
+
+    Raises:
+        EngineFailed: the logits hold a NaN, or no finite value.
+    """
+    best = int(logits.argmax())
+    top = float(logits[best])
+    if not math.isfinite(top):
+        raise EngineFailed(
+            f"The model's output is not a number (largest logit {top}).",
+            "The model file may be damaged: fetch it anew.",
+        )
+    if sampling.greedy or sampling.top_k == 1:
+        return Distribution(np.array([best], dtype=np.int32), np.ones(1, dtype=np.float32))
+    cold = np.float32(max(sampling.temperature, _COLDEST))
+    if 0 < sampling.top_k < len(logits):
+        ids = _largest(logits, sampling.top_k)
+        weights = np.exp((logits[ids] - top) / cold)
+        held = weights.cumsum(dtype=np.float64)
+        total = held[-1]
+    else:
+        everything = np.exp((logits - top) / cold)
+        total = float(np.add.reduce(everything, dtype=np.float64))
+        # All that lies below this floor adds up to less than what top-p cuts away: it need not be sorted.
+        near = np.flatnonzero(everything > max(0.0, (1.0 - sampling.top_p) * total / (len(logits) + 1)))
+        if sampling.top_p >= 1.0:
+            return Distribution(near.astype(np.int32), everything[near] / np.float32(total))
+        ids = near[(-everything[near]).argsort(kind="stable")]
+        weights = everything[ids]
+        held = weights.cumsum(dtype=np.float64)
+    n = len(weights) if weights[-1] > 0 else int(np.count_nonzero(weights))  # the last ones may underflow
+    if sampling.top_p < 1.0:
+        n = min(n, int(held.searchsorted(sampling.top_p * total)) + 1)
+    by_id = ids[:n].argsort()
+    return Distribution(ids[by_id].astype(np.int32), weights[by_id] / np.float32(held[n - 1]))
+
+
+def draw(distribution: Distribution, u: float) -> int:
+    """The token that the number `u` in [0, 1) falls on."""
+    steps = distribution.probs.cumsum(dtype=np.float64)
+    place = int(steps.searchsorted(u * steps[-1], side="right"))
+    return int(distribution.ids[min(place, len(steps) - 1)])
+
+
+def probability(distribution: Distribution, token: int) -> float:
+    """The probability of `token`, 0 where it was cut off."""
+    place = int(distribution.ids.searchsorted(token))
+    if place < len(distribution.ids) and distribution.ids[place] == token:
+        return float(distribution.probs[place])
+    return 0.0
+
+
+def _largest(logits: Floats, k: int) -> npt.NDArray[np.intp]:
+    """Ids of the `k` largest logits, largest first; of equal ones the lower id first. No sort of the vocabulary."""
+    columns = 4 * k
+    rows = len(logits) // columns
+    if rows < 2:
+        return (-logits).argsort(kind="stable")[:k]
+    # The k-th largest of many columns' maxima is a floor for the k-th largest of all: few logits reach it.
+    maxima = logits[: rows * columns].reshape(rows, columns).max(axis=0)
+    maxima.partition(columns - k)
+    near = np.flatnonzero(logits >= maxima[columns - k])
+    order: npt.NDArray[np.intp] = (-logits[near]).argsort(kind="stable")[:k]
+    return near[order]

@@ -1,0 +1,81 @@
+"""A reply in figures, counted while it is written."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from edgellm.spec.records import Chunk, Source, Summary, Token, Verdict
+
+_VOUCHED = frozenset(Source) - {Source.DRAFT, Source.PARALLEL}
+_DRAFTED = frozenset({Source.ACCEPTED, Source.RETRIEVED})
+
+
+class Stats:
+    """Counts what the loop does. The clock starts with it; `prepared` seconds have gone into the request before."""
+
+    def __init__(self, prepared: float = 0.0) -> None:
+        self.started = perf_counter() - prepared
+        self.pieces: list[bytes] = []
+        self.finish_reason = "cancelled"  # until the loop says otherwise
+        self.ttft: float | None = None
+        self.seconds = 0.0
+        self.tokens = self.first_burst = self.rounds = self.drafted = self.vouched = 0
+        self.verified = self.tested = self.accepted = self.accepted_whole = self.acceptance_length = 0
+        self.passes = self.bytes_up = self.bytes_down = 0
+
+    def round(self, chunk: Chunk, verdict: Verdict | None, began: float, now: float) -> None:
+        """What a round brings is known, and about to go out; `began` and `now` in seconds of `perf_counter`."""
+        self.rounds += 1
+        if self.ttft is None:
+            self.ttft = now - self.started
+        else:
+            self.seconds += now - began
+        n = len(chunk)
+        self.drafted += n
+        if verdict is None:
+            return
+        self.passes += verdict.passes
+        self.bytes_up += verdict.bytes_up
+        self.bytes_down += verdict.bytes_down
+        if n:
+            self.verified += 1
+            self.tested += min(verdict.accepted + 1, n)
+            self.accepted += verdict.accepted
+            self.accepted_whole += verdict.accepted == n
+            self.acceptance_length += verdict.accepted + 1
+
+    def token(self, token: Token) -> None:
+        """`token` goes out."""
+        self.tokens += 1
+        self.pieces.append(token.piece)
+        self.vouched += token.source in _VOUCHED
+        self.first_burst += token.round == 0
+
+    def stop(self, source: Source) -> None:
+        """The turn was ended by a token from `source`. An accepted one leaves no place for the bonus behind it."""
+        self.finish_reason = "stop"
+        self.acceptance_length -= source in _DRAFTED
+
+    def summary(self, prompt_tokens: int, seed: int = 0) -> Summary:
+        """The figures so far; definitions in `Summary`."""
+        n = self.tokens
+        later = n - self.first_burst  # the first round's tokens came with the first token's wait
+        return Summary(
+            text=b"".join(self.pieces).decode("utf-8", errors="replace"),
+            prompt_tokens=prompt_tokens,
+            tokens=n,
+            ttft_ms=self.ttft * 1e3 if self.ttft is not None and n else None,
+            tokens_per_second=later / self.seconds if later and self.seconds else None,
+            share_verified=self.vouched / n if n and self.passes else None,
+            acceptance_rate=self.accepted / self.tested if self.tested else None,
+            mean_acceptance_length=self.acceptance_length / self.verified if self.verified else None,
+            verifier_passes_per_token=self.passes / n if n else None,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            finish_reason=self.finish_reason,
+            rounds=self.rounds,
+            chunks_verified=self.verified,
+            chunks_accepted_whole=self.accepted_whole,
+            drafted=self.drafted,
+            seed=seed,
+        )

@@ -1,0 +1,148 @@
+"""Models made of arithmetic, with the protocols' faces: for what the real pair cannot be made to do on command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgellm.errors import VerifierLost
+from edgellm.spec.records import NO_IDS, Chunk, Distribution, Floats, Ids, Sampling, Verdict
+from edgellm.spec.sampling import Purpose, distribution, draw, uniforms
+from edgellm.spec.verify import judge
+
+EOG = 0
+
+Logits = Callable[[Ids], Floats]  # of the token after a prefix
+
+
+class Letters:
+    """An alphabet: token 0 ends the turn, the others are the letters a, b, c ..."""
+
+    def piece(self, token: int) -> bytes:
+        return b"" if token == EOG else bytes([96 + token])
+
+    def is_eog(self, token: int) -> bool:
+        return token == EOG
+
+
+def markov(seed: int, n_vocab: int, sharpness: float = 1.5) -> Logits:
+    """Logits that depend on the last token."""
+    table = (np.random.default_rng(seed).normal(size=(n_vocab, n_vocab)) * sharpness).astype(np.float32)
+    return lambda prefix: table[prefix[-1]]
+
+
+def chain(seed: int, n_vocab: int = 20, eog_at: int | None = None, like: Logits | None = None) -> Logits:
+    """A greedy model whose next token depends on every token before: a lost or repeated one changes all that follows.
+
+    It ends the turn at length `eog_at`. With `like` it agrees with that model three times in four.
+    """
+
+    def logits(prefix: Ids) -> Floats:
+        mixed = hash((seed, *prefix.tolist()))
+        row = np.zeros(n_vocab, dtype=np.float32)
+        if len(prefix) == eog_at:
+            row[EOG] = 5.0
+        elif like is not None and mixed // 64 % 4:
+            return like(prefix)
+        else:
+            row[1 + mixed % (n_vocab - 1)] = 5.0
+        return row
+
+    return logits
+
+
+@dataclass
+class FakeDrafter:
+    logits: Logits
+    prefixes: list[Ids] = field(default_factory=list)
+    closed: bool = False
+    silent: bool = False
+
+    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
+        self.prefixes.append(prefix.copy())
+        if self.silent:
+            return Chunk()
+        assert gamma >= 1
+        ids: list[int] = []
+        drawn: list[Distribution] = []
+        numbers = uniforms(sampling.seed, len(prefix), gamma, Purpose.DRAFT)[:, 0]
+        while len(ids) < gamma and EOG not in ids:
+            drawn.append(distribution(self.logits(np.append(prefix, ids).astype(np.int32)), sampling))
+            ids.append(draw(drawn[-1], float(numbers[len(ids)])))
+        sure = np.full(len(ids), 0.5, dtype=np.float32)
+        return Chunk(np.array(ids, dtype=np.int32), sure, sure, None if sampling.greedy else tuple(drawn))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class FakeVerifier:
+    """Loses the verdicts whose number (from 0) is in `lost`, and is away for `absence` looks after each."""
+
+    logits: Logits
+    lost: Iterable[int] = ()
+    absence: int = 2
+    context_length: int = 10_000
+    name: str = "fake"
+    sessions: list[FakeSession] = field(default_factory=list)
+
+    def open(self, sampling: Sampling) -> FakeSession:
+        self.sessions.append(FakeSession(self, sampling))
+        return self.sessions[-1]
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class FakeSession:
+    verifier: FakeVerifier
+    sampling: Sampling
+    asked: int = 0
+    away: int = 0
+    closed: bool = False
+    seen: Ids = field(default_factory=lambda: NO_IDS)
+
+    def ready(self) -> bool:
+        self.away = max(0, self.away - 1)
+        return not self.away
+
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> FakePending:
+        assert not self.closed
+        assert not self.away
+        assert len(prefix) + len(chunk) <= self.verifier.context_length
+        assert np.array_equal(prefix[: len(self.seen)], self.seen)  # what was said stays said
+        self.seen = prefix.copy()
+        self.asked += 1
+        return FakePending(self, prefix.copy(), chunk, extra)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class FakePending:
+    session: FakeSession
+    prefix: Ids
+    chunk: Chunk
+    extra: int
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Verdict:
+        session, verifier = self.session, self.session.verifier
+        if session.asked - 1 in verifier.lost:
+            session.away = 1 + verifier.absence
+            raise VerifierLost("Unplugged.", "Plug it in.")
+        text = np.concatenate((self.prefix, self.chunk.ids))
+        n = len(self.prefix)
+        rows = np.stack([verifier.logits(text[: n + i]) for i in range(len(self.chunk) + 1)])
+        accepted, answer = judge(self.chunk, rows, session.sampling, n)
+        text, tokens = np.append(text[: n + accepted], answer).astype(np.int32), [answer]
+        while len(tokens) <= self.extra and tokens[-1] != EOG:
+            answer = judge(Chunk(), verifier.logits(text)[None], session.sampling, len(text))[1]
+            text, tokens = np.append(text, answer).astype(np.int32), [*tokens, answer]
+        return Verdict(accepted, np.array(tokens, dtype=np.int32), 0.001, 10, 20, len(tokens))

@@ -1,0 +1,22 @@
+"""Prompts of the little world, for tests on the real pair."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+from edgellm.engine import Message
+from edgellm.spec.reply import Reply
+from models.families import FAMILIES
+from models.world import Split, World
+
+
+def case(number: int) -> list[Message]:
+    """A held-out prompt; the families in turn."""
+    rng = random.Random(number)
+    made = FAMILIES[list(FAMILIES)[number % len(FAMILIES)]](World(rng, Split.TEST), rng.random())
+    return [Message(turn.role, turn.text) for turn in made.prompt]
+
+
+def ids(reply: Reply, n: int | None = None) -> list[int]:
+    return [token.id for token in islice(reply, n)]

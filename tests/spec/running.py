@@ -1,0 +1,103 @@
+"""Runs the loop on fakes, and says whether what it wrote can be right."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from edgellm.spec.gates import AlwaysGate
+from edgellm.spec.loop import Event, Limits, generate
+from edgellm.spec.protocols import Gate
+from edgellm.spec.records import GREEDY, Chunk, Decision, Ids, Notice, Source, Summary, Token
+from edgellm.spec.stats import Stats
+from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, Letters, Logits, chain
+
+PROMPT = np.array([3, 1, 4], dtype=np.int32)
+BIG = chain(1)
+SMALL = chain(2, like=BIG)
+
+
+class CoinGate:
+    """Open and shut as the given list says, again and again."""
+
+    def __init__(self, sides: list[bool]) -> None:
+        self.sides = sides
+        self.turn = 0
+
+    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:
+        assert written < max_tokens
+        self.turn += 1
+        return Decision(self.sides[self.turn % len(self.sides)], "the coin said so")
+
+
+def run(
+    drafter: FakeDrafter | None,
+    verifier: FakeVerifier | None,
+    gate: Gate | None = None,
+    *,
+    max_tokens: int = 30,
+    context: int = 1000,
+    gamma: int = 4,
+    extra: int = 0,
+    explain: bool = False,
+) -> tuple[list[Event], Summary]:
+    stats = Stats()
+    events = list(
+        generate(
+            PROMPT,
+            alphabet=Letters(),
+            drafter=drafter,
+            gate=gate or AlwaysGate(),
+            verifier=verifier,
+            sampling=GREEDY,
+            limits=Limits(max_tokens, context, gamma, extra),
+            stats=stats,
+            explain=explain,
+        )
+    )
+    assert verifier is None or all(session.closed for session in verifier.sessions)
+    return events, stats.summary(len(PROMPT))
+
+
+def tokens(events: list[Event]) -> list[Token]:
+    return [event for event in events if isinstance(event, Token)]
+
+
+def ids(events: list[Event]) -> list[int]:
+    return [token.id for token in tokens(events)]
+
+
+def notices(events: list[Event]) -> list[Notice]:
+    return [event for event in events if isinstance(event, Notice)]
+
+
+def alone(logits: Logits, n: int) -> list[int]:
+    """What a model writes alone, greedily: at most `n` tokens, up to the end of its turn."""
+    text: Ids = PROMPT
+    while len(text) < len(PROMPT) + n:
+        token = int(logits(text).argmax())
+        if token == EOG:
+            break
+        text = np.append(text, token).astype(np.int32)
+    return text[len(PROMPT) :].tolist()
+
+
+def check_provenance(written: list[Token], big: Logits, small: Logits) -> None:
+    """Each token is what its source would say after all tokens before it: with `chain`, none is lost or repeated."""
+    text = PROMPT
+    for token in written:
+        drafted, wanted = int(small(text).argmax()), int(big(text).argmax())
+        match token.source:
+            case Source.DRAFT:
+                assert token.id == drafted
+            case Source.ACCEPTED:
+                assert token.id == drafted == wanted
+            case Source.CORRECTED:
+                assert token.id == wanted != drafted
+            case _:
+                assert token.id == wanted
+        assert (token.confidence is not None) == (token.source in {Source.DRAFT, Source.ACCEPTED})
+        assert token.piece == Letters().piece(token.id)
+        text = np.append(text, token.id).astype(np.int32)
+    assert all(0 <= b.round - a.round <= 1 for a, b in pairwise(written))

@@ -1,0 +1,167 @@
+"""The loop: who writes, where a reply ends, and its figures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgellm.spec.gates import AlwaysGate, NeverGate
+from edgellm.spec.loop import merge
+from edgellm.spec.protocols import Gate
+from edgellm.spec.records import (
+    GREEDY,
+    Chunk,
+    Explanation,
+    Ids,
+    Source,
+    Verdict,
+)
+from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, chain
+from tests.spec.running import BIG, PROMPT, SMALL, alone, check_provenance, ids, notices, run, tokens
+
+# --- who writes -----------------------------------------------------------------------------------------------------
+
+
+def test_always_verifying_writes_what_the_verifier_alone_writes() -> None:
+    events, summary = run(FakeDrafter(SMALL), FakeVerifier(BIG))
+    assert ids(events) == alone(BIG, 30)
+    assert {token.source for token in tokens(events)} == {Source.ACCEPTED, Source.CORRECTED, Source.BONUS}
+    check_provenance(tokens(events), BIG, SMALL)
+    assert summary.share_verified == 1.0
+
+
+def test_never_verifying_writes_what_the_draft_model_alone_writes() -> None:
+    for verifier in (FakeVerifier(BIG), None):
+        events, summary = run(FakeDrafter(SMALL), verifier, NeverGate())
+        assert ids(events) == alone(SMALL, 30)
+        assert {token.source for token in tokens(events)} == {Source.DRAFT}
+        assert (summary.share_verified, summary.acceptance_rate, summary.mean_acceptance_length) == (None, None, None)
+        assert summary.verifier_passes_per_token == 0
+
+
+@pytest.mark.parametrize("extra", [0, 1, 7, 100])
+def test_the_verifier_alone(extra: int) -> None:
+    verifier = FakeVerifier(BIG)
+    events, summary = run(None, verifier, extra=extra)
+    assert ids(events) == alone(BIG, 30)
+    assert {token.source for token in tokens(events)} == {Source.VERIFIER}
+    assert verifier.sessions[0].asked == -(-30 // (extra + 1))
+    assert summary.verifier_passes_per_token == 1
+    assert (summary.share_verified, summary.acceptance_rate) == (1.0, None)
+
+
+def test_a_drafter_with_nothing_to_say_leaves_the_word_to_the_verifier() -> None:
+    events, _ = run(FakeDrafter(SMALL, silent=True), FakeVerifier(BIG), NeverGate(), extra=7)
+    assert ids(events) == alone(BIG, 30)
+    assert {token.source for token in tokens(events)} == {Source.VERIFIER}
+
+
+def test_nobody_with_anything_to_say_ends_the_reply() -> None:
+    events, summary = run(FakeDrafter(SMALL, silent=True), None)
+    assert (events, summary.finish_reason) == ([], "stop")
+
+
+def test_a_retrieved_token_says_so() -> None:
+    chunk = Chunk(np.array([5, 6], np.int32), retrieved=True)
+    assert merge(chunk, Verdict(1, np.array([9], np.int32))) == [
+        (5, Source.RETRIEVED, None),
+        (9, Source.CORRECTED, None),
+    ]
+
+
+# --- where a reply ends ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 4, 7])
+@pytest.mark.parametrize("at", range(12))
+def test_the_end_of_the_turn_at_every_place(at: int, gamma: int) -> None:
+    big = chain(1, eog_at=len(PROMPT) + at)
+    for small in (chain(2, like=big), chain(2, eog_at=len(PROMPT) + at, like=big), chain(2, eog_at=5, like=big), big):
+        events, summary = run(FakeDrafter(small), FakeVerifier(big), gamma=gamma)
+        assert ids(events) == alone(big, 30)
+        assert len(ids(events)) == at == summary.tokens
+        assert summary.finish_reason == "stop"
+        assert EOG not in ids(events)
+        events, summary = run(FakeDrafter(small), None, gamma=gamma)
+        assert ids(events) == alone(small, 30)
+        assert summary.finish_reason == ("stop" if len(ids(events)) < 30 else "length")
+    assert ids(run(None, FakeVerifier(big), extra=gamma)[0]) == alone(big, 30)
+
+
+@pytest.mark.parametrize("gamma", [1, 4])
+@pytest.mark.parametrize("most", range(1, 14))
+def test_max_tokens_at_every_value(most: int, gamma: int) -> None:
+    events, summary = run(FakeDrafter(SMALL), FakeVerifier(BIG), max_tokens=most, gamma=gamma)
+    assert ids(events) == alone(BIG, most)
+    assert (summary.tokens, summary.finish_reason, notices(events)) == (most, "length", [])
+    assert len(ids(run(FakeDrafter(SMALL), None, max_tokens=most, gamma=gamma)[0])) == most
+    assert len(ids(run(None, FakeVerifier(BIG), max_tokens=most, extra=gamma)[0])) == most
+
+
+@pytest.mark.parametrize("room", range(1, 10))
+def test_a_full_context_ends_the_reply_with_a_notice(room: int) -> None:
+    context = len(PROMPT) + room
+    for drafter in (FakeDrafter(SMALL), None):
+        events, summary = run(drafter, FakeVerifier(BIG, context_length=context), context=context, extra=5)
+        assert ids(events) == alone(BIG, room)
+        assert summary.finish_reason == "length"
+        assert [str(context) in notice.text for notice in notices(events)] == [True]
+
+
+def test_a_drafter_that_says_too_much_is_cut() -> None:
+    class Chatty(FakeDrafter):
+        def draft(self, prefix: Ids, gamma: int, sampling: object) -> Chunk:
+            return super().draft(prefix, gamma + 3, GREEDY)
+
+    assert ids(run(Chatty(SMALL), None, max_tokens=6)[0]) == alone(SMALL, 6)
+    assert ids(run(Chatty(SMALL), FakeVerifier(BIG), max_tokens=6)[0]) == alone(BIG, 6)
+
+
+# --- figures --------------------------------------------------------------------------------------------------------
+
+
+def test_the_figures_of_a_reply() -> None:
+    events, summary = run(FakeDrafter(SMALL), FakeVerifier(BIG))
+    written = tokens(events)
+    kinds = [token.source for token in written]
+    rounds = len({token.round for token in written})
+    assert (summary.rounds, summary.chunks_verified) == (rounds, rounds)
+    assert summary.bytes_up == 10 * rounds
+    assert summary.bytes_down == 20 * rounds
+    assert summary.verifier_passes_per_token == rounds / 30
+    # the last round may be cut by max_tokens; the ones before it are all there
+    accepted, corrected = kinds.count(Source.ACCEPTED), kinds.count(Source.CORRECTED)
+    assert summary.acceptance_rate == pytest.approx(accepted / (accepted + corrected), abs=0.05)
+    assert summary.mean_acceptance_length == pytest.approx(30 / rounds, abs=5 / rounds)
+    assert summary.ttft_ms is not None
+    assert summary.tokens_per_second is not None
+    assert summary.ttft_ms > 0 < summary.tokens_per_second
+
+
+def test_agreeing_models_have_full_marks() -> None:
+    big = chain(1, eog_at=len(PROMPT) + 13)  # 5, 5, then 3 and the end of the turn, with no bonus behind it
+    _, summary = run(FakeDrafter(big), FakeVerifier(big))
+    assert summary.acceptance_rate == 1.0
+    assert (summary.chunks_verified, summary.chunks_accepted_whole) == (3, 3)
+    assert summary.mean_acceptance_length == pytest.approx(14 / 3)
+
+
+def test_a_reply_without_a_token_has_no_figures() -> None:
+    big = chain(1, eog_at=len(PROMPT))
+    events, summary = run(None, FakeVerifier(big))
+    assert (events, summary.tokens, summary.text, summary.finish_reason) == ([], 0, "", "stop")
+    assert (summary.ttft_ms, summary.tokens_per_second, summary.verifier_passes_per_token) == (None, None, None)
+
+
+def test_explanations_tell_what_was_decided_and_why() -> None:
+    def told(verifier: FakeVerifier | None, gate: Gate) -> str:
+        return next(
+            e.text for e in run(FakeDrafter(SMALL), verifier, gate, explain=True)[0] if isinstance(e, Explanation)
+        )
+
+    assert "always open" in told(FakeVerifier(BIG), AlwaysGate())
+    assert "accepted" in told(FakeVerifier(BIG), AlwaysGate())
+    assert "never open" in told(FakeVerifier(BIG), NeverGate())
+    assert "no verifier" in told(None, AlwaysGate())
+    assert "no verdict came" in told(FakeVerifier(BIG, lost=[0]), AlwaysGate())
+    assert not any(isinstance(e, Explanation) for e in run(FakeDrafter(SMALL), FakeVerifier(BIG))[0])

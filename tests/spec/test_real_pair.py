@@ -1,0 +1,80 @@
+"""Losslessness and repeatability on f32 copies of the real pair.
+
+One thread: on a machine that does other work too, two that wait for each other take a hundred times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgellm.api import Pair
+from edgellm.spec.gates import NeverGate
+from edgellm.spec.options import ReplyOptions
+from edgellm.spec.records import Source, Token
+from tests.spec.real import case, ids
+
+
+@pytest.fixture(scope="module")
+def pair(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
+    with Pair.open(*f32_pair, threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def alone(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
+    with Pair.open("none", f32_pair[1], threads=1) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_with_the_gate_always_open_the_reply_is_the_verifiers(pair: Pair, alone: Pair, number: int) -> None:
+    # bench/lossless.py does this for hundreds, and tells a numerical tie from a bug
+    reply, reference = pair.reply(case(number), max_tokens=32), alone.reply(case(number), max_tokens=32)
+    assert ids(reply) == ids(reference)
+    assert reply.summary.finish_reason == reference.summary.finish_reason
+    assert reply.summary.share_verified in (1.0, None)
+
+
+def test_with_the_gate_never_open_the_reply_is_the_draft_models(pair: Pair, f32_pair: tuple[Path, Path]) -> None:
+    with Pair.open(f32_pair[0], None, threads=1) as small:
+        for number in range(8):
+            reference = ids(small.reply(case(number), max_tokens=24))
+            assert ids(pair.reply(case(number), max_tokens=24, gate="never")) == reference
+            assert ids(pair.reply(case(number), max_tokens=24, gate=NeverGate(), gamma=7)) == reference
+
+
+def test_a_seed_repeats_a_reply_and_the_summary_tells_it(f32_pair: tuple[Path, Path]) -> None:
+    def sampled(seed: int | None) -> tuple[list[int], int]:
+        # on fresh caches: what is partly cached is decoded in other batches, whose logits differ in the last bits
+        with Pair.open(*f32_pair, threads=1) as fresh:
+            reply = fresh.reply(case(0), options, seed=seed)
+            return ids(reply), reply.summary.seed
+
+    options = ReplyOptions(temperature=1.5, top_k=0, top_p=1.0, max_tokens=40, gate="confidence")
+    written, seed = sampled(None)
+    assert sampled(seed) == (written, seed)
+    assert sampled(seed + 1) != (written, seed + 1)
+
+
+def test_what_was_cached_before_does_not_change_what_is_drawn(pair: Pair) -> None:
+    options = ReplyOptions(temperature=0.7, top_k=10, seed=5, max_tokens=16)
+    first = ids(pair.reply(case(3), options))
+    ids(pair.reply(case(4), options))
+    assert ids(pair.reply(case(3), options)) == first
+
+
+def test_text_pieces_and_summary_agree(pair: Pair) -> None:
+    reply = pair.reply(case(1), max_tokens=20)
+    tokens = list(reply)
+    summary = reply.summary
+    assert summary.text == b"".join(token.piece for token in tokens).decode(errors="replace")
+    assert (summary.tokens, summary.prompt_tokens) == (len(tokens), len(pair.prompt_ids(case(1))))
+    assert all(isinstance(token, Token) for token in tokens)
+
+
+def test_the_verifier_alone_says_so(alone: Pair) -> None:
+    reply = alone.reply(case(1), max_tokens=10)
+    assert {token.source for token in reply} == {Source.VERIFIER}

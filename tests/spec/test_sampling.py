@@ -1,0 +1,122 @@
+"""Truncated distributions, drawing, and randomness by position."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from edgellm.errors import EngineFailed
+from edgellm.spec.records import GREEDY, Distribution, Sampling
+from edgellm.spec.sampling import Purpose, distribution, draw, probability, uniforms
+
+# few distinct values: many ties, also at the borders of top-k and top-p
+tied = arrays(np.float32, st.integers(1, 400), elements=st.integers(-6, 6).map(float))
+free = arrays(np.float32, st.integers(1, 400), elements=st.integers(-3000, 3000).map(lambda i: i / 100))
+samplings = st.builds(
+    Sampling,
+    temperature=st.floats(0.05, 3.0),
+    top_k=st.integers(0, 60),
+    top_p=st.floats(0.01, 1.0),
+)
+
+
+def plain(logits: np.ndarray, sampling: Sampling) -> dict[int, float]:
+    """The same by the book: sort everything, cut, cut, divide."""
+    z = (logits.astype(np.float64) - logits.max()) / sampling.temperature
+    order = np.argsort(-z, kind="stable")[: sampling.top_k or None]
+    probs = np.exp(z[order])
+    probs /= probs.sum()
+    keep = int(np.searchsorted(np.cumsum(probs), sampling.top_p)) + 1 if sampling.top_p < 1 else len(probs)
+    probs = probs[:keep] / probs[:keep].sum()
+    return dict(zip(order[:keep].tolist(), probs.tolist(), strict=True))
+
+
+@given(logits=tied | free, sampling=samplings)
+def test_a_distribution_is_what_its_record_promises(logits: np.ndarray, sampling: Sampling) -> None:
+    found = distribution(logits, sampling)
+    assert found.ids.dtype == np.int32
+    assert found.probs.dtype == np.float32
+    assert np.all(np.diff(found.ids) > 0)
+    assert np.all(found.probs > 0)
+    assert abs(float(found.probs.sum(dtype=np.float64)) - 1) < 1e-5
+    assert not sampling.top_k or len(found.ids) <= sampling.top_k
+    cut = np.delete(logits, found.ids)
+    assert not len(cut) or logits[found.ids].min() >= cut.max() - 1e-5  # what exp() cannot tell apart is equal
+
+
+@given(logits=tied | free, sampling=samplings)
+def test_a_distribution_is_temperature_then_top_k_then_top_p(logits: np.ndarray, sampling: Sampling) -> None:
+    found = distribution(logits, sampling)
+    expected = plain(logits, sampling)
+    got = dict(zip(found.ids.tolist(), found.probs.tolist(), strict=True))
+    apart = sum(abs(got.get(token, 0.0) - expected.get(token, 0.0)) for token in got.keys() | expected.keys())
+    # at the border of the nucleus the last bit of a sum may decide over one token
+    assert apart < 1e-4 or abs(len(got) - len(expected)) == 1
+
+
+def test_equal_logits_are_kept_in_order_of_id() -> None:
+    flat = np.zeros(5000, dtype=np.float32)
+    assert distribution(flat, Sampling(1.0, top_k=3, top_p=1.0)).ids.tolist() == [0, 1, 2]
+    assert distribution(flat, Sampling(1.0, top_k=10, top_p=0.45)).ids.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, top_k=1), Sampling(1e-300), Sampling(1.0, top_p=1e-9)])
+def test_all_mass_on_the_most_probable_token(sampling: Sampling) -> None:
+    logits = np.array([0.0, 3.0, -2.0, 2.9], dtype=np.float32)
+    found = distribution(logits, sampling)
+    assert (found.ids.tolist(), found.probs.tolist()) == ([1], [1.0])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_broken_row_is_an_error_and_not_a_token(bad: float) -> None:
+    logits = np.array([0.0, bad, 1.0], dtype=np.float32)
+    with pytest.raises(EngineFailed, match="not a number"):
+        distribution(logits, Sampling(1.0))
+    with pytest.raises(EngineFailed):
+        distribution(np.full(4, -np.inf, dtype=np.float32), Sampling(1.0))
+
+
+def test_a_masked_token_is_never_kept() -> None:
+    logits = np.array([0.0, -np.inf, 1.0, -np.inf], dtype=np.float32)
+    assert distribution(logits, Sampling(1.0, top_k=3, top_p=1.0)).ids.tolist() == [0, 2]
+
+
+def test_draw_falls_where_the_number_says() -> None:
+    given_ = Distribution(np.array([3, 7, 9], np.int32), np.array([0.25, 0.5, 0.25], np.float32))
+    assert [draw(given_, u) for u in (0.0, 0.2499, 0.25, 0.7499, 0.75, 1.0 - 2**-53)] == [3, 3, 7, 7, 9, 9]
+    assert [probability(given_, token) for token in (3, 7, 9, 0, 8, 10)] == [0.25, 0.5, 0.25, 0.0, 0.0, 0.0]
+
+
+@given(logits=tied | free, sampling=samplings, u=st.floats(0, 1, exclude_max=True))
+def test_what_is_drawn_has_a_probability(logits: np.ndarray, sampling: Sampling, u: float) -> None:
+    found = distribution(logits, sampling)
+    assert probability(found, draw(found, u)) > 0
+
+
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    position=st.integers(0, 2**40),
+    cut=st.integers(0, 8),
+    purpose=st.sampled_from(Purpose),
+)
+def test_a_position_has_its_numbers_however_chunks_are_cut(
+    seed: int, position: int, cut: int, purpose: Purpose
+) -> None:
+    whole = uniforms(seed, position, 8, purpose)
+    parts = (uniforms(seed, position, cut, purpose), uniforms(seed, position + cut, 8 - cut, purpose))
+    assert np.array_equal(whole, np.concatenate(parts))
+    assert np.all((whole >= 0) & (whole < 1))
+
+
+def test_seeds_purposes_and_positions_have_numbers_of_their_own() -> None:
+    rows = [uniforms(seed, 5, 3, purpose) for seed in (1, 2) for purpose in Purpose]
+    numbers = np.concatenate([row.ravel() for row in rows])
+    assert len(np.unique(numbers)) == len(numbers)
+
+
+def test_the_numbers_are_the_same_on_every_machine() -> None:
+    expected = [0.6136285572551732, 0.735298750025912, 0.5372827484814575, 0.507427232047714]
+    assert uniforms(42, 7, 1)[0].tolist() == expected
