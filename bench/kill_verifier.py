@@ -1,0 +1,223 @@
+"""A verifier in a process of its own dies or hangs in the middle of replies. Is any token lost, and who has to wait?
+
+    python -m bench.kill_verifier [REPLIES] [--seed 0] [--draft PATH] [--verifier PATH]
+
+Each reply is written twice: undisturbed, and with the verifier's process hit by SIGKILL (in every fifth reply by
+SIGSTOP) at a random moment between the first and the last token, and started anew at once. In every fourth reply the
+device is slowed down, so that the verifier is back before the reply ends. Greedy, every chunk verified, f32 copies of
+the pair, held-out prompts, and replies that go on beyond the end of the turn up to TOKENS tokens.
+
+What is checked of each: it has TOKENS tokens; every round began with exactly the text that the rounds before it had
+written, and together they are the reply; each token is the most probable next one under the model that its source
+names; up to the hit it is the undisturbed reply. Exit code 1 where anything fails, or a reply takes 2 s longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.report import spread, write
+from bench.traced_reply import POSITIONS, TOKENS, Endless, Judge, Traced, Written
+from edgellm.engine import Context, Message, Model, to_f32
+from edgellm.errors import VerifierUnreachable
+from edgellm.serve.remote import RemoteVerifier
+from edgellm.spec.drafter import ModelDrafter
+from edgellm.spec.gates import AlwaysGate
+from edgellm.spec.loop import Limits, generate
+from edgellm.spec.records import GREEDY, Ids, Notice, Source, Token
+from edgellm.spec.stats import Stats
+from edgellm.store import resolve
+from models.corpus import held_out
+from models.families import FAMILIES
+
+PACE = 0.25  # seconds by which a slowed-down device waits before each question
+
+_SERVE = """
+import sys
+from pathlib import Path
+from edgellm.serve.server import serve_verifier
+model, port, sessions, threads = sys.argv[1:]
+serve_verifier(Path(model), port=int(port), sessions=int(sessions), context=1024, threads=int(threads) or None).wait()
+"""
+
+
+class Served:
+    """A verifier's process at a port of its own, that can be hit and started anew."""
+
+    def __init__(self, model: Path, sessions: int = 2, threads: int | None = 1) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self._run = [sys.executable, "-c", _SERVE, str(model), *map(str, (self.port, sessions, threads or 0))]
+        self._process = subprocess.Popen(self._run, cwd=Path(__file__).parents[1])
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._process = subprocess.Popen(self._run, cwd=Path(__file__).parents[1])
+
+    def hang(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def connect(self, model: Model) -> RemoteVerifier:
+        """A device's line to it, once it is up."""
+        end = time.monotonic() + 60
+        while True:
+            try:
+                return RemoteVerifier(f"127.0.0.1:{self.port}", model.vocabulary)
+            except VerifierUnreachable:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+
+
+class Device:
+    """Writes replies with the draft model here and the verifier there."""
+
+    def __init__(self, draft: Model, verifier: RemoteVerifier) -> None:
+        self._draft, self._verifier = draft, verifier
+
+    def wait(self) -> None:
+        """Until the verifier is back."""
+        end = time.monotonic() + 60
+        while not self._verifier.open(GREEDY).ready():
+            if time.monotonic() > end:
+                raise TimeoutError("the verifier does not come back")
+            time.sleep(0.02)
+
+    def write(self, prompt: Ids, pace: float = 0.0, hit: threading.Event | None = None, after: int = 0) -> Written:
+        """One reply; `hit` is set when `after` tokens are there."""
+        context = Context(self._draft, n_ctx=POSITIONS, threads=1)
+        written, traced = Written(prompt), Traced(ModelDrafter(self._draft, context), self._verifier, pace)
+        began = time.perf_counter()
+        events = generate(
+            prompt,
+            alphabet=Endless(self._draft),
+            drafter=traced,
+            gate=AlwaysGate(),
+            verifier=traced,
+            sampling=GREEDY,
+            limits=Limits(TOKENS, POSITIONS),
+            stats=Stats(),
+        )
+        for event in events:
+            if isinstance(event, Token):
+                written.tokens.append(event)
+                if hit is not None and len(written.tokens) == after:
+                    hit.set()
+            elif isinstance(event, Notice):
+                written.notices.append(event)
+        written.seconds = time.perf_counter() - began
+        context.close()
+        written.rounds = traced.rounds
+        return written
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one hit did."""
+
+    kind: str
+    problems: tuple[str, ...]
+    hit: bool
+    back: bool
+    longer: float  # seconds, against the undisturbed reply
+
+
+def trial(served: Served, device: Device, judge: Judge, prompt: Ids, number: int, rng: random.Random) -> Outcome:
+    """One reply, undisturbed and hit."""
+    kind, pace = "hang" if number % 5 == 4 else "kill", PACE if number % 4 == 3 else 0.0
+    device.wait()
+    undisturbed = device.write(prompt, pace)
+    moment, after = threading.Event(), rng.randrange(1, TOKENS - 8)
+    delay = rng.uniform(0.0, 4 * undisturbed.seconds / TOKENS)
+
+    def strike() -> None:
+        moment.wait()
+        time.sleep(delay)
+        served.hang() if kind == "hang" else served.kill()
+
+    striker = threading.Thread(target=strike)
+    striker.start()
+    hit = device.write(prompt, pace, moment, after)
+    striker.join()
+    if kind == "hang":
+        served.go_on() if number % 2 else served.kill()
+    return Outcome(
+        kind,
+        tuple(judge.problems(hit, undisturbed)),
+        hit=any(token.source is Source.DRAFT for token in hit.tokens),
+        back=any("back" in notice.text for notice in hit.notices),
+        longer=hit.seconds - undisturbed.seconds,
+    )
+
+
+def run(draft: Path, verifier: Path, replies: int, seed: int) -> list[Outcome]:
+    """All trials, on f32 model files."""
+    rng = random.Random(seed)
+    cases = [held_out(family, -(-replies // len(FAMILIES))) for family in FAMILIES]
+    prompts = [case.prompt for group in zip(*cases, strict=True) for case in group][:replies]
+    served = Served(verifier)
+    try:
+        with Model.load(draft) as small, Model.load(verifier) as big:
+            remote = served.connect(small)
+            device, judge = Device(small, remote), Judge(small, big)
+            outcomes = []
+            for number, turns in enumerate(prompts):
+                prompt = small.chat_prompt([Message(turn.role, turn.text) for turn in turns])[: POSITIONS - TOKENS]
+                outcomes.append(trial(served, device, judge, prompt, number, rng))
+            remote.close()
+            return outcomes
+    finally:
+        served.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("replies", type=int, nargs="?", default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--draft", default="edgellm-draft")
+    parser.add_argument("--verifier", default="edgellm-verifier")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        draft, verifier = Path(folder) / "draft.gguf", Path(folder) / "verifier.gguf"
+        to_f32(resolve(arguments.draft), draft)
+        to_f32(resolve(arguments.verifier), verifier)
+        outcomes = run(draft, verifier, arguments.replies, arguments.seed)
+    figures: dict[str, object] = {"replies": len(outcomes), "load_average": os.getloadavg()[0]}
+    for kind in ("kill", "hang"):
+        of = [outcome for outcome in outcomes if outcome.kind == kind]
+        if of:
+            figures[kind] = {
+                "replies": len(of),
+                "went_on_unverified": sum(outcome.hit for outcome in of),
+                "verified_again_before_the_end": sum(outcome.back for outcome in of),
+                "seconds_longer": spread([outcome.longer for outcome in of]),
+            }
+    problems = Counter(problem for outcome in outcomes for problem in outcome.problems)
+    figures["problems"] = dict(problems)
+    path = write("kill_verifier", "bench.kill_verifier", figures, arguments.seed)
+    print(path.read_text(encoding="utf-8"))
+    sys.exit(1 if problems or any(outcome.longer > 2.0 for outcome in outcomes) else 0)
+
+
+if __name__ == "__main__":
+    main()

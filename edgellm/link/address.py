@@ -1,0 +1,82 @@
+"""Where a device listens. Only loopback addresses, until devices are paired."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from edgellm.errors import InvalidOption, PairingRequired
+
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host (name, IPv4, or IPv6 without brackets) and a TCP port; port 0 lets the system choose when listening."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def of(cls, host: str, port: int) -> Address:
+        """Checks both. `localhost` becomes 127.0.0.1, so that both sides mean the same family.
+
+        Raises:
+            InvalidOption: no host, no port, or out of range.
+        """
+        if host.lower() == "localhost":
+            host = "127.0.0.1"
+        if not _is_ip(host) and (not _HOST.fullmatch(host) or host.replace(".", "").isdigit()):
+            raise InvalidOption(f"{host!r} is neither a host name nor an IP address.", _EXAMPLE)
+        if not 0 <= port <= 65535:
+            raise InvalidOption(f"Port {port} does not exist.", "Give a port from 1 to 65535.")
+        return cls(host, port)
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Reads HOST:PORT; an IPv6 host stands in brackets.
+
+        Raises:
+            InvalidOption: it is not that.
+        """
+        host, colon, port = text.strip().rpartition(":")
+        if host.startswith("[") and host.endswith("]") and _is_ip(host[1:-1]):
+            host = host[1:-1]
+        elif ":" in host:
+            raise InvalidOption(f"{text!r} has more than one colon.", "Put an IPv6 host in brackets: [::1]:50151.")
+        if not colon or not host or not (port.isascii() and port.isdigit() and len(port) <= 5):
+            raise InvalidOption(f"{text!r} is not an address.", _EXAMPLE)
+        return cls.of(host, int(port))
+
+    @property
+    def loopback(self) -> bool:
+        """Whether it can be reached from this machine only. A name cannot promise that."""
+        return _is_ip(self.host) and ip_address(self.host).is_loopback
+
+    def require_loopback(self) -> Address:
+        """This address, if nobody else can reach it or be reached by it.
+
+        Raises:
+            PairingRequired: it leaves this machine.
+        """
+        if not self.loopback:
+            raise PairingRequired(
+                f"{self} is not a loopback address, and no device is paired: anyone on the way could read it.",
+                "Pairing comes first, which this version cannot do yet: use 127.0.0.1, or an SSH tunnel to it.",
+            )
+        return self
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return "%" not in host
+
+
+_EXAMPLE = "Give HOST:PORT, for example 127.0.0.1:50151."

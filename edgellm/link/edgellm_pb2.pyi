@@ -1,0 +1,159 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class HelloRequest(_message.Message):
+    __slots__ = ("protocol", "vocabulary", "vocabulary_size")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    vocabulary: bytes
+    vocabulary_size: int
+    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ...) -> None: ...
+
+class HelloReply(_message.Message):
+    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    vocabulary: bytes
+    vocabulary_size: int
+    model: str
+    context_length: int
+    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ...) -> None: ...
+
+class VocabularyHashes(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, blocks: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class VocabularyBlock(_message.Message):
+    __slots__ = ("first_token", "tokens", "kinds")
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    first_token: int
+    tokens: _containers.RepeatedScalarFieldContainer[bytes]
+    kinds: bytes
+    def __init__(self, first_token: _Optional[int] = ..., tokens: _Optional[_Iterable[bytes]] = ..., kinds: _Optional[bytes] = ...) -> None: ...
+
+class DeviceFrame(_message.Message):
+    __slots__ = ("open", "verify")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_FIELD_NUMBER: _ClassVar[int]
+    open: Open
+    verify: Verify
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., verify: _Optional[_Union[Verify, _Mapping]] = ...) -> None: ...
+
+class VerifierFrame(_message.Message):
+    __slots__ = ("verdict", "need_prefix", "working", "busy", "draining")
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    NEED_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    WORKING_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    verdict: Verdict
+    need_prefix: NeedPrefix
+    working: Working
+    busy: Busy
+    draining: Draining
+    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., need_prefix: _Optional[_Union[NeedPrefix, _Mapping]] = ..., working: _Optional[_Union[Working, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("protocol", "vocabulary", "sampling")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    vocabulary: bytes
+    sampling: Sampling
+    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "seed")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class Verify(_message.Message):
+    __slots__ = ("round", "position", "prefix", "chunk", "distributions", "extra")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    position: int
+    prefix: _containers.RepeatedScalarFieldContainer[int]
+    chunk: _containers.RepeatedScalarFieldContainer[int]
+    distributions: Distributions
+    extra: int
+    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., prefix: _Optional[_Iterable[int]] = ..., chunk: _Optional[_Iterable[int]] = ..., distributions: _Optional[_Union[Distributions, _Mapping]] = ..., extra: _Optional[int] = ...) -> None: ...
+
+class Distributions(_message.Message):
+    __slots__ = ("lengths", "ids", "probabilities")
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    probabilities: bytes
+    def __init__(self, lengths: _Optional[_Iterable[int]] = ..., ids: _Optional[_Iterable[int]] = ..., probabilities: _Optional[bytes] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("round", "accepted", "tokens", "seconds", "passes")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    accepted: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    seconds: float
+    passes: int
+    def __init__(self, round: _Optional[int] = ..., accepted: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., passes: _Optional[int] = ...) -> None: ...
+
+class NeedPrefix(_message.Message):
+    __slots__ = ("round", "position")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    position: int
+    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+
+class Working(_message.Message):
+    __slots__ = ("round", "step")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    step: int
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Busy(_message.Message):
+    __slots__ = ("round", "retry_ms")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    RETRY_MS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    retry_ms: int
+    def __init__(self, round: _Optional[int] = ..., retry_ms: _Optional[int] = ...) -> None: ...
+
+class Draining(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,196 @@
+"""The device's end of the line: one thread with an event loop that connects, notices loss, and connects again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from edgellm.engine import Vocabulary
+from edgellm.errors import ProtocolError, VerifierUnreachable, VocabularyMismatch
+from edgellm.link import edgellm_pb2 as pb
+from edgellm.link.address import Address
+from edgellm.link.channel import COMPARE_VOCABULARY, HEARTBEAT_SECONDS, HELLO, HELLO_SECONDS, open_channel
+from edgellm.serve.handshake import check_protocol, hello, mismatch
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How patient a device is; seconds, but for `silent_beats`.
+
+    A verifier that owes an answer is lost after `silent_beats` heartbeats without a frame (beats are counted here, so
+    that a device which itself stood still does not blame the verifier), or after `stall` during which it computed
+    nothing. Retries start `retry` behind a loss and double up to `retry_most`, shortened at random by up to a half.
+    """
+
+    hello: float = HELLO_SECONDS
+    beat: float = HEARTBEAT_SECONDS
+    silent_beats: int = 4
+    stall: float = 30.0
+    retry: float = 0.2
+    retry_most: float = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What the verifier says of itself: the name of its model, and the tokens that one session can hold."""
+
+    model: str
+    context_length: int
+
+
+class Connection:
+    """A line to one verifier, kept up in the background. Methods named `loop_*` are for its own thread."""
+
+    def __init__(self, address: Address, vocabulary: Vocabulary, timing: Timing) -> None:
+        """Connects.
+
+        Raises:
+            PairingRequired: the address leaves this machine.
+            VerifierUnreachable: nobody answers.
+            VocabularyMismatch, ProtocolError: somebody does, but the two do not fit.
+        """
+        self.address = address.require_loopback()
+        self.timing = timing
+        self._vocabulary = vocabulary
+        self._up = False
+        self._not_before = 0.0
+        self._failures = 0
+        self._jitter = random.Random()
+        self._channel: grpc.aio.Channel | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        first: Future[Peer] = Future()
+        self._thread = threading.Thread(target=self._run, args=(first,), name="edgellm-link", daemon=True)
+        self._thread.start()
+        try:
+            self.peer = first.result()
+        except BaseException:
+            self.close()
+            raise
+
+    def ready(self) -> bool:
+        """Whether it makes sense to ask now."""
+        return self._up and monotonic() >= self._not_before
+
+    def alive(self) -> bool:
+        """Whether the connection's thread still runs."""
+        return self._thread.is_alive()
+
+    def post(self, call: Callable[..., None], *arguments: Any) -> bool:
+        """Has the connection's thread make a call; False where the connection is closed."""
+        try:
+            self._loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Ends the thread; every stream ends with it."""
+        if self.post(self._closing.set):
+            self._thread.join()
+
+    def loop_channel(self) -> grpc.aio.Channel | None:
+        """The channel for new streams; None while the verifier is away."""
+        return self._channel if self._up else None
+
+    def loop_task(self, work: Any) -> None:
+        """Runs a coroutine beside the others, until it ends or the connection is closed."""
+        task: asyncio.Task[None] = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def loop_lost(self, channel: grpc.aio.Channel) -> None:
+        """The verifier behind `channel` is gone, or goes: other sessions may still get their verdicts over it."""
+        if channel is self._channel:
+            self._up, self._channel = False, None
+            self.loop_task(channel.close(_LAST_WORDS))
+            self.loop_task(self._reconnect())
+
+    def loop_pause(self, seconds: float | None = None) -> None:
+        """The verifier is there but refused: asks nothing for `seconds`, or for longer with each refusal."""
+        self._not_before = monotonic() + (self._backoff() if seconds is None else seconds)
+
+    def loop_proved(self) -> None:
+        """The verifier has answered: the next trouble is the first again."""
+        self._failures = 0
+
+    def _run(self, first: Future[Peer]) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._live(first))
+
+    async def _live(self, first: Future[Peer]) -> None:
+        try:
+            first.set_result(await self._connect())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller waits for it and raises it
+            first.set_exception(error)
+        await self._closing.wait()
+        self._up = False
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._channel is not None:
+            await self._channel.close(None)
+
+    async def _connect(self) -> Peer:
+        channel = open_channel(self.address)
+        try:
+            peer = await self._greet(channel)
+        except BaseException as error:
+            await channel.close(None)
+            if isinstance(error, grpc.aio.AioRpcError):
+                raise self._unreachable(error) from None
+            raise
+        self._channel, self._up = channel, True
+        return peer
+
+    async def _greet(self, channel: grpc.aio.Channel) -> Peer:
+        ours = hello(self._vocabulary)
+        greet = channel.unary_unary(HELLO, pb.HelloRequest.SerializeToString, pb.HelloReply.FromString)
+        reply: pb.HelloReply = await greet(ours, timeout=self.timing.hello)
+        check_protocol(reply.protocol, "the verifier")
+        if reply.vocabulary != ours.vocabulary:
+            compare = channel.unary_unary(
+                COMPARE_VOCABULARY, pb.VocabularyHashes.SerializeToString, pb.VocabularyBlock.FromString
+            )
+            hashes = pb.VocabularyHashes(blocks=self._vocabulary.block_hashes)
+            block: pb.VocabularyBlock = await compare(hashes, timeout=self.timing.hello)
+            raise mismatch(self._vocabulary, reply.vocabulary_size, block, str(self.address))
+        if reply.context_length < 1:
+            raise ProtocolError("The verifier holds no tokens.", "Run the same version of edgellm on both sides.")
+        return Peer(reply.model, reply.context_length)
+
+    def _unreachable(self, error: grpc.aio.AioRpcError) -> VerifierUnreachable:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            what = f"What answers at {self.address} is not a verifier."
+        elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            what = f"The verifier at {self.address} does not answer within {self.timing.hello:g} seconds."
+        else:
+            what = f"Nobody answers at {self.address}."
+        return VerifierUnreachable(
+            what, f"Start one there with `edgellm serve --role verifier --port {self.address.port}`."
+        )
+
+    async def _reconnect(self) -> None:
+        while not self._up:
+            await asyncio.sleep(self._backoff())
+            with suppress(VerifierUnreachable, VocabularyMismatch, ProtocolError):
+                self.peer = await self._connect()
+
+    def _backoff(self) -> float:
+        longest = min(self.timing.retry * 2.0**self._failures, self.timing.retry_most)
+        self._failures = min(self._failures + 1, 16)
+        return longest * self._jitter.uniform(0.5, 1.0)
+
+
+_LAST_WORDS = 10.0  # seconds

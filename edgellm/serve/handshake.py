@@ -1,0 +1,70 @@
+"""The first words between a device and a verifier: same protocol, same vocabulary?"""
+
+from __future__ import annotations
+
+from edgellm.engine import Vocabulary
+from edgellm.errors import ProtocolError, VocabularyMismatch
+from edgellm.link import edgellm_pb2 as pb
+from edgellm.link.channel import PROTOCOL
+
+_BLOCK = 256  # tokens behind one hash
+_SHOWN = 40  # bytes of a token that a message shows
+
+
+def hello(vocabulary: Vocabulary) -> pb.HelloRequest:
+    """What a device says first."""
+    return pb.HelloRequest(
+        protocol=PROTOCOL, vocabulary=bytes.fromhex(vocabulary.fingerprint), vocabulary_size=vocabulary.size
+    )
+
+
+def first_different_block(ours: Vocabulary, theirs: pb.VocabularyHashes) -> pb.VocabularyBlock:
+    """The verifier's side of the first block that differs from the device's hashes; empty where none does."""
+    block = ours.first_different_block(theirs.blocks)
+    if block is None:
+        return pb.VocabularyBlock(first_token=ours.size)
+    start, end = block * _BLOCK, min((block + 1) * _BLOCK, ours.size)
+    return pb.VocabularyBlock(first_token=start, tokens=ours.pieces[start:end], kinds=ours.kinds[start:end])
+
+
+def check_protocol(theirs: int, who: str) -> None:
+    """Refuses another version of the contract; `who` speaks it.
+
+    Raises:
+        ProtocolError: says which side is older.
+    """
+    if theirs != PROTOCOL:
+        older = who if theirs < PROTOCOL else "this device"
+        raise ProtocolError(
+            f"{who[0].upper()}{who[1:]} speaks protocol version {theirs}, and this side version {PROTOCOL}.",
+            f"Update edgellm on {older}.",
+        )
+
+
+def mismatch(ours: Vocabulary, size: int, block: pb.VocabularyBlock, where: str) -> VocabularyMismatch:
+    """Names the first token on which device and verifier (of `size` tokens, at the address `where`) differ."""
+    theirs = dict(enumerate(zip(block.tokens, block.kinds, strict=False), start=block.first_token))
+    mine = range(block.first_token, min(block.first_token + _BLOCK, ours.size))
+    for token in range(block.first_token, block.first_token + _BLOCK):
+        here = (ours.pieces[token], ours.kinds[token]) if token in mine else None
+        there = theirs.get(token)
+        if here != there:
+            found = (
+                f"token {token} is {_shown(here, there)} for the draft model and {_shown(there, here)} for the verifier"
+            )
+            break
+    else:
+        found = "their fingerprints differ"
+    return VocabularyMismatch(
+        f"The draft model and the verifier at {where} differ in their vocabularies, of {ours.size} and {size} tokens:"
+        f" {found}.",
+        "Serve a verifier of the draft model's family, or choose another draft model with -m.",
+    )
+
+
+def _shown(token: tuple[bytes, int] | None, other: tuple[bytes, int] | None) -> str:
+    if token is None:
+        return "missing"
+    piece, kind = token
+    text = repr(piece[:_SHOWN])[1:] + ("…" if len(piece) > _SHOWN else "")
+    return f"{text} (kind {kind})" if other is not None and other[0] == piece else text

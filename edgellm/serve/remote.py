@@ -1,0 +1,86 @@
+"""A verifier on another machine, as the decoding loop sees it."""
+
+from __future__ import annotations
+
+from edgellm.engine import Vocabulary
+from edgellm.link.address import Address
+from edgellm.serve.connection import Connection, Timing
+from edgellm.serve.sessions import common_prefix
+from edgellm.serve.stream import RemotePending, Stream, lost
+from edgellm.serve.wire import write_open
+from edgellm.spec.records import NO_IDS, Chunk, Ids, Sampling
+
+
+class RemoteVerifier:
+    """Asks a verifier over the link. Lost, it is found again in the background, and sessions are rebuilt there."""
+
+    def __init__(self, address: str | Address, vocabulary: Vocabulary, *, timing: Timing | None = None) -> None:
+        """Connects to `HOST:PORT`, for a draft model with this `vocabulary`.
+
+        Raises:
+            InvalidOption: not an address.
+            PairingRequired: the address leaves this machine.
+            VerifierUnreachable: nobody answers within two seconds.
+            VocabularyMismatch: the two vocabularies differ; names the first differing token.
+            ProtocolError: the other side has another version.
+        """
+        where = Address.parse(address) if isinstance(address, str) else address
+        self._connection = Connection(where, vocabulary, timing or Timing())
+        self._vocabulary = vocabulary
+
+    @property
+    def name(self) -> str:
+        return self._connection.peer.model
+
+    @property
+    def context_length(self) -> int:
+        return self._connection.peer.context_length
+
+    def open(self, sampling: Sampling) -> RemoteSession:
+        """A session for one reply. Where the verifier is away by now, it is not ready, and will be."""
+        return RemoteSession(self._connection, self._vocabulary, sampling)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class RemoteSession:
+    """One reply at the verifier: a stream, and the knowledge of which tokens are held at its other end."""
+
+    def __init__(self, connection: Connection, vocabulary: Vocabulary, sampling: Sampling) -> None:
+        self._connection = connection
+        self._vocabulary = vocabulary
+        self._opening = write_open(sampling, vocabulary.fingerprint).SerializeToString()
+        self._stream: Stream | None = None
+        self._last: RemotePending | None = None
+        self._round = 0
+
+    def ready(self) -> bool:
+        return self._connection.ready()
+
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> RemotePending:
+        """See `VerifierSession.submit`. A verdict that was not waited for is given up.
+
+        Raises:
+            InvalidOption: the chunk's distributions are too big to be sent.
+        """
+        stream, held = self._stream, self._last.held() if self._last is not None else None
+        if stream is None or stream.over or held is None:  # nobody knows what the other end holds: begin anew
+            self._end_stream()
+            stream, held = Stream(self._connection, self._opening, self._vocabulary.size), NO_IDS
+        self._round += 1
+        pending = RemotePending(self._round, prefix, chunk, extra, self._connection.alive)
+        data = pending.request(common_prefix(held, prefix))
+        self._stream, self._last = stream, pending
+        if not self._connection.post(stream.send, pending, data):
+            pending.fail(lost("The connection to the verifier is closed."))
+        return pending
+
+    def close(self) -> None:
+        self._end_stream()
+        self._last = None
+
+    def _end_stream(self) -> None:
+        if self._stream is not None:
+            self._connection.post(self._stream.end)
+            self._stream = None

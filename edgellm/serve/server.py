@@ -1,0 +1,205 @@
+"""A verifier that other devices can ask: the model, its worker, and the gRPC service in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc.aio
+
+from edgellm.engine import Context, Model
+from edgellm.errors import InvalidOption
+from edgellm.link.address import Address
+from edgellm.link.channel import DEFAULT_PORT, bind, new_server, probe
+from edgellm.serve.batcher import Batcher, Counters
+from edgellm.serve.scheduler import Limits
+from edgellm.serve.service import Happened, ServerEvent, Service
+
+GRACE_SECONDS = 10.0  # for what is in flight, when the server is stopped
+_POSITIONS = 4096  # per session, where the model was trained for more and nobody asked for more
+
+
+class VerifierServer:
+    """Verifies for several devices at once. `start`, then `stop`; both may come from any thread."""
+
+    def __init__(
+        self,
+        model: Model,
+        address: Address,
+        *,
+        sessions: int = 8,
+        context: int | None = None,
+        threads: int | None = None,
+        max_waiting: int = 128,
+        limits: Limits | None = None,
+        on_event: Callable[[ServerEvent], None] | None = None,
+    ) -> None:
+        """Reserves memory for `sessions` replies of `context` tokens each. More replies may be open than that.
+
+        `on_event` is called from the server's thread. `model` stays the caller's to close.
+
+        Raises:
+            PairingRequired: the address is not loopback.
+            InvalidOption: a size that cannot be meant.
+            EngineFailed: no memory for that many sessions.
+        """
+        self.address = address.require_loopback()
+        self.model = model
+        self.sessions = _positive("sessions", sessions)
+        self.context_length = _positions(model, context)
+        limits = limits or Limits()
+        self._max_waiting = _positive("max_waiting", max_waiting)
+        self._tell = on_event or (lambda _event: None)
+        engine = Context(
+            model, n_ctx=self.context_length, n_seq=sessions, n_batch=limits.rows, threads=threads, unified=False
+        )
+        self._batcher = Batcher(engine, sessions, model.is_eog, limits)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="edgellm-serve", daemon=True)
+        self._up = threading.Event()  # listening, or failed to
+        self._trouble: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._goodbyes: asyncio.Queue[float] = asyncio.Queue()
+
+    @property
+    def counters(self) -> Counters:
+        """What has been computed so far."""
+        return self._batcher.counters
+
+    def start(self) -> Address:
+        """Listens; returns the address, with the real port where port 0 was asked for.
+
+        Raises:
+            PortTaken: something else listens there.
+            InvalidOption: this machine does not have the address, or does not give away the port.
+        """
+        self._thread.start()
+        self._up.wait()
+        if self._trouble is not None:
+            self._thread.join()
+            raise self._trouble
+        return self.address
+
+    def request_stop(self, grace: float = GRACE_SECONDS) -> None:
+        """Begins to stop and returns at once; may be called in a signal handler, and again with less grace.
+
+        Nothing new is taken from now on. What is in flight is finished, for at most `grace` seconds; 0 cuts it off.
+        """
+        loop = self._loop
+        if loop is not None and self._thread.is_alive():
+            with suppress(RuntimeError):  # it has ended meanwhile
+                loop.call_soon_threadsafe(self._goodbyes.put_nowait, grace)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the server has ended; whether it has."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def stop(self, grace: float = GRACE_SECONDS) -> None:
+        """Stops, and returns when everything is closed."""
+        self.request_stop(grace)
+        self.wait()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        server = new_server()
+        service = Service(
+            self._batcher,
+            vocabulary=self.model.vocabulary,
+            model=self.model.name,
+            context=self.context_length,
+            max_waiting=self._max_waiting,
+            tell=self._tell,
+        )
+        server.add_generic_rpc_handlers((service.handlers(),))
+        try:
+            self.address = bind(server, self.address)
+            await server.start()
+            self._batcher.start()
+            self._tell(ServerEvent(Happened.LISTENING, f"{self.model.name} verifies at {self.address}."))
+            self._up.set()
+            await self._finish(server, service)
+        except Exception as error:  # noqa: BLE001 - whatever it is, `start` waits for it and raises it
+            self._trouble = error
+        finally:
+            await server.stop(None)
+            self._batcher.close()
+            self._up.set()
+
+    async def _finish(self, server: grpc.aio.Server, service: Service) -> None:
+        """Waits for the wish to stop, then for what is in flight; a later wish may shorten that."""
+        grace = await self._goodbyes.get()
+        self._tell(ServerEvent(Happened.STOPPING, "The verifier finishes what is in flight, and takes nothing new."))
+        service.drain()
+        closing = asyncio.create_task(server.stop(grace))
+        while grace > 0 and not closing.done():
+            hurry = asyncio.create_task(self._goodbyes.get())
+            await asyncio.wait({closing, hurry}, return_when=asyncio.FIRST_COMPLETED)
+            if not hurry.cancel():
+                grace = hurry.result()
+                if grace <= 0:
+                    await server.stop(None)
+        await closing
+        self._tell(ServerEvent(Happened.STOPPED, "The verifier has stopped."))
+
+
+def serve_verifier(
+    model: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = DEFAULT_PORT,
+    sessions: int = 8,
+    context: int | None = None,
+    threads: int | None = None,
+    gpu_layers: int = 0,
+    on_event: Callable[[ServerEvent], None] | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> VerifierServer:
+    """Loads the model file and serves it; returns the running server, to be stopped by the caller.
+
+    Raises:
+        PairingRequired, PortTaken, InvalidOption: nobody can or may listen there; said before the model is loaded.
+        ModelNotFound, ModelCorrupt, ModelUnsupported, EngineFailed: from loading.
+    """
+    address = Address.of(host, port).require_loopback()
+    probe(address)
+    server = VerifierServer(
+        Model.load(model, gpu_layers=gpu_layers, progress=progress),
+        address,
+        sessions=sessions,
+        context=context,
+        threads=threads,
+        on_event=on_event,
+    )
+    server.start()
+    return server
+
+
+def _positions(model: Model, wanted: int | None) -> int:
+    if wanted is None:
+        return min(model.n_ctx_train, _POSITIONS)
+    if wanted > model.n_ctx_train:
+        raise InvalidOption(
+            f"context is {wanted}, and {model.name} was trained for {model.n_ctx_train} tokens.",
+            "Give that many at most.",
+        )
+    return _positive("context", wanted)
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise InvalidOption(f"{name} is {value}.", "Give a whole number of at least 1.")
+    return value

@@ -1,0 +1,208 @@
+"""The verifier's side of the contract: reads frames, has the worker answer them, writes frames."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import count
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from edgellm.engine import Vocabulary
+from edgellm.errors import ContextFull, EdgeError, ProtocolError, VocabularyMismatch
+from edgellm.link import edgellm_pb2 as pb
+from edgellm.link.channel import HEARTBEAT_SECONDS, PROTOCOL, SERVICE
+from edgellm.serve.batcher import Answer, Batcher, Missing
+from edgellm.serve.handshake import check_protocol, first_different_block
+from edgellm.serve.wire import Ask, Bounds, read_sampling, read_verify, write_verdict
+from edgellm.spec.records import Sampling
+
+Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class Happened(StrEnum):
+    """What a verifier tells those who run it."""
+
+    LISTENING = "listening"
+    CONNECTED = "connected"
+    ENDED = "ended"
+    REFUSED = "refused"
+    FAILED = "failed"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent:
+    """`what` happened, and a sentence for people. No prompt and no token is ever in it."""
+
+    what: Happened
+    text: str
+
+
+class Service:
+    """The three calls of the contract, over one worker. Lives in one event loop."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        *,
+        vocabulary: Vocabulary,
+        model: str,
+        context: int,
+        max_waiting: int,
+        tell: Callable[[ServerEvent], None],
+    ) -> None:
+        """Beyond `max_waiting` requests at once, further ones are answered *busy*."""
+        self._batcher = batcher
+        self._vocabulary = vocabulary
+        self._fingerprint = bytes.fromhex(vocabulary.fingerprint)
+        self._model = model
+        self._bounds = Bounds(vocabulary.size, context)
+        self._max_waiting = max_waiting
+        self._tell = tell
+        self._numbers = count(1)
+        self._draining = asyncio.get_running_loop().create_future()
+
+    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """For `grpc.aio.Server.add_generic_rpc_handlers`. Sessions deal in bytes, so that nothing is parsed unasked."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Hello": grpc.unary_unary_rpc_method_handler(
+                    self.hello, pb.HelloRequest.FromString, pb.HelloReply.SerializeToString
+                ),
+                "CompareVocabulary": grpc.unary_unary_rpc_method_handler(
+                    self.compare_vocabulary, pb.VocabularyHashes.FromString, pb.VocabularyBlock.SerializeToString
+                ),
+                "Session": grpc.stream_stream_rpc_method_handler(self.session),
+            },
+        )
+
+    def drain(self) -> None:
+        """From now on only what has been received is answered; every session is told."""
+        if not self._draining.done():
+            self._draining.set_result(None)
+
+    async def hello(self, _request: pb.HelloRequest, _context: Stream) -> pb.HelloReply:
+        """Who this verifier is. The device compares."""
+        return pb.HelloReply(
+            protocol=PROTOCOL,
+            vocabulary=self._fingerprint,
+            vocabulary_size=self._vocabulary.size,
+            model=self._model,
+            context_length=self._bounds.context,
+        )
+
+    async def compare_vocabulary(self, request: pb.VocabularyHashes, _context: Stream) -> pb.VocabularyBlock:
+        """This side of the first block that differs."""
+        return first_different_block(self._vocabulary, request)
+
+    async def session(self, _frames: Any, stream: Stream) -> None:
+        """One session, from Open to the end of the stream."""
+        number = next(self._numbers)
+        self._tell(ServerEvent(Happened.CONNECTED, f"Session {number} from {stream.peer()} begins."))
+        try:
+            await self._serve(number, stream)
+        except EdgeError as error:
+            self._tell(ServerEvent(_happened(error), f"Session {number} is closed: {error.what}"))
+            await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.what)
+        finally:
+            self._batcher.leave(number)
+            self._tell(ServerEvent(Happened.ENDED, f"Session {number} ends."))
+
+    async def _serve(self, number: int, stream: Stream) -> None:
+        sampling: Sampling | None = None
+        last, again = 0, False  # the latest round, and whether it was answered with NeedPrefix
+        while (frame := await self._next(stream)) is not None:
+            if sampling is None:
+                sampling = self._opened(frame)
+                continue
+            if frame.WhichOneof("frame") != "verify":
+                raise ProtocolError("A session is opened twice, or a frame is empty.", _UPDATE)
+            ask = read_verify(frame.verify, self._bounds)
+            if ask.round < last or (ask.round == last and not again):
+                raise ProtocolError(f"Round {ask.round} comes after round {last}.", _UPDATE)
+            last, again = ask.round, False
+            if self._batcher.waiting >= self._max_waiting:
+                await _write(stream, pb.VerifierFrame(busy=pb.Busy(round=ask.round, retry_ms=_RETRY_MS)))
+                continue
+            answer = await self._answer(number, sampling, ask, stream)
+            if isinstance(answer, EdgeError):
+                raise answer
+            if isinstance(answer, Missing):
+                again = True
+                need = pb.NeedPrefix(round=ask.round, position=answer.position)
+                await _write(stream, pb.VerifierFrame(need_prefix=need))
+            else:
+                await _write(stream, write_verdict(ask.round, answer))
+        if self._draining.done():
+            await _write(stream, pb.VerifierFrame(draining=pb.Draining()))
+
+    def _opened(self, frame: pb.DeviceFrame) -> Sampling:
+        if frame.WhichOneof("frame") != "open":
+            raise ProtocolError("A session begins with something else than Open.", _UPDATE)
+        check_protocol(frame.open.protocol, "the device")
+        if frame.open.vocabulary != self._fingerprint:
+            raise VocabularyMismatch("The device has another vocabulary.", "Use models of one family on both sides.")
+        return read_sampling(frame.open.sampling)
+
+    async def _answer(self, number: int, sampling: Sampling, ask: Ask, stream: Stream) -> Answer:
+        """What the worker says to `ask`, with signs of life while it takes its time."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+
+        def deliver(answer: Answer) -> None:
+            loop.call_soon_threadsafe(_settle, future, answer)
+
+        self._batcher.submit(number, sampling, ask, deliver)
+        while not (await asyncio.wait({future}, timeout=HEARTBEAT_SECONDS))[0]:
+            working = pb.Working(round=ask.round, step=self._batcher.counters.batches)
+            await _write(stream, pb.VerifierFrame(working=working))
+        return future.result()
+
+    async def _next(self, stream: Stream) -> pb.DeviceFrame | None:
+        """The next frame; None when the device has finished, or this verifier is to finish."""
+        if self._draining.done():
+            return None
+        reading = asyncio.ensure_future(stream.read())
+        try:
+            await asyncio.wait({reading, self._draining}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                return None
+            data = reading.result()
+        finally:
+            reading.cancel()
+        if not isinstance(data, bytes):  # the end of the stream
+            return None
+        try:
+            return pb.DeviceFrame.FromString(data)
+        except DecodeError:
+            raise ProtocolError("A frame is not what the contract describes.", _UPDATE) from None
+
+
+def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:
+    if not future.done():  # it is cancelled when the device leaves
+        future.set_result(answer)
+
+
+async def _write(stream: Stream, frame: pb.VerifierFrame) -> None:
+    await stream.write(frame.SerializeToString())
+
+
+def _happened(error: EdgeError) -> Happened:
+    return Happened.REFUSED if type(error) in _STATUS else Happened.FAILED
+
+
+_STATUS = {
+    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+    VocabularyMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    ContextFull: grpc.StatusCode.OUT_OF_RANGE,
+}
+_RETRY_MS = 500
+_UPDATE = "Run the same version of edgellm on both sides."

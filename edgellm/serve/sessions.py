@@ -1,0 +1,80 @@
+"""Who has which sequence of the verifier's context: few sequences, more sessions than that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgellm.spec.records import Ids
+
+
+@dataclass(slots=True)
+class _Slot:
+    owner: int | None = None
+    pinned: bool = False
+    used: int = 0  # when, on the table's own clock
+
+
+class SessionTable:
+    """Sessions and the slots (sequences of one context) that hold their tokens.
+
+    A session gets a slot with its first request and keeps it until it ends, or until it is the least recently used
+    one when another session needs a slot. While a request is under way its slot is pinned. The tokens of an ended
+    session stay cached: whoever begins alike next, such as the next turn of the same chat, gets that slot.
+    """
+
+    def __init__(self, slots: int, cached: Callable[[int], Ids]) -> None:
+        """`cached(slot)` tells the tokens that the context holds for a slot."""
+        self._slots = [_Slot() for _ in range(slots)]
+        self._cached = cached
+        self._clock = 0
+        self.evictions = 0
+
+    def slot(self, session: int) -> int | None:
+        """The slot of `session`, None where it has none (any more)."""
+        for i, slot in enumerate(self._slots):
+            if slot.owner == session:
+                return i
+        return None
+
+    def claim(self, session: int, ids: Ids) -> int | None:
+        """Pins a slot for a request of `session` on the tokens `ids` (n,); None while every slot is pinned."""
+        mine = self.slot(session)
+        if mine is None:
+            mine = self._best(ids)
+            if mine is None:
+                return None
+            self.evictions += self._slots[mine].owner is not None
+        self._slots[mine] = _Slot(session, pinned=True, used=self._tick())
+        return mine
+
+    def release(self, session: int) -> None:
+        """The request is answered: the slot may be taken when it is the least recently used one."""
+        mine = self.slot(session)
+        if mine is not None:
+            self._slots[mine] = _Slot(session, pinned=False, used=self._tick())
+
+    def drop(self, session: int) -> None:
+        """The session is over; what is cached for it may serve another."""
+        mine = self.slot(session)
+        if mine is not None:
+            self._slots[mine] = _Slot(used=self._slots[mine].used)
+
+    def _best(self, ids: Ids) -> int | None:
+        """Of the slots without an owner the one that begins most like `ids`, else the least recently used idle one."""
+        free = [i for i, slot in enumerate(self._slots) if slot.owner is None]
+        if free:
+            return max(free, key=lambda i: (common_prefix(self._cached(i), ids), -self._slots[i].used))
+        idle = [i for i, slot in enumerate(self._slots) if not slot.pinned]
+        return min(idle, key=lambda i: self._slots[i].used, default=None)
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+
+def common_prefix(a: Ids, b: Ids) -> int:
+    """How many tokens `a` (n,) and `b` (m,) share from the start."""
+    n = min(len(a), len(b))
+    differ = a[:n] != b[:n]
+    return int(differ.argmax()) if differ.any() else n

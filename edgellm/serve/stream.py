@@ -1,0 +1,234 @@
+"""One session's stream at the device: requests go out, verdicts come in, and silence is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from time import monotonic
+from typing import TypeAlias
+
+import grpc
+import grpc.aio
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from edgellm.errors import EdgeError, InvalidOption, ProtocolError, VerifierLost
+from edgellm.link import edgellm_pb2 as pb
+from edgellm.link.channel import MAX_MESSAGE, SESSION
+from edgellm.serve.connection import Connection
+from edgellm.serve.wire import Ask, read_verdict, write_verify
+from edgellm.spec.records import Chunk, Ids, Verdict
+
+_Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
+
+
+class RemotePending:
+    """A verdict on its way over the link."""
+
+    def __init__(self, round: int, prefix: Ids, chunk: Chunk, extra: int, alive: Callable[[], bool]) -> None:  # noqa: A002
+        """`alive` tells whether anybody is left who could settle it."""
+        self._alive = alive
+        self.ask = Ask(round, len(prefix), prefix, chunk, extra)
+        self.position = len(prefix)  # of these tokens the other end is taken to hold so many
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._future: Future[Verdict] = Future()
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> Verdict:
+        """See `Pending.result`."""
+        while True:
+            try:
+                return self._future.result(timeout=_GLANCE)
+            except TimeoutError:
+                if not self._alive():
+                    self.fail(lost("The connection to the verifier is closed."))
+
+    def request(self, position: int) -> bytes:
+        """The frame that asks, for an other end that holds `position` tokens.
+
+        Raises:
+            InvalidOption: it would be too big.
+        """
+        self.position = position
+        ask = replace(self.ask, position=position, prefix=self.ask.prefix[position:])
+        data = write_verify(ask).SerializeToString()
+        if len(data) > MAX_MESSAGE:
+            raise InvalidOption(
+                f"A chunk's distributions take {len(data) / 2**20:.0f} MiB; {MAX_MESSAGE >> 20} fit a message.",
+                "Sample with a smaller top-k, or draft fewer tokens at a time.",
+            )
+        self.bytes_up += len(data)
+        return data
+
+    def settle(self, verdict: Verdict) -> None:
+        self._future.set_result(replace(verdict, bytes_up=self.bytes_up, bytes_down=self.bytes_down))
+
+    def fail(self, error: EdgeError) -> None:
+        if not self._future.done():
+            self._future.set_exception(error)
+
+    def held(self) -> Ids | None:
+        """The tokens that the session holds at the other end after this; None where nobody knows."""
+        if not self._future.done() or self._future.exception() is not None:
+            return None
+        verdict = self._future.result()
+        return np.concatenate((self.ask.prefix, self.ask.chunk.ids[: verdict.accepted], verdict.tokens[:-1]))
+
+
+class Stream:
+    """One gRPC stream. Made in any thread; what is called later is called in the connection's."""
+
+    def __init__(self, connection: Connection, opening: bytes, vocabulary: int) -> None:
+        """`opening` is the first frame; verdicts bring ids below `vocabulary`. Connects with the first request."""
+        self._connection = connection
+        self._opening = opening
+        self._vocabulary = vocabulary
+        self._channel: grpc.aio.Channel | None = None
+        self._call: _Call | None = None
+        self._writing = asyncio.Lock()
+        self._pending: RemotePending | None = None
+        self._silent = 0  # heartbeats since the last frame
+        self._step, self._moved = -1, 0.0  # of the verifier's worker, and when it last changed
+        self._watched = False
+        self.over = False  # ended by either side; read by the session's thread too
+
+    def send(self, pending: RemotePending, data: bytes) -> None:
+        """Asks for a verdict."""
+        frames = [data]
+        if self._call is None:
+            self._channel = self._connection.loop_channel()
+            if self._channel is None:
+                pending.fail(lost("The verifier is away."))
+                return
+            self._call = self._channel.stream_stream(SESSION, bytes, bytes)()  # type: ignore[call-arg]  # written to
+            self._connection.loop_task(self._read(self._call))
+            frames.insert(0, self._opening)
+            pending.bytes_up += len(self._opening)
+        elif self.over:
+            pending.fail(lost("The verifier has ended the session."))
+            return
+        self._pending = pending
+        self._silent, self._step, self._moved = 0, -1, monotonic()
+        self._watch()
+        self._connection.loop_task(self._write(self._call, frames))
+
+    def end(self) -> None:
+        """The reply is over, or gave this stream up."""
+        if self._call is not None:
+            self._call.cancel()
+        self._fail(lost("The reply is over."))
+
+    async def _write(self, call: _Call, frames: list[bytes]) -> None:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader finds the stream ended, and why
+            async with self._writing:
+                for frame in frames:
+                    await call.write(frame)
+
+    async def _read(self, call: _Call) -> None:
+        try:
+            while isinstance(data := await call.read(), bytes):
+                self._take(call, data)
+            self._fail(lost("The verifier has ended the session."))
+        except grpc.aio.AioRpcError as error:
+            self.over = True
+            self._ended(error.code(), error.details() or error.code().name)
+        except (ProtocolError, DecodeError) as error:
+            call.cancel()
+            self._connection.loop_pause()
+            self._fail(lost(f"The verifier breaks the contract: {error}"))
+        finally:
+            self.over = True
+            self._fail(lost("The connection to the verifier is closed."))
+
+    def _take(self, call: _Call, data: bytes) -> None:
+        """Deals with one frame."""
+        frame = pb.VerifierFrame.FromString(data)
+        kind = frame.WhichOneof("frame")
+        if kind == "draining":
+            self._lost("is shutting down")
+            return
+        pending = self._pending
+        if kind is None or pending is None or getattr(frame, kind).round != pending.ask.round:
+            raise ProtocolError("A frame answers nothing that was asked.", "Run the same version on both sides.")
+        self._silent = 0
+        pending.bytes_down += len(data)
+        if kind == "verdict":
+            verdict = read_verdict(frame.verdict, pending.ask, self._vocabulary)
+            self._pending = None
+            self._connection.loop_proved()
+            pending.settle(verdict)
+        elif kind == "need_prefix":
+            if frame.need_prefix.position >= pending.position:
+                raise ProtocolError("The verifier asks for tokens that it has.", "Run the same version on both sides.")
+            self._connection.loop_task(self._write(call, [pending.request(frame.need_prefix.position)]))
+        elif kind == "busy":
+            self._connection.loop_pause(min(frame.busy.retry_ms, _LONGEST_BUSY_MS) / 1e3)
+            self._fail(lost("The verifier is busy."))
+        elif frame.working.step != self._step:
+            self._step, self._moved = frame.working.step, monotonic()
+
+    def _ended(self, code: grpc.StatusCode, why: str) -> None:
+        """The verifier, or the network, has closed the stream."""
+        if code in _REFUSALS:
+            self._connection.loop_pause()
+            self._fail(lost(f"The verifier refuses: {why}"))
+        else:
+            self._lost(f"is gone ({why})")
+
+    def _lost(self, reason: str) -> None:
+        if self._channel is not None:
+            self._connection.loop_lost(self._channel)
+        self._fail(lost(f"The verifier {reason}."))
+
+    def _fail(self, error: EdgeError) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.fail(error)
+
+    def _watch(self) -> None:
+        if not self._watched:
+            self._watched = True
+            asyncio.get_running_loop().call_later(self._connection.timing.beat, self._beat)
+
+    def _beat(self) -> None:
+        """Looks whether the verifier that owes an answer is alive."""
+        self._watched = False
+        if self._pending is None:
+            return
+        timing = self._connection.timing
+        self._silent += 1
+        if self._silent >= timing.silent_beats:
+            self._hangs("gives no sign of life")
+        elif monotonic() - self._moved > timing.stall:
+            self._hangs(f"has computed nothing for {timing.stall:g} seconds")
+        else:
+            self._watch()
+
+    def _hangs(self, how: str) -> None:
+        self._lost(how)
+        if self._call is not None:
+            self._call.cancel()
+
+
+def lost(what: str) -> VerifierLost:
+    """The error for a verdict that will not come."""
+    return VerifierLost(what, "The device goes on alone and tries again by itself; is the verifier still running?")
+
+
+_REFUSALS = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.INTERNAL,
+    }
+)
+_GLANCE = 1.0  # seconds between two looks whether the connection lives
+_LONGEST_BUSY_MS = 60_000

@@ -1,0 +1,155 @@
+"""Between our records and the messages of the contract. Whatever comes in is checked here, before anyone uses it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from edgellm.errors import ContextFull, ProtocolError
+from edgellm.link import edgellm_pb2 as pb
+from edgellm.link.channel import MAX_CHUNK, MAX_EXTRA, PROTOCOL
+from edgellm.spec.records import NO_IDS, Chunk, Distribution, Ids, Sampling, Verdict
+from edgellm.spec.verify import check_chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One Verify, checked: `prefix` continues the first `position` tokens of the session, then comes `chunk`."""
+
+    round: int
+    position: int
+    prefix: Ids
+    chunk: Chunk
+    extra: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a session may ask for: ids below `vocabulary`, and no more than `context` tokens."""
+
+    vocabulary: int
+    context: int
+
+
+def write_open(sampling: Sampling, fingerprint: str) -> pb.DeviceFrame:
+    """The first frame of a session; `fingerprint` is the vocabulary's, in hex."""
+    wanted = pb.Sampling(
+        temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, seed=sampling.seed & (2**64 - 1)
+    )
+    return pb.DeviceFrame(open=pb.Open(protocol=PROTOCOL, vocabulary=bytes.fromhex(fingerprint), sampling=wanted))
+
+
+def read_sampling(message: pb.Sampling) -> Sampling:
+    """How to choose, from an Open.
+
+    Raises:
+        ProtocolError: a number that cannot be meant.
+    """
+    if not (math.isfinite(message.temperature) and message.temperature >= 0.0):
+        _refuse(f"The temperature is {message.temperature}.")
+    if not 0.0 < message.top_p <= 1.0:
+        _refuse(f"top_p is {message.top_p}.")
+    return Sampling(message.temperature, message.top_k, message.top_p, message.seed)
+
+
+def write_verify(ask: Ask) -> pb.DeviceFrame:
+    """The frame that asks for a verdict. Ids are sent as they are, probabilities as float32 without loss."""
+    verify = pb.Verify(
+        round=ask.round,
+        position=ask.position,
+        prefix=ask.prefix.tolist(),
+        chunk=ask.chunk.ids.tolist(),
+        extra=ask.extra,
+    )
+    drawn = ask.chunk.distributions
+    if drawn:
+        verify.distributions.lengths.extend(len(d.ids) for d in drawn)
+        verify.distributions.ids.extend(np.concatenate([d.ids for d in drawn]).tolist())
+        verify.distributions.probabilities = np.concatenate([d.probs for d in drawn]).astype("<f4").tobytes()
+    return pb.DeviceFrame(verify=verify)
+
+
+def read_verify(message: pb.Verify, bounds: Bounds) -> Ask:
+    """A request, checked against everything that needs no knowledge of the session.
+
+    Raises:
+        ProtocolError: it breaks the contract.
+        ContextFull: it asks for more tokens than a session holds.
+    """
+    if len(message.chunk) > MAX_CHUNK or message.extra > MAX_EXTRA:
+        _refuse(f"A round has {len(message.chunk)} drafted and {message.extra} extra tokens.")
+    before = message.position + len(message.prefix)
+    if before == 0:
+        _refuse("There is no token before the chunk.")
+    # the verifier's last token is never decoded, so it needs no room
+    if before + len(message.chunk) + message.extra > bounds.context:
+        raise ContextFull(
+            f"{before} tokens, {len(message.chunk)} drafted and {message.extra} extra ones do not fit the verifier's"
+            f" context of {bounds.context}.",
+            "Shorten the prompt, or serve the verifier with a longer context.",
+        )
+    prefix = _ids(message.prefix, bounds.vocabulary)
+    chunk_ids = _ids(message.chunk, bounds.vocabulary)
+    drawn = None
+    if message.HasField("distributions"):
+        drawn = _distributions(message.distributions, len(chunk_ids), bounds.vocabulary)
+    chunk = Chunk(ids=chunk_ids, distributions=drawn)
+    check_chunk(chunk, bounds.vocabulary)
+    return Ask(message.round, message.position, prefix, chunk, message.extra)
+
+
+def write_verdict(round: int, verdict: Verdict) -> pb.VerifierFrame:  # noqa: A002 - the contract's own word
+    return pb.VerifierFrame(
+        verdict=pb.Verdict(
+            round=round,
+            accepted=verdict.accepted,
+            tokens=verdict.tokens.tolist(),
+            seconds=verdict.seconds,
+            passes=verdict.passes,
+        )
+    )
+
+
+def read_verdict(message: pb.Verdict, ask: Ask, vocabulary: int) -> Verdict:
+    """The verdict on `ask`, without the bytes that it cost.
+
+    Raises:
+        ProtocolError: it does not answer `ask`.
+    """
+    if message.accepted > len(ask.chunk) or not 1 <= len(message.tokens) <= ask.extra + 1:
+        _refuse(f"A verdict accepts {message.accepted} of {len(ask.chunk)} and brings {len(message.tokens)} tokens.")
+    if not (math.isfinite(message.seconds) and message.seconds >= 0.0):
+        _refuse(f"A verdict took {message.seconds} seconds.")
+    return Verdict(message.accepted, _ids(message.tokens, vocabulary), seconds=message.seconds, passes=message.passes)
+
+
+def _ids(tokens: Iterable[int], vocabulary: int) -> Ids:
+    wide = np.fromiter(tokens, dtype=np.int64)
+    if not len(wide):
+        return NO_IDS
+    if int(wide.max()) >= vocabulary:
+        _refuse(f"Token {int(wide.max())} is outside the vocabulary of {vocabulary} tokens.")
+    return wide.astype(np.int32)
+
+
+def _distributions(message: pb.Distributions, expected: int, vocabulary: int) -> tuple[Distribution, ...]:
+    if len(message.lengths) != expected:
+        _refuse(f"{expected} drafted tokens came with {len(message.lengths)} distributions.")
+    if 0 in message.lengths or sum(message.lengths) != len(message.ids):
+        _refuse(f"Distributions of {sum(message.lengths)} tokens in all came with {len(message.ids)} ids.")
+    if len(message.probabilities) != 4 * len(message.ids):
+        _refuse(f"{len(message.ids)} ids came with {len(message.probabilities)} bytes of probabilities.")
+    ids = _ids(message.ids, vocabulary)
+    probs = np.frombuffer(message.probabilities, dtype="<f4").astype(np.float32)
+    if not np.isfinite(probs).all():
+        _refuse("A probability is not a number.")
+    cuts = np.cumsum(message.lengths)[:-1]
+    return tuple(map(Distribution, np.split(ids, cuts), np.split(probs, cuts)))
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ProtocolError(what, "Run the same version of edgellm on both sides.")

@@ -1,0 +1,72 @@
+"""A verifier on an f32 copy of the bundled one, served in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Context, Model
+from edgellm.link.address import Address
+from edgellm.serve.remote import RemoteVerifier
+from edgellm.serve.server import VerifierServer
+from edgellm.spec.local import LocalVerifier
+from edgellm.spec.pool import ContextPool
+from edgellm.spec.records import Ids
+
+ANYWHERE = Address("127.0.0.1", 0)
+POSITIONS = 512
+
+Alone = Callable[[Ids, int], list[int]]
+
+
+@pytest.fixture(scope="session")
+def exact(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
+    """The bundled verifier in f32."""
+    with Model.load(f32_pair[1]) as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def alone(exact: Model) -> Iterator[Alone]:
+    """The verifier's own greedy text: `alone(prompt, n)` are the next `n` tokens."""
+    with Context(exact, n_ctx=POSITIONS, threads=1) as context:
+
+        def write(prompt: Ids, n: int) -> list[int]:
+            context.clear()
+            written: list[int] = []
+            ids = prompt
+            for _ in range(n):
+                written.append(int(context.decode(ids)[0].argmax()))
+                ids = np.array(written[-1:], dtype=np.int32)
+            return written
+
+        yield write
+
+
+@pytest.fixture(scope="module")
+def server(exact: Model) -> Iterator[VerifierServer]:
+    with VerifierServer(exact, ANYWHERE, sessions=3, context=POSITIONS, threads=1) as running:
+        yield running
+
+
+@pytest.fixture
+def remote(server: VerifierServer) -> Iterator[RemoteVerifier]:
+    verifier = RemoteVerifier(server.address, server.model.vocabulary)
+    yield verifier
+    verifier.close()
+
+
+@pytest.fixture
+def local(exact: Model) -> Iterator[LocalVerifier]:
+    pool = ContextPool(lambda: Context(exact, n_ctx=POSITIONS, threads=1))
+    verifier = LocalVerifier(exact, pool, POSITIONS)
+    yield verifier
+    verifier.close()
+
+
+@pytest.fixture(scope="session")
+def prompt(exact: Model) -> Ids:
+    return exact.tokenize("The red mug is on the shelf in the kitchen. Where is the mug?")

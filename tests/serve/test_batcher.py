@@ -1,0 +1,187 @@
+"""The worker, without a network."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Context, Model, SeqRows
+from edgellm.errors import EngineFailed
+from edgellm.serve.batcher import Answer, Batcher, Missing
+from edgellm.serve.wire import Ask
+from edgellm.spec.records import GREEDY, NO_IDS, Chunk, Floats, Ids, Verdict
+from tests.serve.conftest import Alone
+
+SLOTS = 3
+
+
+class Gate(Context):
+    """A context whose decodes wait for permission, and fail on demand."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model, n_ctx=256, n_seq=SLOTS, threads=1, unified=False)
+        self.allowed = threading.Event()
+        self.allowed.set()
+        self.fails = False
+        self.nan = False
+
+    def decode_rows(self, rows: list[SeqRows]) -> list[Floats]:  # type: ignore[override]
+        self.allowed.wait()
+        if self.fails:
+            raise EngineFailed("It is broken.", "Mend it.")
+        return [np.full_like(view, np.nan) if self.nan else view for view in super().decode_rows(rows)]
+
+
+@pytest.fixture
+def gate(exact: Model) -> Gate:
+    return Gate(exact)
+
+
+@pytest.fixture
+def batcher(gate: Gate, exact: Model) -> Iterator[Batcher]:
+    worker = Batcher(gate, SLOTS, exact.is_eog)
+    worker.start()
+    yield worker
+    gate.allowed.set()
+    worker.close()
+
+
+class Asker:
+    """One session at the worker."""
+
+    def __init__(self, batcher: Batcher, session: int) -> None:
+        self.batcher, self.session = batcher, session
+        self.answers: SimpleQueue[Answer] = SimpleQueue()
+
+    def ask(self, prefix: Ids, position: int = 0, chunk: Ids = NO_IDS, extra: int = 0) -> None:
+        self.batcher.submit(
+            self.session, GREEDY, Ask(1, position, prefix[position:], Chunk(ids=chunk), extra), self.answers.put
+        )
+
+    def answer(self) -> Answer:
+        return self.answers.get(timeout=30)
+
+    def tokens(self) -> list[int]:
+        answer = self.answer()
+        assert isinstance(answer, Verdict)
+        return answer.tokens.tolist()
+
+
+def test_requests_that_wait_together_are_computed_together(
+    gate: Gate, batcher: Batcher, prompt: Ids, alone: Alone
+) -> None:
+    askers = [Asker(batcher, i) for i in range(SLOTS)]
+    gate.allowed.clear()
+    askers[0].ask(prompt)
+    for asker in askers[1:]:
+        asker.ask(prompt, extra=3)
+    gate.allowed.set()
+    assert askers[0].tokens() == alone(prompt, 1)
+    assert [asker.tokens() for asker in askers[1:]] == [alone(prompt, 4)] * 2
+    assert batcher.counters.widest >= 2
+    assert batcher.counters.shared >= 4
+    assert batcher.counters.verdicts == 3
+    assert batcher.counters.verified == 9
+
+
+def test_more_requests_than_slots_wait_for_their_turn(batcher: Batcher, prompt: Ids, alone: Alone) -> None:
+    askers = [Asker(batcher, i) for i in range(3 * SLOTS)]
+    for asker in askers:
+        asker.ask(prompt, extra=5)
+    wanted = alone(prompt, 6)
+    assert [asker.tokens() for asker in askers] == [wanted] * len(askers)
+
+
+def test_a_request_that_builds_on_an_evicted_cache_is_told_so(batcher: Batcher, prompt: Ids) -> None:
+    askers = [Asker(batcher, i) for i in range(SLOTS + 1)]
+    for asker in askers:
+        asker.ask(prompt)
+        asker.tokens()
+    askers[0].ask(prompt, position=len(prompt) - 1)
+    assert askers[0].answer() == Missing(0)
+    askers[-1].ask(prompt, position=len(prompt) + 1)
+    assert askers[-1].answer() == Missing(len(prompt))
+
+
+def test_what_a_waiting_request_builds_on_is_not_evicted(
+    gate: Gate, batcher: Batcher, prompt: Ids, alone: Alone
+) -> None:
+    askers = [Asker(batcher, i) for i in range(2 * SLOTS)]
+    for asker in askers[:SLOTS]:
+        asker.ask(prompt)
+        asker.tokens()
+    gate.allowed.clear()
+    askers[0].ask(prompt)  # keeps the worker at it
+    for asker in askers[SLOTS:]:
+        asker.ask(prompt)
+    askers[1].ask(prompt, position=len(prompt) - 1)
+    gate.allowed.set()
+    for asker in (*askers[:2], *askers[SLOTS:]):
+        assert asker.tokens() == alone(prompt, 1)
+
+
+def test_an_ended_sessions_tokens_serve_who_begins_alike(batcher: Batcher, exact: Model, alone: Alone) -> None:
+    chat = exact.tokenize("One long conversation about the garden, the shed and the key to it. " * 3)
+    first, second = Asker(batcher, 1), Asker(batcher, 2)
+    first.ask(chat)
+    first.tokens()
+    batcher.leave(1)
+    rows = batcher.counters.rows
+    second.ask(np.concatenate((chat, chat[:3])))
+    assert second.tokens() == alone(np.concatenate((chat, chat[:3])), 1)
+    assert batcher.counters.rows - rows == 3
+
+
+def test_a_session_that_left_is_forgotten(gate: Gate, batcher: Batcher, prompt: Ids, alone: Alone) -> None:
+    gone, stays = Asker(batcher, 1), Asker(batcher, 2)
+    gate.allowed.clear()
+    stays.ask(prompt)
+    gone.ask(prompt, extra=100)
+    batcher.leave(1)
+    gate.allowed.set()
+    assert stays.tokens() == alone(prompt, 1)
+    stays.ask(prompt)
+    stays.tokens()
+    assert gone.answers.empty()
+    assert batcher.waiting == 0
+
+
+@pytest.mark.parametrize("trouble", ["fails", "nan"])
+def test_a_failed_decode_fails_its_requests_and_leaves_a_sound_worker(
+    gate: Gate, batcher: Batcher, prompt: Ids, alone: Alone, trouble: str
+) -> None:
+    asker = Asker(batcher, 1)
+    setattr(gate, trouble, True)
+    asker.ask(prompt)
+    assert isinstance(asker.answer(), EngineFailed)
+    setattr(gate, trouble, False)
+    asker.ask(prompt)
+    assert asker.tokens() == alone(prompt, 1)
+
+
+def test_the_text_ends_where_the_turn_ends(gate: Gate, exact: Model, prompt: Ids, alone: Alone) -> None:
+    wanted = alone(prompt, 6)
+    worker = Batcher(gate, SLOTS, lambda token: token == wanted[2])
+    worker.start()
+    asker = Asker(worker, 1)
+    asker.ask(prompt, extra=5)
+    assert asker.tokens() == wanted[: wanted.index(wanted[2]) + 1]
+    worker.close()
+
+
+def test_closing_answers_everybody(gate: Gate, exact: Model, prompt: Ids) -> None:
+    worker = Batcher(gate, SLOTS, exact.is_eog)
+    askers = [Asker(worker, i) for i in range(SLOTS + 2)]
+    gate.allowed.clear()
+    worker.start()
+    for asker in askers:
+        asker.ask(prompt, extra=200)
+    closing = threading.Thread(target=worker.close)
+    closing.start()
+    gate.allowed.set()
+    closing.join()
+    assert all(isinstance(asker.answer(), (EngineFailed, Verdict)) for asker in askers)

@@ -1,0 +1,130 @@
+"""Few slots, more sessions."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from edgellm.serve.sessions import SessionTable, common_prefix
+from edgellm.spec.records import Ids
+
+
+def ids(*tokens: int) -> Ids:
+    return np.array(tokens, dtype=np.int32)
+
+
+class Caches:
+    """What a context holds per slot."""
+
+    def __init__(self, slots: int) -> None:
+        self.held = [ids() for _ in range(slots)]
+
+    def __call__(self, slot: int) -> Ids:
+        return self.held[slot]
+
+
+def table(slots: int) -> tuple[SessionTable, Caches]:
+    caches = Caches(slots)
+    return SessionTable(slots, caches), caches
+
+
+def serve(sessions: SessionTable, caches: Caches, session: int, *tokens: int) -> int:
+    slot = sessions.claim(session, ids(*tokens))
+    assert slot is not None
+    caches.held[slot] = ids(*tokens)
+    sessions.release(session)
+    return slot
+
+
+def test_a_session_keeps_its_slot() -> None:
+    sessions, caches = table(2)
+    first = serve(sessions, caches, 1, 5, 6)
+    serve(sessions, caches, 2, 5, 6)
+    assert serve(sessions, caches, 1, 5, 6, 7) == first
+    assert sessions.evictions == 0
+
+
+def test_the_least_recently_used_session_is_evicted() -> None:
+    sessions, caches = table(2)
+    first = serve(sessions, caches, 1, 1)
+    serve(sessions, caches, 2, 2)
+    serve(sessions, caches, 1, 1, 1)
+    assert serve(sessions, caches, 3, 3) != first
+    assert (sessions.slot(1), sessions.slot(2), sessions.evictions) == (first, None, 1)
+
+
+def test_a_session_under_way_is_never_evicted() -> None:
+    sessions, _ = table(1)
+    assert sessions.claim(1, ids(1)) == 0
+    assert sessions.claim(2, ids(2)) is None
+    sessions.release(1)
+    assert sessions.claim(2, ids(2)) == 0
+
+
+def test_who_begins_like_an_ended_session_gets_its_slot() -> None:
+    sessions, caches = table(3)
+    serve(sessions, caches, 1, 1, 2, 3)
+    like = serve(sessions, caches, 2, 7, 8, 9)
+    serve(sessions, caches, 3, 4)
+    for session in (1, 2, 3):
+        sessions.drop(session)
+    assert serve(sessions, caches, 4, 7, 8, 1) == like
+    assert sessions.evictions == 0
+
+
+def test_no_session_is_evicted_while_a_slot_is_free() -> None:
+    sessions, caches = table(2)
+    serve(sessions, caches, 1, 7, 8, 9)
+    assert serve(sessions, caches, 2, 7, 8, 9) != sessions.slot(1)
+    assert sessions.evictions == 0
+
+
+def test_common_prefix() -> None:
+    assert common_prefix(ids(), ids(1)) == 0
+    assert common_prefix(ids(1, 2), ids(1, 2, 3)) == 2
+    assert common_prefix(ids(1, 2, 9), ids(1, 2, 3)) == 2
+    assert common_prefix(ids(4), ids(5)) == 0
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Any order of events."""
+
+    SLOTS = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.caches = table(self.SLOTS)
+        self.busy: set[int] = set()
+
+    @rule(session=st.integers(0, 6), token=st.integers(0, 2))
+    def begin(self, session: int, token: int) -> None:
+        had = self.table.slot(session)
+        slot = self.table.claim(session, ids(token, session))
+        if session not in self.busy:
+            assert (slot is None) == (had is None and len(self.busy) == self.SLOTS)
+        if slot is not None:
+            assert had in (None, slot)
+            self.caches.held[slot] = ids(token, session)
+            self.busy.add(session)
+
+    @rule(session=st.integers(0, 6))
+    def finish(self, session: int) -> None:
+        self.table.release(session)
+        self.busy.discard(session)
+
+    @rule(session=st.integers(0, 6))
+    def leave(self, session: int) -> None:
+        self.table.drop(session)
+        self.busy.discard(session)
+        assert self.table.slot(session) is None
+
+    @invariant()
+    def nobody_shares_and_nobody_busy_is_lost(self) -> None:
+        slots = [self.table.slot(session) for session in range(7)]
+        owned = [slot for slot in slots if slot is not None]
+        assert len(owned) == len(set(owned))
+        assert all(slots[session] is not None for session in self.busy)
+
+
+TestTable = TableMachine.TestCase
