@@ -1,0 +1,88 @@
+"""Runs the commands that the documentation shows, and puts what they print into it.
+
+A block between `<!-- $ command -->` and `<!-- end -->` holds the command's real output. `./start docs` renews them all;
+a test compares them. Figures that differ from run to run (times, speeds, probabilities) are left out of the comparison.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = (ROOT / "README.md", ROOT / "docs" / "commands.md", ROOT / "models" / "README.md")
+
+_BLOCK = re.compile(r"(<!-- \$ (?P<command>.+?) -->\n```\w*\n)(?:.*?\n)??(```\n<!-- end -->)", re.DOTALL)
+_VARIES = (
+    (re.compile(r"\d[\d,.]* tokens/s"), "N tokens/s"),
+    (re.compile(r"first after \d+ ms"), "first after N ms"),
+    (re.compile(r'"confidence": [\d.]+'), '"confidence": N'),
+)
+
+
+def main() -> int:
+    """Renews every page; one whose figures alone have changed is left as it is."""
+    for page in PAGES:
+        old = page.read_text(encoding="utf-8")
+        new = renewed(old)
+        if comparable(new) != comparable(old):
+            page.write_text(new, encoding="utf-8")
+            print(f"renewed {page.relative_to(ROOT)}")
+    return 0
+
+
+def stale() -> list[str]:
+    """The pages whose blocks are not what the commands print now."""
+    texts = ((page, page.read_text(encoding="utf-8")) for page in PAGES)
+    return [page.name for page, text in texts if comparable(renewed(text)) != comparable(text)]
+
+
+def renewed(text: str) -> str:
+    """`text` with the output of every command in it as it is now."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, words in (("edgellm", " -m edgellm"), ("python", "")):
+            shim = Path(folder) / name
+            shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{words} "$@"\n', encoding="utf-8")
+            shim.chmod(0o755)
+        return _BLOCK.sub(partial(_block, home=folder), text)
+
+
+def _block(found: re.Match[str], home: str) -> str:
+    return f"{found[1]}{output(found['command'], home)}\n{found[3]}"
+
+
+def output(command: str, home: str) -> str:
+    """What a user with an empty home sees; a help page without the prompt that asks for it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("EDGELLM_", "HF_"))}
+    environment |= {
+        "PATH": f"{home}{os.pathsep}{environment['PATH']}",
+        "EDGELLM_HOME": home,
+        "HF_HOME": home,
+        "TERMINAL_WIDTH": "100",  # of the help pages
+        "NO_COLOR": "1",
+        "LC_ALL": "C.UTF-8",
+    }
+    # As at a terminal, both streams are shown; the answer comes before its figures.
+    done = subprocess.run(
+        ["sh", "-c", f"({command}) 2>&1"], capture_output=True, text=True, cwd=ROOT, env=environment, check=False,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    lines = "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines()).strip("\n")
+    return lines if command.endswith("--help") else f"$ {command}\n{lines}"
+
+
+def comparable(text: str) -> str:
+    """`text` without what differs from run to run."""
+    for pattern, name in _VARIES:
+        text = pattern.sub(name, text)
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edgellm import __version__
+from edgellm.cli.chat import chat
+from edgellm.cli.models import ls, pull, rm, show
+from edgellm.cli.serve import serve
+from edgellm.cli.teach import taught
+
+app = typer.Typer(
+    name="edgellm",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"edgellm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _edgellm(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """The machines of a home as one language model: a small model drafts, a bigger one verifies.
+
+    Start with: [cyan not dim]edgellm chat "Where is my mug?"[/]
+    Models are paths, names from `edgellm ls`, or user/repo:quant from the Hugging Face hub.
+    """
+
+
+_ALONE = "Nothing leaves this machine: the bundled pair of models comes with edgellm."
+
+for _name, _command, _summary, _more in (
+    ("chat", chat, "Talk to the pair: a small model drafts the reply, a bigger one verifies it.", _ALONE),
+    ("serve", serve, "Serve the verifier, for devices that draft.", "It finishes what it has begun when stopped."),
+    ("pull", pull, "Fetch a model from the Hugging Face hub.", "A pull that was cut goes on where it stopped."),
+    ("ls", ls, "List the models that are on this machine.", ""),
+    ("show", show, "Show what is known of a model.", ""),
+    ("rm", rm, "Remove a pulled model.", "Your own files and the bundled pair are never removed."),
+):
+    app.command(_name, help=taught(_name, _summary, _more))(_command)
+
+app.command("run", hidden=True, help=taught("chat", "The same as chat.", _ALONE))(chat)

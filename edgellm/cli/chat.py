@@ -1,0 +1,99 @@
+"""`edgellm chat`: one question, piped text, or a conversation."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgellm.cli.loading import Loading
+from edgellm.cli.screen import is_terminal
+from edgellm.cli.speak import speak
+from edgellm.cli.talk import Talk
+from edgellm.cli.teach import model_names
+from edgellm.cli.text import decode
+from edgellm.errors import InvalidOption
+
+INTERRUPTED = 130
+
+
+class Gate(enum.StrEnum):
+    """Which drafted chunks the verifier is asked about."""
+
+    ALWAYS = "always"
+    NEVER = "never"
+    CONFIDENCE = "confidence"
+
+
+def chat(
+    prompt: Annotated[
+        list[str] | None, typer.Argument(help="The question. Without it: what is piped in, or a conversation.")
+    ] = None,
+    draft: Annotated[
+        str,
+        typer.Option(
+            "-m", "--draft", metavar="MODEL", envvar="EDGELLM_DRAFT", autocompletion=model_names,
+            help="The small model; 'none' lets the verifier write alone.",
+        ),
+    ] = "edgellm-draft",
+    verifier: Annotated[
+        str,
+        typer.Option(
+            metavar="MODEL|HOST:PORT", envvar="EDGELLM_VERIFIER", autocompletion=model_names,
+            help="The bigger model, or where one is served; 'none' leaves the draft model alone.",
+        ),
+    ] = "edgellm-verifier",
+    gate: Annotated[Gate, typer.Option(help="Which drafts are verified: all, none, or the unsure ones.")] = Gate.ALWAYS,
+    context: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="A text file to answer from. Can be given several times.")
+    ] = None,
+    system: Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system prompt.")] = None,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="The longest reply.")] = 512,
+    temperature: Annotated[float, typer.Option(metavar="T", help="0 is greedy: always the likeliest token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(metavar="K", help="Sample from the K likeliest tokens; 0: from all.")] = 40,
+    top_p: Annotated[float, typer.Option(metavar="P", help="Sample from the likeliest that hold P together.")] = 0.95,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Repeats a sampled reply.", show_default="new")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a token, then a summary.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why each chunk was verified or not.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="All figures behind each reply, not only a line.")] = False,
+) -> int:  # fmt: skip
+    from edgellm.api import Pair
+    from edgellm.spec.options import ReplyOptions
+
+    options = ReplyOptions(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, gate=gate.value
+    )
+    texts = [_read(path) for path in context or ()]
+    question = " ".join(prompt) if prompt else None
+    if not is_terminal(sys.stdin):
+        piped = decode(sys.stdin.buffer.read(), "The piped input") if sys.stdin is not None else ""
+        if question is None:
+            question = piped
+        elif piped.strip():
+            texts.append(piped)
+    if question is None and as_json:
+        raise InvalidOption("--json needs a question.", 'Write it behind the command: edgellm chat --json "..."')
+    if question is not None and not question.strip():
+        raise InvalidOption("The question is empty.", 'Write one: edgellm chat "Where is my mug?"')
+    with Loading() as loading:
+        pair = Pair.open(draft, verifier, progress=loading)
+    with pair:
+        talk = Talk(pair, options, context=texts, system=system)
+        if question is None:
+            from edgellm.cli.interactive import converse
+
+            return converse(talk, explain=explain, stats=stats)
+        summary = speak(talk.ask(question), as_json=as_json, explain=explain, stats=stats)
+        return INTERRUPTED if summary.finish_reason == "cancelled" else 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return decode(path.expanduser().read_bytes(), str(path))
+    except OSError as error:
+        raise InvalidOption(
+            f"{path} cannot be read: {error.strerror}.", "Check the path given to --context."
+        ) from error

@@ -1,0 +1,78 @@
+"""From the shell's words to an exit code; the one place where errors become words.
+
+Exit codes: 0 all went well, 1 an expected failure, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from edgellm import __version__
+from edgellm.cli.places import private_file, state_dir
+from edgellm.cli.screen import fail, prepare_streams, say
+from edgellm.errors import EdgeError
+
+
+def main() -> None:
+    """The `edgellm` command."""
+    logging.disable(logging.WARNING)  # of libraries; what a user should know is said by us
+    prepare_streams()
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code. Never raises, never shows a traceback."""
+    try:
+        from edgellm.cli.app import app
+
+        code = app(list(arguments), prog_name="edgellm", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except EdgeError as error:
+        fail(str(error))
+        return error.exit_code
+    except typer.TyperException as error:
+        return _wrong_usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        say("")
+        return 130
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            return _unexpected(error)
+        fail("The disk is full: what goes there cannot be written. Make room, then run it again.")
+        return 1
+    except Exception as error:  # noqa: BLE001  # this is where everything ends
+        return _unexpected(error)
+
+
+def _wrong_usage(error: typer.TyperException) -> int:
+    context = getattr(error, "ctx", None)
+    if message := error.format_message():  # empty where the help has been shown in its place
+        command = context.command_path if context is not None else "edgellm"
+        message = message.replace("Value error, ", "").strip().rstrip(".")
+        fail(f"{message}. See: {command} --help")
+    return error.exit_code
+
+
+def _unexpected(error: Exception) -> int:
+    what = f"Something unexpected happened: {type(error).__name__}: {error}."
+    try:
+        logs = state_dir() / "logs"
+        logs.mkdir(exist_ok=True, mode=0o700)
+        path = private_file(logs / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.log")
+        about = f"edgellm {__version__}, Python {platform.python_version()}, {platform.platform()}\n\n"
+        path.write_text(about + "".join(traceback.format_exception(error)), encoding="utf-8")
+        fail(f"{what} The details are in {path}; please report them.")
+    except OSError:
+        fail(f"{what} No log could be written. Set EDGELLM_HOME to a folder that can, and try again.")
+    return 1

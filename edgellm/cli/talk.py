@@ -1,0 +1,47 @@
+"""A conversation: what was said, what is given as context, and what comes next. Knows no screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgellm.api import Pair
+    from edgellm.engine import Message
+    from edgellm.spec.options import ReplyOptions
+    from edgellm.spec.records import Summary
+    from edgellm.spec.reply import Reply
+
+
+class Talk:
+    """Turns so far. `context` texts stand in the first turn, and again in the first one after `clear`."""
+
+    def __init__(self, pair: Pair, options: ReplyOptions, *, context: Sequence[str], system: str | None) -> None:
+        self.pair = pair
+        self.options = options
+        self.summary: Summary | None = None
+        self._context = context
+        self._system = system
+        self._history: list[Message] = []
+        self._asked: list[Message] = []
+
+    def ask(self, prompt: str) -> Reply:
+        """A reply to `prompt` after all that was said. Raises what `Pair.reply` raises, and forgets the prompt then."""
+        from edgellm.api import compose
+
+        context = () if self._history else self._context
+        self._asked = compose(prompt, context=context, history=self._history, system=self._system)
+        return self.pair.reply(self._asked, self.options)
+
+    def heard(self, summary: Summary) -> None:
+        """Takes the reply into the conversation; a stopped one as far as it came, an empty one not at all."""
+        from edgellm.engine import Message
+
+        self.summary = summary
+        if summary.text:
+            self._history = [*self._asked, Message("assistant", summary.text)]
+
+    def clear(self) -> None:
+        """Forgets all that was said."""
+        self._history = []
+        self.summary = None

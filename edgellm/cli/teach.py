@@ -1,0 +1,62 @@
+"""Help that teaches by example, and names that complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from rich.markup import escape
+
+from edgellm.errors import EdgeError
+
+EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "chat": (
+        ('edgellm chat "Where is my mug?"', "one question, one reply"),
+        ("edgellm chat", "a conversation; /help inside it"),
+        ('cat notes.txt | edgellm chat "Where is my mug?"', "the notes as context"),
+        ('edgellm chat --context a.txt --context b.txt "When is the party?"', "several files"),
+        ("edgellm chat --verifier none", "the draft model alone"),
+        ("edgellm chat --draft none", "the verifier alone"),
+        ("edgellm chat --verifier localhost:50151", "a verifier started by `edgellm serve`"),
+        ('edgellm chat --json "Hello" | jq -r .text', "one JSON object a token, then a summary"),
+    ),
+    "serve": (
+        ("edgellm serve --role verifier", "the bundled verifier, on this machine only"),
+        ("edgellm serve --role verifier -m user/repo:Q8_0 --port 50152", "another model, another port"),
+    ),
+    "pull": (
+        ("edgellm pull Qwen/Qwen2.5-0.5B-Instruct-GGUF", "the Q4_K_M file, or the nearest there is"),
+        ("edgellm pull Qwen/Qwen2.5-0.5B-Instruct-GGUF:q8_0", "a quantisation of your choice"),
+        ("HF_TOKEN=hf_... edgellm pull user/private-GGUF", "a private or gated model"),
+    ),
+    "ls": (
+        ("edgellm ls", "every model that is here"),
+        ("edgellm ls --json | jq -r .[].path", "where they lie"),
+    ),
+    "show": (
+        ("edgellm show edgellm-verifier", "one of the bundled pair"),
+        ("edgellm show ./model.gguf", "a file of your own"),
+    ),
+    "rm": (
+        ("edgellm rm user/repo:Q8_0", "one quantisation"),
+        ("edgellm rm user/repo --yes", "all of a repository, without asking"),
+    ),
+}
+
+
+def taught(command: str, summary: str, more: str = "") -> str:
+    """Help text in Rich markup: what the command does, examples, then `more`."""
+    lines = [f"  [cyan not dim]{escape(line)}[/]\n      {escape(what)}" for line, what in EXAMPLES[command]]
+    examples = "\n".join(["For example:", *lines])
+    return "\n\n".join(part for part in (summary, examples, escape(more)) if part)
+
+
+def model_names(incomplete: str) -> Iterator[tuple[str, str]]:
+    """For shell completion: the models that are here, with their sizes."""
+    from edgellm.cli.text import size
+    from edgellm.store import list_models
+
+    with suppress(OSError, EdgeError):
+        for model in list_models():
+            if model.name.lower().startswith(incomplete.lower()):
+                yield model.name, f"{model.origin}, {size(model.size)}"

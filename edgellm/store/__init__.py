@@ -1,0 +1,24 @@
+"""Models on disk: what they are called, where they are, how they come and go. Knows no network but the model hub's."""
+
+from edgellm.store.cache import StoredModel, find, list_models, removable, remove
+from edgellm.store.names import ALIASES, HubName, bundled, parse_hub_name, resolve
+from edgellm.store.pull import Plan, Pulled, Transfer, fetch, plan, pull
+
+__all__ = [
+    "ALIASES",
+    "HubName",
+    "Plan",
+    "Pulled",
+    "StoredModel",
+    "Transfer",
+    "bundled",
+    "fetch",
+    "find",
+    "list_models",
+    "parse_hub_name",
+    "plan",
+    "pull",
+    "removable",
+    "remove",
+    "resolve",
+]

@@ -1,0 +1,103 @@
+"""What a model may be called: a path, an alias, or `user/repo[:quant]` on the model hub."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from edgellm.errors import InvalidOption, ModelNotFound
+
+ALIASES = MappingProxyType({"edgellm-draft": "draft.gguf", "edgellm-verifier": "verifier.gguf"})
+"""The bundled pair: alias and file name."""
+
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
+_HUB_NAME = re.compile(rf"(?:hf\.co/)?({_PART})/({_PART})(?:[:@]([A-Za-z0-9][A-Za-z0-9_.-]{{0,126}}))?", re.ASCII)
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """`user/repo`, and the quantisation (or file name) behind the colon, if any. Safe to build paths from."""
+
+    user: str
+    repo: str
+    quant: str | None = None
+
+    @property
+    def repo_id(self) -> str:
+        return f"{self.user}/{self.repo}"
+
+    @property
+    def folder(self) -> str:
+        """Its folder's name in the Hugging Face cache."""
+        return f"models--{self.user}--{self.repo}"
+
+    def __str__(self) -> str:
+        return self.repo_id if self.quant is None else f"{self.repo_id}:{self.quant}"
+
+
+def parse_hub_name(text: str) -> HubName:
+    """Reads `user/repo`, `user/repo:quant`, `user/repo@quant`, each also with `hf.co/` before it.
+
+    The pattern is strict, so that no name can lead out of the cache: letters, digits, `-`, `_`, `.`; no `..`, no `--`.
+
+    Raises:
+        InvalidOption: it is not such a name.
+    """
+    match = _HUB_NAME.fullmatch(text)
+    if match is None or ".." in text or "--" in f"{match[1]}/{match[2]}":
+        raise InvalidOption(f"{text!r} is not a model name.", "Write user/repo or user/repo:quant.")
+    return HubName(match[1], match[2], match[3])
+
+
+def bundled(alias: str) -> Path:
+    """Where a bundled model lies: in the installed package, or in `models/` of a checkout.
+
+    Raises:
+        ModelNotFound: the files did not come along.
+    """
+    places = (_PACKAGE / "bundled" / ALIASES[alias], _PACKAGE.parent / "models" / ALIASES[alias])
+    for path in places:
+        if path.is_file():
+            return path
+    raise ModelNotFound(f"The bundled model {alias} is missing at {places[-1]}.", "Install edgellm again.")
+
+
+def resolve(name: str) -> Path:
+    """The file that a model name means, whichever form it has.
+
+    Raises:
+        InvalidOption: no form of name.
+        ModelNotFound: no such file, alias, or model in the cache.
+        ModelUnsupported: the cached model is split over several files.
+    """
+    if name in ALIASES:
+        return bundled(name)
+    if is_file(path := Path(name)):
+        return path.expanduser()
+    if _looks_like_path(name):
+        if path.is_dir():
+            raise ModelNotFound(f"{name} is a folder, not a model file.", "Name the .gguf file in it.")
+        raise ModelNotFound(f"There is no file {name}.", "Check the path; `edgellm ls` shows the models that are here.")
+    if "/" not in name:
+        near = difflib.get_close_matches(name, ALIASES, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise ModelNotFound(f"There is no model {name!r}.", f"{hint}`edgellm ls` shows the models that are here.")
+    from edgellm.store.cache import find
+
+    return find(parse_hub_name(name)).path
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file is there; False too for what the system would not accept as a name at all."""
+    try:
+        return path.expanduser().is_file()
+    except (OSError, RuntimeError):
+        return False
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith(("/", "./", "../", "~")) or name.lower().endswith(".gguf") or name in ("", ".", "..")

@@ -1,0 +1,65 @@
+"""The command line in this process, with a home of its own and a stdin that a test fills."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgellm.cli.entry import run
+from tests.store.hub import cache, hub
+
+__all__ = ["cache", "edge", "hub"]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command line gave: exit code, stdout, stderr."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def answer(self) -> Any:
+        return json.loads(self.out)
+
+
+class Piped(io.TextIOWrapper):
+    """A stdin that is not a terminal."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data), encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the user's own is read or written."""
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("EDGELLM_DRAFT", "EDGELLM_VERIFIER", "NO_COLOR", "FORCE_COLOR", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def edge(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    """`edge("chat", "Hello", stdin=b"...")` runs that command line."""
+
+    def call(*words: str, stdin: bytes = b"") -> Done:
+        monkeypatch.setattr(sys, "stdin", Piped(stdin))
+        capsys.readouterr()
+        code = run(words)
+        shown = capsys.readouterr()
+        return Done(code, shown.out, shown.err)
+
+    return call

@@ -1,0 +1,28 @@
+"""`python -m tests.cli.endless ...` is `edgellm ...` with a model that never ends a reply."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+
+from edgellm import api
+from edgellm.cli import main
+from edgellm.spec.loop import Event
+from edgellm.spec.records import Source, Token
+from edgellm.spec.reply import Reply
+from edgellm.spec.stats import Stats
+
+
+def _write(stats: Stats, explain: bool, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+    number = 0
+    while not stopped():
+        token = Token(number, b"on ", Source.ACCEPTED, round=number)
+        stats.token(token)
+        yield token
+        number += 1
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    api.Pair.reply = lambda *_, **__: Reply(_write, prompt_tokens=1, seed=0)  # type: ignore[method-assign]
+    main()

@@ -1,0 +1,187 @@
+"""`edgellm chat` on the bundled pair: every way in, every flag, every way it can go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgellm.cli import chat as chat_module
+from edgellm.spec.options import GATES
+from tests.cli.conftest import Done
+
+Edge = Callable[..., Done]
+
+SHORT = ("--max-tokens", "6")
+KEYS = {"id", "text", "source", "confidence", "importance", "exit_layer", "round"}
+FIGURES = {
+    "text", "prompt_tokens", "tokens", "ttft_ms", "tokens_per_second", "share_verified", "acceptance_rate",
+    "mean_acceptance_length", "verifier_passes_per_token", "bytes_up", "bytes_down", "finish_reason",
+}  # fmt: skip
+
+
+def test_one_question_one_reply(edge: Edge) -> None:
+    done = edge("chat", "Where is my mug?", *SHORT)
+    assert done.code == 0
+    assert "6 tokens" in done.err or "tokens/s" in done.err
+    assert "■" in done.err
+
+
+def test_words_need_no_quotes(edge: Edge) -> None:
+    assert edge("chat", *SHORT, "Where", "is", "it?").out == edge("chat", *SHORT, "Where is it?").out
+
+
+def test_json_has_one_object_a_token_and_then_the_summary(edge: Edge) -> None:
+    done = edge("chat", "--json", "Where is my mug?", *SHORT)
+    *rows, last = done.lines
+    assert all(set(row) == KEYS for row in rows)
+    assert set(last) == {"summary"}
+    summary = last["summary"]
+    assert set(summary) >= FIGURES
+    assert summary["tokens"] == len(rows)
+    assert summary["text"] == "".join(row["text"] for row in rows)
+    assert edge("chat", "Where is my mug?", *SHORT).out.removesuffix("\n") == summary["text"]
+
+
+def test_piped_text_is_the_question(edge: Edge) -> None:
+    piped = edge("chat", "--json", *SHORT, stdin=b"Where is my mug?")
+    asked = edge("chat", "--json", *SHORT, "Where is my mug?")
+    assert [row["id"] for row in piped.lines[:-1]] == [row["id"] for row in asked.lines[:-1]]
+
+
+def test_piped_text_beside_a_question_is_context(edge: Edge, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("The mug is on the shelf.\n")
+    piped = edge("chat", "--json", *SHORT, "Where?", stdin=notes.read_bytes()).lines[-1]["summary"]
+    named = edge("chat", "--json", *SHORT, "Where?", "--context", str(notes)).lines[-1]["summary"]
+    bare = edge("chat", "--json", *SHORT, "Where?").lines[-1]["summary"]
+    assert piped["prompt_tokens"] == named["prompt_tokens"] > bare["prompt_tokens"]
+    assert piped["text"] == named["text"]
+
+
+def test_context_can_be_given_several_times(edge: Edge, tmp_path: Path) -> None:
+    counts = []
+    words: list[str] = []
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(f"This is {name}.")
+        words += ["--context", str(tmp_path / name)]
+        counts.append(edge("chat", "--json", *SHORT, "Which?", *words).lines[-1]["summary"]["prompt_tokens"])
+    assert counts[1] > counts[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sources"),
+    [
+        (("--draft", "none"), {"verifier"}),
+        (("--verifier", "none"), {"draft"}),
+        (("--gate", "never"), {"draft"}),
+        (("--gate", "always"), {"accepted", "corrected", "bonus"}),
+        (("-m", "edgellm-verifier", "--verifier", "none"), {"draft"}),
+    ],
+)
+def test_baselines_are_one_flag(edge: Edge, flags: tuple[str, ...], sources: set[str]) -> None:
+    done = edge("chat", "--json", "Hello", *SHORT, *flags)
+    assert done.code == 0
+    assert {row["source"] for row in done.lines[:-1]} <= sources
+
+
+def test_models_can_be_chosen_by_environment(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGELLM_DRAFT", "none")
+    assert {row["source"] for row in edge("chat", "--json", "Hello", *SHORT).lines[:-1]} == {"verifier"}
+
+
+def test_a_seed_repeats_a_sampled_reply(edge: Edge) -> None:
+    words = ("chat", "--json", "Hello", *SHORT, "--temperature", "1.5", "--top-k", "0", "--top-p", "1")
+    texts = [edge(*words, "--seed", seed).lines[-1]["summary"]["text"] for seed in ("7", "7", "8", "9")]
+    assert texts[0] == texts[1]
+    assert len(set(texts)) > 1
+
+
+def test_a_system_prompt_is_part_of_the_prompt(edge: Edge) -> None:
+    bare = edge("chat", "--json", "Hello", *SHORT).lines[-1]["summary"]
+    told = edge("chat", "--json", "Hello", *SHORT, "-s", "Answer like a pirate.").lines[-1]["summary"]
+    assert told["prompt_tokens"] > bare["prompt_tokens"]
+
+
+def test_explain_and_stats_go_to_stderr(edge: Edge) -> None:
+    done = edge("chat", "Hello", *SHORT, "--explain", "--stats")
+    assert "round 0: drafted" in done.err
+    assert "prompt tokens" in done.err
+    assert done.out == edge("chat", "Hello", *SHORT).out
+
+
+def test_run_is_chat(edge: Edge) -> None:
+    assert edge("run", "Hello", *SHORT).out == edge("chat", "Hello", *SHORT).out
+
+
+def test_the_gates_are_those_of_the_library() -> None:
+    assert tuple(gate.value for gate in chat_module.Gate) == GATES
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("-m", "none.gguf"), 1, "There is no file none.gguf"),
+        (("-m", "ann/none:Q8_0"), 1, "edgellm pull ann/none:Q8_0"),
+        (("-m", "edgellm-drafd"), 1, "Did you mean edgellm-draft?"),
+        (("-m", "../a/b"), 1, "There is no file"),
+        (("-m", "a/b/c"), 2, "is not a model name"),
+        (("--verifier", "127.0.0.1:9"), 1, "127.0.0.1:9"),
+        (("--verifier", "10.1.2.3:50151"), 1, "airing comes first"),
+        (("--draft", "none", "--verifier", "none"), 2, "at least one"),
+        (("--max-tokens", "0"), 2, "max_tokens is 0"),
+        (("--temperature", "-1"), 2, "temperature is -1"),
+        (("--temperature", "nan"), 2, "temperature is nan"),
+        (("--top-k", "-1"), 2, "top_k is -1"),
+        (("--top-p", "0"), 2, "top_p is 0"),
+        (("--seed", "-1"), 2, "seed is -1"),
+        (("--gate", "maybe"), 2, "'always', 'never', 'confidence'"),
+        (("--max-tokens", "many"), 2, "--max-tokens"),
+        (("--context", "none.txt"), 2, "none.txt cannot be read"),
+        (("--context", "."), 2, "cannot be read"),
+        (("--frobnicate",), 2, "--frobnicate"),
+    ],
+)
+def test_what_cannot_work_is_one_line_with_a_next_step(
+    edge: Edge, cache: Path, words: tuple[str, ...], code: int, says: str
+) -> None:
+    done = edge("chat", "Hello", *words)
+    assert done.code == code
+    assert done.out == ""
+    assert done.err.startswith("error: ")
+    assert done.err.count("\n") == 1
+    assert says in done.err
+
+
+def test_a_file_that_is_no_model(edge: Edge, tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"GGUF but not really, and long enough for a header")
+    done = edge("chat", "Hello", "-m", str(tmp_path / "x.gguf"))
+    assert done.code == 1
+    assert done.err.startswith("error: ")
+
+
+def test_a_prompt_that_is_too_long_is_told_with_the_numbers(edge: Edge) -> None:
+    done = edge("chat", "Hello", stdin=b"word " * 3000)
+    assert done.code == 1
+    assert done.out == ""
+    assert "1024" in done.err
+    assert "3000" in done.err or "tokens" in done.err
+
+
+@pytest.mark.parametrize("words", [("chat",), ("chat", ""), ("chat", "  ")])
+def test_an_empty_question(edge: Edge, words: tuple[str, ...]) -> None:
+    done = edge(*words)
+    assert done.code == 2
+    assert "The question is empty" in done.err
+
+
+def test_input_that_is_not_text(edge: Edge, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_bytes(b"caf\xe9")
+    for done in (
+        edge("chat", "Hello", "--context", str(tmp_path / "notes.txt")),
+        edge("chat", "Hello", stdin=b"caf\xe9"),
+        edge("chat", stdin=b"caf\xe9"),
+    ):
+        assert done.code == 1
+        assert "is not UTF-8 text: byte 3 is 0xe9" in done.err

@@ -1,0 +1,100 @@
+"""`pull`, `ls`, `show` and `rm`, against a hub on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Done
+from tests.store.hub import REPO, Hub
+
+Edge = Callable[..., Done]
+
+
+def test_pull_says_what_was_chosen_and_why(edge: Edge, hub: Hub) -> None:
+    done = edge("pull", REPO)
+    assert done.code == 0
+    assert "pulling tiny-Q4_K_M.gguf (200.1 kB; the default)" in done.err
+    again = edge("pull", REPO)
+    assert again.code == 0
+    assert "is here already" in again.err
+
+
+def test_pull_tells_where_it_goes_on(edge: Edge, hub: Hub) -> None:
+    hub.cut_after = [60_000, 0, 0, 0, 0, 0]
+    failed = edge("pull", REPO)
+    assert failed.code == 1
+    assert "pull it again to go on from there" in failed.err
+    hub.cut_after = []
+    assert "going on at 60.0 kB" in edge("pull", REPO).err
+
+
+def test_pull_as_json(edge: Edge, hub: Hub) -> None:
+    answer = edge("pull", f"{REPO}:q8_0", "--json").answer
+    assert Path(answer["path"]).read_bytes() == hub.repos[REPO]["tiny-Q8_0.gguf"]
+    assert answer["received"] == answer["size"]
+
+
+def test_pull_names_what_is_there(edge: Edge, hub: Hub) -> None:
+    done = edge("pull", f"{REPO}:Q2_K")
+    assert done.code == 1
+    assert "it has: Q4_K_M, Q8_0" in done.err
+
+
+def test_ls_lists_the_pair_and_what_was_pulled(edge: Edge, hub: Hub) -> None:
+    assert "edgellm pull" in edge("ls").err
+    edge("pull", REPO)
+    done = edge("ls")
+    assert [line.split()[0] for line in done.out.splitlines()] == [
+        "NAME", "edgellm-draft", "edgellm-verifier", f"{REPO}:Q4_K_M",
+    ]  # fmt: skip
+    rows = edge("ls", "--json").answer
+    assert [row["origin"] for row in rows] == ["bundled", "bundled", "hub"]
+    assert all(Path(row["path"]).stat().st_size == row["size"] for row in rows)
+
+
+def test_show_tells_what_a_model_is(edge: Edge, draft_path: Path) -> None:
+    done = edge("show", "edgellm-draft")
+    assert done.code == 0
+    assert "llama" in done.out
+    facts = edge("show", str(draft_path), "--json").answer
+    assert facts["size"] == draft_path.stat().st_size
+    assert facts["layers"] >= 8
+    assert facts["vocabulary"] <= 4096
+    assert facts["chat_template"] is True
+    assert len(facts["sha256"]) == 64
+
+
+def test_show_of_what_is_not_there(edge: Edge, cache: Path) -> None:
+    done = edge("show", "ann/none")
+    assert (done.code, done.out) == (1, "")
+    assert "edgellm pull ann/none" in done.err
+
+
+def test_names_from_a_file_cannot_command_the_terminal(edge: Edge, hub: Hub) -> None:
+    data = hub.repos[REPO]["tiny-Q4_K_M.gguf"].replace(b"llama", b"\x1b[2Jm")
+    hub.repos[REPO]["tiny-Q4_K_M.gguf"] = data
+    edge("pull", REPO)
+    done = edge("show", REPO)
+    assert done.code == 0
+    assert "\x1b" not in done.out
+
+
+def test_rm_asks_where_it_can_and_wants_yes_where_it_cannot(edge: Edge, hub: Hub) -> None:
+    edge("pull", REPO)
+    refused = edge("rm", REPO)
+    assert refused.code == 2
+    assert "Add --yes" in refused.err
+    done = edge("rm", REPO, "--yes")
+    assert done.code == 0
+    assert f"removed {REPO}:Q4_K_M (200.1 kB)" in done.err
+    assert len(edge("ls", "--json").answer) == 2
+
+
+@pytest.mark.parametrize(("name", "code"), [("edgellm-draft", 2), ("ann/none", 1), ("../x", 2)])
+def test_rm_of_what_it_must_not_or_cannot(edge: Edge, cache: Path, name: str, code: int) -> None:
+    done = edge("rm", name, "--yes")
+    assert done.code == code
+    assert done.err.startswith("error: ")

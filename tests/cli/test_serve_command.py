@@ -1,0 +1,119 @@
+"""`edgellm serve` as a process of its own, asked by `edgellm chat`."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edgellm.cli import serve
+from edgellm.link.channel import DEFAULT_PORT
+from tests.cli.conftest import Done
+
+Edge = Callable[..., Done]
+ROOT = Path(__file__).parents[2]
+
+
+class Served:
+    """A running verifier and what it has said so far."""
+
+    def __init__(self) -> None:
+        words = [sys.executable, "-m", "edgellm", "serve", "--role", "verifier", "--port", "0"]
+        self.process = subprocess.Popen(
+            words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.said: list[str] = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        self.address = self.wait_for(r"edgellm chat --verifier (127\.0\.0\.1:\d+)")
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._news:
+                self.said.append(line)
+                self._news.notify_all()
+
+    def wait_for(self, pattern: str) -> str:
+        def found() -> re.Match[str] | None:
+            return re.search(pattern, "".join(self.said))
+
+        with self._news:
+            match = self._news.wait_for(found, timeout=90)
+        assert match, "".join(self.said)
+        return match[match.lastindex or 0]
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and stdout."""
+        assert self.process.stdout is not None
+        out = self.process.stdout.read()
+        code = self.process.wait(timeout=60)
+        self._reader.join()
+        return code, out
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    one = Served()
+    yield one
+    if one.process.poll() is None:
+        one.process.kill()
+    one.end()
+    assert one.process.stdout is not None
+    assert one.process.stderr is not None
+    one.process.stdout.close()
+    one.process.stderr.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_verifies_tells_what_happens_and_stops_politely(edge: Edge, served: Served, number: signal.Signals) -> None:
+    words = ("chat", "--json", "Where is my mug?", "--max-tokens", "6")
+    far = edge(*words, "--verifier", served.address).lines
+    near = edge(*words).lines
+    assert [row["id"] for row in far[:-1]] == [row["id"] for row in near[:-1]]
+    assert far[-1]["summary"]["bytes_up"] > 0
+    assert near[-1]["summary"]["bytes_up"] == 0
+    served.wait_for("ends")
+    served.process.send_signal(number)
+    assert served.end() == (0, "")
+    said = "".join(served.said)
+    assert "has stopped" in said
+    assert "mug" not in said
+    assert "Traceback" not in said
+
+
+def test_a_taken_port_is_told(edge: Edge) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = edge("serve", "--role", "verifier", "--port", port)
+    assert done.code == 1
+    assert port in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("--host", "0.0.0.0"), 1, "airing comes first"),
+        (("--host", "192.168.1.2"), 1, "airing comes first"),
+        (("--port", "70000"), 2, "70000"),
+        (("-m", "none.gguf"), 1, "There is no file none.gguf"),
+    ],
+)
+def test_what_cannot_be_served(edge: Edge, words: tuple[str, ...], code: int, says: str) -> None:
+    done = edge("serve", "--role", "verifier", *words)
+    assert done.code == code
+    assert says in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_the_port_is_that_of_the_link() -> None:
+    assert serve.PORT == DEFAULT_PORT

@@ -1,0 +1,171 @@
+"""A reply on its way to the screen, with a scripted model behind it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import Generator, Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgellm.cli.screen import MEANINGS, STYLES
+from edgellm.cli.speak import speak
+from edgellm.spec.loop import Event
+from edgellm.spec.records import Explanation, Notice, Source, Token
+from edgellm.spec.reply import Reply
+from edgellm.spec.stats import Stats
+
+
+def scripted(events: Sequence[Event | BaseException]) -> Reply:
+    """A reply that consists of `events`; an exception among them is raised."""
+
+    def write(stats: Stats, explain: bool, stopped: object) -> Generator[Event, None, None]:
+        for event in events:
+            if isinstance(event, BaseException):
+                raise event
+            if isinstance(event, Token):
+                stats.token(event)
+            yield event
+        stats.finish_reason = "stop"
+
+    return Reply(write, prompt_tokens=3, seed=0)
+
+
+def tokens(*pieces: bytes, source: Source = Source.ACCEPTED) -> list[Token]:
+    return [Token(number, piece, source, 0.5, round=number) for number, piece in enumerate(pieces)]
+
+
+class Terminal(io.StringIO):
+    """A stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_every_source_has_a_colour_and_a_meaning() -> None:
+    assert set(STYLES) == set(MEANINGS) == set(Source)
+
+
+def test_the_answer_alone_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = scripted([*tokens(b"Hel", b"lo"), Notice("The verifier is gone."), *tokens(b"!", source=Source.DRAFT)])
+    speak(reply, as_json=False, explain=False, stats=False)
+    shown = capsys.readouterr()
+    assert shown.out == "Hello\n!\n"
+    assert "The verifier is gone." in shown.err
+    assert "■ draft 1  ■ accepted 2" in shown.err
+    assert "\x1b" not in shown.out + shown.err
+
+
+def test_characters_are_put_together_across_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    speak(scripted(tokens(b"caf", b"\xc3", b"\xa9", b" \xf0\x9f")), as_json=False, explain=False, stats=False)
+    assert capsys.readouterr().out == "café \ufffd\n"
+
+
+def test_a_model_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil: list[Event | BaseException] = [
+        *tokens(b"\x1b", b"]52;c;aGk=\x07", b"\x9b"),
+        Notice("\x1b[2J"),
+        Explanation(0, "\x1b[2J"),
+    ]
+    speak(scripted(evil), as_json=False, explain=True, stats=True)
+    shown = capsys.readouterr()
+    assert "\x1b" not in shown.out + shown.err
+    assert "\x07" not in shown.out
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(st.lists(st.binary(max_size=5), max_size=8))
+def test_json_texts_joined_are_the_reply(capsys: pytest.CaptureFixture[str], pieces: list[bytes]) -> None:
+    capsys.readouterr()
+    speak(scripted(tokens(*pieces)), as_json=True, explain=False, stats=False)
+    *rows, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert len(rows) == len(pieces)
+    assert (
+        "".join(row["text"] for row in rows) == last["summary"]["text"] == b"".join(pieces).decode("utf-8", "replace")
+    )
+
+
+def test_json_goes_out_token_by_token(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[int] = []
+
+    def write(stats: Stats, explain: bool, stopped: object) -> Generator[Event, None, None]:
+        for token in tokens(b"a", b"b", b"c"):
+            yield token
+            seen.append(capsys.readouterr().out.count("\n"))
+
+    speak(Reply(write, prompt_tokens=1, seed=0), as_json=True, explain=False, stats=False)
+    assert seen == [1, 1, 1]
+
+
+def test_reasons_are_told_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for explain in (True, False):
+        speak(scripted([Explanation(4, "drafted 3")]), as_json=False, explain=explain, stats=False)
+        assert ("round 4: drafted 3" in capsys.readouterr().err) == explain
+
+
+def test_stats_tell_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    speak(scripted(tokens(b"a")), as_json=False, explain=False, stats=True)
+    shown = capsys.readouterr().err
+    for name in ("prompt tokens", "tokens/s", "verified", "of drafts accepted", "tokens a check", "verifier passes"):
+        assert name in shown
+
+
+def at_terminal(monkeypatch: pytest.MonkeyPatch) -> tuple[Terminal, Terminal]:
+    """stdout and stderr, which are terminals now."""
+    out, err = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    return out, err
+
+
+def test_colours_show_the_source_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = at_terminal(monkeypatch)
+    speak(scripted([*tokens(b"a\nb"), *tokens(b"c", source=Source.DRAFT)]), as_json=False, explain=False, stats=False)
+    assert out.getvalue() == "\x1b[32ma\x1b[0m\n\x1b[32mb\x1b[0m\x1b[33mc\x1b[0m\n"
+    assert "\x1b[33m■ draft 1" in err.getvalue()
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_no_colours_where_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    out, err = at_terminal(monkeypatch)
+    speak(scripted(tokens(b"a")), as_json=False, explain=False, stats=True)
+    assert "\x1b" not in out.getvalue() + err.getvalue()
+
+
+def test_ctrl_c_stops_the_reply_and_leaves_the_handler_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    def write(stats: Stats, explain: bool, stopped: object) -> Generator[Event, None, None]:
+        for token in tokens(*[b"x"] * 10):
+            if token.id == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            if stopped():  # type: ignore[operator]
+                return
+            stats.token(token)
+            yield token
+
+    before = signal.getsignal(signal.SIGINT)
+    summary = speak(Reply(write, prompt_tokens=1, seed=0), as_json=False, explain=False, stats=False)
+    assert summary.finish_reason == "cancelled"
+    assert capsys.readouterr().out == "xxx\n"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_ctrl_c_gets_through(capsys: pytest.CaptureFixture[str]) -> None:
+    def write(stats: Stats, explain: bool, stopped: object) -> Generator[Event, None, None]:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        yield from tokens(b"x")
+
+    with pytest.raises(KeyboardInterrupt):
+        speak(Reply(write, prompt_tokens=1, seed=0), as_json=False, explain=False, stats=False)
+
+
+def test_an_error_in_the_middle_ends_the_line_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError):
+        speak(scripted([*tokens(b"Hel"), RuntimeError("x")]), as_json=False, explain=False, stats=False)
+    assert capsys.readouterr().out == "Hel\n"

@@ -1,0 +1,232 @@
+"""`./start` and what it uses: what is missing is named, what fails is shown, what is done is not done again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tools import bootstrap
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / ".venv"
+    monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
+    monkeypatch.setattr(bootstrap, "VENV", folder)
+    monkeypatch.setattr(bootstrap, "LOG", folder / "setup.log")
+    return folder
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout whose environment is made by a stand-in that notes each call."""
+    root = tmp_path / "a checkout"
+    (root / "tools").mkdir(parents=True)
+    for name in ("start", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, root / name)
+    (root / "tools" / "bootstrap.py").write_text(
+        "import pathlib, sys\n"
+        "root = pathlib.Path(__file__).parent.parent\n"
+        "with (root / 'calls').open('a') as file: file.write(sys.argv[1] + '\\n')\n"
+        "(root / '.venv' / 'bin').mkdir(parents=True, exist_ok=True)\n"
+        "for name in ('python', 'edgellm'):\n"
+        "    tool = root / '.venv' / 'bin' / name\n"
+        '    tool.write_text(\'#!/bin/sh\\necho "\' + name + \'" "$@" in "$PWD"\\n\'); tool.chmod(0o755)\n'
+        "(root / '.venv' / ('ready-' + sys.argv[1])).write_text(sys.argv[2])\n"
+    )
+    return root
+
+
+def start(root: Path, *words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(root / "start"), *words], cwd=cwd or root, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHON": sys.executable, **environment},
+    )  # fmt: skip
+
+
+def calls(root: Path) -> list[str]:
+    return (root / "calls").read_text().split()
+
+
+def test_nothing_is_done_twice(checkout: Path) -> None:
+    for _ in range(2):
+        assert start(checkout, "chat", "two words").stdout == f"edgellm chat two words in {checkout}\n"
+    assert calls(checkout) == ["run"]
+    start(checkout, "test", "-x")
+    start(checkout, "chat")
+    assert calls(checkout) == ["run", "dev"]
+
+
+def test_what_the_tests_need_is_enough_to_run(checkout: Path) -> None:
+    assert start(checkout, "test", "-x").stdout == f"python -m pytest -x in {checkout}\n"
+    start(checkout, "chat")
+    assert calls(checkout) == ["dev"]
+
+
+def test_new_requirements_are_installed(checkout: Path) -> None:
+    start(checkout, "chat")
+    with (checkout / "constraints.txt").open("a") as file:
+        file.write("# changed\n")
+    start(checkout, "chat")
+    assert calls(checkout) == ["run", "run"]
+
+
+def test_a_checkout_that_was_moved_is_set_up_again(checkout: Path, tmp_path: Path) -> None:
+    start(checkout, "chat")
+    moved = checkout.rename(tmp_path / "moved")
+    start(moved, "chat")
+    assert calls(moved) == ["run", "run"]
+
+
+def test_it_runs_where_the_user_stands(checkout: Path, tmp_path: Path) -> None:
+    assert start(checkout, "ls", cwd=tmp_path).stdout == f"edgellm ls in {tmp_path}\n"
+
+
+def test_check_runs_everything_and_fails_if_anything_does(checkout: Path) -> None:
+    done = start(checkout, "check")
+    assert done.returncode == 0
+    assert [line.split(" in ")[0] for line in done.stdout.splitlines()] == [
+        "python -m ruff check .", "python -m ruff format --check .", "python -m mypy", "python -m pytest",
+    ]  # fmt: skip
+    python = checkout / ".venv" / "bin" / "python"
+    python.write_text('#!/bin/sh\necho "$@"\n[ "$2" != mypy ]\n')
+    done = start(checkout, "check")
+    assert done.returncode == 1
+    assert "check failed: types" in done.stderr
+    assert "-m pytest" in done.stdout
+
+
+def test_no_python_is_told_with_the_command_that_installs_it(checkout: Path, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("sh", "dirname", "uname", "cat", "cksum"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    broken = tools / "python3.12"  # as version managers leave them
+    broken.write_text("#!/bin/sh\nexit 127\n")
+    broken.chmod(0o755)
+    done = start(checkout, "chat", PATH=str(tools), PYTHON="")
+    assert done.returncode == 1
+    assert "needs Python 3.11 or newer" in done.stderr
+    apt = tools / "apt-get"
+    apt.symlink_to("/bin/true")
+    assert "sudo apt-get" in start(checkout, "chat", PATH=str(tools), PYTHON="").stderr
+
+
+def test_a_missing_compiler_is_told(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/apt-get" if name in ("apt-get", "cc") else None)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    assert bootstrap.main(["run", "x"]) == 1
+    said = capsys.readouterr().err
+    assert "A C++ compiler is needed" in said
+    assert "sudo apt-get update && sudo apt-get install -y build-essential" in said
+    assert not venv.exists()
+
+
+def test_a_compiler_of_ones_own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(shutil, "which", lambda name: name if name.startswith("my") else None)
+    monkeypatch.setenv("CC", "mycc -m64")
+    monkeypatch.setenv("CXX", "my++")
+    assert bootstrap.missing_compiler() is None
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(venv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    venv.mkdir()
+    (venv / "diary.txt").touch()
+    with pytest.raises(bootstrap.SetupFailed, match="is not a virtual environment"):
+        bootstrap.make_venv()
+    assert (venv / "diary.txt").exists()
+
+
+def test_the_end_of_the_log_is_shown_when_it_fails(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "print('much'); print('no such header: x.h'); raise SystemExit(3)"
+    with pytest.raises(bootstrap.SetupFailed, match="no such header"):
+        bootstrap.watch([sys.executable, "-c", program])
+    assert "much" in (venv / "setup.log").read_text()
+
+
+def test_stopping_stops_the_compilers_too(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap.Screen, "show", _interrupt_when_there(venv / "child"))
+    program = f"sleep 600 & echo $! > '{venv}/child.new' && mv '{venv}/child.new' '{venv}/child'; wait"
+    with pytest.raises(KeyboardInterrupt):
+        bootstrap.watch(["sh", "-c", program])
+    child = int((venv / "child").read_text())
+    for _ in range(100):
+        if not _runs(child):
+            break
+        time.sleep(0.05)
+    assert not _runs(child)
+
+
+def _interrupt_when_there(path: Path):  # type: ignore[no-untyped-def]
+    def show(_: bootstrap.Screen, __: str) -> None:
+        if path.exists():
+            raise KeyboardInterrupt
+
+    return show
+
+
+def _runs(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        return state != "Z"
+    except OSError:
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return False
+        return not Path("/proc").exists()
+
+
+def test_an_interrupt_says_how_to_go_on(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bootstrap, "set_up", interrupt)
+    assert bootstrap.main(["run", "x"]) == 130
+    assert "Run the same line again" in capsys.readouterr().err
+    assert not (venv / "ready-run").exists()
+
+
+def test_two_at_once_do_the_work_once(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def work(kind: str) -> None:
+        done.append(kind)
+        time.sleep(0.3)
+        venv.mkdir()
+
+    monkeypatch.setattr(bootstrap, "set_up", work)
+    threads = [threading.Thread(target=bootstrap.main, args=(["run", "x"],)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done == ["run"]
+
+
+def test_progress_is_read_from_what_pip_and_ninja_print() -> None:
+    progress = bootstrap.Progress()
+    progress.read("Collecting numpy>=1.26 (from edgellm)\n  Down")
+    assert "downloading numpy" in progress.text()
+    progress.read("loading\n  Building wheel for llama-cpp-python (pyproject.toml): started\n")
+    assert "compiling llama.cpp (" in progress.text()
+    progress.read("  [17/212] Building CXX object x.o\n")
+    assert "compiling llama.cpp, step 17 of 212" in progress.text()
+    progress.read("Installing collected packages: numpy\n")
+    assert "installing" in progress.text()

@@ -1,0 +1,154 @@
+"""A conversation at a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgellm.store import pull
+from tests.store.hub import REPO, Hub
+
+ROOT = Path(__file__).parents[2]
+ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>])")
+
+
+class Screen:
+    """A program at a terminal of 100 columns. `shown` is all that it wrote, control sequences included."""
+
+    def __init__(self, *words: str) -> None:
+        self.own, other = pty.openpty()
+        termios.tcsetwinsize(other, (40, 100))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *words], cwd=ROOT, stdin=other, stdout=other, stderr=other, start_new_session=True,
+            env={**os.environ, "PROMPT_TOOLKIT_NO_CPR": "1"},  # nobody here answers where the cursor is
+        )  # fmt: skip
+        os.close(other)
+        self.shown = ""
+        self.seen = 0
+
+    def type(self, keys: str) -> None:
+        os.write(self.own, keys.encode())
+
+    def wait_for(self, text: str, seconds: float = 60) -> str:
+        """Reads until `text` appears behind what was waited for before; returns it and what came in between."""
+        until = time.monotonic() + seconds
+        while True:
+            plain = ESCAPES.sub("", self.shown)
+            if (at := plain.find(text, self.seen)) >= 0:
+                came, self.seen = plain[self.seen : at + len(text)], at + len(text)
+                return came
+            assert time.monotonic() < until, f"no {text!r} in:\n{plain[self.seen :]}"
+            if select.select([self.own], [], [], 0.5)[0]:
+                try:
+                    self.shown += os.read(self.own, 65536).decode()
+                except OSError:  # the other end is closed
+                    assert text in ESCAPES.sub("", self.shown)[self.seen :], ESCAPES.sub("", self.shown)
+
+    def end(self) -> int:
+        """Its exit code, when it has ended by itself."""
+        until = time.monotonic() + 60
+        while self.process.poll() is None and time.monotonic() < until:
+            if select.select([self.own], [], [], 0.2)[0]:
+                try:
+                    self.shown += os.read(self.own, 65536).decode()
+                except OSError:
+                    break
+        return self.process.wait(timeout=10)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.own)
+
+
+@pytest.fixture
+def screens() -> Iterator[list[Screen]]:
+    opened: list[Screen] = []
+    yield opened
+    for screen in opened:
+        screen.close()
+
+
+def test_a_conversation(screens: list[Screen], tmp_path: Path) -> None:
+    screens.append(screen := Screen("edgellm", "chat", "--max-tokens", "5"))
+    screen.wait_for("/help shows")
+    screen.wait_for(">")
+    screen.type("/help\r")
+    screen.wait_for("Ctrl-C stops a reply")
+    screen.wait_for("the verifier wrote alone")
+    screen.wait_for(">")
+    screen.type("/stats\r")
+    screen.wait_for("Nothing was said yet")
+    screen.wait_for(">")
+    screen.type("Where is\\\rmy mug?\r")
+    screen.wait_for(". my mug?")
+    screen.wait_for("first after")
+    assert re.search(r"\x1b\[[0-9;]*m■ ", screen.shown)  # the legend is coloured
+    screen.wait_for(">")
+    screen.type("/stats\r")
+    screen.wait_for("tokens of context are used")
+    screen.wait_for(">")
+    screen.type("/clear\r")
+    screen.wait_for("Forgotten.")
+    screen.wait_for(">")
+    screen.type("/nonsense\r")
+    screen.wait_for("There is no command /nonsense")
+    screen.wait_for(">")
+    screen.type("\x04")
+    assert screen.end() == 0
+    history = tmp_path / "home" / "state" / "history"
+    assert "my mug?" in history.read_text()
+    assert history.stat().st_mode & 0o077 == 0
+
+
+def test_ctrl_c_stops_the_reply_and_not_the_program(screens: list[Screen]) -> None:
+    screens.append(screen := Screen("tests.cli.endless", "chat"))
+    screen.wait_for(">")
+    screen.type("go\r")
+    screen.wait_for("on on on ")
+    screen.process.send_signal(signal.SIGINT)
+    screen.wait_for("stopped")
+    screen.wait_for(">")
+    screen.type("/exit\r")
+    assert screen.end() == 0
+
+
+def test_a_prompt_that_is_too_long_does_not_end_the_conversation(screens: list[Screen], tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("word " * 3000)
+    screens.append(screen := Screen("edgellm", "chat", "--context", str(notes)))
+    screen.wait_for(">")
+    screen.type("Where?\r")
+    screen.wait_for("error: The prompt has")
+    screen.wait_for(">")
+    screen.type("\x04")
+    assert screen.end() == 0
+
+
+def test_json_wants_a_question(screens: list[Screen]) -> None:
+    screens.append(screen := Screen("edgellm", "chat", "--json"))
+    screen.wait_for("error: --json needs a question.")
+    assert screen.end() == 2
+
+
+def test_rm_asks_first(screens: list[Screen], hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    path = pull(REPO).path
+    for answer, code, stays in (("n", 1, True), ("y", 0, False)):
+        screens.append(screen := Screen("edgellm", "rm", REPO))
+        screen.wait_for(f"Remove {REPO}:Q4_K_M (200.1 kB)?")
+        screen.type(f"{answer}\r")
+        assert screen.end() == code
+        assert path.exists() == stays

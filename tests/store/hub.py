@@ -1,0 +1,175 @@
+"""A model hub on loopback, small enough to misbehave on demand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+REPO = "ann/tiny-GGUF"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def tiny_gguf(elements: int = 1000, fill: int = 0) -> bytes:
+    """A sound GGUF with one metadata entry and one F32 tensor of `elements` values."""
+
+    def text(value: bytes) -> bytes:
+        return struct.pack("<Q", len(value)) + value
+
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 1)
+    head += text(b"general.architecture") + struct.pack("<I", 8) + text(b"llama")
+    head += text(b"x") + struct.pack("<IQIQ", 1, elements, 0, 0)
+    head += b"\0" * (-len(head) % 32)
+    return head + bytes([fill]) * (4 * elements)
+
+
+@dataclass
+class Hub:
+    """`repos[repo_id][file]` are the bytes it serves. The knobs below make it misbehave."""
+
+    repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    cut_after: list[int] = field(default_factory=list)  # for the next file answers: close after so many bytes
+    ignore_range: bool = False
+    announce: int | None = None  # a size to lie with
+    status: int | None = None  # answer this to everything
+    sent: list[tuple[str, int, int]] = field(default_factory=list)  # (file, first byte, bytes sent)
+    tokens: set[str] = field(default_factory=set)  # when not empty, one of them is needed
+    url: str = ""
+
+    def bytes_sent(self) -> int:
+        return sum(count for _, _, count in self.sent)
+
+
+@contextmanager
+def running(hub: Hub) -> Iterator[Hub]:
+    class Handler(_Handler):
+        state = hub
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: Any) -> None:
+            """A client that leaves half-way is no error here."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    state: Hub
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self.answer(with_body=True)
+
+    def answer(self, *, with_body: bool) -> None:
+        hub = self.state
+        if hub.status is not None:
+            return self.fail(hub.status)
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if hub.tokens and token not in hub.tokens:
+            return self.fail(401, "RepoNotFound")
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/?]+)(?:\?.*)?", self.path):
+            return self.model_info(match[1])
+        if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path):
+            return self.file(match[1], match[3], with_body)
+        return self.fail(404)
+
+    def model_info(self, repo: str) -> None:
+        if repo not in self.state.repos:
+            return self.fail(404, "RepoNotFound")
+        siblings = [{"rfilename": file} for file in self.state.repos[repo]]
+        body = json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        return None
+
+    def file(self, repo: str, name: str, with_body: bool) -> None:
+        data = self.state.repos.get(repo, {}).get(name)
+        if data is None:
+            return self.fail(404, "EntryNotFound")
+        start = 0
+        if (asked := self.headers.get("Range")) and not self.state.ignore_range:
+            start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1])  # type: ignore[index]
+            if start >= len(data):
+                return self.fail(416)
+        self.send_response(206 if start else 200)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        length = len(data) - start
+        if self.state.announce is not None and not with_body:
+            length = self.state.announce
+        self.send_header("Content-Length", str(length))
+        self.send_header("Accept-Ranges", "bytes")
+        self.end_headers()
+        if with_body:
+            body = data[start:]
+            if self.state.cut_after:
+                body = body[: self.state.cut_after.pop(0)]
+                self.close_connection = True
+            self.wfile.write(body)
+            self.state.sent.append((name, start, len(body)))
+        return None
+
+    def fail(self, status: int, code: str = "") -> None:
+        self.send_response(status)
+        if code:
+            self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty Hugging Face cache."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A running hub with one repository, and everything set to use it."""
+    files = {
+        "README.md": b"words",
+        "tiny-Q4_K_M.gguf": tiny_gguf(50_000, 1),
+        "tiny-Q8_0.gguf": tiny_gguf(90_000, 2),
+        "mmproj-tiny-f16.gguf": tiny_gguf(10),
+    }
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with running(Hub({REPO: files})) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield hub

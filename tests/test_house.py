@@ -1,0 +1,124 @@
+"""Rules of the house, checked on its source."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "edgellm"
+LINES = 320
+
+# Who may know whom: a room imports itself and the rooms below it.
+ROOMS = ("cli", "api", "serve", "mesh", "spec", "coldstart", "link", "store", "engine", "errors")
+FORBIDDEN_PAIRS = {("link", "spec")}
+LIBRARIES = {
+    "llama_cpp": {"engine"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "prompt_toolkit": {"cli"},
+    "grpc": {"link", "serve"},
+    "huggingface_hub": {"store"},
+    "torch": set(),
+    "tokenizers": set(),
+    "click": set(),
+}
+
+
+def sources(folder: Path = PACKAGE) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py") if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")))
+
+
+def room(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return {"__init__": "api", "__main__": "cli"}.get(first, first)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of the modules that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            yield node.module or ""
+            if node.module == "edgellm":
+                yield from (f"edgellm.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_down_the_house(path: Path) -> None:
+    mine = room(path)
+    assert mine in ROOMS, f"{path} is in no room"
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "edgellm" and len(parts) > 1 and parts[1] in ROOMS:
+            assert ROOMS.index(parts[1]) >= ROOMS.index(mine), f"{mine} imports {name}"
+            assert (mine, parts[1]) not in FORBIDDEN_PAIRS, f"{mine} imports {name}"
+        if parts[0] in LIBRARIES:
+            assert mine in LIBRARIES[parts[0]], f"{mine} imports {name}"
+        assert parts[0] not in ("models", "bench", "tests", "tools", "docs"), f"the package imports {name}"
+
+
+def test_the_package_itself_needs_nothing_to_be_imported() -> None:
+    top = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8")).body
+    names = [name.name for node in top if isinstance(node, ast.Import) for name in node.names]
+    names += [node.module or "" for node in top if isinstance(node, ast.ImportFrom)]
+    assert set(names) <= {"__future__", "importlib", "typing"}
+
+
+@pytest.mark.parametrize("folder", ["edgellm", "models", "bench", "docs", "tools", "tests"])
+def test_files_stay_short(folder: str) -> None:
+    long = {str(path): count for path in sources(ROOT / folder) if (count := _lines(path)) >= LINES}
+    assert not long
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_is_ever_unpickled_evaluated_or_printed_from_the_library(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    assert not called & {"eval", "exec", "compile", "__import__"}
+    assert room(path) == "cli" or "print" not in called
+    assert not {name.split(".")[0] for name in imports(path)} & {"pickle", "marshal", "shelve", "dill", "joblib"}
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_default_address_is_open_to_everybody(path: Path) -> None:
+    values = [
+        node.value
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert not {"0.0.0.0", "::", "[::]"} & set(values)
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_an_assert_is_no_answer_to_a_user(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+
+
+def tracked_texts() -> list[Path]:
+    kinds = ("*.py", "*.md", "*.toml", "*.txt", "*.proto", "start", "run", "justfile")
+    folders = ("edgellm", "models", "bench", "docs", "tools", "tests", ".ci")
+    found = {path for kind in kinds for path in ROOT.glob(kind)}
+    found |= {path for folder in folders for kind in kinds for path in (ROOT / folder).rglob(kind)}
+    return sorted(path for path in found if path.name != "test_house.py")
+
+
+def test_no_place_of_one_machine_is_written_down() -> None:
+    pattern = re.compile(r"/(?:root|home/[a-z]+|work|Users/[A-Za-z]+)/|/tmp/venv|pypi\.org|pythonhosted")
+    found = {
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in tracked_texts()
+        if (match := pattern.search(path.read_text(encoding="utf-8")))
+    }
+    assert not found
