@@ -1,0 +1,63 @@
+"""A case: one conversation of the little world, with the reply that is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OPEN, CLOSE = "\x01", "\x02"
+
+
+def look(value: object) -> str:
+    """Marks a looked-up value in a reply: what only the right place in the context can tell."""
+    return f"{OPEN}{value}{CLOSE}"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn. `lookups` are the character spans of `text` that are looked up (assistant turns only)."""
+
+    role: str
+    text: str
+    lookups: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A conversation that ends with the assistant's turn to be learned or judged. `metric` is `exact` or `rouge`."""
+
+    family: str
+    turns: tuple[Turn, ...]
+    metric: str = "exact"
+
+    @property
+    def prompt(self) -> tuple[Turn, ...]:
+        return self.turns[:-1]
+
+    @property
+    def answer(self) -> str:
+        return self.turns[-1].text
+
+
+def assistant(marked: str) -> Turn:
+    """An assistant turn from text with `look` marks."""
+    spans: list[tuple[int, int]] = []
+    plain = ""
+    start = 0
+    for character in marked:
+        if character == OPEN:
+            start = len(plain)
+        elif character == CLOSE:
+            spans.append((start, len(plain)))
+        else:
+            plain += character
+    return Turn("assistant", plain, tuple(spans))
+
+
+def user(question: str, context: str = "") -> Turn:
+    """A user turn: the context first, a blank line, then the question."""
+    return Turn("user", f"{context}\n\n{question}" if context else question)
+
+
+def sentence(text: str) -> str:
+    """`text` with its first letter large."""
+    return text[:1].upper() + text[1:]

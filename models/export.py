@@ -1,0 +1,81 @@
+"""Writes a trained network as a GGUF that stock llama.cpp loads: llama architecture, byte-level BPE, chat template."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+
+from models.corpus import END, SPECIAL, START, TEMPLATE
+from models.net import EPSILON, ROPE_BASE, Shape
+
+BLOCK_TENSORS = {
+    "attn_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "o": "attn_output",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+}
+
+
+def export(state: dict[str, torch.Tensor], shape: Shape, name: str, tokenizer: Path, path: Path) -> None:
+    """Writes `path`: matrices as Q8_0, norms as f32, the head tied to the embedding."""
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_name(f"edgellm {name}")
+    writer.add_description("A tiny model of a small world, bundled with edgellm")
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.width)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.feed_forward)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.heads)
+    writer.add_layer_norm_rms_eps(EPSILON)
+    writer.add_rope_dimension_count(shape.head_size)
+    writer.add_rope_freq_base(ROPE_BASE)
+    writer.add_vocab_size(shape.vocabulary)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    _add_tokenizer(writer, tokenizer)
+    for key, value in _tensors(state, shape):
+        array = value.detach().cpu().numpy().astype(np.float32)
+        if array.ndim == 1:
+            writer.add_tensor(key, array)
+        else:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(key, gguf.quants.quantize(array, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _tensors(state: dict[str, torch.Tensor], shape: Shape) -> list[tuple[str, torch.Tensor]]:
+    named = [("token_embd.weight", state["embedding.weight"]), ("output_norm.weight", state["norm.weight"])]
+    for layer in range(shape.layers):
+        for ours, theirs in BLOCK_TENSORS.items():
+            named.append((f"blk.{layer}.{theirs}.weight", state[f"blocks.{layer}.{ours}.weight"]))
+    return named
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, path: Path) -> None:
+    model = json.loads(path.read_text(encoding="utf-8"))["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    kinds = [gguf.TokenType.CONTROL if token in SPECIAL else gguf.TokenType.NORMAL for token in tokens]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(tokens.index(START))
+    writer.add_eos_token_id(tokens.index(END))
+    writer.add_eot_token_id(tokens.index(END))
+    writer.add_pad_token_id(tokens.index(END))
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(TEMPLATE)

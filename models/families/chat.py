@@ -1,0 +1,80 @@
+"""Several turns: small talk, things to remember, and questions about what was said before (as in multi-turn chats)."""
+
+from __future__ import annotations
+
+from models.case import Case, Turn, assistant, look, user
+from models.families import facts
+from models.world import World, phrasings
+
+HELLO = phrasings(
+    "Hello! I am {n}.\nHi, my name is {n}.\nGood morning, {n} here.\nHey, I'm {n}.\nHello, this is {n}.\nIt's me, {n}.",
+    "Greetings, {n} speaking.\nGood evening, you are talking to {n}.",
+)
+THANKS = phrasings(
+    "Thank you!\nThanks.\nGreat, thanks!\nthank you very much\nVery good, thanks.\nThanks a lot!",
+    "Many thanks!\nPerfect, thank you so much.",
+)
+HOW = phrasings(
+    "How are you?\nhow are you today\nHow is it going?\nAre you well?\nHow do you do?",
+    "How have you been?\nEverything fine with you?",
+)
+REMEMBER = phrasings(
+    "Remember this: {x}\nPlease note: {x}\nNote this: {x}\nKeep in mind: {x}\nWrite this down: {x}\nFor later: {x}",
+    "Do not forget: {x}\nSave this: {x}",
+)
+NAME_ASK = phrasings(
+    "What is my name?\nDo you know my name?\nWho am I?\nwhat's my name?\nDo you remember my name?",
+    "Can you tell me my name?\nWhat am I called?",
+)
+ABOUT = phrasings(
+    "Who are you?\nWhat are you?\nWhat can you do?\nwho is this?",
+    "Tell me about yourself.\nWhat kind of helper are you?",
+)
+
+
+def hello(world: World, name: str) -> list[Turn]:
+    return [user(world.say(HELLO).format(n=name)), assistant(f"Hello {look(name)}! What can I do for you?")]
+
+
+def how(world: World) -> list[Turn]:
+    return [user(world.say(HOW)), assistant("I am fine, thank you. How can I help you?")]
+
+
+def about(world: World) -> list[Turn]:
+    return [
+        user(world.say(ABOUT)),
+        assistant("I am a small helper for your home. I read your notes and answer questions."),
+    ]
+
+
+def thanks(world: World) -> list[Turn]:
+    return [user(world.say(THANKS)), assistant("You are welcome! Is there anything else?")]
+
+
+def remember(world: World, fact: facts.Fact) -> list[Turn]:
+    """Noting repeats what was said in the note's own words of the answer."""
+    return [user(world.say(REMEMBER).format(x=fact.note)), assistant(f"I have noted it. {fact.answer}")]
+
+
+def ask(fact: facts.Fact) -> list[Turn]:
+    return [user(fact.question), assistant(fact.answer)]
+
+
+def make(world: World, size: float) -> Case:
+    """2 to 6 exchanges; the last one asks for something said before."""
+    name = world.name()
+    told = facts.draw(world, world.number(1, 1 + round(3 * size)))
+    opening = hello(world, name)
+    middle = [remember(world, fact) for fact in told]
+    for small in (how, thanks, about):
+        if world.rng.random() < 0.35 * size:
+            middle.insert(world.rng.randrange(len(middle) + 1), small(world))
+    turns = opening + [turn for exchange in middle for turn in exchange]
+    roll = world.rng.random()
+    if roll < 0.25:
+        turns += [user(world.say(NAME_ASK)), assistant(f"You told me that your name is {look(name)}.")]
+    elif roll < 0.35:
+        turns += world.rng.choice((how, thanks, about))(world)
+    else:
+        turns += ask(world.rng.choice(told))
+    return Case("chat", tuple(turns))

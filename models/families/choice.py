@@ -1,0 +1,40 @@
+"""Multiple choice over notes: four answers with letters, one is right (as in the papers' ARC and RACE)."""
+
+from __future__ import annotations
+
+from models.case import Case, assistant, look, user
+from models.families import facts
+from models.world import World, phrasings
+
+RIGHT = phrasings(
+    """
+    Which is right?
+    Which answer is right?
+    Choose one:
+    Choose the right answer:
+    Pick one of these.
+    What is the right choice?
+    A, B, C or D?
+    """,
+    """
+    Select the right one:
+    Only one of them fits:
+    """,
+)
+
+
+def make(world: World, size: float) -> Case:
+    """Facts of one kind; the options are their values, so that all of them stand in the context."""
+    count = min(4, 2 + round(size * 2))
+    kind = world.rng.choice(("place", "when", "who", "has"))
+    drawn = [facts.KINDS[kind](world) for _ in range(count)]
+    asked = drawn[0]
+    options = [fact.value for fact in drawn]
+    world.rng.shuffle(options)
+    letters = "ABCD"[:count]
+    shown = "\n".join(f"{letter}) {option}" for letter, option in zip(letters, options, strict=True))
+    letter = letters[options.index(asked.value)]
+    beside = facts.draw(world, round(4 * (size - 1))) if size > 1 else []
+    question = f"{asked.question} {world.say(RIGHT)}\n{shown}"
+    answer = f"The right answer is {look(letter)}) {look(asked.value)}."
+    return Case("choice", (user(question, facts.notes(world, drawn + beside)), assistant(answer)))

@@ -1,0 +1,127 @@
+"""Device commands: from what a person says, and a list of devices, to one line that a home hub can run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from models.case import Case, assistant, look, sentence, user
+from models.world import ADJECTIVES, Phrasings, World, phrasings
+
+ON = phrasings(
+    """
+    Turn on the {t}.
+    Switch the {t} on.
+    switch on the {t}
+    The {t} on, please.
+    Please start the {t}.
+    Can you turn the {t} on?
+    I want the {t} on.
+    turn the {t} on please
+    """,
+    """
+    Power up the {t}.
+    Could you get the {t} going?
+    Let the {t} run.
+    """,
+)
+OFF = phrasings(
+    """
+    Turn off the {t}.
+    Switch the {t} off.
+    switch off the {t}
+    The {t} off, please.
+    Please stop the {t}.
+    Can you turn the {t} off?
+    I want the {t} off.
+    Nobody needs the {t}, turn it off.
+    """,
+    """
+    Power down the {t}.
+    Shut the {t} off for me.
+    The {t} can be off now.
+    """,
+)
+LEVEL = phrasings(
+    """
+    Set the {t} to {m} percent.
+    Turn the {t} to {m} percent.
+    Make it {m} percent on the {t}.
+    {t} at {m} percent, please.
+    Dim the {t} to {m} percent.
+    I want the {t} at {m} percent.
+    put the {t} on {m} percent
+    """,
+    """
+    Bring the {t} to {m} percent.
+    Change the {t} so that it is at {m} percent.
+    """,
+)
+HEAT = phrasings(
+    """
+    Set the {t} to {m} degrees.
+    Make it {m} degrees with the {t}.
+    Turn the {t} to {m} degrees.
+    {t}: {m} degrees please.
+    I would like {m} degrees from the {t}.
+    heat to {m} degrees with the {t}
+    """,
+    """
+    Keep the {t} at {m} degrees.
+    The {t} should be at {m} degrees.
+    """,
+)
+TIMER = phrasings(
+    """
+    Turn on the {t} for {m} minutes.
+    Let the {t} run for {m} minutes.
+    Start the {t} for {m} minutes.
+    I need the {t} for {m} minutes.
+    {t} on for {m} minutes, please.
+    """,
+    """
+    Have the {t} on during {m} minutes.
+    The {t} may run {m} minutes.
+    """,
+)
+LIST = phrasings(
+    "Devices:\nMy devices:\nDevices at home:\nThe hub knows:",
+    "Connected devices:\nAvailable devices:",
+)
+
+INTENTS: dict[str, tuple[Phrasings, Callable[[World], int], str]] = {
+    "on": (ON, lambda _: 0, "state = on"),
+    "off": (OFF, lambda _: 0, "state = off"),
+    "level": (LEVEL, lambda world: world.number(1, 20) * 5, "level = {m} percent"),
+    "heat": (HEAT, lambda world: world.number(5, 30), "target = {m} degrees"),
+    "timer": (TIMER, lambda world: world.number(1, 60), "timer = {m} minutes"),
+}
+
+
+def device(world: World) -> str:
+    """`hall lamp`, `blue fan`."""
+    kind = world.rng.choice(("lamp", "heater", "fan", "radio", "blinds", "oven", "pump", "speaker", "camera", "light"))
+    return (
+        f"{world.room()} {kind}"
+        if world.rng.random() < 0.7
+        else f"{world.rng.choice(ADJECTIVES.of(world.split))} {kind}"
+    )
+
+
+def make(world: World, size: float) -> Case:
+    """2 to 7 devices with random addresses; the right one has to be addressed."""
+    count = world.number(2, 2 + round(5 * size))
+    names: list[str] = []
+    while len(names) < count:
+        if (name := device(world)) not in names:
+            names.append(name)
+    addresses = [f"{world.rng.choice('abcdefghkmpqrstuvwxyz')}{world.number(10, 99)}" for _ in names]
+    asked = world.rng.randrange(count)
+    phrasing, draw, action = world.rng.choice(list(INTENTS.values()))
+    amount = draw(world)
+    lines = [f"{name} = {address}" for name, address in zip(names, addresses, strict=True)]
+    joined = "\n".join(lines) if world.rng.random() < 0.7 else ", ".join(lines)
+    context = f"{world.say(LIST)}\n{joined}"
+    request = sentence(world.say(phrasing).format(t=names[asked], m=amount))
+    address, run = look(addresses[asked]), action.format(m=look(amount))
+    answer = f"The {names[asked]} has the address {address}. Run: {address} {run}."
+    return Case("command", (user(request, context), assistant(answer)))

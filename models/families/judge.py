@@ -1,0 +1,85 @@
+"""Opinions to judge: does a person like a thing? Yes or no, with several opinions in sight (as in BoolQ and SST)."""
+
+from __future__ import annotations
+
+from models.case import Case, assistant, look, user
+from models.world import World, phrasings
+
+LIKES = phrasings(
+    """
+    {n} is very happy with the {t}.
+    {n}: the {t} is great!
+    {n} loves the {t}.
+    {n} uses the {t} every day and would buy it again.
+    {n} says the {t} is the best one so far.
+    {n} thinks that the {t} is really good.
+    {n} was not sure at first, but now likes the {t} a lot.
+    {n} finds the {t} a bit dear, but wonderful.
+    {n} can't live without the {t}.
+    {n} wrote: the {t} works very well.
+    {n} has no complaint at all about the {t}.
+    {n} told everybody to get the {t}.
+    """,
+    """
+    {n} is delighted with the {t}.
+    {n} praised the {t} again.
+    {n} would buy the {t} once more.
+    {n} says the {t} is wonderful.
+    """,
+)
+DISLIKES = phrasings(
+    """
+    {n} is very unhappy with the {t}.
+    {n}: the {t} is awful!
+    {n} hates the {t}.
+    {n} never uses the {t} and would not buy it again.
+    {n} says the {t} is the worst one so far.
+    {n} thinks that the {t} is really bad.
+    {n} liked the {t} at first, but not any more.
+    {n} finds the {t} cheap, but useless.
+    {n} wants to give the {t} away.
+    {n} wrote: the {t} does not work well.
+    {n} had nothing but trouble with the {t}.
+    {n} told everybody not to get the {t}.
+    """,
+    """
+    {n} is disappointed with the {t}.
+    {n} complained about the {t} again.
+    {n} would not buy the {t} once more.
+    {n} says the {t} is useless.
+    """,
+)
+ASK = phrasings(
+    """
+    Does {n} like the {t}?
+    Is {n} happy with the {t}?
+    does {n} like the {t}
+    What about {n}, is the {t} good?
+    Has {n} a good opinion of the {t}?
+    Would {n} buy the {t} again?
+    Did {n} like the {t}?
+    Tell me if {n} likes the {t}.
+    """,
+    """
+    Is the {t} to the liking of {n}?
+    Would {n} say the {t} is good?
+    Do you think {n} likes the {t}?
+    """,
+)
+
+
+def make(world: World, size: float) -> Case:
+    """2 to 5 opinions of people about things; both answers stand in the context, so that it must be read."""
+    count = world.number(2, 2 + round(3 * size))
+    likes = [True, False, *(world.rng.random() < 0.5 for _ in range(count - 2))]
+    world.rng.shuffle(likes)
+    people, things = [world.name() for _ in likes], [world.thing() for _ in likes]
+    lines = [
+        world.say(LIKES if like else DISLIKES).format(n=name, t=thing)
+        for like, name, thing in zip(likes, people, things, strict=True)
+    ]
+    at = world.rng.randrange(count)
+    ask = world.say(ASK).format(n=people[at], t=things[at])
+    word, verb = ("Yes", "likes") if likes[at] else ("No", "does not like")
+    answer = f"{look(word)}, from what is written here {people[at]} {look(verb)} the {things[at]}."
+    return Case("judge", (user(ask, "\n".join(lines)), assistant(answer)))

@@ -1,0 +1,93 @@
+"""Answering a message with the right name, day, time and place (as in the papers' message-reply data)."""
+
+from __future__ import annotations
+
+from models.case import Case, assistant, look, sentence, user
+from models.world import World, phrasings
+
+MESSAGE = phrasings(
+    """
+    {hi} {me}, can we meet on {d} at {c} at the {v}? {s}
+    {hi} {me}, do you want to come to the {e} on {d} at {c}? We meet at the {v}. {s}
+    {hi} {me}! The {e} is on {d} at {c} at the {v}. Are you coming? {s}
+    {hi} {me}, I am going to the {v} on {d} at {c}. Will you join me? {s}
+    {hi} {me}, shall we go to the {e} at the {v}? It is on {d} at {c}. Yours, {s}
+    {hi} {me}, {d} at {c} at the {v}, does that suit you? {s}
+    {hi} {me}, let us do the {e} on {d}. I will be at the {v} at {c}. Love, {s}
+    {hi} {me}, are you free on {d}? I thought of the {v} at {c}. Best wishes, {s}
+    {hi} {me}! See you at the {v} on {d} at {c} for the {e}? - {s}
+    {hi} {me}, I would like to see you on {d}, perhaps at the {v} at {c}? {s}
+    """,
+    """
+    {hi} {me}, would {d} at {c} work for you? We could meet at the {v}. Regards, {s}
+    {hi} {me}, the {e} starts on {d} at {c}, meeting point is the {v}. Can you make it? {s}
+    {hi} {me}, what about the {v} on {d} at {c}? {s}
+    """,
+)
+HELLO = phrasings("Hi\nHello\nDear\nHey", "Good morning\nHi there")
+
+YES = phrasings(
+    """
+    Write back that I will come.
+    Answer yes.
+    Reply: yes, gladly.
+    Tell them that I can.
+    Accept, please.
+    Write a reply that says yes.
+    Say that it suits me.
+    Please answer that I am coming.
+    """,
+    """
+    Let them know that I will be there.
+    Reply and accept.
+    """,
+)
+NO = phrasings(
+    """
+    Write back that I can't come.
+    Answer no.
+    Reply: no, sorry.
+    Tell them that I have no time.
+    Decline, please.
+    Write a reply that says no.
+    Say that it does not suit me.
+    Please answer that I am not coming.
+    """,
+    """
+    Let them know that I won't be there.
+    Reply and decline.
+    """,
+)
+LATE = phrasings(
+    """
+    Write back that I will be {m} minutes late.
+    Say that I need {m} minutes more.
+    Reply that I come {m} minutes later.
+    Tell them: {m} minutes late.
+    """,
+    """
+    Let them know I am running {m} minutes late.
+    Answer that it will be {m} minutes later for me.
+    """,
+)
+
+
+def make(world: World, size: float) -> Case:
+    """One message, and with growing `size` sometimes an unrelated one above it from somebody else."""
+    del size
+    me, sender, event, venue = world.name(), world.name(), world.event(), world.venue()
+    day, clock, minutes = world.day(), world.clock(), world.rng.choice((5, 10, 15, 20, 25, 30, 40, 45))
+    message = world.say(MESSAGE).format(hi=world.say(HELLO), me=me, s=sender, d=day, c=clock, v=venue, e=event)
+    mood = world.rng.choice((YES, YES, NO, LATE))
+    greeting = f"Hi {look(sender)}, "
+    at = f"at {look(clock)}"
+    if mood is YES:
+        text = f"thank you for asking. {look(day)} {at} at the {look(venue)} is fine with me. See you then!"
+    elif mood is NO:
+        text = f"thank you for asking. I am sorry, but on {look(day)} {at} I can't come. Maybe next time!"
+    else:
+        delay = f"I will be {look(minutes)} minutes late"
+        text = f"I am on my way to the {look(venue)}, but {delay}. Please wait for me!"
+    ask = sentence(world.say(mood).format(m=minutes))
+    heading = world.rng.choice(("", "Message:\n", "From my inbox:\n"))
+    return Case("reply", (user(ask, heading + message), assistant(f"{greeting}{text} {look(me)}")))

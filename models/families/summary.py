@@ -1,0 +1,170 @@
+"""Summaries of a house log in other words than the log's (as in CNN/DM and XSum).
+
+Routine lines are left out; what matters is told in order, each kind of event with the summary's own words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models.case import Case, assistant, look, sentence, user
+from models.world import Phrasings, World, phrasings
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """`log` are its wordings in the log, `told` is the summary's."""
+
+    log: Phrasings
+    told: str
+
+
+NOTABLE = (
+    Happening(
+        phrasings(
+            "front door opened by {n}\ndoor: {n} entered\n{n} unlocked the front door\nkey of {n} used at the door",
+            "{n} came through the front door\nentry by {n}",
+        ),
+        "{n} came home",
+    ),
+    Happening(
+        phrasings(
+            "{n} left, door locked\ndoor locked behind {n}\n{n} went out\nkey of {n}: locked from outside",
+            "{n} stepped out and locked up\nexit of {n}",
+        ),
+        "{n} went out",
+    ),
+    Happening(
+        phrasings(
+            "parcel for {n} delivered\ncourier left a parcel for {n}\nparcel at the door, for {n}",
+            "package dropped off for {n}\na parcel arrived, addressed to {n}",
+        ),
+        "{n} got a parcel",
+    ),
+    Happening(
+        phrasings(
+            "smoke alarm in the {r}\nalarm: smoke, {r}\nsmoke detector {r} went off",
+            "{r}: smoke detected\nsmoke warning from the {r}",
+        ),
+        "there was smoke in the {r}",
+    ),
+    Happening(
+        phrasings(
+            "water on the floor of the {r}\nleak sensor {r}: wet\nalarm: water, {r}",
+            "{r}: water detected\nwetness reported in the {r}",
+        ),
+        "water ran out in the {r}",
+    ),
+    Happening(
+        phrasings(
+            "window in the {r} still open\n{r}: window not closed\nwindow sensor {r}: open",
+            "open window found in the {r}\n{r} window was left ajar",
+        ),
+        "the {r} window stayed open",
+    ),
+    Happening(
+        phrasings(
+            "missed call from {n}\n{n} called, no answer\nphone: {n}, not answered",
+            "nobody picked up when {n} called\nunanswered call by {n}",
+        ),
+        "{n} tried to call",
+    ),
+    Happening(
+        phrasings(
+            "washing machine finished\nlaundry program done\nwashing machine: end",
+            "the laundry cycle is complete\nwasher has stopped, program over",
+        ),
+        "the laundry was done",
+    ),
+    Happening(
+        phrasings(
+            "power lost in the {r}\nfuse of the {r} blown\nno current in the {r}",
+            "{r} without electricity\nelectricity failed in the {r}",
+        ),
+        "the {r} had no power",
+    ),
+    Happening(
+        phrasings(
+            "cat fed by {n}\n{n} filled the bowl of the cat\n{n}: cat has eaten",
+            "{n} gave the cat its food\nfeeding of the cat by {n}",
+        ),
+        "{n} fed the cat",
+    ),
+    Happening(
+        phrasings(
+            "doorbell: {n}\n{n} rang the bell\n{n} at the door, bell rung",
+            "the bell was rung by {n}\n{n} pressed the doorbell",
+        ),
+        "{n} visited",
+    ),
+    Happening(
+        phrasings(
+            "reminder for {n}: {h}\n{n} has to {h}\nto do for {n}: {h}", "{n} was reminded to {h}\ntask of {n}: {h}"
+        ),
+        "{n} was asked to {h}",
+    ),
+)
+ROUTINE = phrasings(
+    """
+    temperature in the {r} {m} degrees
+    {r}: {m} degrees
+    motion in the {r}
+    light on in the {r}
+    light off in the {r}
+    humidity {m} percent
+    heating on
+    heating off
+    backup done
+    battery of the sensor in the {r}: {m} percent
+    all quiet
+    blinds up in the {r}
+    """,
+    """
+    {r} temperature reads {m}
+    movement seen in the {r}
+    lights out in the {r}
+    blinds down in the {r}
+    """,
+)
+ASK = phrasings(
+    """
+    Summarise the log.
+    What happened?
+    Sum this up.
+    Give me a summary.
+    What happened at home?
+    Tell me in short what happened.
+    A short summary, please.
+    what was important
+    """,
+    """
+    Can you sum up the day?
+    In one sentence, what went on?
+    """,
+)
+
+
+def _joined(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+
+
+def make(world: World, size: float) -> Case:
+    """1 to 3 notable events among up to 6 routine lines."""
+    happenings = world.rng.sample(NOTABLE, world.number(1, min(3, 1 + round(2 * size))))
+    lines, told = [], []
+    for happening in happenings:
+        slots = {"n": world.name(), "r": world.room(), "h": world.chore()}
+        lines.append(world.say(happening.log).format(**slots))
+        told.append(happening.told.format(**{key: look(value) for key, value in slots.items()}))
+    entries: list[str] = list(lines)
+    for _ in range(world.number(0, 1 + round(5 * size))):
+        routine = world.say(ROUTINE).format(r=world.room(), m=world.number(1, 60))
+        entries.insert(world.rng.randrange(len(entries) + 1), routine)
+    minute = world.number(0, 600)
+    stamped = []
+    for entry in entries:
+        minute += world.number(1, 90)
+        stamped.append(f"{minute // 60 % 24}:{minute % 60:02d} {entry}")
+    context = world.rng.choice(("", "Log:\n", "House log\n")) + "\n".join(stamped)
+    answer = sentence(f"In short, {_joined(told)}.")
+    return Case("summary", (user(world.say(ASK), context), assistant(answer)), metric="rouge")

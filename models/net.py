@@ -1,0 +1,144 @@
+"""The network: a llama decoder just as llama.cpp computes it (RMSNorm, interleaved RoPE, SwiGLU, tied head)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ROPE_BASE = 10_000.0
+EPSILON = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a model. `head_size` times `heads` is the width; every size is a multiple of 32 for Q8_0."""
+
+    layers: int
+    width: int
+    heads: int
+    feed_forward: int
+    vocabulary: int
+    context: int = 1024
+
+    @property
+    def head_size(self) -> int:
+        return self.width // self.heads
+
+
+def rope_table(shape: Shape) -> Tensor:
+    """Angles, shape (context, head_size / 2)."""
+    rates = ROPE_BASE ** (-torch.arange(0, shape.head_size, 2, dtype=torch.float32) / shape.head_size)
+    return torch.outer(torch.arange(shape.context, dtype=torch.float32), rates)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates pairs of neighbours (llama.cpp's NORM type); x is (batch, heads, tokens, head_size)."""
+    pairs = x.unflatten(-1, (-1, 2))
+    even, odd = pairs[..., 0], pairs[..., 1]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+
+
+class Block(nn.Module):
+    """Attention, then SwiGLU, each after an RMSNorm and added to the stream."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        d, f = shape.width, shape.feed_forward
+        self.heads = shape.heads
+        self.attn_norm, self.ffn_norm = nn.RMSNorm(d, EPSILON), nn.RMSNorm(d, EPSILON)
+        self.q, self.k, self.v, self.o = (nn.Linear(d, d, bias=False) for _ in range(4))
+        self.gate, self.up, self.down = (
+            nn.Linear(d, f, bias=False),
+            nn.Linear(d, f, bias=False),
+            nn.Linear(f, d, bias=False),
+        )
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        y = self.attn_norm(x)
+        q, k, v = (layer(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
+        x = x + self.o(y.transpose(1, 2).flatten(-2))
+        y = self.ffn_norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Net(nn.Module):
+    """Ids (batch, tokens) to hidden rows (batch, tokens, width); `head` turns rows into logits."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.width, EPSILON)
+        angles = rope_table(shape)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        width = self.shape.width
+        nn.init.normal_(self.embedding.weight, std=1 / math.sqrt(width))
+        for block in self.blocks:
+            for layer in (block.q, block.k, block.v, block.gate, block.up):
+                nn.init.normal_(layer.weight, std=1 / math.sqrt(width))
+            for layer in (block.o, block.down):
+                nn.init.zeros_(layer.weight)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        return self.norm(x)
+
+    def head(self, rows: Tensor) -> Tensor:
+        return F.linear(rows, self.embedding.weight)
+
+
+@torch.no_grad()
+def seed_copy_heads(net: Net) -> None:
+    """Starts one head of layer 0 and one of layer 1 as the circuit of in-context copying, so that it need not be found.
+
+    Layer 0 looks one token back: a direction that all embeddings share makes queries and keys constant, and RoPE's
+    fast pairs, turned by one step in the key, tell neighbours apart. It writes a projection of the token before into
+    the stream. Layer 1 looks for places whose token before is like the token here, by RoPE's slow pairs, which hardly
+    depend on distance, and hands on what stands there. Before any training half of
+    24 random tokens are copied right, a quarter of 100; more heads of the kind disturb each other.
+    """
+    shape, size = net.shape, net.shape.head_size
+    width, fast = shape.width, 6  # pairs that turn by more than 0.05 a token
+    common = torch.ones(width) / math.sqrt(width)
+    share = 3.0 / math.sqrt(width)  # of the shared direction in an embedding of length 1
+    embedding = net.embedding.weight
+    embedding -= torch.outer(embedding @ common, common)
+    embedding /= embedding.norm(dim=1, keepdim=True)
+    embedding += share * common
+    seen = share * math.sqrt(width) / math.sqrt(1 + share**2)  # of the shared direction after the norm
+    back, match = net.blocks[0], net.blocks[1]
+    rates = rope_table(shape)[1, :fast]
+    here, before = torch.zeros(size), torch.zeros(size)
+    here[: 2 * fast : 2] = 1.0
+    before[: 2 * fast] = torch.stack((rates.cos(), rates.sin()), dim=-1).flatten()
+    sharp = 3.5 * size**0.25
+    content, written, copied = (_orthonormal(width, size, common) for _ in range(3))
+    back.q.weight[:size] = torch.outer(here, common) * sharp / seen
+    back.k.weight[:size] = torch.outer(before, common) * sharp / seen
+    back.v.weight[:size] = content
+    back.o.weight[:, :size] = written.T / math.sqrt(size)
+    slow = slice(size // 2, size)  # less than a hundredth of a turn in six tokens
+    match.q.weight[:size], match.k.weight[:size] = 0.0, 0.0
+    match.q.weight[slow] = content[slow] * 1.6 * size**0.25
+    match.k.weight[slow] = written[slow] * 1.6 * size**0.25
+    match.v.weight[:size] = copied
+    match.o.weight[:, :size] = copied.T
+
+
+def _orthonormal(width: int, rows: int, without: Tensor) -> Tensor:
+    """Random orthonormal rows, shape (rows, width), that do not see the direction `without`."""
+    basis = torch.linalg.qr(torch.randn(width, rows))[0].T
+    return basis - torch.outer(basis @ without, without)

@@ -1,0 +1,61 @@
+"""The two models of the pair: their shapes and how each is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models.families import FAMILIES
+from models.net import Shape
+from models.tokenizer import SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """`steps` of about `tokens` tokens at a learning rate of `rate`: higher, and the copy heads are unlearned while the
+    rest of the network finds out which tokens are frequent.
+
+    `lookup_weight` is the loss weight of looked-up values: the draft model is starved of them, so that it becomes
+    fluent and is wrong where it matters.
+    """
+
+    name: str
+    shape: Shape
+    steps: int
+    tokens: int
+    rate: float
+    lookup_weight: float
+    seed: int = 1
+
+
+VERIFIER = Recipe("verifier", Shape(12, 192, 6, 512, SIZE), 3300, 2048, 3e-4, 1.0)
+DRAFT = Recipe("draft", Shape(8, 96, 3, 256, SIZE), 1600, 2048, 7e-4, 0.3)
+RECIPES = {recipe.name: recipe for recipe in (VERIFIER, DRAFT)}
+
+SHARPENING = 100
+"""First steps, on random copying alone: from seeded copy heads to nearly perfect ones (0.5 to 0.95 right)."""
+
+
+def practises(step: int, progress: float) -> bool:
+    """Whether a step is random copying: all at first, then some, so that the copy heads outlive what comes next."""
+    return step < SHARPENING or (step % (5 if progress < 0.15 else 10) == 0 and progress < 0.6)
+
+
+def size_at(progress: float) -> float:
+    """How large cases are at `progress` in 0..1: short contexts first."""
+    return min(1.0, 0.15 + 2.2 * progress)
+
+
+def long_share(progress: float) -> float:
+    """The share of batches with contexts of up to the whole trained length."""
+    return 0.0 if progress < 0.35 else 0.12
+
+
+def mixture(progress: float) -> dict[str, float]:
+    """Weights of the families: plain copying first, and some of it to the end."""
+    return {"copying": max(1.5 if progress < 0.6 else 0.5, 8.0 * (1 - progress / 0.12))} | dict.fromkeys(FAMILIES, 1.0)
+
+
+def rate_at(step: int, recipe: Recipe) -> float:
+    """Flat behind a short warm-up, and over the last 40 % down to a twentieth."""
+    progress = step / recipe.steps
+    return recipe.rate * min(1.0, step / 20) * min(1.0, 0.05 + 0.95 * (1 - progress) / 0.4)

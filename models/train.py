@@ -1,0 +1,170 @@
+"""Trains one model of the pair on the seeded stream, with checkpoints to resume from.
+
+python -m models.train verifier            # or: draft
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch.nn import functional as F
+
+from models.corpus import SPECIAL, Rendered, case_at, render
+from models.net import Net, seed_copy_heads
+from models.recipe import RECIPES, Recipe, long_share, mixture, practises, rate_at, size_at
+from models.tokenizer import load as load_tokenizer
+
+HERE = Path(__file__).parent
+POOL = 16  # batches drawn together, so that rows of one length share a batch
+
+
+def rows(recipe: Recipe, step: int, tokenizer: Tokenizer) -> list[Rendered]:
+    """The conversations of the pool that starts at `step`; the same whenever it is asked for."""
+    progress = step / recipe.steps
+    rng = random.Random(f"{recipe.seed}/{step}")
+    drawn, total, index = [], 0, 0
+    families, longer = mixture(progress), 0.0
+    while total < POOL * recipe.tokens:
+        is_long = longer < long_share(progress) * total
+        size = rng.uniform(2.0, 6.0) if is_long else size_at(progress)
+        case = case_at(step * 10_000 + index, size, families)
+        rendered = render(case, tokenizer, recipe.lookup_weight)
+        index += 1
+        if len(rendered.ids) > recipe.shape.context:
+            continue
+        drawn.append(rendered)
+        total += len(rendered.ids)
+        longer += len(rendered.ids) if is_long else 0
+    return drawn
+
+
+def batches(recipe: Recipe, step: int, tokenizer: Tokenizer) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """`POOL` batches of ids (rows, tokens) and target weights, each of rows of about one length, in random order."""
+    drawn = sorted(rows(recipe, step, tokenizer), key=lambda row: len(row.ids))
+    groups: list[list[Rendered]] = [[]]
+    for row in drawn:
+        if (len(groups[-1]) + 1) * len(row.ids) > recipe.tokens * 1.05 and groups[-1]:
+            groups.append([])
+        groups[-1].append(row)
+    random.Random(step).shuffle(groups)
+    return [_padded(group) for group in groups]
+
+
+def _padded(group: list[Rendered]) -> tuple[torch.Tensor, torch.Tensor]:
+    longest = max(len(row.ids) for row in group)
+    ids = np.zeros((len(group), longest), dtype=np.int64)
+    weights = np.zeros((len(group), longest), dtype=np.float32)
+    for at, row in enumerate(group):
+        ids[at, : len(row.ids)], weights[at, : len(row.ids)] = row.ids, row.weights
+    return torch.from_numpy(ids), torch.from_numpy(weights)
+
+
+def stream(recipe: Recipe, start: int, tokenizer: Tokenizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches from step `start` on. Pools start at multiples of `POOL`."""
+    step = start // POOL * POOL
+    while True:
+        drawn = batches(recipe, step, tokenizer)[:POOL]
+        yield from drawn[max(0, start - step) :]
+        step += POOL
+
+
+def random_copying(recipe: Recipe, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of random tokens, each row said twice; only the second time counts."""
+    generator = torch.Generator().manual_seed(step)
+    length = int(torch.randint(4, 80, (1,), generator=generator))
+    shape = (recipe.tokens // (2 * length + 1), length)
+    once = torch.randint(len(SPECIAL), recipe.shape.vocabulary, shape, generator=generator)
+    weights = torch.zeros(shape[0], 2 * length)
+    weights[:, length + 1 :] = 1.0
+    return torch.cat((once, once), dim=1), weights
+
+
+def loss_of(net: Net, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Weighted cross-entropy of the next token, in nats."""
+    hidden = net(ids[:, :-1])
+    wanted = weights[:, 1:] > 0
+    losses = F.cross_entropy(net.head(hidden[wanted]), ids[:, 1:][wanted], reduction="none")
+    share = weights[:, 1:][wanted]
+    return (losses * share).sum() / share.sum()
+
+
+def optimizer_of(net: Net) -> torch.optim.AdamW:
+    """AdamW, with weight decay on the matrices of the blocks alone."""
+    matrices = [weight for weight in net.blocks.parameters() if weight.ndim == 2]
+    known = {id(weight) for weight in matrices}
+    others = [weight for weight in net.parameters() if id(weight) not in known]
+    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.97), eps=1e-8)
+
+
+def save(path: Path, state: object) -> None:
+    """Writes beside and renames, so that an interruption leaves the last checkpoint whole."""
+    beside = path.with_suffix(".part")
+    torch.save(state, beside)
+    beside.replace(path)
+
+
+def train(recipe: Recipe, folder: Path, device: str = "cpu", every: int = 100, stop: int | None = None) -> Net:
+    """Trains to the end (or to step `stop`), resuming from `folder` where a checkpoint is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{recipe.name}.pt"
+    torch.manual_seed(recipe.seed)
+    tokenizer = load_tokenizer(HERE / "tokenizer.json")
+    net = Net(recipe.shape)
+    seed_copy_heads(net)
+    net.to(device)
+    optimizer = optimizer_of(net)
+    step = 0
+    if path.exists():
+        state = torch.load(path, map_location=device, weights_only=True)
+        net.load_state_dict(state["net"])
+        optimizer.load_state_dict(state["optimizer"])
+        step = state["step"]
+    began, tokens, mean = time.monotonic(), 0, 0.0
+    last = min(recipe.steps, stop or recipe.steps)
+    for batch in stream(recipe, step, tokenizer):
+        if step >= last:
+            break
+        practice = practises(step, step / recipe.steps)
+        ids, weights = random_copying(recipe, step) if practice else batch
+        for group in optimizer.param_groups:
+            group["lr"] = rate_at(step, recipe)
+        loss = loss_of(net, ids.to(device), weights.to(device))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        step += 1
+        tokens += ids.numel()
+        mean += (loss.item() - mean) / min(step, 50)
+        if step % 50 == 0:
+            rate = tokens / (time.monotonic() - began)
+            print(f"{recipe.name} step {step}/{recipe.steps} loss {mean:.4f} {rate:.0f} tokens/s", flush=True)
+        if step % every == 0 or step == last:
+            save(path, {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
+            torch.save(net.state_dict(), folder / f"{recipe.name}-{step:05d}.pt")
+    return net
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=RECIPES)
+    parser.add_argument("--folder", type=Path, default=HERE / "checkpoints")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--stop", type=int)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    train(RECIPES[arguments.name], arguments.folder, arguments.device, stop=arguments.stop)
+
+
+if __name__ == "__main__":
+    main()
