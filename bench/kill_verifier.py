@@ -25,7 +25,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.report import spread, write
@@ -139,6 +141,8 @@ class Outcome:
     problems: tuple[str, ...]
     hit: bool
     back: bool
+    false_alarm: bool  # the undisturbed reply was not verified throughout: the machine stood still for a second
+    undisturbed: float  # seconds
     longer: float  # seconds, against the undisturbed reply
 
 
@@ -157,8 +161,11 @@ def trial(served: Served, device: Device, judge: Judge, prompt: Ids, number: int
 
     striker = threading.Thread(target=strike)
     striker.start()
-    hit = device.write(prompt, pace, moment, after)
-    striker.join()
+    try:
+        hit = device.write(prompt, pace, moment, after)
+    finally:
+        moment.set()
+        striker.join()
     if kind == "hang":
         served.go_on() if number % 2 else served.kill()
     return Outcome(
@@ -166,12 +173,16 @@ def trial(served: Served, device: Device, judge: Judge, prompt: Ids, number: int
         tuple(judge.problems(hit, undisturbed)),
         hit=any(token.source is Source.DRAFT for token in hit.tokens),
         back=any("back" in notice.text for notice in hit.notices),
+        false_alarm=any(token.source is Source.DRAFT for token in undisturbed.tokens),
+        undisturbed=undisturbed.seconds,
         longer=hit.seconds - undisturbed.seconds,
     )
 
 
-def run(draft: Path, verifier: Path, replies: int, seed: int) -> list[Outcome]:
-    """All trials, on f32 model files."""
+def run(
+    draft: Path, verifier: Path, replies: int, seed: int, told: Callable[[Outcome], object] = lambda _outcome: None
+) -> list[Outcome]:
+    """All trials, on f32 model files; `told` hears of each."""
     rng = random.Random(seed)
     cases = [held_out(family, -(-replies // len(FAMILIES))) for family in FAMILIES]
     prompts = [case.prompt for group in zip(*cases, strict=True) for case in group][:replies]
@@ -184,6 +195,7 @@ def run(draft: Path, verifier: Path, replies: int, seed: int) -> list[Outcome]:
             for number, turns in enumerate(prompts):
                 prompt = small.chat_prompt([Message(turn.role, turn.text) for turn in turns])[: POSITIONS - TOKENS]
                 outcomes.append(trial(served, device, judge, prompt, number, rng))
+                told(outcomes[-1])
             remote.close()
             return outcomes
     finally:
@@ -201,7 +213,7 @@ def main() -> None:
         draft, verifier = Path(folder) / "draft.gguf", Path(folder) / "verifier.gguf"
         to_f32(resolve(arguments.draft), draft)
         to_f32(resolve(arguments.verifier), verifier)
-        outcomes = run(draft, verifier, arguments.replies, arguments.seed)
+        outcomes = run(draft, verifier, arguments.replies, arguments.seed, partial(print, file=sys.stderr, flush=True))
     figures: dict[str, object] = {"replies": len(outcomes), "load_average": os.getloadavg()[0]}
     for kind in ("kill", "hang"):
         of = [outcome for outcome in outcomes if outcome.kind == kind]
@@ -210,6 +222,8 @@ def main() -> None:
                 "replies": len(of),
                 "went_on_unverified": sum(outcome.hit for outcome in of),
                 "verified_again_before_the_end": sum(outcome.back for outcome in of),
+                "false_alarms": sum(outcome.false_alarm for outcome in of),
+                "seconds_undisturbed": spread([outcome.undisturbed for outcome in of]),
                 "seconds_longer": spread([outcome.longer for outcome in of]),
             }
     problems = Counter(problem for outcome in outcomes for problem in outcome.problems)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 OPEN, CLOSE = "\x01", "\x02"
@@ -56,6 +57,14 @@ def assistant(marked: str) -> Turn:
 def user(question: str, context: str = "") -> Turn:
     """A user turn: the context first, a blank line, then the question."""
     return Turn("user", f"{context}\n\n{question}" if context else question)
+
+
+def conversation(family: str, context: str, asked: Sequence[tuple[str, str]]) -> Case:
+    """Questions about one context, each with its marked answer; the context stands in the first turn."""
+    turns: list[Turn] = []
+    for question, answer in asked:
+        turns += [user(question, "" if turns else context), assistant(answer)]
+    return Case(family, tuple(turns))
 
 
 def sentence(text: str) -> str:

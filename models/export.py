@@ -26,7 +26,7 @@ BLOCK_TENSORS = {
 
 
 def export(state: dict[str, torch.Tensor], shape: Shape, name: str, tokenizer: Path, path: Path) -> None:
-    """Writes `path`: matrices as Q8_0, norms as f32, the head tied to the embedding."""
+    """Writes `path`: matrices as Q8_0, norms as f32, and a head of its own."""
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_name(f"edgellm {name}")
     writer.add_description("A tiny model of a small world, bundled with edgellm")
@@ -56,7 +56,11 @@ def export(state: dict[str, torch.Tensor], shape: Shape, name: str, tokenizer: P
 
 
 def _tensors(state: dict[str, torch.Tensor], shape: Shape) -> list[tuple[str, torch.Tensor]]:
-    named = [("token_embd.weight", state["embedding.weight"]), ("output_norm.weight", state["norm.weight"])]
+    named = [
+        ("token_embd.weight", state["embedding.weight"]),
+        ("output_norm.weight", state["norm.weight"]),
+        ("output.weight", state["output.weight"]),
+    ]
     for layer in range(shape.layers):
         for ours, theirs in BLOCK_TENSORS.items():
             named.append((f"blk.{layer}.{theirs}.weight", state[f"blocks.{layer}.{ours}.weight"]))

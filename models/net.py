@@ -1,4 +1,4 @@
-"""The network: a llama decoder just as llama.cpp computes it (RMSNorm, interleaved RoPE, SwiGLU, tied head)."""
+"""The network: a llama decoder just as llama.cpp computes it (RMSNorm, interleaved RoPE, SwiGLU)."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ class Net(nn.Module):
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width, EPSILON)
+        self.output = nn.Linear(shape.width, shape.vocabulary, bias=False)
         angles = rope_table(shape)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -97,7 +98,9 @@ class Net(nn.Module):
         return self.norm(x)
 
     def head(self, rows: Tensor) -> Tensor:
-        return F.linear(rows, self.embedding.weight)
+        """Logits of hidden rows. The head starts as the embedding and is not tied to it: how frequent a token is would
+        otherwise be written into the direction that the copy heads rely on."""
+        return self.output(rows)
 
 
 @torch.no_grad()
@@ -117,6 +120,7 @@ def seed_copy_heads(net: Net) -> None:
     embedding = net.embedding.weight
     embedding -= torch.outer(embedding @ common, common)
     embedding /= embedding.norm(dim=1, keepdim=True)
+    net.output.weight.copy_(embedding)
     embedding += share * common
     seen = share * math.sqrt(width) / math.sqrt(1 + share**2)  # of the shared direction after the norm
     back, match = net.blocks[0], net.blocks[1]

@@ -14,17 +14,20 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from models.corpus import SPECIAL, SYSTEMS, TRAINING_SEED
 from models.families import FAMILIES
+from models.lexicon import WORDS
 from models.world import Split, World
 
-SIZE = 2048
+SIZE = 2560
 
 
 def _texts(count: int) -> Iterator[str]:
     yield from SYSTEMS
+    for word in WORDS:
+        yield f"{word}" + f" {word}" * 6
     for index in range(count):
         for number, make in enumerate(FAMILIES.values()):
             rng = random.Random(f"{TRAINING_SEED}/tokenizer/{number}/{index}")
-            for turn in make(World(rng, Split.TRAIN, invented_share=0.02), 1.0).turns:
+            for turn in make(World(rng, Split.TRAIN, strange_share=0.02), 1.0).turns:
                 yield turn.text
 
 

@@ -18,8 +18,9 @@ from tokenizers import Tokenizer
 from torch.nn import functional as F
 
 from models.corpus import SPECIAL, Rendered, case_at, render
+from models.muon import Muon
 from models.net import Net, seed_copy_heads
-from models.recipe import RECIPES, Recipe, long_share, mixture, practises, rate_at, size_at
+from models.recipe import RECIPES, Recipe, long_share, mixture, practises, schedule, size_at
 from models.tokenizer import load as load_tokenizer
 
 HERE = Path(__file__).parent
@@ -96,13 +97,18 @@ def loss_of(net: Net, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return (losses * share).sum() / share.sum()
 
 
-def optimizer_of(net: Net) -> torch.optim.AdamW:
-    """AdamW, with weight decay on the matrices of the blocks alone."""
+def optimizers_of(net: Net, recipe: Recipe) -> tuple[torch.optim.Optimizer, ...]:
+    """Muon for the matrices of the blocks, Adam for the rest; `peak` is each group's rate before the schedule."""
     matrices = [weight for weight in net.blocks.parameters() if weight.ndim == 2]
-    known = {id(weight) for weight in matrices}
+    known = {id(weight) for weight in [*matrices, net.embedding.weight]}
     others = [weight for weight in net.parameters() if id(weight) not in known]
-    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.97), eps=1e-8)
+    groups = [{"params": [net.embedding.weight], "lr": 0.3 * recipe.adam_rate}, {"params": others}]
+    adam = torch.optim.AdamW(groups, lr=recipe.adam_rate, betas=(0.9, 0.97), weight_decay=0.0)
+    both = (Muon(matrices, recipe.rate), adam)
+    for optimizer in both:
+        for group in optimizer.param_groups:
+            group["peak"] = group["lr"]
+    return both
 
 
 def save(path: Path, state: object) -> None:
@@ -121,12 +127,13 @@ def train(recipe: Recipe, folder: Path, device: str = "cpu", every: int = 100, s
     net = Net(recipe.shape)
     seed_copy_heads(net)
     net.to(device)
-    optimizer = optimizer_of(net)
+    optimizers = optimizers_of(net, recipe)
     step = 0
     if path.exists():
         state = torch.load(path, map_location=device, weights_only=True)
         net.load_state_dict(state["net"])
-        optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         step = state["step"]
     began, tokens, mean = time.monotonic(), 0, 0.0
     last = min(recipe.steps, stop or recipe.steps)
@@ -135,13 +142,14 @@ def train(recipe: Recipe, folder: Path, device: str = "cpu", every: int = 100, s
             break
         practice = practises(step, step / recipe.steps)
         ids, weights = random_copying(recipe, step) if practice else batch
-        for group in optimizer.param_groups:
-            group["lr"] = rate_at(step, recipe)
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["lr"] = group["peak"] * schedule(step, recipe)
         loss = loss_of(net, ids.to(device), weights.to(device))
-        optimizer.zero_grad(set_to_none=True)
+        net.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         step += 1
         tokens += ids.numel()
         mean += (loss.item() - mean) / min(step, 50)
@@ -149,7 +157,14 @@ def train(recipe: Recipe, folder: Path, device: str = "cpu", every: int = 100, s
             rate = tokens / (time.monotonic() - began)
             print(f"{recipe.name} step {step}/{recipe.steps} loss {mean:.4f} {rate:.0f} tokens/s", flush=True)
         if step % every == 0 or step == last:
-            save(path, {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
+            save(
+                path,
+                {
+                    "net": net.state_dict(),
+                    "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+                    "step": step,
+                },
+            )
             torch.save(net.state_dict(), folder / f"{recipe.name}-{step:05d}.pt")
     return net
 

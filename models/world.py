@@ -10,6 +10,8 @@ import random
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from models.lexicon import WORDS
+
 
 class Split(StrEnum):
     TRAIN = "train"
@@ -159,8 +161,16 @@ _NUCLEI = ("a", "e", "i", "o", "u", "ai", "ea", "ou", "ie")
 _CODAS = ("", "", "n", "r", "l", "s", "m", "x", "nd", "rt", "ck", "th")
 
 
+def strange(rng: random.Random, split: Split) -> str:
+    """A word that stands for an entity though it is none: ordinary, two joined, or invented; held-out ones invented."""
+    roll = rng.random() if split is Split.TRAIN else 1.0
+    if roll < 0.55:
+        return rng.choice(WORDS)
+    return rng.choice(WORDS) + rng.choice(WORDS) if roll < 0.75 else invented(rng)
+
+
 def invented(rng: random.Random) -> str:
-    """A word that nobody has seen: two or three syllables, lower case."""
+    """A word that nobody has seen: one to three syllables, lower case."""
     return "".join(
         rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS) for _ in range(rng.choice((1, 2, 2, 2, 3)))
     )
@@ -194,19 +204,23 @@ class World:
 
     rng: random.Random
     split: Split
-    invented_share: float = 0.12
+    strange_share: float = 0.12
     _used: set[str] = field(default_factory=set)
 
     def pick(self, words: Pool) -> str:
         """A word that this case has not used yet; an invented one where the pool is used up."""
         for _ in range(64):
             word = self.rng.choice(words.of(self.split))
-            if self.rng.random() < self.invented_share:
-                word = invented(self.rng)
+            if self.rng.random() < self.strange_share:
+                word = strange(self.rng, self.split)
             if word not in self._used:
                 self._used.add(word)
                 return word
         return invented(self.rng)
+
+    def questions(self, most: int) -> int:
+        """How many questions a context is asked: one where it is judged, several where it teaches."""
+        return 1 if self.split is Split.TEST else self.rng.randint(1, max(1, min(4, most)))
 
     def name(self) -> str:
         name = self.pick(NAMES)
@@ -234,9 +248,9 @@ class World:
     def chore(self) -> str:
         for _ in range(64):
             chore = self.rng.choice(CHORES.of(self.split))
-            if self.rng.random() < self.invented_share:
+            if self.rng.random() < self.strange_share:
                 verb = self.rng.choice(("clean", "fix", "buy", "return", "order", "check", "wash", "paint"))
-                chore = f"{verb} the {invented(self.rng)}"
+                chore = f"{verb} the {strange(self.rng, self.split)}"
             if chore not in self._used:
                 self._used.add(chore)
                 return chore

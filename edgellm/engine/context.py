@@ -201,10 +201,10 @@ class Context:
         """
         if not self.unified:
             raise InvalidOption("Sequences of a context with separate buffers cannot branch.", "Open it unified.")
+        native_context = self._open()
         if self._sequences.known(src) == dst:
             return
         self.clear(dst)
-        native_context = self._open()
         lib.llama_memory_seq_cp(lib.llama_get_memory(native_context.pointer), src, dst, -1, -1)
         self._sequences.copy(src, dst)
 

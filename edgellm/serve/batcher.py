@@ -168,7 +168,7 @@ class Batcher:
         request = _Request(session, sampling, ids, ask.chunk, ask.extra, deliver)
         self._queue[session] = request
         if slot is not None:
-            self._claim(request)  # now, lest what it builds on is evicted while it waits
+            self._claim(request)  # now, lest its slot goes to an older request while it waits
 
     def _claim(self, request: _Request) -> None:
         slot = self._table.claim(request.session, request.ids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.case import Case, assistant, look, user
+from models.case import Case, conversation, look
 from models.families import facts
 from models.world import World, phrasings
 
@@ -28,13 +28,14 @@ def make(world: World, size: float) -> Case:
     count = min(4, 2 + round(size * 2))
     kind = world.rng.choice(("place", "when", "who", "has"))
     drawn = [facts.KINDS[kind](world) for _ in range(count)]
-    asked = drawn[0]
-    options = [fact.value for fact in drawn]
-    world.rng.shuffle(options)
-    letters = "ABCD"[:count]
-    shown = "\n".join(f"{letter}) {option}" for letter, option in zip(letters, options, strict=True))
-    letter = letters[options.index(asked.value)]
     beside = facts.draw(world, round(4 * (size - 1))) if size > 1 else []
-    question = f"{asked.question} {world.say(RIGHT)}\n{shown}"
-    answer = f"The right answer is {look(letter)}) {look(asked.value)}."
-    return Case("choice", (user(question, facts.notes(world, drawn + beside)), assistant(answer)))
+    letters = "ABCD"[:count]
+    asked = []
+    for fact in drawn[: world.questions(min(count, 3))]:
+        options = [each.value for each in drawn]
+        world.rng.shuffle(options)
+        shown = "\n".join(f"{letter}) {option}" for letter, option in zip(letters, options, strict=True))
+        letter = letters[options.index(fact.value)]
+        answer = f"The right answer is {look(letter)}) {look(fact.value)}."
+        asked.append((f"{fact.question} {world.say(RIGHT)}\n{shown}", answer))
+    return conversation("choice", facts.notes(world, drawn + beside), asked)

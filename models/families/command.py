@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from models.case import Case, assistant, look, sentence, user
+from models.case import Case, conversation, look, sentence
 from models.world import ADJECTIVES, Phrasings, World, phrasings
 
 ON = phrasings(
@@ -115,13 +115,13 @@ def make(world: World, size: float) -> Case:
         if (name := device(world)) not in names:
             names.append(name)
     addresses = [f"{world.rng.choice('abcdefghkmpqrstuvwxyz')}{world.number(10, 99)}" for _ in names]
-    asked = world.rng.randrange(count)
-    phrasing, draw, action = world.rng.choice(list(INTENTS.values()))
-    amount = draw(world)
     lines = [f"{name} = {address}" for name, address in zip(names, addresses, strict=True)]
     joined = "\n".join(lines) if world.rng.random() < 0.7 else ", ".join(lines)
-    context = f"{world.say(LIST)}\n{joined}"
-    request = sentence(world.say(phrasing).format(t=names[asked], m=amount))
-    address, run = look(addresses[asked]), action.format(m=look(amount))
-    answer = f"The {names[asked]} has the address {address}. Run: {address} {run}."
-    return Case("command", (user(request, context), assistant(answer)))
+    asked = []
+    for at in world.rng.sample(range(count), min(count, world.questions(count))):
+        phrasing, draw, action = world.rng.choice(list(INTENTS.values()))
+        amount = draw(world)
+        address, run = look(addresses[at]), action.format(m=look(amount))
+        request = sentence(world.say(phrasing).format(t=names[at], m=amount))
+        asked.append((request, f"The {names[at]} has the address {address}. Run: {address} {run}."))
+    return conversation("command", f"{world.say(LIST)}\n{joined}", asked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.case import Case, assistant, look, user
+from models.case import Case, conversation, look
 from models.world import World, phrasings
 
 LIKES = phrasings(
@@ -78,8 +78,9 @@ def make(world: World, size: float) -> Case:
         world.say(LIKES if like else DISLIKES).format(n=name, t=thing)
         for like, name, thing in zip(likes, people, things, strict=True)
     ]
-    at = world.rng.randrange(count)
-    ask = world.say(ASK).format(n=people[at], t=things[at])
-    word, verb = ("Yes", "likes") if likes[at] else ("No", "does not like")
-    answer = f"{look(word)}, from what is written here {people[at]} {look(verb)} the {things[at]}."
-    return Case("judge", (user(ask, "\n".join(lines)), assistant(answer)))
+    asked = []
+    for at in world.rng.sample(range(count), min(count, world.questions(count))):
+        word, verb = ("Yes", "likes") if likes[at] else ("No", "does not like")
+        answer = f"{look(word)}, from what is written here {people[at]} {look(verb)} the {things[at]}."
+        asked.append((world.say(ASK).format(n=people[at], t=things[at]), answer))
+    return conversation("judge", "\n".join(lines), asked)

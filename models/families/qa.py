@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.case import Case, assistant, user
+from models.case import Case, conversation
 from models.families import facts
 from models.world import World
 
@@ -10,5 +10,5 @@ from models.world import World
 def make(world: World, size: float) -> Case:
     """2 to 7 notes, growing with `size`."""
     drawn = facts.draw(world, world.number(2, 2 + round(5 * size)))
-    asked = drawn[0]
-    return Case("qa", (user(asked.question, facts.notes(world, drawn)), assistant(asked.answer)))
+    asked = [(fact.question, fact.answer) for fact in drawn[: world.questions(len(drawn))]]
+    return conversation("qa", facts.notes(world, drawn), asked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.case import Case, assistant, look, user
+from models.case import Case, conversation, look
 from models.world import Phrasings, World, phrasings
 
 LEFT = phrasings(
@@ -118,10 +118,10 @@ def _over(world: World) -> tuple[str, str, str]:
 
 
 def make(world: World, size: float) -> Case:
-    """One story; with growing `size` a second one beside it that is not asked for."""
-    kind = world.rng.choice((_count, _count, _over))
-    text, ask, answer = kind(world)
-    if world.rng.random() < 0.5 * size:
-        other = (_over if kind is _count else _count)(world)[0]
-        text = "\n".join(world.rng.sample((text, other), 2))
-    return Case("quantity", (user(ask, text), assistant(answer)))
+    """One story; with growing `size` others beside it. Where it teaches, each of them may be asked for."""
+    stories = [world.rng.choice((_count, _count, _over))(world)]
+    while len(stories) < 4 and world.rng.random() < 0.5 * size:
+        stories.append((_over if stories[-1][2].startswith("That") else _count)(world))
+    asked = [(ask, answer) for _, ask, answer in stories[: world.questions(len(stories))]]
+    texts = [text for text, _, _ in stories]
+    return conversation("quantity", "\n".join(world.rng.sample(texts, len(texts))), asked)

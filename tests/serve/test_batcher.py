@@ -108,20 +108,26 @@ def test_a_request_that_builds_on_an_evicted_cache_is_told_so(batcher: Batcher, 
 
 
 def test_what_a_waiting_request_builds_on_is_not_evicted(
-    gate: Gate, batcher: Batcher, prompt: Ids, alone: Alone
+    gate: Gate, batcher: Batcher, exact: Model, prompt: Ids, alone: Alone
 ) -> None:
+    """Else it would be computed a second time, because sessions that wait for a slot had taken its own."""
     askers = [Asker(batcher, i) for i in range(2 * SLOTS)]
     for asker in askers[:SLOTS]:
         asker.ask(prompt)
         asker.tokens()
+    other = exact.tokenize("Something else altogether.")
+    rows = batcher.counters.rows
     gate.allowed.clear()
     askers[0].ask(prompt)  # keeps the worker at it
     for asker in askers[SLOTS:]:
-        asker.ask(prompt)
+        asker.ask(other)
     askers[1].ask(prompt, position=len(prompt) - 1)
     gate.allowed.set()
-    for asker in (*askers[:2], *askers[SLOTS:]):
+    for asker in askers[:2]:
         assert asker.tokens() == alone(prompt, 1)
+    for asker in askers[SLOTS:]:
+        assert asker.tokens() == alone(other, 1)
+    assert batcher.counters.rows - rows == 1 + 1 + SLOTS * len(other)
 
 
 def test_an_ended_sessions_tokens_serve_who_begins_alike(batcher: Batcher, exact: Model, alone: Alone) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
@@ -21,8 +22,10 @@ from edgellm.serve.connection import Timing
 from edgellm.serve.remote import RemoteVerifier
 from edgellm.serve.server import VerifierServer, serve_verifier
 from edgellm.serve.service import Happened, ServerEvent
+from edgellm.serve.wire import write_open
 from edgellm.spec.records import GREEDY, Chunk, Ids
 from tests.serve.conftest import ANYWHERE, POSITIONS, Alone
+from tests.serve.test_service import Device, verify
 
 NEVER = Timing(retry=60.0, retry_most=60.0)
 
@@ -55,15 +58,25 @@ def test_stopping_finishes_what_is_in_flight(
     pending = busy.submit(prompt, Chunk(), extra=150)
     while not own.counters.batches > 3:
         time.sleep(0.001)
-    own.request_stop()
+    own.request_stop(grace=300)
     assert pending.result().tokens.tolist() == alone(prompt, 151)
-    assert own.wait(20)
+    assert own.wait(60)  # the idle session does not keep it
     assert [event.what for event in events][-1] is Happened.STOPPED
     for session in (busy, idle):
         with pytest.raises(VerifierLost):
             session.submit(prompt, Chunk()).result()
         assert not session.ready()
     remote.close()
+
+
+def test_an_idle_session_is_told_that_the_verifier_goes(own: VerifierServer, prompt: Ids) -> None:
+    with grpc.insecure_channel(str(own.address)) as channel:
+        device = Device(channel)
+        device.say(write_open(GREEDY, own.model.vocabulary.fingerprint), verify(prefix=tuple(prompt.tolist())))
+        assert device.hear().WhichOneof("frame") == "verdict"
+        own.request_stop(grace=300)
+        assert device.hear().WhichOneof("frame") == "draining"
+        device.finish()
 
 
 def test_a_second_wish_forces_the_end(own: VerifierServer, events: list[ServerEvent], prompt: Ids) -> None:

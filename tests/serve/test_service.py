@@ -23,6 +23,7 @@ class Device:
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._frames: SimpleQueue[bytes | None] = SimpleQueue()
+        self.beats: list[pb.Working] = []
         self._call = channel.stream_stream(SESSION, bytes, bytes)(iter(self._frames.get, None))
 
     def say(self, *frames: pb.DeviceFrame | bytes) -> None:
@@ -30,9 +31,9 @@ class Device:
             self._frames.put(frame if isinstance(frame, bytes) else frame.SerializeToString())
 
     def hear(self) -> pb.VerifierFrame:
-        """The next frame that is no heartbeat."""
+        """The next frame that is no heartbeat; those are kept."""
         while (frame := pb.VerifierFrame.FromString(next(iter(self._call)))).WhichOneof("frame") == "working":
-            pass
+            self.beats.append(frame.working)
         return frame
 
     def refused(self) -> tuple[grpc.StatusCode, str]:
@@ -97,6 +98,17 @@ def test_a_round_and_its_verdict(device: Device, opening: pb.DeviceFrame, prompt
     verdict = device.hear().verdict
     assert (verdict.round, verdict.accepted, list(verdict.tokens)) == (3, 0, alone(prompt, 3))
     device.finish()
+
+
+def test_a_long_computation_gives_signs_of_life_and_of_progress(
+    device: Device, opening: pb.DeviceFrame, prompt: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.serve.service.HEARTBEAT_SECONDS", 0.01)
+    device.say(opening, verify(round=3, prefix=tuple(prompt.tolist()), extra=200))
+    device.hear()
+    assert len(device.beats) > 2
+    assert {beat.round for beat in device.beats} == {3}
+    assert device.beats[-1].step > device.beats[0].step
 
 
 def test_a_session_that_holds_less_asks_for_the_rest(device: Device, opening: pb.DeviceFrame) -> None:
