@@ -44,7 +44,7 @@ from edgellm.store import resolve
 from models.corpus import held_out
 from models.families import FAMILIES
 
-PACE = 0.25  # seconds by which a slowed-down device waits before each question
+PACE = 0.08  # seconds by which a slowed-down device waits before each question
 
 _SERVE = """
 import sys
@@ -127,7 +127,7 @@ class Device:
                     hit.set()
             elif isinstance(event, Notice):
                 written.notices.append(event)
-        written.seconds = time.perf_counter() - began
+        written.seconds = time.perf_counter() - began - traced.slept
         context.close()
         written.rounds = traced.rounds
         return written
@@ -142,7 +142,7 @@ class Outcome:
     hit: bool
     back: bool
     false_alarm: bool  # the undisturbed reply was not verified throughout: the machine stood still for a second
-    undisturbed: float  # seconds
+    undisturbed: float  # seconds, the deliberate slowness left out
     longer: float  # seconds, against the undisturbed reply
 
 

@@ -33,6 +33,7 @@ class Traced:
     def __init__(self, drafter: ModelDrafter, verifier: RemoteVerifier, pace: float) -> None:
         self._drafter, self._session, self._pace = drafter, verifier.open(GREEDY), pace
         self.rounds: list[Round] = []
+        self.slept = 0.0  # seconds
         self.name, self.context_length = verifier.name, verifier.context_length
 
     def open(self, _sampling: Sampling) -> Traced:
@@ -43,7 +44,9 @@ class Traced:
         return self.rounds[-1].chunk
 
     def ready(self) -> bool:
+        began = time.perf_counter()
         time.sleep(self._pace)
+        self.slept += time.perf_counter() - began
         return self._session.ready()
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Traced:

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", ROOT / "docs" / "commands.md", ROOT / "models" / "README.md")
 
 _BLOCK = re.compile(r"(<!-- \$ (?P<command>.+?) -->\n```\w*\n)(?:.*?\n)??(```\n<!-- end -->)", re.DOTALL)
+_SLOW = re.compile(r"^loading \S+\n", re.MULTILINE)  # said only where a model takes long
 _VARIES = (
     (re.compile(r"\d[\d,.]* tokens/s"), "N tokens/s"),
     (re.compile(r"first after \d+ ms"), "first after N ms"),
@@ -73,7 +74,8 @@ def output(command: str, home: str) -> str:
         ["sh", "-c", f"({command}) 2>&1"], capture_output=True, text=True, cwd=ROOT, env=environment, check=False,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
-    lines = "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines()).strip("\n")
+    shown = _SLOW.sub("", done.stdout).strip("\n")
+    lines = "\n".join(line.rstrip() for line in shown.splitlines()).strip("\n")
     return lines if command.endswith("--help") else f"$ {command}\n{lines}"
 
 

@@ -17,7 +17,7 @@ import typer
 
 from edgellm import __version__
 from edgellm.cli.places import private_file, state_dir
-from edgellm.cli.screen import fail, prepare_streams, say
+from edgellm.cli.screen import fail, forget_output, prepare_streams, say
 from edgellm.errors import EdgeError
 
 
@@ -49,6 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             return _unexpected(error)
+        forget_output()
         fail("The disk is full: what goes there cannot be written. Make room, then run it again.")
         return 1
     except Exception as error:  # noqa: BLE001  # this is where everything ends

@@ -39,6 +39,7 @@ _LIMITS: Options = [
 _CHANNEL: Options = [
     *_LIMITS,
     ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.client_idle_timeout_ms", 2**31 - 1),  # an idle connection is kept, so that its end means something
     ("grpc.use_local_subchannel_pool", 1),  # a new channel means a new connection, not a broken one found again
     ("grpc.enable_http_proxy", 0),  # a home device is never behind the proxy that the environment names
     ("grpc.enable_retries", 0),  # whether to ask again is the session's decision

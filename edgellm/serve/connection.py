@@ -152,7 +152,13 @@ class Connection:
                 raise self._unreachable(error) from None
             raise
         self._channel, self._up = channel, True
+        self.loop_task(self._watch(channel))
         return peer
+
+    async def _watch(self, channel: grpc.aio.Channel) -> None:
+        """Notices the end of a connection also while no session is open."""
+        await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        self.loop_lost(channel)
 
     async def _greet(self, channel: grpc.aio.Channel) -> Peer:
         ours = hello(self._vocabulary)

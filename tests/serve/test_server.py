@@ -79,6 +79,18 @@ def test_an_idle_session_is_told_that_the_verifier_goes(own: VerifierServer, pro
         device.finish()
 
 
+def test_an_end_is_noticed_while_no_session_is_open(own: VerifierServer) -> None:
+    remote = RemoteVerifier(own.address, own.model.vocabulary, timing=NEVER)
+    session = remote.open(GREEDY)
+    assert session.ready()
+    own.stop()
+    end = time.monotonic() + 20
+    while session.ready() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not session.ready()
+    remote.close()
+
+
 def test_a_second_wish_forces_the_end(own: VerifierServer, events: list[ServerEvent], prompt: Ids) -> None:
     remote = RemoteVerifier(own.address, own.model.vocabulary, timing=NEVER)
     pending = remote.open(GREEDY).submit(prompt, Chunk(), extra=POSITIONS - len(prompt))
