@@ -26,7 +26,11 @@ def orthogonal(matrices: Tensor, iterations: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """For the matrices of the blocks; embeddings, head and norms are left to Adam. One shape goes together."""
 
-    def __init__(self, params: list[Tensor], rate: float, momentum: float = 0.95, decay: float = 0.1) -> None:
+    def __init__(
+        self, params: list[Tensor], rate: float, momentum: float = 0.95, decay: float = 0.1, coarse: bool = False
+    ) -> None:
+        """`coarse`: make matrices orthogonal in bfloat16, which is as good where it is faster."""
+        self.dtype = torch.bfloat16 if coarse else torch.float32
         shapes = {weight.shape for weight in params}
         groups = [{"params": [weight for weight in params if weight.shape == shape]} for shape in sorted(shapes)]
         super().__init__(groups, {"lr": rate, "momentum": momentum, "decay": decay})
@@ -38,7 +42,7 @@ class Muon(torch.optim.Optimizer):
             gradients = torch.stack([weight.grad for weight in weights])
             mean = self.state[weights[0]].setdefault("mean", torch.zeros_like(gradients))  # of the whole group
             mean.lerp_(gradients, 1 - group["momentum"])
-            steps = orthogonal(gradients.lerp_(mean, group["momentum"]))
+            steps = orthogonal(gradients.lerp_(mean, group["momentum"]).to(self.dtype)).float()
             scale = max(1.0, weights[0].shape[0] / weights[0].shape[1]) ** 0.5
             for weight, change in zip(weights, steps, strict=True):
                 weight.mul_(1 - group["lr"] * group["decay"]).add_(change, alpha=-group["lr"] * scale)

@@ -72,6 +72,7 @@ class Net(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
+        self.coarse = False  # whether training computes the blocks in bfloat16
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width, EPSILON)

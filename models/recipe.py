@@ -27,7 +27,7 @@ class Recipe:
     seed: int = 1
 
 
-VERIFIER = Recipe("verifier", Shape(12, 192, 6, 512, SIZE), 7000, 2048, 0.007, 4e-4, 1.0)
+VERIFIER = Recipe("verifier", Shape(12, 192, 6, 512, SIZE), 4400, 2048, 0.007, 4e-4, 1.0)
 DRAFT = Recipe("draft", Shape(8, 96, 3, 192, SIZE), 900, 2048, 0.02, 2e-3, 0.3)
 RECIPES = {recipe.name: recipe for recipe in (VERIFIER, DRAFT)}
 
@@ -38,6 +38,11 @@ SHARPENING = 60
 def practises(step: int, progress: float) -> bool:
     """Whether a step is random copying: all at first, then some, so that the copy heads outlive what comes next."""
     return step < SHARPENING or (step % (6 if progress < 0.3 else 15) == 0 and progress < 0.7)
+
+
+def tokens_at(progress: float, recipe: Recipe) -> int:
+    """Tokens of a step: twice as many once the first learning is done."""
+    return recipe.tokens * (1 if progress < 0.15 else 2)
 
 
 def size_at(progress: float) -> float:

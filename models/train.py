@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from models.corpus import SPECIAL, Rendered, case_at, render
 from models.muon import Muon
 from models.net import Net, seed_copy_heads
-from models.recipe import RECIPES, Recipe, long_share, mixture, practises, schedule, size_at
+from models.recipe import RECIPES, Recipe, long_share, mixture, practises, schedule, size_at, tokens_at
 from models.tokenizer import load as load_tokenizer
 
 HERE = Path(__file__).parent
@@ -33,7 +33,8 @@ def rows(recipe: Recipe, step: int, tokenizer: Tokenizer) -> list[Rendered]:
     rng = random.Random(f"{recipe.seed}/{step}")
     drawn, total, index = [], 0, 0
     families, longer = mixture(progress), 0.0
-    while total < POOL * recipe.tokens:
+    wanted = POOL * tokens_at(progress, recipe)
+    while total < wanted:
         is_long = longer < long_share(progress) * total
         size = rng.uniform(2.0, 6.0) if is_long else size_at(progress)
         case = case_at(step * 10_000 + index, size, families)
@@ -52,7 +53,7 @@ def batches(recipe: Recipe, step: int, tokenizer: Tokenizer) -> list[tuple[torch
     drawn = sorted(rows(recipe, step, tokenizer), key=lambda row: len(row.ids))
     groups: list[list[Rendered]] = [[]]
     for row in drawn:
-        if (len(groups[-1]) + 1) * len(row.ids) > recipe.tokens * 1.05 and groups[-1]:
+        if (len(groups[-1]) + 1) * len(row.ids) > tokens_at(step / recipe.steps, recipe) * 1.05 and groups[-1]:
             groups.append([])
         groups[-1].append(row)
     random.Random(step).shuffle(groups)
@@ -90,11 +91,38 @@ def random_copying(recipe: Recipe, step: int) -> tuple[torch.Tensor, torch.Tenso
 
 def loss_of(net: Net, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Weighted cross-entropy of the next token, in nats."""
-    hidden = net(ids[:, :-1])
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=net.coarse):
+        hidden = net(ids[:, :-1])
     wanted = weights[:, 1:] > 0
     losses = F.cross_entropy(net.head(hidden[wanted]), ids[:, 1:][wanted], reduction="none")
     share = weights[:, 1:][wanted]
     return (losses * share).sum() / share.sum()
+
+
+def prepare(net: Net, device: str) -> str:
+    """Makes the blocks fast here, and says how: compiled, and in bfloat16 where that multiplies faster than float32.
+
+    Some processors take several times as long in bfloat16, so a second of trying decides. Weights, residual stream,
+    head and loss stay float32.
+    """
+    net.to(device)
+    for block in net.blocks:
+        block.compile(dynamic=True)
+    fine, coarse = (_multiplying(device, dtype) for dtype in (torch.float32, torch.bfloat16))
+    net.coarse = coarse < 0.8 * fine
+    chosen = "bfloat16" if net.coarse else "float32"
+    return f"blocks in {chosen}: a product takes {coarse / fine:.2f} of float32's time in bfloat16 here"
+
+
+def _multiplying(device: str, dtype: torch.dtype) -> float:
+    """Seconds of the quickest of 20 products of the verifier's feed-forward shape."""
+    left, right = torch.randn(2048, 192, device=device, dtype=dtype), torch.randn(192, 512, device=device, dtype=dtype)
+    times = []
+    for _ in range(20):
+        began = time.perf_counter()
+        (left @ right).sum().item()
+        times.append(time.perf_counter() - began)
+    return min(times)
 
 
 def optimizers_of(net: Net, recipe: Recipe) -> tuple[torch.optim.Optimizer, ...]:
@@ -104,7 +132,7 @@ def optimizers_of(net: Net, recipe: Recipe) -> tuple[torch.optim.Optimizer, ...]
     others = [weight for weight in net.parameters() if id(weight) not in known]
     groups = [{"params": [net.embedding.weight], "lr": 0.3 * recipe.adam_rate}, {"params": others}]
     adam = torch.optim.AdamW(groups, lr=recipe.adam_rate, betas=(0.9, 0.97), weight_decay=0.0)
-    both = (Muon(matrices, recipe.rate), adam)
+    both = (Muon(matrices, recipe.rate, coarse=net.coarse), adam)
     for optimizer in both:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
@@ -126,7 +154,7 @@ def train(recipe: Recipe, folder: Path, device: str = "cpu", every: int = 100, s
     tokenizer = load_tokenizer(HERE / "tokenizer.json")
     net = Net(recipe.shape)
     seed_copy_heads(net)
-    net.to(device)
+    print(prepare(net, device), flush=True)
     optimizers = optimizers_of(net, recipe)
     step = 0
     if path.exists():
