@@ -29,7 +29,10 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What fixes the arithmetic. `bias`: on query, key and value; `tied`: the head is the embedding."""
+    """What fixes the arithmetic. `bias`: on query, key and value; `tied`: the head is the embedding.
+
+    `n_expert`: as many feed-forward parts of size `n_ff` in each layer, of which two are used; 0 for a plain one.
+    """
 
     arch: str
     n_vocab: int
@@ -42,6 +45,7 @@ class Shape:
     rope_base: float = 10_000.0
     bias: bool = False
     tied: bool = True
+    n_expert: int = 0
 
 
 SHAPES = {
@@ -115,11 +119,17 @@ def tensors(shape: Shape, kind: str) -> Iterator[tuple[str, tuple[int, ...], str
             yield f"blk.{i}.attn_{part}.weight", (rows, d), kind
             if shape.bias:
                 yield f"blk.{i}.attn_{part}.bias", (rows,), "F32"
+        if shape.arch.startswith("qwen3"):
+            for part in ("q", "k"):
+                yield f"blk.{i}.attn_{part}_norm.weight", (d // shape.n_head,), "F32"
         yield f"blk.{i}.attn_output.weight", (d, d), kind
         yield f"blk.{i}.ffn_norm.weight", (d,), "F32"
-        yield f"blk.{i}.ffn_gate.weight", (shape.n_ff, d), kind
-        yield f"blk.{i}.ffn_up.weight", (shape.n_ff, d), kind
-        yield f"blk.{i}.ffn_down.weight", (d, shape.n_ff), kind
+        several, name = ((shape.n_expert,), "_exps") if shape.n_expert else ((), "")
+        if shape.n_expert:
+            yield f"blk.{i}.ffn_gate_inp.weight", (shape.n_expert, d), "F32"
+        yield f"blk.{i}.ffn_gate{name}.weight", (*several, shape.n_ff, d), kind
+        yield f"blk.{i}.ffn_up{name}.weight", (*several, shape.n_ff, d), kind
+        yield f"blk.{i}.ffn_down{name}.weight", (*several, d, shape.n_ff), kind
     yield "output_norm.weight", (d,), "F32"
     if not shape.tied:
         yield "output.weight", (shape.n_vocab, d), "Q8_0" if kind == "Q4_0" else kind
@@ -135,6 +145,10 @@ def write(path: Path, shape: Shape, kind: str = "Q8_0", seed: int = 0, chat_temp
     writer.add_embedding_length(shape.n_embd)
     writer.add_block_count(shape.n_layer)
     writer.add_feed_forward_length(shape.n_ff)
+    if shape.n_expert:
+        writer.add_expert_count(shape.n_expert)
+        writer.add_expert_used_count(2)
+        writer.add_expert_feed_forward_length(shape.n_ff)
     writer.add_head_count(shape.n_head)
     writer.add_head_count_kv(shape.n_head_kv)
     writer.add_rope_freq_base(shape.rope_base)
@@ -162,8 +176,8 @@ def write(path: Path, shape: Shape, kind: str = "Q8_0", seed: int = 0, chat_temp
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, dims, t in plan:
-        if len(dims) == 2:
-            data = random_matrix(rng, dims[0], dims[1], t, sigma=dims[1] ** -0.5)
+        if len(dims) > 1:
+            data = random_matrix(rng, int(np.prod(dims[:-1])), dims[-1], t, sigma=dims[-1] ** -0.5)
         elif name.endswith(".bias"):
             data = rng.standard_normal(dims, dtype=np.float32) * np.float32(0.1)
         else:

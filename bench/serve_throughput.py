@@ -26,7 +26,8 @@ import numpy as np
 from bench.kill_verifier import Served
 from bench.report import alternate, spread, write
 from edgellm.engine import Context, Message, Model
-from edgellm.serve.batcher import Answer, Batcher
+from edgellm.serve.batcher import Batcher
+from edgellm.serve.jobs import Answer
 from edgellm.serve.remote import RemoteVerifier
 from edgellm.serve.scheduler import Limits
 from edgellm.serve.wire import Ask

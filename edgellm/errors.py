@@ -45,6 +45,10 @@ class VocabularyMismatch(EdgeError):
     """Draft model and verifier do not share one vocabulary."""
 
 
+class ProfileUnusable(EdgeError):
+    """There is no profile of the pair, or one of other models or of another version."""
+
+
 class PromptTooLong(EdgeError):
     """The prompt does not fit the context; said before the first token."""
 
@@ -75,6 +79,14 @@ class VerifierUnreachable(EdgeError):
 
 class VerifierLost(EdgeError):
     """The verifier was there and is gone, or no longer makes progress."""
+
+
+class VerifierBusy(VerifierLost):
+    """The verifier is there and has no room for another request; it has said when to ask again."""
+
+
+class DeviceStuck(EdgeError):
+    """A device does not read what the verifier has for it."""
 
 
 class PullFailed(EdgeError):

@@ -1,13 +1,14 @@
 """The engine: llama.cpp behind a small, typed door. The only package that imports `llama_cpp`."""
 
 from edgellm.engine.batch import SeqRows
-from edgellm.engine.capture import Capture
+from edgellm.engine.capture import Capture, Recorder
 from edgellm.engine.chat import Message
 from edgellm.engine.context import Context
 from edgellm.engine.convert import to_f32
 from edgellm.engine.facts import Top2, top2, top_k
 from edgellm.engine.gguf import GgufHeader, TensorInfo, check_gguf
 from edgellm.engine.model import Model
+from edgellm.engine.shard import cut
 from edgellm.engine.types import Floats, Ids
 from edgellm.engine.vocabulary import Vocabulary
 
@@ -19,11 +20,13 @@ __all__ = [
     "Ids",
     "Message",
     "Model",
+    "Recorder",
     "SeqRows",
     "TensorInfo",
     "Top2",
     "Vocabulary",
     "check_gguf",
+    "cut",
     "to_f32",
     "top2",
     "top_k",

@@ -7,14 +7,19 @@ context without a capture has no such callback, and pays nothing.
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
+from typing import Self, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from edgellm.engine import native
 from edgellm.engine.native import lib
 from edgellm.engine.types import Floats
 from edgellm.errors import EngineFailed, InvalidOption
+
+Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,46 +46,91 @@ class Capture:
 
 
 class _Tensor(ctypes.Structure):
-    """The head of llama.cpp's public tensor record: what is needed to read its data."""
+    """The beginning of llama.cpp's public tensor record: what is needed to read its data and that of its sources."""
 
     _fields_ = (
         ("type", ctypes.c_int),
         ("buffer", ctypes.c_void_p),
         ("ne", ctypes.c_int64 * 4),
         ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10),
     )
 
 
 class Recorder:
-    """Keeps what one decode call shows. Rows of several llama.cpp batches are joined in the order of the tokens."""
+    """Keeps what one decode call shows. Rows of several llama.cpp batches are joined in the order of the tokens.
 
-    def __init__(self, capture: Capture) -> None:
+    What it returns is valid until the next decode, which uses the same memory again. `stops` may be set between
+    decodes: whether the graph stops after `Capture.stop_after`, or goes on to the logits this time.
+    """
+
+    def __init__(self, capture: Capture, n_seq: int, unified: bool) -> None:
+        """For a context of `n_seq` sequences. `shared` says that they share cells, so that cells are not positions."""
         self.capture = capture
-        self._parts: dict[str, list[Floats]] = {}
-        self._wanted = {f"kq_soft_max-{i}" for i in capture.attention} | {f"l_out-{i}" for i in capture.outputs}
-        self._last = None if capture.stop_after is None else f"l_out-{capture.stop_after}"
-        self._names = frozenset(name.encode() for name in self._wanted | ({self._last} if self._last else set()))
-        self._library = native.ggml()
+        self.shared = unified and n_seq > 1
+        self._one_graph = unified or n_seq == 1  # for each of its batches; streams may need several
+        self._visible = np.empty(0, dtype=np.bool_)
+        self.stops = capture.stop_after is not None
         self.error: BaseException | None = None
+        self._to_come = 0
+        self._parts: dict[bytes, list[Floats]] = {}
+        self._room = _Room()
+        self._outputs = frozenset(b"l_out-%d" % i for i in capture.outputs)
+        self._last = b"l_out-%d" % capture.stop_after if capture.stop_after is not None else b""
+        self._library = native.ggml()
+        self._name = native.at_once(self._library.ggml_get_name, ctypes.c_char_p, ctypes.c_void_p)
         self.callback = lib.ggml_backend_sched_eval_callback(self._see)
+        self.attend(slice(None))
+        self.clear()
+
+    def attend(self, keys: slice | None) -> None:
+        """From the next decode on keeps attention to these `keys` only; None: reads none (in a prefill it is much)."""
+        self._keys = keys
+        self._attention = frozenset(b"kq_soft_max-%d" % i for i in (self.capture.attention if keys is not None else ()))
 
     def clear(self) -> None:
         """Forgets what was kept; called before every decode."""
         self._parts.clear()
+        self._room.clear()
         self.error = None
+        self._wanted = self._outputs | self._attention
+        self._asked = self._wanted | {self._last} if self.stops else self._wanted
+
+    def __enter__(self) -> Self:
+        """A llama.cpp batch begins: all that is asked for will come, once."""
+        self._to_come = len(self._asked) if self._one_graph or not self._asked else -1
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        """It is over: what went wrong while looking at it is raised."""
+        if self.error is not None:
+            raise self.error
 
     def attention(self, layer: int) -> Floats:
-        """Attention of the last decode, shape (heads, tokens, keys).
+        """Attention of the last decode, shape (heads, tokens, keys), where `keys` are those of `attend`.
 
-        Keys are cells of the cache, padded with zeros up to llama.cpp's next block; in a context of one sequence cell
-        `i` holds position `i`. Every row sums to 1.
+        Keys are cells of the cache, padded with zeros up to llama.cpp's next block; cell `i` holds position `i`, unless
+        the cells are `shared`: then `visible` tells. Over all keys every row sums to 1.
 
         Raises:
             EngineFailed: the layer was not captured, or the graph did not show it.
         """
-        parts = self._kept(f"kq_soft_max-{layer}")
+        parts = self._kept(b"kq_soft_max-%d" % layer)
+        if len(parts) == 1:
+            return parts[0]
         keys = max(part.shape[2] for part in parts)
         return np.concatenate([np.pad(p, ((0, 0), (0, 0), (0, keys - p.shape[2]))) for p in parts], axis=1)
+
+    def visible(self) -> Flags:
+        """Which cells the last token of the last decode could look at, its own included, shape (keys,).
+
+        Known where cells are `shared` and attention was captured, whichever keys: a token's cell is the one that its
+        predecessor did not see.
+        """
+        return self._visible
 
     def output(self, layer: int) -> Floats:
         """Output rows of a layer in the last decode, shape (tokens, n_embd).
@@ -88,36 +138,79 @@ class Recorder:
         Raises:
             EngineFailed: the layer was not captured, or the graph did not show it.
         """
-        return np.concatenate(self._kept(f"l_out-{layer}"))
+        parts = self._kept(b"l_out-%d" % layer)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _kept(self, name: str) -> list[Floats]:
+    def _kept(self, name: bytes) -> list[Floats]:
         if name not in self._parts:
-            raise EngineFailed(f"The last decode showed no {name}.", "Name the layer in the context's Capture.")
+            raise EngineFailed(
+                f"The last decode showed no {name.decode()}.", "Name the layer in the context's Capture."
+            )
         return self._parts[name]
 
     def _see(self, tensor: int, asking: bool, _user: int | None) -> bool:
-        # asked about a node: is it wanted? shown a node: go on? Nothing may be raised through C.
+        # Asked about a node: is it wanted? Shown a node: go on? Nothing may be raised through C. Every node is asked
+        # about, and its name costs three times what the call does: none is looked up once all has come.
         try:
-            name: bytes = self._library.ggml_get_name(tensor)
+            if not self._to_come:
+                return not asking
+            name: bytes = self._name(tensor)
             if asking:
-                return name in self._names
-            text = name.decode()
-            if text in self._wanted:
-                self._parts.setdefault(text, []).append(self._read(tensor, text))
-            return text != self._last
+                return name in self._asked
+            self._to_come -= 1
+            if name in self._wanted:
+                self._parts.setdefault(name, []).append(self._read(tensor, name))
+            return not (self.stops and name == self._last)
         except BaseException as error:  # noqa: BLE001  raised again once C has returned
             self.error = error
             return False
 
-    def _read(self, address: int, name: str) -> Floats:
+    def _read(self, address: int, name: bytes) -> Floats:
         tensor = _Tensor.from_address(address)
         cols, rows, heads, streams = tensor.ne
         if tensor.type != lib.GGML_TYPE_F32 or tensor.nb[0] != 4 or tensor.nb[1] != 4 * cols:
-            raise EngineFailed(f"{name} is not laid out in float32 rows.", "Capture on a device that keeps it so.")
-        data = np.empty((streams * heads, rows, cols), dtype=np.float32)
-        self._library.ggml_backend_tensor_get(address, data.ctypes.data, 0, data.nbytes)
-        if name.startswith("l_out"):
-            rows_only: Floats = data[0]
-            return rows_only
+            raise EngineFailed(f"{name.decode()} is not laid out in float32 rows.", "Capture on a device that does so.")
+        if name in self._outputs:
+            data = self._room.take((rows, cols))
+            self._library.ggml_backend_tensor_get(address, data.ctypes.data, 0, data.nbytes)
+            return data
+        if self.shared:
+            self._visible = self._mask(tensor.src[1], cols, rows - 1)
+        first, end, _ = (self._keys or slice(None)).indices(cols)
+        width = max(0, end - first)
+        data = self._room.take((streams * heads, rows, width))
+        if width:
+            self._library.ggml_backend_tensor_get_2d(
+                address, data.ctypes.data, 4 * first, 4 * width, streams * heads * rows, 4 * cols, 4 * width
+            )
         # several streams hold one sequence each: their rows follow each other
         return np.concatenate(np.split(data, streams), axis=1) if streams > 1 else data
+
+    def _mask(self, address: int, cols: int, row: int) -> Flags:
+        """A row of what the attention was masked with: 0 for what is visible, -inf for what is not."""
+        mask = _Tensor.from_address(address)
+        if mask.type != lib.GGML_TYPE_F32 or mask.ne[0] != cols or row >= mask.ne[1]:
+            raise EngineFailed("The attention mask is not laid out in float32 rows.", "Open the context with n_seq=1.")
+        data = np.empty(cols, dtype=np.float32)
+        self._library.ggml_backend_tensor_get(address, data.ctypes.data, row * mask.nb[1], data.nbytes)
+        visible: Flags = data == 0.0
+        return visible
+
+
+class _Room:
+    """Memory for what a decode shows, used again by the next one."""
+
+    def __init__(self) -> None:
+        self._floats = np.empty(0, dtype=np.float32)
+        self._used = 0
+
+    def take(self, shape: tuple[int, ...]) -> Floats:
+        size = math.prod(shape)
+        if self._used + size > len(self._floats):  # who looks at the old memory keeps it
+            self._floats = np.empty(self._used + size, dtype=np.float32)
+            self._used = 0
+        start, self._used = self._used, self._used + size
+        return self._floats[start : self._used].reshape(shape)
+
+    def clear(self) -> None:
+        self._used = 0

@@ -7,6 +7,7 @@ what shows: one batch whose arrays are numpy's, one numpy view over the logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Self
 
 import numpy as np
@@ -20,6 +21,7 @@ from edgellm.engine.sequences import Sequences
 from edgellm.engine.types import Floats, Ids
 from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
 
+_UNWATCHED = nullcontext()
 NO_ID = -1  # stands in the cache where an embedding row was decoded instead of a token
 
 
@@ -64,7 +66,7 @@ class Context:
         self.n_batch = min(n_batch, n_ctx * n_seq)
         self.threads = threads or native.default_threads(model.n_params)
         self.exact = model.is_f32 if exact is None else exact
-        self.captured = None if capture is None else Recorder(capture)
+        self.captured = None if capture is None else Recorder(capture, n_seq, unified)
         self._owned: native.Owned | None = driver.open_context(
             model.owned,
             positions=n_ctx * n_seq,
@@ -85,8 +87,7 @@ class Context:
         outer = None if capture is None else {capture.stop_after, *capture.outputs}
         # the last layer's output holds only the rows of which logits are wanted
         self._flag_all = bool(outer and model.n_layer - 1 in outer)
-        self._stops = capture is not None and capture.stop_after is not None
-        self._plain = not (self._stops or self._flag_all)
+        self._plain = not self._flag_all and (capture is None or capture.stop_after is None)
 
     def decode(self, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
         """Appends `ids`, shape (n,), to a sequence; returns the logits of the last `outputs` rows, (outputs, n_vocab).
@@ -208,6 +209,24 @@ class Context:
         lib.llama_memory_seq_cp(lib.llama_get_memory(native_context.pointer), src, dst, -1, -1)
         self._sequences.copy(src, dst)
 
+    def copy_prefix(self, src: int, dst: int, length: int) -> None:
+        """Makes sequence `dst` the first `length` positions of `src`, without computing them; also across buffers.
+
+        llama.cpp copies separate buffers only whole, when it next decodes; so this is for prefixes worth that.
+
+        Raises:
+            InvalidOption: `src` is shorter than that, or a sequence does not exist.
+            ModelUnsupported: the model's state is recurrent, and has no beginning to be copied; `dst` is empty then.
+        """
+        memory = lib.llama_get_memory(self._open().pointer)
+        if not 0 <= length <= self.length(src):
+            raise InvalidOption(f"Cannot copy {length} positions.", f"The sequence has {self.length(src)}.")
+        if self._sequences.known(dst) != src:
+            self.clear(dst)
+            lib.llama_memory_seq_cp(memory, src, dst, -1, -1)
+            self._sequences.copy(src, dst)
+        self.rollback(length, dst)
+
     def clear(self, seq: int = 0) -> None:
         """Empties a sequence."""
         self._lengths[self._sequences.known(seq)] = 0
@@ -274,9 +293,8 @@ class Context:
         return self._batch.put(at, seq, self._sequences.note(seq, ids), ids, outputs, self._flag_all)
 
     def _run(self, n: int, batch: Any) -> None:
-        driver.decode(self._open(), batch, n)
-        if self.captured is not None and self.captured.error is not None:
-            raise self.captured.error
+        with self.captured or _UNWATCHED:
+            driver.decode(self._open(), batch, n)
 
     def _forget(self, seq: int, start: int) -> bool:
         """Drops the cache of a sequence from `start` on (all of it from -1 on); False where that is impossible."""
@@ -291,7 +309,7 @@ class Context:
 
     def _views(self, rows: Sequence[tuple[int, int]]) -> list[Floats]:
         """Logits for the entries of the last batch, given as (rows, rows with logits wanted)."""
-        if self._stops:
+        if self.captured is not None and self.captured.stops:
             return [self._logits.none] * len(rows)
         flagged = [n if self._flag_all else outputs for n, outputs in rows]
         view, end, views = self._logits.rows(self._open(), sum(flagged)), 0, []

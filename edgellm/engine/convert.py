@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Iterator
+from functools import partial
+from io import BufferedReader
 from pathlib import Path
 
 import numpy as np
 
 from edgellm.engine.gguf import TENSOR_TYPES, TensorInfo, check_gguf
+from edgellm.engine.rewrite import NewTensor, number, raw_entries, write
 from edgellm.errors import ModelUnsupported
 
-_F32, _UINT32 = 0, 4
+_F32 = 0
 _ALL_F32 = 0  # what general.file_type says of a file in float32
 _FILE_TYPE = "general.file_type"
 
@@ -25,36 +28,19 @@ def to_f32(src: Path, dst: Path) -> None:
         ModelUnsupported: a tensor type that the gguf package does not dequantise.
     """
     header = check_gguf(src)
-    infos, due = [], 0
-    for t in header.tensors:
-        infos.append(_info(t, due))
-        due += _padded(4 * t.n_elements, header.alignment)
-    partial = dst.with_name(dst.name + ".partial")
-    try:
-        with src.open("rb") as source, partial.open("wb") as out:
-            metadata = bytearray(source.read(header.infos_offset))
-            at = header.value_offsets.get(_FILE_TYPE)
-            if at is not None and metadata[at - 4 : at] == struct.pack("<I", _UINT32):
-                metadata[at : at + 4] = struct.pack("<I", _ALL_F32)
-            head = bytes(metadata) + b"".join(infos)
-            out.write(head.ljust(_padded(len(head), header.alignment), b"\0"))
-            for t in header.tensors:
-                source.seek(t.offset)
-                data = _floats(t, source.read(t.nbytes)).tobytes()
-                out.write(data.ljust(_padded(len(data), header.alignment), b"\0"))
-        partial.replace(dst)
-    finally:
-        partial.unlink(missing_ok=True)
+    with src.open("rb") as source:
+        entries = raw_entries(source, header)
+        if _FILE_TYPE in entries:
+            entries[_FILE_TYPE] = number(_FILE_TYPE, _ALL_F32)
+        tensors = [
+            NewTensor(t.name, t.shape, _F32, 4 * t.n_elements, partial(_dequantised, source, t)) for t in header.tensors
+        ]
+        write(dst, header, entries.values(), tensors)
 
 
-def _padded(n: int, alignment: int) -> int:
-    return -(-n // alignment) * alignment
-
-
-def _info(tensor: TensorInfo, offset: int) -> bytes:
-    name = tensor.name.encode()
-    dims = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
-    return struct.pack("<Q", len(name)) + name + dims + struct.pack("<IQ", _F32, offset)
+def _dequantised(source: BufferedReader, tensor: TensorInfo) -> Iterator[bytes]:
+    source.seek(tensor.offset)
+    yield _floats(tensor, source.read(tensor.nbytes)).tobytes()
 
 
 def _floats(tensor: TensorInfo, data: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

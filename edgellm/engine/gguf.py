@@ -26,7 +26,7 @@ MAX_STRINGS = 4_000_000
 KEPT_ELEMENTS = 1_024  # numeric arrays up to this length are kept in the header, longer ones only described
 
 _UINT32, _STRING, _ARRAY = 4, 8, 9
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 # ggml type: name, elements in a block, bytes in a block
 TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = MappingProxyType(
@@ -190,8 +190,8 @@ class _Parser:
             raise _corrupt(self.path, f"has {what} at {at} that is not UTF-8") from None
 
     def value(self, key: str, kind: int) -> object:
-        if kind in _SCALARS:
-            form = "<" + _SCALARS[kind]
+        if kind in SCALARS:
+            form = "<" + SCALARS[kind]
             at = self.take(struct.calcsize(form), key)
             return struct.unpack_from(form, self.view, at)[0]
         if kind == _STRING:
@@ -204,9 +204,9 @@ class _Parser:
         kind, count = self.number("I"), self.number("Q")
         if kind == _STRING:
             return self.strings(key, count)
-        if kind not in _SCALARS:
+        if kind not in SCALARS:
             raise _corrupt(self.path, f"has the unknown element type {kind} in {key}")
-        code = _SCALARS[kind]
+        code = SCALARS[kind]
         at = self.take(count * struct.calcsize("<" + code), key)
         if count > KEPT_ELEMENTS:
             return GgufArray(kind, count, at)

@@ -72,6 +72,12 @@ def bind(function: Any, result: Any, *arguments: Any) -> Any:
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
 
+def at_once(function: Any, result: Any, *arguments: Any) -> Any:
+    """Like `bind`, for a function that returns at once: Python's lock is not let go for it."""
+    address: Any = ctypes.cast(function, ctypes.c_void_p).value
+    return ctypes.PYFUNCTYPE(result, *arguments)(address)
+
+
 class Guard:
     """Whether a native object is at work, and so must not be freed."""
 
@@ -114,6 +120,8 @@ def ggml() -> ctypes.CDLL:
     library.ggml_get_name.argtypes, library.ggml_get_name.restype = [ctypes.c_void_p], ctypes.c_char_p
     library.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
     library.ggml_backend_tensor_get.restype = None
+    library.ggml_backend_tensor_get_2d.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t] * 5
+    library.ggml_backend_tensor_get_2d.restype = None
     library.ggml_type_size.argtypes, library.ggml_type_size.restype = [ctypes.c_int], ctypes.c_size_t
     library.ggml_blck_size.argtypes, library.ggml_blck_size.restype = [ctypes.c_int], ctypes.c_int64
     return library

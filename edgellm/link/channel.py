@@ -13,13 +13,15 @@ from edgellm.errors import InvalidOption, PortTaken
 from edgellm.link import edgellm_pb2 as pb
 from edgellm.link.address import Address
 
-PROTOCOL = 1
+PROTOCOL = 2
 DEFAULT_PORT = 50151
 MAX_MESSAGE = 16 * 2**20  # bytes, either way
 MAX_CHUNK = 256  # tokens
 MAX_EXTRA = 4096  # tokens
 HELLO_SECONDS = 2.0  # how long the verifier may take for its first words
 HEARTBEAT_SECONDS = 0.25  # between two Working frames
+TAKE_SECONDS = 10.0  # how long a device may leave a frame untaken
+LONGEST_BUSY_MS = 60_000  # a device asks again after that, whatever it is told
 BLOCK = 256  # tokens of a vocabulary that share one hash
 BLOCK_HASH = 8  # bytes of it that travel
 

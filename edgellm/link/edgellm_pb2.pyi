@@ -107,14 +107,14 @@ class Verify(_message.Message):
     def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., prefix: _Optional[_Iterable[int]] = ..., chunk: _Optional[_Iterable[int]] = ..., distributions: _Optional[_Union[Distributions, _Mapping]] = ..., extra: _Optional[int] = ...) -> None: ...
 
 class Distributions(_message.Message):
-    __slots__ = ("lengths", "ids", "probabilities")
+    __slots__ = ("lengths", "gaps", "weights")
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
-    IDS_FIELD_NUMBER: _ClassVar[int]
-    PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
-    ids: _containers.RepeatedScalarFieldContainer[int]
-    probabilities: bytes
-    def __init__(self, lengths: _Optional[_Iterable[int]] = ..., ids: _Optional[_Iterable[int]] = ..., probabilities: _Optional[bytes] = ...) -> None: ...
+    gaps: _containers.RepeatedScalarFieldContainer[int]
+    weights: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lengths: _Optional[_Iterable[int]] = ..., gaps: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("round", "accepted", "tokens", "seconds", "passes")

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 
 from edgellm.engine import SeqRows
 from edgellm.errors import EdgeError, EngineFailed
+from edgellm.serve.jobs import Answer, Counters, Deliver, Job, Missing, Pace, Request
 from edgellm.serve.scheduler import Batch, Kind, Limits, Want, next_batch
-from edgellm.serve.sessions import SessionTable
+from edgellm.serve.sessions import SessionTable, common_prefix
 from edgellm.serve.wire import Ask
 from edgellm.spec.records import NO_IDS, Chunk, Floats, Ids, Sampling, Verdict
 from edgellm.spec.verify import judge
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """The session holds only the first `position` tokens: the others have to be sent again."""
-
-    position: int
-
-
-Answer: TypeAlias = Verdict | Missing | EdgeError
-Deliver: TypeAlias = Callable[[Answer], None]
 
 
 class Engine(Protocol):
@@ -42,50 +32,11 @@ class Engine(Protocol):
 
     def rollback(self, length: int, seq: int = 0) -> None: ...
 
+    def copy_prefix(self, src: int, dst: int, length: int) -> None: ...
+
     def clear(self, seq: int = 0) -> None: ...
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """What the worker has done so far. `shared` batches held several sessions, the `widest` that many."""
-
-    batches: int = 0
-    prefills: int = 0
-    shared: int = 0
-    widest: int = 0
-    rows: int = 0
-    verdicts: int = 0
-    verified: int = 0
-    evictions: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """What a session asks for: a verdict on `chunk` after `ids`, which are all tokens before it."""
-
-    session: int
-    sampling: Sampling
-    ids: Ids
-    chunk: Chunk
-    extra: int
-    deliver: Deliver
-
-
-@dataclass(slots=True)
-class _Job:
-    """A request that has a slot. The slot's cache holds the first `done` of `ids`; `chunk` comes behind them."""
-
-    request: _Request
-    slot: int
-    ids: Ids
-    chunk: Chunk
-    done: int
-    accepted: int = 0
-    tokens: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-    passes: int = 0
 
 
 class Batcher:
@@ -100,27 +51,39 @@ class Batcher:
         self._limits = limits or Limits()
         self._table = SessionTable(slots, context.cached)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._queue: dict[int, _Request] = {}  # requests without a slot, and requests with one: by session, which
-        self._jobs: dict[int, _Job] = {}  #      has one at a time; oldest first
-        self._after: Kind | None = None
+        self._queue: dict[int, Request] = {}  # requests without a slot, and requests with one: by session, which
+        self._jobs: dict[int, Job] = {}  #      has one at a time; oldest first
+        self._wants: dict[int, Want] = {}  # of the jobs that can be computed, least recently served first
+        self._followers: list[Job] = []  # the jobs that wait for another one's prefix
+        self._totals = asdict(Counters())
+        self._pace = Pace()
         self._over = False
         self._thread = threading.Thread(target=self._run, name="edgellm-verifier", daemon=True)
-        self.counters = Counters()
 
     def start(self) -> None:
         self._thread.start()
+
+    @property
+    def counters(self) -> Counters:
+        """What has been done so far."""
+        return Counters(**self._totals)
 
     @property
     def waiting(self) -> int:
         """Requests that are not answered yet, about."""
         return len(self._queue) + len(self._jobs) + self._inbox.qsize()
 
+    def wait_seconds(self) -> float:
+        """How long it will take to answer what waits now, going by the answers of late."""
+        return self._pace.seconds(self.waiting)
+
     def submit(self, session: int, sampling: Sampling, ask: Ask, deliver: Deliver) -> None:
         """Asks for a verdict; `deliver` is called from the worker's thread, unless the session leaves before.
 
         Where the worker has ended it may be called twice, with the same error.
         """
-        self._inbox.put(lambda: self._admit(session, sampling, ask, deliver))
+        since = self._totals["prefills"]  # now, since one that is being computed goes ahead of this request
+        self._inbox.put(lambda: self._admit(session, sampling, ask, deliver, since))
         if self._over:  # perhaps nobody hears it any more
             deliver(_ended())
 
@@ -138,12 +101,11 @@ class Batcher:
     def _run(self) -> None:
         try:
             while self._hear():
-                for request in list(self._queue.values()):
-                    self._claim(request)
-                batch = next_batch(self._wants(), self._limits, self._after)
+                self._release_followers()
+                self._claim_slots()
+                batch = next_batch(self._wants.values(), self._limits, self._totals["prefills"])
                 if batch is not None:
                     self._compute(batch)
-                    self._after = batch.kind
         finally:
             self._over = True
             for request in [*self._queue.values(), *(job.request for job in self._jobs.values())]:
@@ -158,56 +120,121 @@ class Batcher:
             message()
         return True
 
-    def _admit(self, session: int, sampling: Sampling, ask: Ask, deliver: Deliver) -> None:
+    def _admit(self, session: int, sampling: Sampling, ask: Ask, deliver: Deliver, since: int) -> None:
         slot = self._table.slot(session)
         held = self._context.cached(slot) if slot is not None else NO_IDS
         if ask.position > len(held):
             deliver(Missing(len(held)))
             return
         ids = np.concatenate((held[: ask.position], ask.prefix))
-        request = _Request(session, sampling, ids, ask.chunk, ask.extra, deliver)
+        request = Request(session, sampling, ids, ask.chunk, ask.extra, since, deliver)
         self._queue[session] = request
         if slot is not None:
             self._claim(request)  # now, lest its slot goes to an older request while it waits
 
-    def _claim(self, request: _Request) -> None:
+    def _claim_slots(self) -> None:
+        for request in list(self._queue.values()):
+            if not self._claim(request):
+                return  # every slot is pinned, for the others too
+
+    def _claim(self, request: Request) -> bool:
+        """Makes a job of a request; False where it gets no slot."""
+        fresh = self._table.slot(request.session) is None
         slot = self._table.claim(request.session, request.ids)
-        if slot is not None:
-            del self._queue[request.session]
-            done = self._context.sync(request.ids, slot)
-            self._jobs[request.session] = _Job(request, slot, request.ids, request.chunk, done)
+        if slot is None:
+            return False
+        del self._queue[request.session]
+        job = self._jobs[request.session] = Job(request, slot, request.ids, request.chunk)
+        self._start(job, fresh)
+        return True
+
+    def _start(self, job: Job, fresh: bool) -> None:
+        """Brings the slot in line with the job; where the slot is `fresh`, with the help of the others."""
+        try:
+            if fresh and self._shares(job):
+                return
+            job.done = self._context.sync(job.ids, job.slot)
+        except EdgeError as error:
+            self._fail(job, error)
+            return
+        self._want(job, job.request.since)
+
+    def _shares(self, job: Job) -> bool:
+        """Copies the beginning of a job from another session's cache; True: it waits, as another job computes it now.
+
+        Only where that saves a chunk of prefill: a cache is copied whole.
+        """
+        ids = job.ids[:-1]  # the last one is decoded in any case
+        own = common_prefix(self._context.cached(job.slot), ids)
+        held_by, held = self._table.likest(ids, but=job.slot)
+        most = max(own, held) + self._limits.chunk
+        for other in self._jobs.values():
+            if other is not job and other.leader is None:  # so nobody waits for somebody who waits
+                common = common_prefix(other.ids, ids)
+                if common >= most:
+                    job.leader, job.common, most = other, common, common + 1
+        if job.leader is not None:
+            self._followers.append(job)
+            return True
+        if held >= own + self._limits.chunk:
+            self._context.copy_prefix(held_by, job.slot, held)
+            self._totals["copied"] += held - own
+        return False
+
+    def _release_followers(self) -> None:
+        """Goes on with the jobs whose leader has computed what they share, or has left."""
+        waiting, self._followers = self._followers, []
+        for job in waiting:
+            leader = job.leader
+            if self._jobs.get(job.request.session) is not job or leader is None:
+                continue  # it has left itself
+            if self._jobs.get(leader.request.session) is leader and leader.done < job.common:
+                self._followers.append(job)
+                continue
+            job.leader, job.common = None, 0
+            self._start(job, fresh=True)
+
+    def _want(self, job: Job, since: int) -> None:
+        """Lines a job up for the next batch, behind the others."""
+        session = job.request.session
+        self._wants.pop(session, None)
+        self._wants[session] = Want(session, len(job.ids) - job.done, len(job.chunk), since)
 
     def _forget(self, session: int) -> None:
         self._queue.pop(session, None)
         self._jobs.pop(session, None)
+        self._wants.pop(session, None)
         self._table.drop(session)
 
-    def _wants(self) -> list[Want]:
-        return [Want(session, len(job.ids) - job.done, len(job.chunk)) for session, job in self._jobs.items()]
-
     def _compute(self, batch: Batch) -> None:
-        jobs = [self._jobs[share.session] for share in batch.shares]
+        # llama.cpp computes streams together where they follow each other
+        work = sorted(((self._jobs[share.session], share) for share in batch.shares), key=lambda pair: pair[0].slot)
         rows = []
-        for job, share in zip(jobs, batch.shares, strict=True):
-            rest = job.ids[job.done :]
-            ids = np.concatenate((rest, job.chunk.ids)) if share.outputs else rest[: share.tokens]
+        for job, share in work:
+            ids = job.ids[job.done : job.done + share.tokens]
+            if share.outputs:
+                ids = np.concatenate((ids, job.chunk.ids))
             rows.append(SeqRows(job.slot, ids, share.outputs))
         began = perf_counter()
         try:
             logits = self._context.decode_rows(rows)
         except EdgeError as error:
-            for job in jobs:
+            for job, _ in work:
                 self._fail(job, error)
             return
         seconds = perf_counter() - began
         self._count(batch)
-        for job, share, views in zip(jobs, batch.shares, logits, strict=True):
+        before = len(self._jobs)
+        for (job, share), views in zip(work, logits, strict=True):
             job.seconds += seconds
-            job.done += share.tokens
             if share.outputs:
                 self._judge(job, views)
+            else:
+                job.done += share.tokens
+                self._want(job, self._totals["prefills"])
+        self._pace.batch(seconds, before - len(self._jobs))
 
-    def _judge(self, job: _Job, logits: Floats) -> None:
+    def _judge(self, job: Job, logits: Floats) -> None:
         """Applies the rule to a decoded chunk, then either answers or goes on with the verifier's own last token."""
         request = job.request
         try:
@@ -224,34 +251,32 @@ class Batcher:
         if len(job.tokens) <= request.extra and not self._is_eog(token):
             job.ids = np.concatenate((job.ids, job.chunk.ids[:accepted], np.array([token], dtype=np.int32)))
             job.chunk = _NOTHING
+            self._want(job, self._totals["prefills"])
             return
         self._answer(job, Verdict(job.accepted, np.array(job.tokens, np.int32), job.seconds, passes=job.passes))
 
-    def _fail(self, job: _Job, error: EdgeError) -> None:
+    def _fail(self, job: Job, error: EdgeError) -> None:
         self._context.clear(job.slot)
         self._answer(job, error)
 
-    def _answer(self, job: _Job, answer: Answer) -> None:
+    def _answer(self, job: Job, answer: Answer) -> None:
         session = job.request.session
         del self._jobs[session]
+        self._wants.pop(session, None)
         self._table.release(session)
         if isinstance(answer, Verdict):
-            was = self.counters
-            verified = was.verified + answer.accepted + len(answer.tokens)
-            self.counters = replace(was, verdicts=was.verdicts + 1, verified=verified)
+            self._totals["verdicts"] += 1
+            self._totals["verified"] += answer.accepted + len(answer.tokens)
         job.request.deliver(answer)
 
     def _count(self, batch: Batch) -> None:
-        was, sessions = self.counters, len(batch.shares)
-        self.counters = replace(
-            was,
-            batches=was.batches + 1,
-            prefills=was.prefills + (batch.kind is Kind.PREFILL),
-            shared=was.shared + (sessions > 1),
-            widest=max(was.widest, sessions),
-            rows=was.rows + sum(share.tokens for share in batch.shares),
-            evictions=self._table.evictions,
-        )
+        totals, sessions = self._totals, len(batch.shares)
+        totals["batches"] += 1
+        totals["prefills"] += batch.kind is Kind.PREFILL
+        totals["shared"] += sessions > 1
+        totals["widest"] = max(totals["widest"], sessions)
+        totals["rows"] += sum(share.tokens for share in batch.shares)
+        totals["evictions"] = self._table.evictions
 
 
 def _ended() -> EngineFailed:

@@ -119,7 +119,9 @@ class Connection:
 
     def loop_pause(self, seconds: float | None = None) -> None:
         """The verifier is there but refused: asks nothing for `seconds`, or for longer with each refusal."""
-        self._not_before = monotonic() + (self._backoff() if seconds is None else seconds)
+        # told a time, it waits a little longer at random, lest all who were told the same come back at once
+        wait = self._backoff() if seconds is None else seconds * self._jitter.uniform(1.0, 1.25)
+        self._not_before = monotonic() + wait
 
     def loop_proved(self) -> None:
         """The verifier has answered: the next trouble is the first again."""

@@ -62,7 +62,7 @@ class RemoteSession:
         """See `VerifierSession.submit`. A verdict that was not waited for is given up.
 
         Raises:
-            InvalidOption: the chunk's distributions are too big to be sent.
+            InvalidOption: the chunk was drawn from distributions that cannot be sent.
         """
         stream, held = self._stream, self._last.held() if self._last is not None else None
         if stream is None or stream.over or held is None:  # nobody knows what the other end holds: begin anew

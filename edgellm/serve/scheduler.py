@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -18,20 +18,32 @@ class Kind(Enum):
 class Limits:
     """`rows` of one batch at most; a prefill advances by `chunk` tokens at a time (Synera: 32).
 
-    A request that has no more than `chunk` unseen tokens needs no prefill: they join its verification.
+    A verification waits behind `ahead` chunks of prefill at most, whoever's they are. A request that has no more than
+    `chunk` unseen tokens needs no prefill: they join its verification. `even`: verifications share a batch where they
+    have equally many rows; llama.cpp splits a batch of several streams into pieces that are even.
     """
 
     rows: int = 512
     chunk: int = 32
+    ahead: int = 1
+    even: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What one request needs: `unseen` tokens (at least 1) before its `drafted` ones are to be decoded."""
+    """What one request needs: `unseen` tokens (at least 1) before its `drafted` ones are to be decoded.
+
+    `since` is the number of prefill batches that had been computed when it came, or was last served.
+    """
 
     session: int
     unseen: int
     drafted: int
+    since: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.unseen + self.drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,30 +63,39 @@ class Batch:
     shares: tuple[Share, ...]
 
 
-def next_batch(wants: Sequence[Want], limits: Limits, after: Kind | None) -> Batch | None:
-    """The next batch over `wants` (oldest first), behind a batch of kind `after`; None where nobody wants anything.
+def next_batch(wants: Iterable[Want], limits: Limits, prefills: int) -> Batch | None:
+    """The next batch over `wants` (least recently served first), when `prefills` prefill batches have been computed.
 
-    Prefill goes first, as in the paper; but behind a prefill waiting verifications have their turn, so that none
-    waits behind more than one chunk of it.
+    Prefill goes first, as in the paper; but not where one has gone ahead of a waiting verification already. So a
+    verification waits behind one prefill batch, of `limits.ahead` chunks; and a prefill waits until the verifications
+    that the last one went ahead of are done, and no longer. None where nobody wants anything.
     """
-    prefills = [want for want in wants if want.unseen > limits.chunk]
-    verifies = [want for want in wants if want.unseen <= limits.chunk]
-    if prefills and not (verifies and after is Kind.PREFILL):
-        pieces = [Share(want.session, limits.chunk, 0) for want in prefills]
-        return Batch(Kind.PREFILL, _fitting(pieces, limits.rows))
-    if verifies:
-        whole = [Share(want.session, want.unseen + want.drafted, want.drafted + 1) for want in verifies]
+    prefill: list[Want] = []
+    verify: list[Want] = []
+    for want in wants:
+        (prefill if want.unseen > limits.chunk else verify).append(want)
+    verify.sort(key=_since)
+    if prefill and not (verify and verify[0].since < prefills):
+        pieces = [Share(want.session, limits.chunk, 0) for want in prefill]
+        return Batch(Kind.PREFILL, _fitting(pieces, min(limits.rows, limits.ahead * limits.chunk)))
+    if verify:
+        rows = verify[0].rows
+        alike = [want for want in verify if want.rows == rows] if limits.even else verify
+        whole = [Share(want.session, want.rows, want.drafted + 1) for want in alike]
         return Batch(Kind.VERIFY, _fitting(whole, limits.rows))
     return None
 
 
-def _fitting(shares: Sequence[Share], rows: int) -> tuple[Share, ...]:
-    """As many of `shares` as fit in `rows`, oldest first; the first one always."""
-    taken: list[Share] = []
-    left = rows
+def _since(want: Want) -> int:
+    return want.since
+
+
+def _fitting(shares: list[Share], rows: int) -> tuple[Share, ...]:
+    """As many of `shares` as fit in `rows`, in their order; the first one always."""
+    taken = 0
     for share in shares:
-        if taken and share.tokens > left:
+        rows -= share.tokens
+        if taken and rows < 0:
             break
-        taken.append(share)
-        left -= share.tokens
-    return tuple(taken)
+        taken += 1
+    return tuple(shares[:taken])

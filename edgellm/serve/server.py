@@ -15,8 +15,9 @@ import grpc.aio
 from edgellm.engine import Context, Model
 from edgellm.errors import InvalidOption
 from edgellm.link.address import Address
-from edgellm.link.channel import DEFAULT_PORT, bind, new_server, probe
-from edgellm.serve.batcher import Batcher, Counters
+from edgellm.link.channel import DEFAULT_PORT, MAX_CHUNK, bind, new_server, probe
+from edgellm.serve.batcher import Batcher
+from edgellm.serve.jobs import Counters
 from edgellm.serve.scheduler import Limits
 from edgellm.serve.service import Happened, ServerEvent, Service
 
@@ -55,9 +56,9 @@ class VerifierServer:
         limits = limits or Limits()
         self._max_waiting = _positive("max_waiting", max_waiting)
         self._tell = on_event or (lambda _event: None)
-        engine = Context(
-            model, n_ctx=self.context_length, n_seq=sessions, n_batch=limits.rows, threads=threads, unified=False
-        )
+        # llama.cpp aborts where a batch cannot hold a row of every sequence; the longest chunk fits in any case
+        rows = max(limits.rows, sessions, MAX_CHUNK + 1)
+        engine = Context(model, n_ctx=self.context_length, n_seq=sessions, n_batch=rows, threads=threads, unified=False)
         self._batcher = Batcher(engine, sessions, model.is_eog, limits)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="edgellm-serve", daemon=True)
         self._up = threading.Event()  # listening, or failed to

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,11 +15,12 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from edgellm.engine import Vocabulary
-from edgellm.errors import ContextFull, EdgeError, ProtocolError, VocabularyMismatch
+from edgellm.errors import ContextFull, DeviceStuck, EdgeError, ProtocolError, VocabularyMismatch
 from edgellm.link import edgellm_pb2 as pb
-from edgellm.link.channel import HEARTBEAT_SECONDS, PROTOCOL, SERVICE
-from edgellm.serve.batcher import Answer, Batcher, Missing
+from edgellm.link.channel import HEARTBEAT_SECONDS, LONGEST_BUSY_MS, PROTOCOL, SERVICE, TAKE_SECONDS
+from edgellm.serve.batcher import Batcher
 from edgellm.serve.handshake import check_protocol, first_different_block
+from edgellm.serve.jobs import Answer, Missing
 from edgellm.serve.wire import Ask, Bounds, read_sampling, read_verify, write_verdict
 from edgellm.spec.records import Sampling
 
@@ -110,6 +112,7 @@ class Service:
         try:
             await self._serve(number, stream)
         except EdgeError as error:
+            self._batcher.leave(number)  # before the goodbye, which a device that does not read never takes
             self._tell(ServerEvent(_happened(error), f"Session {number} is closed: {error.what}"))
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.what)
         finally:
@@ -130,7 +133,8 @@ class Service:
                 raise ProtocolError(f"Round {ask.round} comes after round {last}.", _UPDATE)
             last, again = ask.round, False
             if self._batcher.waiting >= self._max_waiting:
-                await _write(stream, pb.VerifierFrame(busy=pb.Busy(round=ask.round, retry_ms=_RETRY_MS)))
+                busy = pb.Busy(round=ask.round, retry_ms=_milliseconds(self._batcher.wait_seconds()))
+                await _write(stream, pb.VerifierFrame(busy=busy))
                 continue
             answer = await self._answer(number, sampling, ask, stream)
             if isinstance(answer, EdgeError):
@@ -192,7 +196,23 @@ def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:
 
 
 async def _write(stream: Stream, frame: pb.VerifierFrame) -> None:
-    await stream.write(frame.SerializeToString())
+    """Hands one frame out. It is all that ever waits for a device: the next one is made when this one is taken.
+
+    Raises:
+        DeviceStuck: the device does not read, and so has no use for what would be computed for it.
+    """
+    try:
+        async with asyncio.timeout(TAKE_SECONDS):
+            await stream.write(frame.SerializeToString())
+    except TimeoutError:
+        raise DeviceStuck(
+            f"The device has not read its stream for {TAKE_SECONDS:g} seconds.", "It may open another session."
+        ) from None
+
+
+def _milliseconds(seconds: float) -> int:
+    """A wait as it is told to a device: not so short that it would ask all the time."""
+    return max(_SHORTEST_BUSY_MS, min(math.ceil(seconds * 1e3), LONGEST_BUSY_MS))
 
 
 def _happened(error: EdgeError) -> Happened:
@@ -203,6 +223,7 @@ _STATUS = {
     ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
     VocabularyMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     ContextFull: grpc.StatusCode.OUT_OF_RANGE,
+    DeviceStuck: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
-_RETRY_MS = 500
+_SHORTEST_BUSY_MS = 50
 _UPDATE = "Run the same version of edgellm on both sides."

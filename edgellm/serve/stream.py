@@ -15,9 +15,9 @@ import grpc.aio
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from edgellm.errors import EdgeError, InvalidOption, ProtocolError, VerifierLost
+from edgellm.errors import EdgeError, ProtocolError, VerifierBusy, VerifierLost
 from edgellm.link import edgellm_pb2 as pb
-from edgellm.link.channel import MAX_MESSAGE, SESSION
+from edgellm.link.channel import LONGEST_BUSY_MS, SESSION
 from edgellm.serve.connection import Connection
 from edgellm.serve.wire import Ask, read_verdict, write_verify
 from edgellm.spec.records import Chunk, Ids, Verdict
@@ -53,16 +53,11 @@ class RemotePending:
         """The frame that asks, for an other end that holds `position` tokens.
 
         Raises:
-            InvalidOption: it would be too big.
+            InvalidOption: a draft was drawn from something that cannot be sent.
         """
         self.position = position
         ask = replace(self.ask, position=position, prefix=self.ask.prefix[position:])
         data = write_verify(ask).SerializeToString()
-        if len(data) > MAX_MESSAGE:
-            raise InvalidOption(
-                f"A chunk's distributions take {len(data) / 2**20:.0f} MiB; {MAX_MESSAGE >> 20} fit a message.",
-                "Sample with a smaller top-k, or draft fewer tokens at a time.",
-            )
         self.bytes_up += len(data)
         return data
 
@@ -75,8 +70,10 @@ class RemotePending:
 
     def held(self) -> Ids | None:
         """The tokens that the session holds at the other end after this; None where nobody knows."""
-        if not self._future.done() or self._future.exception() is not None:
+        if not self._future.done():
             return None
+        if (error := self._future.exception()) is not None:  # who is busy has left everything as it was
+            return self.ask.prefix[: self.position] if isinstance(error, VerifierBusy) else None
         verdict = self._future.result()
         return np.concatenate((self.ask.prefix, self.ask.chunk.ids[: verdict.accepted], verdict.tokens[:-1]))
 
@@ -168,8 +165,13 @@ class Stream:
                 raise ProtocolError("The verifier asks for tokens that it has.", "Run the same version on both sides.")
             self._connection.loop_task(self._write(call, [pending.request(frame.need_prefix.position)]))
         elif kind == "busy":
-            self._connection.loop_pause(min(frame.busy.retry_ms, _LONGEST_BUSY_MS) / 1e3)
-            self._fail(lost("The verifier is busy."))
+            wait = min(frame.busy.retry_ms, LONGEST_BUSY_MS) / 1e3
+            self._connection.loop_pause(wait)
+            self._fail(
+                VerifierBusy(
+                    "The verifier is busy.", f"The device goes on alone and asks again in about {wait:g} seconds."
+                )
+            )
         elif frame.working.step != self._step:
             self._step, self._moved = frame.working.step, monotonic()
 
@@ -231,4 +233,3 @@ _REFUSALS = frozenset(
     }
 )
 _GLANCE = 1.0  # seconds between two looks whether the connection lives
-_LONGEST_BUSY_MS = 60_000

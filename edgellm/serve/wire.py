@@ -9,10 +9,11 @@ from typing import NoReturn
 
 import numpy as np
 
-from edgellm.errors import ContextFull, ProtocolError
+from edgellm.errors import ContextFull, InvalidOption, ProtocolError
 from edgellm.link import edgellm_pb2 as pb
 from edgellm.link.channel import MAX_CHUNK, MAX_EXTRA, PROTOCOL
 from edgellm.spec.records import NO_IDS, Chunk, Distribution, Ids, Sampling, Verdict
+from edgellm.spec.sampling import UNITS, WIDEST, units
 from edgellm.spec.verify import check_chunk
 
 
@@ -57,7 +58,11 @@ def read_sampling(message: pb.Sampling) -> Sampling:
 
 
 def write_verify(ask: Ask) -> pb.DeviceFrame:
-    """The frame that asks for a verdict. Ids are sent as they are, probabilities as float32 without loss."""
+    """The frame that asks for a verdict. Ids and probabilities arrive as they are, to the bit.
+
+    Raises:
+        InvalidOption: a draft was drawn from something that cannot be sent; see `edgellm.spec.sampling.distribution`.
+    """
     verify = pb.Verify(
         round=ask.round,
         position=ask.position,
@@ -65,11 +70,15 @@ def write_verify(ask: Ask) -> pb.DeviceFrame:
         chunk=ask.chunk.ids.tolist(),
         extra=ask.extra,
     )
-    drawn = ask.chunk.distributions
-    if drawn:
-        verify.distributions.lengths.extend(len(d.ids) for d in drawn)
-        verify.distributions.ids.extend(np.concatenate([d.ids for d in drawn]).tolist())
-        verify.distributions.probabilities = np.concatenate([d.probs for d in drawn]).astype("<f4").tobytes()
+    for drawn in ask.chunk.distributions or ():
+        if len(drawn.ids) > WIDEST:
+            raise InvalidOption(
+                f"A draft was drawn from {len(drawn.ids)} tokens; at most {WIDEST} can be sent.",
+                "Sample with a smaller top-k.",
+            )
+        verify.distributions.lengths.append(len(drawn.ids))
+        verify.distributions.gaps.extend((np.diff(drawn.ids, prepend=-1) - 1).tolist())
+        verify.distributions.weights.extend((units(drawn) - 1).tolist())
     return pb.DeviceFrame(verify=verify)
 
 
@@ -139,16 +148,23 @@ def _ids(tokens: Iterable[int], vocabulary: int) -> Ids:
 def _distributions(message: pb.Distributions, expected: int, vocabulary: int) -> tuple[Distribution, ...]:
     if len(message.lengths) != expected:
         _refuse(f"{expected} drafted tokens came with {len(message.lengths)} distributions.")
-    if 0 in message.lengths or sum(message.lengths) != len(message.ids):
-        _refuse(f"Distributions of {sum(message.lengths)} tokens in all came with {len(message.ids)} ids.")
-    if len(message.probabilities) != 4 * len(message.ids):
-        _refuse(f"{len(message.ids)} ids came with {len(message.probabilities)} bytes of probabilities.")
-    ids = _ids(message.ids, vocabulary)
-    probs = np.frombuffer(message.probabilities, dtype="<f4").astype(np.float32)
-    if not np.isfinite(probs).all():
-        _refuse("A probability is not a number.")
-    cuts = np.cumsum(message.lengths)[:-1]
-    return tuple(map(Distribution, np.split(ids, cuts), np.split(probs, cuts)))
+    if not all(1 <= length <= WIDEST for length in message.lengths):
+        _refuse(f"A distribution has no token, or more than {WIDEST}.")
+    total = sum(message.lengths)
+    if not total == len(message.gaps) == len(message.weights):
+        _refuse(f"Distributions of {total} tokens came with {len(message.gaps)} ids, {len(message.weights)} weights.")
+    gaps, weights = np.fromiter(message.gaps, np.int64), np.fromiter(message.weights, np.int64) + 1
+    drawn, start = [], 0
+    for length in message.lengths:
+        part = slice(start, start + length)
+        ids = (gaps[part] + 1).cumsum() - 1
+        if int(ids[-1]) >= vocabulary:
+            _refuse(f"Token {int(ids[-1])} of a distribution is outside the vocabulary of {vocabulary} tokens.")
+        if int(weights[part].sum()) != UNITS:
+            _refuse(f"The weights of a distribution add up to {int(weights[part].sum())} and not to {UNITS}.")
+        drawn.append(Distribution(ids.astype(np.int32), (weights[part] / UNITS).astype(np.float32)))
+        start += length
+    return tuple(drawn)
 
 
 def _refuse(what: str) -> NoReturn:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from time import perf_counter
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from edgellm.errors import ProtocolError, VerifierLost
-from edgellm.spec.protocols import Drafter, Gate, Verifier, VerifierSession
+from edgellm.spec.economy import Economy
+from edgellm.spec.protocols import Drafter, Gate, LooksAhead, Verifier, VerifierSession
 from edgellm.spec.records import Chunk, Decision, Explanation, Ids, Notice, Sampling, Source, Token, Verdict
 from edgellm.spec.stats import Stats
 
@@ -51,11 +53,13 @@ def generate(
     stats: Stats,
     explain: bool = False,
     stopped: Callable[[], bool] = lambda: False,
+    economy: Economy | None = None,
 ) -> Iterator[Event]:
     """Writes the reply to `prompt` (n,), token by token; the token that ends the turn is not among them.
 
-    Without a drafter the verifier writes alone, without a verifier the draft model. `stats` is filled on the way. The
-    iterator may be closed at any point; `stopped` is asked between tokens.
+    Without a drafter the verifier writes alone, without a verifier the draft model. A drafter that looks ahead does so
+    while a verdict is on its way. `stats` is filled on the way, and `economy` with times and verdicts. The iterator may
+    be closed at any point; `stopped` is asked between tokens.
 
     Raises:
         VerifierUnreachable, VocabularyMismatch: from opening the session, before the first token.
@@ -63,6 +67,9 @@ def generate(
     """
     text = _Text(prompt, limits)
     line = _Line(verifier.open(sampling) if verifier is not None else None)
+    ahead = (
+        partial(drafter.look_ahead, gamma=limits.gamma, sampling=sampling) if isinstance(drafter, LooksAhead) else None
+    )
     try:
         for number in count():
             if stopped():
@@ -76,9 +83,13 @@ def generate(
             chunk = drafter.draft(text.ids(), min(limits.gamma, room), sampling) if drafter is not None else _NOTHING
             decision = line.shut() or (gate.decide(chunk, stats.tokens, limits.max_tokens) if len(chunk) else _ALONE)
             extra = min(limits.extra, room - 1) if drafter is None else 0
-            verdict = line.ask(text.ids(), chunk, extra) if decision.offload else None
+            asked = perf_counter()
+            verdict = line.ask(text.ids(), chunk, extra, ahead) if decision.offload else None
             words = merge(chunk, verdict)
-            stats.round(chunk, verdict, began, perf_counter())
+            now = perf_counter()
+            stats.round(chunk, verdict, began, now)
+            if economy is not None:
+                economy.round(chunk, verdict, asked - began, now - asked)
             if not words:
                 line.nobody_wrote(verdict)
                 stats.finish_reason = "stop"
@@ -87,12 +98,13 @@ def generate(
                 yield line.news.pop(0)
             if explain:
                 yield Explanation(number, _explanation(chunk, decision, verdict))
-            for token, source, confidence in words[:room]:
-                if alphabet.is_eog(token):
-                    stats.stop(source)
+            for word in words[:room]:
+                if alphabet.is_eog(word.id):
+                    stats.stop(word.source)
                     return
-                text.append(token)
-                written = Token(token, alphabet.piece(token), source, confidence, round=number)
+                text.append(word.id)
+                token, source, confidence, importance, exit_layer = word
+                written = Token(token, alphabet.piece(token), source, confidence, importance, exit_layer, number)
                 stats.token(written)
                 yield written
                 if stopped():
@@ -101,19 +113,31 @@ def generate(
         line.close()
 
 
-def merge(chunk: Chunk, verdict: Verdict | None) -> list[tuple[int, Source, float | None]]:
-    """What a round adds to the reply: id, source and confidence of each token. Without a verdict the drafts stay."""
-    ids = chunk.ids.tolist()
-    confidence = chunk.confidence.tolist() or [None] * len(ids)
-    if verdict is None:
-        return [(token, Source.DRAFT, c) for token, c in zip(ids, confidence, strict=True)]
-    stands = Source.RETRIEVED if chunk.retrieved else Source.ACCEPTED
-    kept = verdict.accepted
-    words = [(token, stands, c) for token, c in zip(ids[:kept], confidence[:kept], strict=True)]
-    own = Source.VERIFIER if not ids else Source.CORRECTED if kept < len(ids) else Source.BONUS
-    for token in verdict.tokens.tolist():
-        words.append((token, own, None))
-        own = Source.VERIFIER
+class Word(NamedTuple):
+    """What a round adds to the reply: the fields of a `Token` that are known before it is written."""
+
+    id: int
+    source: Source
+    confidence: float | None = None
+    importance: float | None = None
+    exit_layer: int | None = None
+
+
+def merge(chunk: Chunk, verdict: Verdict | None) -> list[Word]:
+    """What a round adds to the reply. Without a verdict the drafts stay."""
+    n, nothing = len(chunk), [None] * len(chunk)
+    kept = n if verdict is None else verdict.accepted
+    stands = Source.DRAFT if verdict is None else Source.RETRIEVED if chunk.retrieved else Source.ACCEPTED
+    confidence, importance = chunk.confidence.tolist() or nothing, chunk.importance.tolist() or nothing
+    known = zip(chunk.ids.tolist(), confidence, importance, chunk.exit_layers or nothing, strict=True)
+    words = [Word(token, stands, c, i, layer) for token, c, i, layer in known][:kept]
+    if verdict is None and chunk.ahead:
+        words[: chunk.ahead] = [word._replace(source=Source.PARALLEL) for word in words[: chunk.ahead]]
+    if verdict is not None:
+        own = Source.VERIFIER if not n else Source.CORRECTED if kept < n else Source.BONUS
+        for token in verdict.tokens.tolist():
+            words.append(Word(token, own))
+            own = Source.VERIFIER
     return words
 
 
@@ -135,12 +159,15 @@ class _Line:
             self.news.append(BACK if ready else LOST)
         return None if ready else _AWAY
 
-    def ask(self, prefix: Ids, chunk: Chunk, extra: int) -> Verdict | None:
-        """The verdict on `chunk`, or None where the verifier is lost over it."""
+    def ask(self, prefix: Ids, chunk: Chunk, extra: int, ahead: Callable[..., None] | None) -> Verdict | None:
+        """The verdict on `chunk`, or None where the verifier is lost over it. The device drafts `ahead` meanwhile."""
         if self._session is None:
             return None
         try:
-            return self._session.submit(prefix, chunk, extra).result()
+            pending = self._session.submit(prefix, chunk, extra)
+            if ahead is not None and len(chunk):
+                ahead(prefix, chunk, until=pending.done)
+            return pending.result()
         except VerifierLost:
             self._lost = True
             self.news.append(LOST)

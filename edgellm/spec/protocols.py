@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from edgellm.spec.records import Chunk, Decision, Ids, Sampling, Verdict
 
@@ -20,6 +21,20 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """Gives memory back. The drafter is not used again."""
+        ...
+
+
+@runtime_checkable
+class LooksAhead(Protocol):
+    """A drafter that drafts on while a verdict is on its way."""
+
+    def look_ahead(
+        self, prefix: Ids, chunk: Chunk, *, gamma: int, sampling: Sampling, until: Callable[[], bool]
+    ) -> None:
+        """Drafts behind guesses at the verdict on `chunk`, which follows `prefix`, until `until` says that it came.
+
+        The next `draft` takes over what it can use.
+        """
         ...
 
 

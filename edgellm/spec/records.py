@@ -32,7 +32,8 @@ class Token:
     """One token of a reply, and where it came from.
 
     `piece` are its bytes, which need not be whole UTF-8 characters. `confidence` is the top-1 probability under the
-    draft model, or None where it did not draft. `round` counts draft-gate-verify rounds from 0.
+    draft model, or None where it did not draft. `importance` and `exit_layer` are as in `Chunk`, None where nothing
+    was measured. `round` counts draft-gate-verify rounds from 0.
     """
 
     id: int
@@ -78,7 +79,11 @@ class Chunk:
 
     Shapes (n,). `confidence` is the draft model's top-1 probability per token, `margin` top-1 minus top-2.
     `distributions` are what the ids were drawn from, where sampling drew them; None means a point mass on each id
-    (greedy drafts, retrieved drafts).
+    (greedy drafts, retrieved drafts). `importance` is how much the drafted tokens from each one on attend to it, in
+    [0, 1], and 0 for a token that none of them has seen; empty where it was not measured. `exit_layers` says after
+    which layer the draft model stopped, counted from 0, with None for all of them; None where it never stops early.
+    `alternatives` are for each place the likeliest tokens beside the drafted one, and their probabilities, where a
+    drafter was asked for them. The first `ahead` tokens were drafted while a verdict was on its way.
     """
 
     ids: Ids = field(default_factory=lambda: NO_IDS)
@@ -86,6 +91,10 @@ class Chunk:
     margin: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
     distributions: tuple[Distribution, ...] | None = None
     retrieved: bool = False
+    importance: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    exit_layers: tuple[int | None, ...] | None = None
+    alternatives: tuple[tuple[Ids, Floats], ...] | None = None
+    ahead: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)

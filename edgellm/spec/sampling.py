@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from enum import IntEnum
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.errors import EngineFailed
+from edgellm.errors import EngineFailed, InvalidOption
 from edgellm.spec.records import Distribution, Floats, Sampling
 
 Uniforms: TypeAlias = npt.NDArray[np.float64]
+Units: TypeAlias = npt.NDArray[np.int64]
 
+UNITS = 2**16  # a draft's probabilities are whole multiples of 1/UNITS, so that they travel without loss
+WIDEST = 4096  # tokens in the distribution of a draft
 _WORDS = 4  # a Philox block is four 64-bit words: one block per position
 _MASK = 2**64 - 1
 _COLDEST = 1e-6  # a lower temperature leaves no more to chance than this, and its quotients would overflow
@@ -41,7 +45,50 @@ def uniforms(seed: int, position: int, n: int, purpose: Purpose = Purpose.VERIFY
 
 
 def distribution(logits: Floats, sampling: Sampling) -> Distribution:
-    """What the next token is drawn from, for `logits` of shape (n_vocab,).
+    """What a draft is drawn from, for `logits` of shape (n_vocab,): `exact_distribution`, made to travel.
+
+    It holds the `WIDEST` most probable tokens at most, and is `rounded`. The verified text keeps the verifier's own
+    distribution whatever drafts are drawn from, as long as it is known; a link then carries it to the bit.
+
+    Raises:
+        EngineFailed: the logits hold a NaN, or no finite value.
+    """
+    if not 0 < sampling.top_k <= WIDEST:
+        sampling = replace(sampling, top_k=WIDEST)
+    return rounded(exact_distribution(logits, sampling))
+
+
+def rounded(distribution: Distribution) -> Distribution:
+    """`distribution` in whole units of 1/`UNITS`, which add up to 1 exactly; what is left with none is dropped.
+
+    Cumulative sums are rounded, not the probabilities, so that no mass is lost and no token gains or loses a whole
+    unit. What is rounded already comes back unchanged, and every machine reads the same float32 from the same units.
+    """
+    steps = distribution.probs.cumsum(dtype=np.float64)
+    marks = np.rint(steps * (UNITS / steps[-1]))
+    marks[1:] -= marks[:-1].copy()
+    kept = marks > 0
+    return Distribution(distribution.ids[kept], (marks[kept] / UNITS).astype(np.float32))
+
+
+def units(distribution: Distribution) -> Units:
+    """The probabilities (k,) of a `rounded` distribution, in whole units of 1/`UNITS`.
+
+    Raises:
+        InvalidOption: it is not rounded: a draft that was drawn from it would be judged by something else.
+    """
+    counts = distribution.probs.astype(np.float64) * UNITS
+    whole = counts.astype(np.int64)
+    if not (whole == counts).all() or int(whole.sum()) != UNITS or int(whole.min()) < 1:
+        raise InvalidOption(
+            f"A draft was drawn from probabilities that are no multiples of 1/{UNITS} with sum 1.",
+            "Draw drafts from what `edgellm.spec.sampling.rounded` returns.",
+        )
+    return whole
+
+
+def exact_distribution(logits: Floats, sampling: Sampling) -> Distribution:
+    """What the verifier chooses from, for `logits` of shape (n_vocab,).
 
     Temperature first, then top-k, then top-p over what top-k left, then renormalised. Equal logits are kept in order
     of token id, so that the result does not depend on the machine. Greedy: all mass on the most probable token.

@@ -44,6 +44,12 @@ class Stats:
             self.accepted_whole += verdict.accepted == n
             self.acceptance_length += verdict.accepted + 1
 
+    def take_over(self, other: Stats) -> None:
+        """Another run's figures are this one's, but for its tokens and the clock's start; they go out here."""
+        self.finish_reason, self.rounds, self.drafted = other.finish_reason, other.rounds, other.drafted
+        self.seconds = other.seconds
+        self.ttft = perf_counter() - self.started
+
     def token(self, token: Token) -> None:
         """`token` goes out."""
         self.tokens += 1

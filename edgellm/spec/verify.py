@@ -10,7 +10,7 @@ import numpy as np
 
 from edgellm.errors import EngineFailed, ProtocolError
 from edgellm.spec.records import Chunk, Distribution, Floats, Ids, Sampling
-from edgellm.spec.sampling import Uniforms, distribution, draw, probability, uniforms
+from edgellm.spec.sampling import Uniforms, draw, exact_distribution, probability, uniforms
 
 
 def judge(chunk: Chunk, rows: Floats, sampling: Sampling, position: int) -> tuple[int, int]:
@@ -46,13 +46,13 @@ def verify_sampling(chunk: Chunk, rows: Floats, sampling: Sampling, uniforms: Un
     test of place i at [i, 0] and the draw there at [i, 1].
     """
     for i, drafted in enumerate(chunk.ids.tolist()):
-        p = distribution(rows[i], sampling)
+        p = exact_distribution(rows[i], sampling)
         q = chunk.distributions[i] if chunk.distributions is not None else None
         drawn_with = 1.0 if q is None else probability(q, drafted)
         if uniforms[i, 0] * drawn_with >= probability(p, drafted):
             return i, draw(residual(p, q, drafted), uniforms[i, 1])
     last = len(chunk)
-    return last, draw(distribution(rows[last], sampling), uniforms[last, 1])
+    return last, draw(exact_distribution(rows[last], sampling), uniforms[last, 1])
 
 
 def residual(p: Distribution, q: Distribution | None, drafted: int) -> Distribution:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, Floats, Model
+from edgellm.engine import Capture, Context, Floats, Model, SeqRows
 from edgellm.engine.capture import Recorder
 from edgellm.errors import EngineFailed, InvalidOption
 
@@ -144,3 +144,88 @@ def test_without_a_capture_there_is_no_callback(draft_model: Model, monkeypatch:
     with Context(draft_model, n_ctx=64, threads=1) as context:
         assert context.captured is None
         context.decode(IDS)
+
+
+@pytest.mark.parametrize("n_batch", [512, 16])
+@pytest.mark.parametrize("unified", [True, False])
+def test_attention_to_some_keys_alone_or_to_none(draft_model: Model, unified: bool, n_batch: int) -> None:
+    capture = Capture(attention=(1, 6), outputs=(3,))
+    with Context(
+        draft_model, n_ctx=300, n_seq=2, threads=1, n_batch=n_batch, unified=unified, capture=capture
+    ) as context:
+        seen = recorder(context)
+        context.decode(IDS)
+        whole = [seen.attention(layer).copy() for layer in (1, 6)]
+        for keys in (slice(3, 7), slice(0, 1), slice(-9, None), slice(290, 900), slice(5, 5)):
+            seen.attend(keys)
+            context.clear()
+            context.decode(IDS)
+            for layer, rows in zip((1, 6), whole, strict=True):
+                expected = rows[:, :, keys]
+                part = seen.attention(layer)
+                np.testing.assert_array_equal(part, expected[:, :, : part.shape[2]])
+                assert not expected[:, :, part.shape[2] :].any()
+        seen.attend(None)
+        context.clear()
+        context.decode(IDS)
+        assert seen.output(3).shape == (len(IDS), draft_model.n_embd)
+        with pytest.raises(EngineFailed, match="kq_soft_max-1"):
+            seen.attention(1)
+        seen.attend(slice(None))
+        context.decode(IDS[:1])
+        assert seen.attention(6).shape[1] == 1
+
+
+def test_streams_decoded_together_are_all_seen(draft_model: Model) -> None:
+    capture = Capture(attention=(1,), outputs=(0,))
+    with Context(draft_model, n_ctx=64, n_seq=3, threads=1, unified=False, capture=capture) as context:
+        context.decode_rows([SeqRows(0, IDS[:5]), SeqRows(1, IDS[:9]), SeqRows(2, IDS[:9])])
+        assert recorder(context).output(0).shape[0] == recorder(context).attention(1).shape[1] == 23
+
+
+def test_the_stop_can_be_lifted_and_set_again(exact_model: Model) -> None:
+    last = exact_model.n_layer - 1
+    for stop in (2, last):
+        capture = Capture(outputs=(stop,), stop_after=stop)
+        with (
+            Context(exact_model, n_ctx=64, threads=1, capture=capture) as context,
+            Context(exact_model, n_ctx=64, threads=1) as plain,
+        ):
+            assert context.decode(IDS[:9]).shape[0] == 0
+            rows = recorder(context).output(stop).copy()
+            context.clear()
+            recorder(context).stops = False
+            np.testing.assert_allclose(
+                context.decode(IDS[:9], outputs=2), plain.decode(IDS[:9], outputs=2), rtol=0, atol=1e-4
+            )
+            np.testing.assert_allclose(recorder(context).output(stop), rows, rtol=0, atol=1e-5)
+            recorder(context).stops = True
+            assert context.decode(IDS[:9]).shape[0] == 0
+
+
+def test_cells_that_sequences_share_are_told_apart(draft_model: Model) -> None:
+    with Context(draft_model, n_ctx=64, n_seq=2, threads=1, capture=Capture(attention=(1,))) as context:
+        seen = recorder(context)
+        seen.attend(slice(0, 0))
+        for seq, n in ((0, 5), (1, 3), (0, 2), (1, 1)):
+            context.decode(IDS[:n], seq=seq)
+            assert seen.attention(1).size == 0
+        assert np.flatnonzero(seen.visible()).tolist() == [5, 6, 7, 10]
+        context.rollback(6)
+        context.decode(IDS[:1])
+        assert np.flatnonzero(seen.visible()).tolist() == [0, 1, 2, 3, 4, 8, 9]
+    with Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=(1,))) as context:
+        assert not recorder(context).shared
+        context.decode(IDS)
+        assert recorder(context).visible().size == 0
+
+
+def test_the_same_memory_serves_every_decode(draft_model: Model) -> None:
+    with Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=(0,), outputs=(0,))) as context:
+        context.decode(IDS)
+        context.clear()
+        context.decode(IDS)
+        first = recorder(context).attention(0)
+        context.rollback(5)
+        context.decode(IDS[5:])
+        assert np.shares_memory(first, recorder(context).attention(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from queue import SimpleQueue
 
@@ -11,7 +12,8 @@ import pytest
 
 from edgellm.engine import Context, Model, SeqRows
 from edgellm.errors import EngineFailed
-from edgellm.serve.batcher import Answer, Batcher, Missing
+from edgellm.serve.batcher import Batcher
+from edgellm.serve.jobs import Answer, Missing
 from edgellm.serve.wire import Ask
 from edgellm.spec.records import GREEDY, NO_IDS, Chunk, Floats, Ids, Verdict
 from tests.serve.conftest import Alone
@@ -28,8 +30,10 @@ class Gate(Context):
         self.allowed.set()
         self.fails = False
         self.nan = False
+        self.orders: list[list[int]] = []  # of the sequences in each batch
 
     def decode_rows(self, rows: list[SeqRows]) -> list[Floats]:  # type: ignore[override]
+        self.orders.append([entry.seq for entry in rows])
         self.allowed.wait()
         if self.fails:
             raise EngineFailed("It is broken.", "Mend it.")
@@ -86,6 +90,43 @@ def test_requests_that_wait_together_are_computed_together(
     assert batcher.counters.shared >= 4
     assert batcher.counters.verdicts == 3
     assert batcher.counters.verified == 9
+
+
+def test_sessions_that_are_computed_together_are_in_the_order_of_their_slots(
+    gate: Gate, batcher: Batcher, prompt: Ids
+) -> None:
+    """llama.cpp computes neighbouring streams in one piece, and others one by one."""
+    askers = [Asker(batcher, i) for i in range(SLOTS)]
+    for asker in askers:
+        asker.ask(prompt)
+        asker.tokens()
+    gate.allowed.clear()
+    for asker in reversed(askers):
+        asker.ask(prompt, position=len(prompt) - 1)
+    gate.allowed.set()
+    for asker in askers:
+        asker.tokens()
+    assert any(len(order) > 1 for order in gate.orders)
+    assert all(order == sorted(order) for order in gate.orders)
+
+
+def test_a_verification_waits_behind_one_chunk_of_a_long_prompt(
+    gate: Gate, batcher: Batcher, prompt: Ids, alone: Alone
+) -> None:
+    short, long = Asker(batcher, 1), Asker(batcher, 2)
+    short.ask(prompt)
+    written = short.tokens()
+    gate.allowed.clear()
+    first = len(gate.orders)
+    text = np.concatenate([prompt[::-1]] * 12)
+    long.ask(text)
+    while len(gate.orders) == first:  # its first chunk is being computed
+        time.sleep(0.001)
+    short.ask(np.concatenate((prompt, np.array(written, dtype=np.int32))), position=len(prompt))
+    gate.allowed.set()
+    assert short.tokens() == alone(prompt, 2)[1:]
+    assert long.tokens() == alone(text, 1)
+    assert gate.orders[first : first + 3] == [[1], [0], [1]]
 
 
 def test_more_requests_than_slots_wait_for_their_turn(batcher: Batcher, prompt: Ids, alone: Alone) -> None:

@@ -12,7 +12,7 @@ from edgellm.serve.server import VerifierServer
 from edgellm.spec.local import LocalVerifier
 from edgellm.spec.protocols import VerifierSession
 from edgellm.spec.records import GREEDY, Chunk, Distribution, Ids, Sampling, Verdict
-from edgellm.spec.sampling import Purpose, draw, uniforms
+from edgellm.spec.sampling import Purpose, draw, rounded, uniforms
 from tests.serve.conftest import Alone
 
 
@@ -50,7 +50,7 @@ def test_what_drafts_were_drawn_from_reaches_the_rule(
 ) -> None:
     """With the same distributions the same drafts are accepted, and the same residual is drawn from."""
     support = np.arange(100, 160, dtype=np.int32)
-    q = Distribution(support, np.full(60, 1 / 60, dtype=np.float32))
+    q = rounded(Distribution(support, np.full(60, 1 / 60, dtype=np.float32)))
     sampling = Sampling(temperature=1.5, top_k=0, top_p=1.0, seed=3)
     outcomes = []
     for verifier in (local, remote):
@@ -153,7 +153,7 @@ def test_done_becomes_true(remote: RemoteVerifier, prompt: Ids) -> None:
     session.close()
 
 
-def test_distributions_too_big_for_a_message_are_refused_here(remote: RemoteVerifier, prompt: Ids) -> None:
+def test_distributions_that_cannot_be_sent_are_refused_here(remote: RemoteVerifier, prompt: Ids) -> None:
     wide = Distribution(np.arange(2**20, dtype=np.int32), np.full(2**20, 2.0**-20, dtype=np.float32))
     session = remote.open(Sampling(temperature=1.0, top_k=0))
     with pytest.raises(InvalidOption, match="top-k"):

@@ -1,7 +1,10 @@
-"""The choice of the next batch, as a pure function."""
+"""The choice of the next batch, as a pure function, and what it promises over time."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,58 +12,69 @@ from edgellm.serve.scheduler import Batch, Kind, Limits, Share, Want, next_batch
 
 LIMITS = Limits(rows=128, chunk=32)
 
-wants = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 16)), max_size=12).map(
-    lambda sizes: [Want(i, unseen, drafted) for i, (unseen, drafted) in enumerate(sizes)]
+wants = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 16), st.integers(0, 3)), max_size=12).map(
+    lambda sizes: [Want(i, *size) for i, size in enumerate(sizes)]
 )
+limits = st.builds(Limits, rows=st.integers(32, 200), chunk=st.just(32), ahead=st.integers(1, 4), even=st.booleans())
 
 
 def test_nothing_wanted_nothing_done() -> None:
-    assert next_batch([], LIMITS, None) is None
+    assert next_batch([], LIMITS, 0) is None
 
 
-def test_several_verifications_share_a_batch() -> None:
-    batch = next_batch([Want(1, 1, 4), Want(2, 3, 4)], LIMITS, None)
-    assert batch == Batch(Kind.VERIFY, (Share(1, 5, 5), Share(2, 7, 5)))
+def test_verifications_of_equal_row_counts_share_a_batch() -> None:
+    mixed = [Want(1, 1, 4), Want(2, 3, 4), Want(3, 1, 4), Want(4, 5, 0)]
+    assert next_batch(mixed, LIMITS, 0) == Batch(Kind.VERIFY, (Share(1, 5, 5), Share(3, 5, 5), Share(4, 5, 1)))
+    together = next_batch(mixed, replace(LIMITS, even=False), 0)
+    assert together is not None
+    assert [share.session for share in together.shares] == [1, 2, 3, 4]
 
 
 def test_a_long_prefix_is_prefilled_in_chunks_and_its_end_joins_the_verification() -> None:
-    unseen, kinds = 70, []
-    after = None
+    kinds: list[tuple[Kind, int, int]] = []
+    unseen = 70
     while unseen:
-        batch = next_batch([Want(1, unseen, 4)], LIMITS, after)
+        batch = next_batch([Want(1, unseen, 4)], LIMITS, len(kinds))
         assert batch is not None
-        after = batch.kind
         kinds.append((batch.kind, batch.shares[0].tokens, batch.shares[0].outputs))
         unseen -= min(unseen, batch.shares[0].tokens)
     assert kinds == [(Kind.PREFILL, 32, 0), (Kind.PREFILL, 32, 0), (Kind.VERIFY, 10, 5)]
 
 
-def test_prefill_goes_first_but_a_verification_waits_behind_one_chunk_only() -> None:
-    both = [Want(1, 1000, 4), Want(2, 1, 4)]
-    first = next_batch(both, LIMITS, None)
-    assert first is not None
-    assert first.kind is Kind.PREFILL
-    second = next_batch(both, LIMITS, first.kind)
+def test_prefill_goes_first_but_not_twice_ahead_of_the_same_verification() -> None:
+    long, waiting, late = Want(1, 1000, 4), Want(2, 1, 4, since=6), Want(3, 1, 9, since=7)
+    first = next_batch([long, waiting], LIMITS, 6)
+    assert first == Batch(Kind.PREFILL, (Share(1, 32, 0),))
+    second = next_batch([waiting, late, long], LIMITS, 7)
     assert second == Batch(Kind.VERIFY, (Share(2, 5, 5),))
-    third = next_batch(both, LIMITS, second.kind)
-    assert third is not None
-    assert third.kind is Kind.PREFILL
+    third = next_batch([late, long], LIMITS, 7)
+    assert third == first
+
+
+@pytest.mark.parametrize(("ahead", "sessions"), [(1, [1]), (2, [1, 2]), (9, [1, 2, 3, 4])])
+def test_a_prefill_batch_has_as_many_chunks_as_may_go_ahead(ahead: int, sessions: list[int]) -> None:
+    batch = next_batch([Want(i, 100, 4) for i in range(1, 6)], replace(LIMITS, ahead=ahead), 0)
+    assert batch is not None
+    assert [share.session for share in batch.shares] == sessions
 
 
 def test_a_verification_bigger_than_a_batch_goes_alone() -> None:
-    batch = next_batch([Want(1, 32, 256), Want(2, 1, 0)], LIMITS, None)
+    batch = next_batch([Want(1, 32, 256), Want(2, 1, 0)], LIMITS, 0)
     assert batch == Batch(Kind.VERIFY, (Share(1, 288, 257),))
 
 
-@given(wants, st.sampled_from([None, Kind.PREFILL, Kind.VERIFY]))
-def test_a_batch_keeps_its_promises(waiting: list[Want], after: Kind | None) -> None:
-    batch = next_batch(waiting, LIMITS, after)
+@given(wants, limits, st.integers(0, 3))
+def test_a_batch_keeps_its_promises(waiting: list[Want], limits: Limits, prefills: int) -> None:
+    batch = next_batch(waiting, limits, prefills)
     if batch is None:
         assert not waiting
         return
     by_session = {want.session: want for want in waiting}
     assert batch.shares
-    assert len(batch.shares) == 1 or sum(share.tokens for share in batch.shares) <= LIMITS.rows
+    total = sum(share.tokens for share in batch.shares)
+    assert len(batch.shares) == 1 or total <= limits.rows
+    assert batch.kind is Kind.VERIFY or total <= limits.ahead * limits.chunk
+    assert batch.kind is Kind.PREFILL or not limits.even or len({share.tokens for share in batch.shares}) == 1
     for share in batch.shares:
         want = by_session.pop(share.session)  # no session twice
         if batch.kind is Kind.VERIFY:
@@ -70,17 +84,42 @@ def test_a_batch_keeps_its_promises(waiting: list[Want], after: Kind | None) -> 
             assert share.tokens < want.unseen  # at least one token is left, whose logits the verdict needs
 
 
-@given(wants)
-def test_everybody_is_served_in_the_end(waiting: list[Want]) -> None:
-    left, after, passes = {want.session: want for want in waiting}, None, 0
-    while left:
-        batch = next_batch(list(left.values()), LIMITS, after)
-        assert batch is not None
-        after, passes = batch.kind, passes + 1
+arrivals = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 150), st.integers(0, 8)), max_size=25)
+
+
+@given(arrivals, limits)
+def test_over_time_nobody_waits_longer_than_promised(comings: list[tuple[int, int, int]], limits: Limits) -> None:
+    """Requests come while others are computed, each some batches behind the one before, and are served to the end."""
+    times, at = [], 0
+    for delay, unseen, drafted in comings:
+        at += delay
+        times.append((at, unseen, drafted))
+    waiting: dict[int, Want] = {}
+    went_ahead: dict[int, int] = {}  # chunks of prefill computed while a verification waited
+    verified_since_prefill: set[int] = set()
+    step = prefills = served = 0
+    while served < len(times):
+        now = {i: Want(i, unseen, drafted, prefills) for i, (when, unseen, drafted) in enumerate(times) if when == step}
+        waiting |= now
+        batch = next_batch(waiting.values(), limits, prefills)
+        step += 1
+        if batch is None:
+            continue
+        ready = [want.session for want in waiting.values() if want.unseen <= limits.chunk]
+        if batch.kind is Kind.PREFILL:
+            prefills += 1
+            verified_since_prefill.clear()
+            for session in ready:
+                went_ahead[session] = went_ahead.get(session, 0) + len(batch.shares)
+                assert went_ahead[session] <= limits.ahead
+        elif len(ready) < len(waiting):  # a prefill waits: only for those that the last one went ahead of
+            assert min(waiting[share.session].since for share in batch.shares) < prefills
+            assert not verified_since_prefill & {share.session for share in batch.shares}
+            verified_since_prefill |= {share.session for share in batch.shares}
         for share in batch.shares:
-            want = left[share.session]
+            want = waiting.pop(share.session)
             if share.outputs:
-                del left[share.session]
+                served += 1
             else:
-                left[share.session] = Want(want.session, want.unseen - share.tokens, want.drafted)
-        assert passes < 1000
+                waiting[share.session] = Want(want.session, want.unseen - share.tokens, want.drafted, prefills)
+        assert step < 2000

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.errors import ContextFull, ProtocolError
+from edgellm.errors import ContextFull, InvalidOption, ProtocolError
 from edgellm.link import edgellm_pb2 as pb
+from edgellm.link.channel import MAX_CHUNK, MAX_MESSAGE
 from edgellm.serve.wire import (
     Ask,
     Bounds,
@@ -22,6 +23,7 @@ from edgellm.serve.wire import (
     write_verify,
 )
 from edgellm.spec.records import Chunk, Distribution, Sampling, Verdict
+from edgellm.spec.sampling import UNITS, WIDEST, distribution, rounded
 
 VOCABULARY = 300
 BOUNDS = Bounds(VOCABULARY, 512)
@@ -43,7 +45,7 @@ def chunks(draw: st.DrawFn) -> Chunk:
     for token in drafted:
         support = sorted(draw(st.sets(tokens, max_size=8)) | {token})
         weights = draw(st.lists(st.floats(0.01, 1.0), min_size=len(support), max_size=len(support)))
-        drawn.append(Distribution(array(support), np.array(np.array(weights) / sum(weights), dtype=np.float32)))
+        drawn.append(rounded(Distribution(array(support), np.array(np.array(weights) / sum(weights), np.float32))))
     return Chunk(ids=array(drafted), distributions=tuple(drawn))
 
 
@@ -71,6 +73,35 @@ def test_a_request_arrives_as_it_was_sent(ask: Ask) -> None:
         )  # to the bit: the verdict is that of an in-process verifier
 
 
+@given(st.integers(0, 99), st.integers(1, 40), st.floats(0.1, 2.0))
+def test_a_distribution_of_a_big_vocabulary_takes_little(seed: int, top_k: int, temperature: float) -> None:
+    """Five bytes a token at most: two or three of its gap, one to three of its weight; against 4 x 152,000."""
+    logits = np.random.default_rng(seed).normal(0, 3, 152_000).astype(np.float32)
+    drawn = distribution(logits, Sampling(temperature, top_k=top_k, top_p=1.0))
+    ask = Ask(1, 0, array([1]), Chunk(ids=drawn.ids[:1], distributions=(drawn,)), 0)
+    frame = write_verify(ask)
+    assert frame.ByteSize() <= 40 + 5 * len(drawn.ids)
+    got = read_verify(frame.verify, Bounds(152_000, 512)).chunk.distributions
+    assert got is not None
+    assert (got[0].ids.tobytes(), got[0].probs.tobytes()) == (drawn.ids.tobytes(), drawn.probs.tobytes())
+
+
+def test_everything_that_may_be_drawn_from_fits_a_message() -> None:
+    """The widest distributions, with the gaps and weights that take most, for the longest chunk."""
+    ids = np.arange(WIDEST, dtype=np.int32) * 300
+    drawn = rounded(Distribution(ids, np.full(WIDEST, 1 / WIDEST, dtype=np.float32)))
+    frame = write_verify(Ask(1, 0, array([1]), Chunk(array([0] * MAX_CHUNK), distributions=(drawn,) * MAX_CHUNK), 0))
+    assert frame.ByteSize() < MAX_MESSAGE
+
+
+def test_what_cannot_be_sent_is_refused_before_it_is_sent() -> None:
+    wide = rounded(Distribution(np.arange(5000, dtype=np.int32), np.full(5000, 1 / 5000, dtype=np.float32)))
+    raw = Distribution(array([1, 2, 3]), np.full(3, 1 / 3, dtype=np.float32))
+    for drawn, why in ((wide, "top-k"), (raw, "rounded")):
+        with pytest.raises(InvalidOption, match=why):
+            write_verify(Ask(1, 0, array([1]), Chunk(ids=array([1]), distributions=(drawn,)), 0))
+
+
 @given(st.integers(0, 5), st.lists(tokens, min_size=1, max_size=4), st.floats(0, 1e3), st.integers(0, 9))
 def test_a_verdict_arrives_as_it_was_sent(accepted: int, own: list[int], seconds: float, passes: int) -> None:
     ask = Ask(7, 0, array([1]), Chunk(ids=array([0] * 5)), 3)
@@ -94,15 +125,9 @@ def valid() -> pb.Verify:
         prefix=[1, 2],
         chunk=[5],
         distributions=pb.Distributions(
-            lengths=[3], ids=[4, 5, 6], probabilities=np.array([0.25, 0.5, 0.25], "<f4").tobytes()
+            lengths=[3], gaps=[4, 0, 0], weights=[UNITS // 4 - 1, UNITS // 2 - 1, UNITS // 4 - 1]
         ),
     )
-
-
-def with_probabilities(*values: float) -> pb.Verify:
-    message = valid()
-    message.distributions.probabilities = np.array(values, "<f4").tobytes()
-    return message
 
 
 def changed(**fields: object) -> pb.Verify:
@@ -120,7 +145,10 @@ def changed(**fields: object) -> pb.Verify:
 
 
 def test_the_valid_one_is_valid() -> None:
-    assert len(read_verify(valid(), BOUNDS).chunk) == 1
+    chunk = read_verify(valid(), BOUNDS).chunk
+    assert chunk.distributions is not None
+    assert chunk.distributions[0].ids.tolist() == [4, 5, 6]
+    assert chunk.distributions[0].probs.tolist() == [0.25, 0.5, 0.25]
 
 
 @pytest.mark.parametrize(
@@ -139,18 +167,22 @@ def test_the_valid_one_is_valid() -> None:
         changed(d_lengths=[4]),
         changed(d_lengths=[]),
         changed(d_lengths=[0]),
-        changed(d_ids=[4, 5, VOCABULARY]),
-        changed(d_ids=[4, 4, 6]),
-        changed(d_ids=[6, 5, 4]),
-        changed(d_ids=[4, 5]),
-        changed(d_probabilities=b"123"),
-        changed(d_probabilities=b""),
-        with_probabilities(math.nan, 0.5, 0.25),
-        with_probabilities(math.inf, 0.5, 0.25),
-        with_probabilities(-0.25, 1.0, 0.25),
-        with_probabilities(0.0, 0.5, 0.5),
-        with_probabilities(0.5, 0.5, 0.5),
-        with_probabilities(0.1, 0.1, 0.1),
+        changed(d_lengths=[1, 2]),
+        changed(d_lengths=[WIDEST + 1], d_gaps=[0] * (WIDEST + 1), d_weights=[0] * WIDEST + [UNITS - WIDEST - 1]),
+        changed(d_lengths=[2**32 - 1]),
+        changed(d_gaps=[4, 0, VOCABULARY - 6]),
+        changed(d_gaps=[VOCABULARY, 0, 0]),
+        changed(d_gaps=[4, 0, 2**32 - 1]),
+        changed(d_gaps=[4, 0]),
+        changed(d_gaps=[6, 0, 0]),  # 5 is not among them
+        changed(d_gaps=[]),
+        changed(d_weights=[]),
+        changed(d_weights=[UNITS // 2 - 1] * 2),
+        changed(d_weights=[UNITS // 2 - 1] * 3),
+        changed(d_weights=[0, 0, 0]),
+        changed(d_weights=[UNITS - 1, 0, 0]),
+        changed(d_weights=[2**32 - 1, 0, 0]),
+        changed(d_weights=[2**32 - 1] * 3),
     ],
     ids=str,
 )
@@ -217,8 +249,8 @@ numbers = st.one_of(tokens, st.integers(0, 2**32 - 1))
         | st.builds(
             pb.Distributions,
             lengths=st.lists(numbers, max_size=3),
-            ids=st.lists(numbers, max_size=5),
-            probabilities=st.binary(max_size=20),
+            gaps=st.lists(numbers, max_size=5),
+            weights=st.lists(st.sampled_from([0, UNITS - 1, UNITS // 2 - 1]) | numbers, max_size=5),
         ),
     )
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgellm.spec.gates import AlwaysGate, NeverGate
-from edgellm.spec.loop import merge
+from edgellm.spec.loop import Word, merge
 from edgellm.spec.protocols import Gate
 from edgellm.spec.records import (
     GREEDY,
@@ -64,9 +64,32 @@ def test_nobody_with_anything_to_say_ends_the_reply() -> None:
 def test_a_retrieved_token_says_so() -> None:
     chunk = Chunk(np.array([5, 6], np.int32), retrieved=True)
     assert merge(chunk, Verdict(1, np.array([9], np.int32))) == [
-        (5, Source.RETRIEVED, None),
-        (9, Source.CORRECTED, None),
+        Word(5, Source.RETRIEVED),
+        Word(9, Source.CORRECTED),
     ]
+
+
+def test_what_is_known_of_a_drafted_token_stays_with_it() -> None:
+    known = Chunk(
+        np.array([5, 6, 7], np.int32),
+        confidence=np.array([0.5, 0.25, 1.0], np.float32),
+        importance=np.array([0.125, 0.75, 0.0], np.float32),
+        exit_layers=(5, None, 5),
+    )
+    drafts = [
+        Word(5, Source.DRAFT, 0.5, 0.125, 5),
+        Word(6, Source.DRAFT, 0.25, 0.75),
+        Word(7, Source.DRAFT, 1.0, 0.0, 5),
+    ]
+    assert merge(known, None) == drafts
+    accepted = [word._replace(source=Source.ACCEPTED) for word in drafts]
+    for n in range(4):
+        own = Source.BONUS if n == 3 else Source.CORRECTED
+        assert merge(known, Verdict(n, np.array([8, 9], np.int32))) == [
+            *accepted[:n],
+            Word(8, own),
+            Word(9, Source.VERIFIER),
+        ]
 
 
 # --- where a reply ends ---------------------------------------------------------------------------------------------

@@ -8,9 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgellm.errors import EngineFailed
+from edgellm.errors import EngineFailed, InvalidOption
 from edgellm.spec.records import GREEDY, Distribution, Sampling
-from edgellm.spec.sampling import Purpose, distribution, draw, probability, uniforms
+from edgellm.spec.sampling import (
+    UNITS,
+    WIDEST,
+    Purpose,
+    distribution,
+    draw,
+    exact_distribution,
+    probability,
+    rounded,
+    uniforms,
+    units,
+)
 
 # few distinct values: many ties, also at the borders of top-k and top-p
 tied = arrays(np.float32, st.integers(1, 400), elements=st.integers(-6, 6).map(float))
@@ -36,7 +47,7 @@ def plain(logits: np.ndarray, sampling: Sampling) -> dict[int, float]:
 
 @given(logits=tied | free, sampling=samplings)
 def test_a_distribution_is_what_its_record_promises(logits: np.ndarray, sampling: Sampling) -> None:
-    found = distribution(logits, sampling)
+    found = exact_distribution(logits, sampling)
     assert found.ids.dtype == np.int32
     assert found.probs.dtype == np.float32
     assert np.all(np.diff(found.ids) > 0)
@@ -49,7 +60,7 @@ def test_a_distribution_is_what_its_record_promises(logits: np.ndarray, sampling
 
 @given(logits=tied | free, sampling=samplings)
 def test_a_distribution_is_temperature_then_top_k_then_top_p(logits: np.ndarray, sampling: Sampling) -> None:
-    found = distribution(logits, sampling)
+    found = exact_distribution(logits, sampling)
     expected = plain(logits, sampling)
     got = dict(zip(found.ids.tolist(), found.probs.tolist(), strict=True))
     apart = sum(abs(got.get(token, 0.0) - expected.get(token, 0.0)) for token in got.keys() | expected.keys())
@@ -59,14 +70,14 @@ def test_a_distribution_is_temperature_then_top_k_then_top_p(logits: np.ndarray,
 
 def test_equal_logits_are_kept_in_order_of_id() -> None:
     flat = np.zeros(5000, dtype=np.float32)
-    assert distribution(flat, Sampling(1.0, top_k=3, top_p=1.0)).ids.tolist() == [0, 1, 2]
-    assert distribution(flat, Sampling(1.0, top_k=10, top_p=0.45)).ids.tolist() == [0, 1, 2, 3, 4]
+    assert exact_distribution(flat, Sampling(1.0, top_k=3, top_p=1.0)).ids.tolist() == [0, 1, 2]
+    assert exact_distribution(flat, Sampling(1.0, top_k=10, top_p=0.45)).ids.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, top_k=1), Sampling(1e-300), Sampling(1.0, top_p=1e-9)])
 def test_all_mass_on_the_most_probable_token(sampling: Sampling) -> None:
     logits = np.array([0.0, 3.0, -2.0, 2.9], dtype=np.float32)
-    found = distribution(logits, sampling)
+    found = exact_distribution(logits, sampling)
     assert (found.ids.tolist(), found.probs.tolist()) == ([1], [1.0])
 
 
@@ -74,20 +85,56 @@ def test_all_mass_on_the_most_probable_token(sampling: Sampling) -> None:
 def test_a_broken_row_is_an_error_and_not_a_token(bad: float) -> None:
     logits = np.array([0.0, bad, 1.0], dtype=np.float32)
     with pytest.raises(EngineFailed, match="not a number"):
-        distribution(logits, Sampling(1.0))
+        exact_distribution(logits, Sampling(1.0))
     with pytest.raises(EngineFailed):
-        distribution(np.full(4, -np.inf, dtype=np.float32), Sampling(1.0))
+        exact_distribution(np.full(4, -np.inf, dtype=np.float32), Sampling(1.0))
 
 
 def test_a_masked_token_is_never_kept() -> None:
     logits = np.array([0.0, -np.inf, 1.0, -np.inf], dtype=np.float32)
-    assert distribution(logits, Sampling(1.0, top_k=3, top_p=1.0)).ids.tolist() == [0, 2]
+    assert exact_distribution(logits, Sampling(1.0, top_k=3, top_p=1.0)).ids.tolist() == [0, 2]
 
 
 def test_draw_falls_where_the_number_says() -> None:
     given_ = Distribution(np.array([3, 7, 9], np.int32), np.array([0.25, 0.5, 0.25], np.float32))
     assert [draw(given_, u) for u in (0.0, 0.2499, 0.25, 0.7499, 0.75, 1.0 - 2**-53)] == [3, 3, 7, 7, 9, 9]
     assert [probability(given_, token) for token in (3, 7, 9, 0, 8, 10)] == [0.25, 0.5, 0.25, 0.0, 0.0, 0.0]
+
+
+@given(logits=tied | free, sampling=samplings)
+def test_a_draft_is_drawn_from_whole_units_near_what_was_asked_for(logits: np.ndarray, sampling: Sampling) -> None:
+    exact, found = exact_distribution(logits, sampling), distribution(logits, sampling)
+    assert found.ids.dtype == np.int32
+    assert found.probs.dtype == np.float32
+    counts = units(found)
+    assert (counts.sum(), counts.min() >= 1) == (UNITS, True)
+    assert set(found.ids.tolist()) <= set(exact.ids.tolist())
+    total = float(exact.probs.sum(dtype=np.float64))
+    assert all(abs(probability(found, t) - p / total) < 1 / UNITS for t, p in zip(exact.ids, exact.probs, strict=True))
+    again = rounded(found)
+    assert (again.ids.tobytes(), again.probs.tobytes()) == (found.ids.tobytes(), found.probs.tobytes())
+
+
+@given(seed=st.integers(0, 99), size=st.integers(1, 9000), heat=st.floats(0.1, 20.0))
+def test_the_rounding_never_empties_a_wide_distribution(seed: int, size: int, heat: float) -> None:
+    logits = np.random.default_rng(seed).normal(size=size).astype(np.float32)
+    found = distribution(logits, Sampling(heat, top_k=0, top_p=1.0))
+    assert units(found).sum() == UNITS
+    assert len(found.ids) <= WIDEST
+    assert int(logits.argmax()) in found.ids
+
+
+def test_a_flat_distribution_over_a_big_vocabulary_is_cut_to_what_can_be_sent() -> None:
+    flat = np.zeros(152_000, dtype=np.float32)
+    for sampling in (Sampling(1.0, top_k=0, top_p=1.0), Sampling(1.0, top_k=10_000, top_p=1.0)):
+        found = distribution(flat, sampling)
+        assert (len(found.ids), set(units(found).tolist())) == (WIDEST, {UNITS // WIDEST})
+
+
+@pytest.mark.parametrize("probs", [[1 / 3, 1 / 3, 1 / 3], [0.5, 0.25, 0.125], [0.5, 0.5, 0.0]])
+def test_what_is_not_rounded_has_no_units(probs: list[float]) -> None:
+    with pytest.raises(InvalidOption, match="rounded"):
+        units(Distribution(np.array([1, 2, 3], np.int32), np.array(probs, np.float32)))
 
 
 @given(logits=tied | free, sampling=samplings, u=st.floats(0, 1, exclude_max=True))

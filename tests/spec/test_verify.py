@@ -15,7 +15,7 @@ from edgellm.spec import verify
 from edgellm.spec.gates import AlwaysGate
 from edgellm.spec.loop import Limits, generate
 from edgellm.spec.records import Chunk, Distribution, Sampling, Token
-from edgellm.spec.sampling import distribution, draw, uniforms
+from edgellm.spec.sampling import distribution, draw, exact_distribution, uniforms
 from edgellm.spec.stats import Stats
 from edgellm.spec.verify import check_chunk, judge, residual, verify_greedy, verify_sampling
 from tests.spec.fakes import FakeDrafter, FakeVerifier, Letters, Logits, markov
@@ -65,7 +65,7 @@ def test_greedy_refuses_a_broken_row() -> None:
 def test_acceptance_and_residual_add_up_to_p(seed: int, top_k: int, top_p: float, other_k: int, point: bool) -> None:
     """Summed over all drafts, what is accepted and what is drawn after a rejection make up p, token by token."""
     rng = np.random.default_rng(seed)
-    p = distribution(rng.normal(size=N_VOCAB).astype(np.float32) * 2, Sampling(1.0, top_k, top_p))
+    p = exact_distribution(rng.normal(size=N_VOCAB).astype(np.float32) * 2, Sampling(1.0, top_k, top_p))
     q = distribution(rng.normal(size=N_VOCAB).astype(np.float32) * 2, Sampling(1.0, other_k, 0.9))
     if point:
         q = Distribution(q.ids[:1], np.ones(1, dtype=np.float32))
@@ -186,9 +186,9 @@ def excess(seen: Counter[tuple[int, ...]], model: Logits, sampling: Sampling) ->
     """Chi-square of the counts against the verifier alone, over its 1 - 1e-6 quantile: above 1 is a rejection."""
     n, statistic, cells = sum(seen.values()), 0.0, 0
     possible = set()
-    first = distribution(model(PROMPT), sampling)
+    first = exact_distribution(model(PROMPT), sampling)
     for a, pa in zip(first.ids.tolist(), first.probs.tolist(), strict=True):
-        second = distribution(model(ids(a)), sampling)
+        second = exact_distribution(model(ids(a)), sampling)
         for b, pb in zip(second.ids.tolist(), second.probs.tolist(), strict=True):
             expected = n * pa * pb
             statistic += (seen[a, b] - expected) ** 2 / expected
@@ -213,6 +213,16 @@ def test_sampling_is_distributed_as_the_verifier_alone(setting: str, gamma: int,
     model, drafts = markov(1, N_VOCAB, 0.8), markov(2, N_VOCAB, 0.8)
     seen = pairs(model, drafts, SETTINGS[setting], 2000, gamma, point)
     assert excess(seen, model, SETTINGS[setting]) < 1
+
+
+def test_drafts_may_be_rounded_and_cut_as_roughly_as_one_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probabilities in eighths, over three tokens: what they are drawn from is what they are judged by."""
+    monkeypatch.setattr("edgellm.spec.sampling.UNITS", 8)
+    monkeypatch.setattr("edgellm.spec.sampling.WIDEST", 3)
+    model, drafts = markov(1, N_VOCAB, 0.8), markov(2, N_VOCAB, 0.8)
+    assert len(distribution(drafts(PROMPT), SETTINGS["plain"]).ids) <= 3
+    seen = pairs(model, drafts, SETTINGS["plain"], 2000, 2, point=False)
+    assert excess(seen, model, SETTINGS["plain"]) < 1
 
 
 @pytest.mark.parametrize("wrong", [by_index, untouched, without_the_draft, on_the_support_of_q])

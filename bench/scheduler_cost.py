@@ -1,0 +1,102 @@
+"""What scheduling costs the verifier: its worker's time outside the model and the rule, as a share of an iteration.
+
+    python -m bench.scheduler_cost [--sessions 64] [--rounds 20] [--repeats 5] [--model PATH] [--threads N] [--seed 0]
+
+All sessions always have a request waiting, at 256 cached tokens. The higher the budget, the fewer tokens a request
+brings and the more its scheduling shows (Synera, Fig. 18: 25 % at the highest); here a budget is the share of chunks
+that a device sends, and a request brings those that were kept before it. Two ways of batching: as the verifier does,
+and one request a batch, which has the most iterations. Medians of the worker's own time: in `next_batch`, and in all
+of the worker but the engine's decode, the verification rule, and this benchmark's own part (`bookkeeping`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable
+from contextlib import closing
+from time import perf_counter
+from typing import Any
+from unittest.mock import patch
+
+from bench.fleet import Arrival, Fleet, kept_before, scripts
+from bench.report import spread, write
+from edgellm.engine import Model
+from edgellm.serve.scheduler import Limits, next_batch
+from edgellm.spec.verify import judge
+from edgellm.store import resolve
+
+BUDGETS = (0.3, 0.6, 0.9, 1.0)
+WAYS = {"together": Limits(), "one_by_one": Limits(rows=1)}
+
+
+class Clock:
+    """A function that counts the seconds in it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.seconds = 0.0
+
+    def __call__(self, *arguments: Any, **more: Any) -> Any:
+        began = perf_counter()
+        result = self._function(*arguments, **more)
+        self.seconds += perf_counter() - began
+        return result
+
+
+def run(fleet: Fleet, sessions: int, rounds: int, budget: float, seed: int) -> dict[str, float]:
+    """Shares of the worker's time, and milliseconds, of one burst."""
+    rng = random.Random(seed)
+    burst = [Arrival(0.0, device, kept_before(budget, rng)) for _ in range(rounds) for device in range(sessions)]
+    with (
+        patch("edgellm.serve.batcher.judge", Clock(judge)) as rule,
+        patch("edgellm.serve.batcher.next_batch", Clock(next_batch)) as choice,
+    ):
+        played = fleet.play(burst)
+    batches, total = len(fleet.context.batches), played.busy
+    book = total - fleet.context.seconds - rule.seconds - played.deliver
+    return {
+        "bookkeeping": book / total,
+        "next_batch": choice.seconds / total,
+        "iteration_ms": 1e3 * total / batches,
+        "bookkeeping_ms": 1e3 * book / batches,
+        "requests_per_batch": len(burst) / batches,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=20, help="requests of each session in a burst")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--model", default="edgellm-verifier")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="scheduler_cost", help="of the result file")
+    arguments = parser.parse_args()
+    results = []
+    print(f"{'batches':<12}{'budget':>7}{'requests':>10}{'iteration':>14}{'next_batch':>12}{'bookkeeping':>13}")
+    with Model.load(resolve(arguments.model)) as model:
+        work = scripts(model, arguments.sessions, arguments.threads, arguments.seed)
+        for way, limits in WAYS.items():
+            with closing(Fleet(model, work, arguments.threads, limits, arguments.seed)) as fleet:
+                for budget in BUDGETS:
+                    runs = [
+                        run(fleet, len(work), arguments.rounds, budget, arguments.seed + number)
+                        for number in range(arguments.repeats)
+                    ]
+                    row = {key: spread([one[key] for one in runs]) for key in runs[0]}
+                    results.append({"batches": way, "budget": budget, **row})
+                    middle = {key: figures["median"] for key, figures in row.items()}
+                    print(
+                        f"{way:<12}{budget:>7.1f}{middle['requests_per_batch']:>10.1f}"
+                        f"{middle['iteration_ms']:>11.2f} ms{middle['next_batch']:>12.2%}"
+                        f"{middle['bookkeeping']:>13.2%}",
+                        flush=True,
+                    )
+    figures = {"model": arguments.model, "sessions": arguments.sessions, "costs": results}
+    print(f"written: {write(arguments.name, 'bench.scheduler_cost', figures, arguments.seed)}")
+
+
+if __name__ == "__main__":
+    main()

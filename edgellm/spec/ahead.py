@@ -1,0 +1,148 @@
+"""Stall-free parallel inference (Synera, 4.4): drafting on behind a guess at the verdict, while it is on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from edgellm.spec.guess import Guess, guesses, rejection
+from edgellm.spec.protocols import Drafter
+from edgellm.spec.records import Chunk, Floats, Ids, Sampling
+
+T = TypeVar("T")
+ALTERNATIVES = 3
+"""Candidates for the verifier's token at each place, as in the paper."""
+
+
+class Parallel(Drafter, Protocol):
+    """A drafter that can say what may come next, and go on behind several prefixes at once, up to `room` of them."""
+
+    @property
+    def room(self) -> int: ...
+
+    def candidates(self, prefix: Ids, k: int) -> tuple[Ids, Floats]:
+        """The `k` likeliest next tokens and their probabilities, likeliest first; both (k,)."""
+        ...
+
+    def draft_many(
+        self, prefixes: Sequence[Ids], gamma: int, sampling: Sampling, until: Callable[[], bool]
+    ) -> list[Chunk]:
+        """Up to `gamma` tokens behind each prefix, all in one batch a token; it ends early when `until` says so.
+
+        Later drafts behind one of them find what was computed.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class Guessed:
+    """How good the guesses were: `hits` of `tries`, and seconds of waiting spent on drafts that were taken over."""
+
+    tries: int = 0
+    hits: int = 0
+    hidden_seconds: float = 0.0
+
+
+class AheadDrafter:
+    """A drafter that drafts on while a verdict is on its way. What it has drafted is kept where the guess was right."""
+
+    def __init__(self, drafter: Parallel, *, is_eog: Callable[[int], bool], alpha: float = 0.8) -> None:
+        """As many guesses are followed at once as `drafter` has room for; `alpha` is the pair's acceptance rate."""
+        self._drafter, self._branches, self._alpha, self._is_eog = drafter, drafter.room, alpha, is_eog
+        self._ahead: list[tuple[Ids, Chunk]] = []
+        self._seconds = 0.0
+        self.guessed = Guessed()
+
+    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
+        """See `Drafter.draft`. What was drafted ahead behind just this prefix is taken over."""
+        ready = next((chunk for known, chunk in self._ahead if np.array_equal(known, prefix)), None)
+        if self._ahead:
+            self.guessed.tries += 1
+            self.guessed.hits += ready is not None
+            self.guessed.hidden_seconds += self._seconds if ready is not None else 0.0
+        self._ahead = []
+        if ready is None or not len(ready):
+            return self._drafter.draft(prefix, gamma, sampling)
+        ready = first(ready, gamma)
+        if len(ready) == gamma or self._is_eog(int(ready.ids[-1])):
+            return replace(ready, ahead=len(ready))
+        rest = self._drafter.draft(np.concatenate((prefix, ready.ids)), gamma - len(ready), sampling)
+        return replace(joined(ready, rest), ahead=len(ready))
+
+    def look_ahead(
+        self, prefix: Ids, chunk: Chunk, *, gamma: int, sampling: Sampling, until: Callable[[], bool]
+    ) -> None:
+        """See `LooksAhead.look_ahead`: behind the likeliest verdicts, as many as there is room for."""
+        began = perf_counter()
+        self._ahead = []
+        if until() or chunk.alternatives is None:
+            return
+        whole = np.concatenate((prefix, chunk.ids))
+        alternatives = list(chunk.alternatives)
+        last = int(chunk.ids[-1])
+        positions = rejection(chunk.confidence, self._alpha)
+        if self._is_eog(last):
+            positions = np.append(positions[:-1], 0.0)  # behind the end there is nothing to guess
+            alternatives.append(_NONE)
+        else:
+            alternatives.append(self._drafter.candidates(whole, ALTERNATIVES))
+        likely = [g for g in guesses(positions, alternatives, 2 * self._branches) if not self._is_eog(g.token)]
+        likely = likely[: self._branches]
+        if not likely or until():
+            return
+        prefixes = [_behind(prefix, chunk, guess) for guess in likely]
+        self._ahead = list(zip(prefixes, self._drafter.draft_many(prefixes, gamma, sampling, until), strict=True))
+        self._seconds = perf_counter() - began
+
+    def close(self) -> None:
+        self._drafter.close()
+
+
+def _behind(prefix: Ids, chunk: Chunk, guess: Guess) -> Ids:
+    return np.concatenate((prefix, chunk.ids[: guess.accepted], np.array([guess.token], dtype=np.int32)))
+
+
+def first(chunk: Chunk, n: int) -> Chunk:
+    """The first `n` tokens of a chunk, with all that is known of them."""
+    if len(chunk) <= n:
+        return chunk
+    return replace(
+        chunk,
+        ids=chunk.ids[:n],
+        confidence=chunk.confidence[:n],
+        margin=chunk.margin[:n],
+        importance=chunk.importance[:n],
+        distributions=None if chunk.distributions is None else chunk.distributions[:n],
+        exit_layers=None if chunk.exit_layers is None else chunk.exit_layers[:n],
+        alternatives=None if chunk.alternatives is None else chunk.alternatives[:n],
+    )
+
+
+def joined(one: Chunk, other: Chunk) -> Chunk:
+    """Two chunks of one drafter as one."""
+    return replace(
+        one,
+        ids=np.concatenate((one.ids, other.ids)),
+        confidence=np.concatenate((one.confidence, other.confidence)),
+        margin=np.concatenate((one.margin, other.margin)),
+        importance=np.concatenate((_measured(one), _measured(other))),
+        distributions=_both(one.distributions, other.distributions),
+        exit_layers=_both(one.exit_layers, other.exit_layers),
+        alternatives=_both(one.alternatives, other.alternatives),
+    )
+
+
+def _measured(chunk: Chunk) -> Floats:
+    """Importance, and 0 where it was not measured."""
+    return chunk.importance if len(chunk.importance) else np.zeros(len(chunk), dtype=np.float32)
+
+
+def _both(one: tuple[T, ...] | None, other: tuple[T, ...] | None) -> tuple[T, ...] | None:
+    return None if one is None or other is None else (*one, *other)
+
+
+_NONE: tuple[Ids, Floats] = (np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32))

@@ -1,0 +1,115 @@
+"""What drafters that run a model have in common: choosing a chunk's tokens, and measuring what later ones look at."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgellm.engine import Context, Recorder, Top2, top_k
+from edgellm.errors import InvalidOption
+from edgellm.spec.importance import ColumnSums
+from edgellm.spec.records import Chunk, Distribution, Floats, Ids, Sampling
+from edgellm.spec.sampling import Purpose, distribution, draw, uniforms
+
+_NO_KEYS = slice(0, 0)
+
+
+class Drafting:
+    """A chunk under way: chooses each token from its logits, and notes what is known of it."""
+
+    def __init__(self, position: int, gamma: int, sampling: Sampling, alternatives: int = 0) -> None:
+        """For up to `gamma` tokens from `position` on, where the reply goes on, with `alternatives` for each."""
+        self._gamma = gamma
+        self._sampling = sampling
+        self._numbers = None if sampling.greedy else uniforms(sampling.seed, position, gamma, Purpose.DRAFT)[:, 0]
+        self._ids: list[int] = []
+        self._facts: list[Top2] = []
+        self._drawn: list[Distribution] = []
+        self._exits: list[int | None] = []
+        self._wanted = alternatives
+        self._others: list[tuple[Ids, Floats]] = []
+
+    def add(self, logits: Floats, facts: Top2, exit_layer: int | None = None) -> int:
+        """The next token, from `logits` (n_vocab,), of which `facts` speak."""
+        token = facts.id
+        if self._numbers is not None:
+            self._drawn.append(distribution(logits, self._sampling))
+            token = draw(self._drawn[-1], float(self._numbers[len(self._ids)]))
+        self._ids.append(token)
+        self._facts.append(facts)
+        self._exits.append(exit_layer)
+        if self._wanted:
+            ids, probs = top_k(logits, self._wanted + 1)
+            others = np.flatnonzero(ids != token)[: self._wanted]
+            self._others.append((ids[others], probs[others]))
+        return token
+
+    def full(self) -> bool:
+        return len(self._ids) >= self._gamma
+
+    def chunk(self, importance: Floats | None, exits: bool = False) -> Chunk:
+        """The finished chunk; `exits`: whether its drafter stops early at all."""
+        n = len(self._ids)
+        return Chunk(
+            ids=np.array(self._ids, dtype=np.int32),
+            confidence=np.fromiter((f.p1 for f in self._facts), np.float32, n),
+            margin=np.fromiter((f.p1 - f.p2 for f in self._facts), np.float32, n),
+            distributions=tuple(self._drawn) if self._numbers is not None else None,
+            importance=np.empty(0, dtype=np.float32) if importance is None else importance[:n],
+            exit_layers=tuple(self._exits) if exits else None,
+            alternatives=tuple(self._others) if self._wanted else None,
+        )
+
+
+class Meter:
+    """Measures importance from the attention that a context captures, while it drafts and not before."""
+
+    def __init__(self, context: Context, layers: tuple[int, ...]) -> None:
+        """`layers` of `context`'s model, counted from 0; none of them: nothing is measured.
+
+        Raises:
+            InvalidOption: the context does not capture these layers.
+        """
+        recorder = context.captured
+        shown = () if recorder is None else recorder.capture.attention
+        if missing := [layer for layer in layers if layer not in shown]:
+            raise InvalidOption(
+                f"The context does not capture the attention of layer {missing[0]}.",
+                f"Open it with Capture(attention={layers}).",
+            )
+        self._layers = layers
+        self._recorder: Recorder | None = recorder
+        self._sums: ColumnSums | None = None
+        self._n = 0
+        self._cells: list[int] = []  # of the chunk's tokens, where sequences share them
+        self._before = np.empty(0, dtype=np.bool_)
+
+    def rest(self) -> None:
+        """Of what is decoded from here on (a prefill), no attention is read."""
+        if self._recorder is not None:
+            self._recorder.attend(_NO_KEYS if self._recorder.shared and self._layers else None)
+
+    def start(self, position: int, gamma: int) -> None:
+        """A chunk of up to `gamma` tokens begins at `position`, and what is before it has just been decoded."""
+        self._n = gamma
+        if self._recorder is not None and self._layers:
+            self._sums = ColumnSums(gamma)
+            self._cells = []
+            self._before = self._recorder.visible()
+            self._recorder.attend(slice(None) if self._recorder.shared else slice(position, position + gamma))
+
+    def look(self) -> None:
+        """The chunk's next token has been decoded."""
+        if self._recorder is None or self._sums is None:
+            return
+        rows = [self._recorder.attention(layer) for layer in self._layers]
+        if self._recorder.shared:  # the chunk's tokens lie anywhere
+            now = self._recorder.visible()
+            (new,) = set(np.flatnonzero(now)) - set(np.flatnonzero(self._before))
+            self._cells.append(int(new))
+            self._before = now
+            rows = [layer[:, :, self._cells] for layer in rows]
+        self._sums.add(rows)
+
+    def importance(self) -> Floats | None:
+        """Of the tokens of the chunk, (gamma,), also of those that it turned out not to have; None: not measured."""
+        return None if self._sums is None else self._sums.importance(self._n)

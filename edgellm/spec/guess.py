@@ -1,0 +1,58 @@
+"""Where a chunk will be rejected, and what will stand there instead: guesses for parallel inference (Synera, 4.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.spec.records import Floats, Ids
+
+Probabilities = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """The verdict accepts `accepted` tokens of the chunk, and its own token behind them is `token`.
+
+    `probability` is how likely both are together, as the guesser sees it.
+    """
+
+    accepted: int
+    token: int
+    probability: float
+
+
+def rejection(confidence: Floats, alpha: float) -> Probabilities:
+    """Chances that a chunk's tokens 0..t-1 are accepted and token t is not, for t in 0..gamma; shape (gamma + 1,).
+
+    P(r=t) is proportional to (1-alpha) alpha^t (1-c_t), a capped geometric variable adjusted by each token's
+    confidence c_t. The last entry is *nothing rejected*, alpha^gamma, which the paper's normalisation leaves out though
+    it is the common outcome.
+    """
+    gamma = len(confidence)
+    weights = np.empty(gamma + 1)
+    powers = alpha ** np.arange(gamma + 1)
+    weights[:gamma] = (1.0 - alpha) * powers[:gamma] * (1.0 - np.clip(confidence, 0.0, 1.0))
+    weights[gamma] = powers[gamma]
+    total = float(weights.sum())
+    return weights / total if total > 0.0 else np.full(gamma + 1, 1.0 / (gamma + 1))
+
+
+def guesses(positions: Probabilities, alternatives: list[tuple[Ids, Floats]], most: int) -> list[Guess]:
+    """The `most` likeliest verdicts, likeliest first.
+
+    `positions` as from `rejection`, shape (gamma + 1,). `alternatives[t]` are candidates for the verifier's token where
+    the first t tokens are accepted, with their probabilities under the draft model, both (k,); the drafted token itself
+    is not among them where t < gamma. Probabilities are renormalised over the candidates.
+    """
+    found = []
+    for accepted, (chance, (ids, probs)) in enumerate(zip(positions.tolist(), alternatives, strict=True)):
+        total = float(probs.sum())
+        if total <= 0.0:
+            continue
+        found += [
+            Guess(accepted, token, chance * p / total) for token, p in zip(ids.tolist(), probs.tolist(), strict=True)
+        ]
+    return sorted(found, key=lambda guess: -guess.probability)[:most]

@@ -1,0 +1,50 @@
+"""What is cheaply known of a drafted chunk, as numbers that a predictor can weigh."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.spec.records import Chunk
+
+Vector = npt.NDArray[np.float64]
+
+NAMES = (
+    "doubt of the mean",  # -log of the mean confidence: the paper's c
+    "doubt of the least",  # -log of the least confidence
+    "doubt of the first",
+    "surprise",  # sum of -log confidence: of the whole chunk's probability
+    "narrowest margin",
+    "mean margin",
+    "mean importance",
+    "largest importance",
+    "importance of the least sure",
+    "tokens",
+    "place",  # log of 1 + tokens written before
+)
+
+_FLOOR = 1e-4  # confidences of 1 to all digits are told apart no further
+
+
+def signals(chunk: Chunk, written: int) -> Vector:
+    """The signals of a chunk of at least one token behind `written` ones, shape (len(NAMES),)."""
+    confidence = chunk.confidence.astype(np.float64)
+    doubt = -np.log(np.clip(confidence, _FLOOR, 1.0))
+    importance = chunk.importance
+    least = int(doubt.argmax())
+    has = len(importance) > 0
+    return np.array(
+        (
+            -np.log(max(_FLOOR, float(confidence.mean()))),
+            doubt[least],
+            doubt[0],
+            doubt.sum(),
+            chunk.margin.min(),
+            chunk.margin.mean(),
+            importance.mean() if has else 0.0,
+            importance.max() if has else 0.0,
+            importance[least] if has else 0.0,
+            len(chunk),
+            np.log1p(written),
+        )
+    )

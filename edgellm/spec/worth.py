@@ -1,0 +1,23 @@
+"""The gate that a profile fits: chunks are offloaded where that is predicted to be worth most."""
+
+from __future__ import annotations
+
+from edgellm.spec.budget import Ledger, Threshold
+from edgellm.spec.profile import Profile
+from edgellm.spec.records import Chunk, Decision
+from edgellm.spec.sampling import Purpose, uniforms
+from edgellm.spec.signals import signals
+
+
+class WorthGate:
+    """Offloads the chunks of highest predicted worth; how many is the budget."""
+
+    def __init__(self, profile: Profile, budget: float, ledger: Ledger, seed: int = 0) -> None:
+        """`ledger` is shared by all replies of a pair: the budget holds over them together."""
+        self._predictor = profile.predictor
+        self._threshold = Threshold(profile.worth, budget, ledger)
+        self._seed = seed
+
+    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:  # noqa: ARG002
+        tie = float(uniforms(self._seed, written, 1, Purpose.GATE)[0, 2])
+        return Decision(*self._threshold.decide(self._predictor.score(signals(chunk, written)), tie))

@@ -1,0 +1,307 @@
+"""Ranges of layers as models of their own: in a chain they are the whole model."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from bench.random_gguf import Shape, write
+from edgellm.engine import Capture, Context, Floats, Ids, Model, check_gguf, cut, rewrite, to_f32
+from edgellm.engine.shard import SAFE, check_cuttable
+from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
+from tests.engine import headers
+from tests.engine.conftest import TINY
+from tests.engine.logits import difference, some_ids
+
+SAME = 1e-5  # of the largest logit
+IDS = some_ids(60)
+
+SHAPES = {
+    "llama": Shape("llama", 400, 4, 64, 2, 1, 96, 512),
+    "qwen2": Shape("qwen2", 400, 4, 64, 2, 1, 96, 512, bias=True),
+    "qwen3": Shape("qwen3", 400, 4, 64, 2, 1, 96, 512),
+    "llama with experts": Shape("llama", 400, 4, 64, 2, 1, 96, 512, n_expert=4),
+    "qwen3moe": Shape("qwen3moe", 400, 4, 64, 2, 1, 96, 512, n_expert=4),
+    "untied": Shape("qwen2", 400, 4, 64, 2, 1, 96, 512, bias=True, tied=False),
+}
+
+
+class Chain:
+    """Shards one behind the other, with the face of a context."""
+
+    def __init__(self, whole: Path, folder: Path, starts: Sequence[int], n_ctx: int = 128) -> None:
+        self._closing = ExitStack()
+        n_layer = check_cuttable(check_gguf(whole))
+        self._contexts = []
+        for first, end in pairwise([*starts, n_layer]):
+            path = folder / f"{first}-{end - 1}.gguf"
+            cut(whole, path, first, end - 1, head=end == n_layer)
+            model = self._closing.enter_context(Model.load(path))
+            last = model.n_layer - 1
+            capture = Capture(outputs=(last,), stop_after=last) if end < n_layer else None
+            self._contexts.append(self._closing.enter_context(Context(model, n_ctx=n_ctx, threads=1, capture=capture)))
+
+    def decode(self, ids: Ids, outputs: int = 1) -> Floats:
+        logits = self._contexts[0].decode(ids, outputs=outputs)
+        for before, context in pairwise(self._contexts):
+            assert before.captured is not None
+            rows = before.captured.output(before.model.n_layer - 1)
+            assert rows.shape == (len(ids), context.model.n_embd)
+            logits = context.decode_embeddings(rows, outputs=outputs)
+        return logits
+
+    def rollback(self, length: int) -> None:
+        for context in self._contexts:
+            context.rollback(length)
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+@pytest.fixture
+def paths(draft_path: Path, verifier_path: Path, f32_pair: tuple[Path, Path]) -> dict[str, Path]:
+    return {"draft": draft_path, "verifier": verifier_path, "draft f32": f32_pair[0], "verifier f32": f32_pair[1]}
+
+
+@pytest.mark.parametrize("starts", [(0, 5), (0, 1, 7), (0, 3, 4)])
+@pytest.mark.parametrize("name", ["draft", "verifier", "draft f32", "verifier f32"])
+def test_a_chain_computes_what_the_whole_model_does(
+    paths: dict[str, Path], name: str, starts: tuple[int, ...], tmp_path: Path
+) -> None:
+    chain = Chain(paths[name], tmp_path, starts)
+    with Model.load(paths[name]) as model, Context(model, n_ctx=128, threads=1) as whole:
+        for n, outputs in ((40, 40), (1, 1), (1, 1), (5, 2)):  # a prefill, single tokens, a verification
+            ids = IDS[whole.length() : whole.length() + n]
+            assert difference(chain.decode(ids, outputs), whole.decode(ids, outputs=outputs)) < SAME
+        for context in (whole, chain):
+            context.rollback(20)
+        for n in (1, 7, 1):
+            ids = IDS[::-1][:n].copy()
+            assert difference(chain.decode(ids), whole.decode(ids)) < SAME
+    chain.close()
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_safe_architecture_tied_or_not(name: str, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "whole.gguf"
+    write(path, SHAPES[name], kind)
+    cut(path, tmp_path / "a.gguf", 0, 0, head=False)
+    cut(path, tmp_path / "b.gguf", 1, 2, head=False)
+    cut(path, tmp_path / "c.gguf", 3, 3, head=True)
+    ids = some_ids(12, 390)
+    with ExitStack() as open_:
+        whole = open_.enter_context(Context(open_.enter_context(Model.load(path)), n_ctx=32, threads=1))
+        a, b, c = (
+            open_.enter_context(
+                Context(
+                    open_.enter_context(Model.load(tmp_path / f"{part}.gguf")), n_ctx=32, threads=1,
+                    capture=None if last is None else Capture(outputs=(last,), stop_after=last),
+                )
+            )
+            for part, last in (("a", 0), ("b", 1), ("c", None))
+        )  # fmt: skip
+        for some in (ids, ids[:1]):
+            expected = whole.decode(some, outputs=len(some))
+            a.decode(some)
+            assert a.captured is not None
+            b.decode_embeddings(a.captured.output(0))
+            assert b.captured is not None
+            logits = c.decode_embeddings(b.captured.output(1), outputs=len(some))
+            assert difference(logits, expected) < SAME
+        assert a.model.vocabulary == whole.model.vocabulary
+        with pytest.raises(ModelUnsupported, match="no tokenizer"):
+            c.model.tokenize("x")
+        # one matrix of the vocabulary's size at the most: the head where there is one, else a sliver
+        assert (b.model.n_vocab, c.model.n_vocab) == (32, 400)
+        assert sum(t.shape[1:] == (400,) for t in c.model.header.tensors) == 1
+
+
+def test_all_of_them_are_tested() -> None:
+    assert {shape.arch for shape in SHAPES.values()} == SAFE
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_behind_any_layer(tied: bool, tmp_path: Path, f32_pair: tuple[Path, Path]) -> None:
+    path = f32_pair[0]
+    if tied:
+        path = tmp_path / "tied.gguf"
+        write(path, SHAPES["llama"], "F32")
+    cut(path, tmp_path / "exit.gguf", 0, 2, head=True)
+    ids = some_ids(9, 390)
+    with (
+        Model.load(path) as model,
+        Model.load(tmp_path / "exit.gguf") as shard,
+        Context(model, n_ctx=16, threads=1, capture=Capture(outputs=(2,))) as whole,
+        Context(shard, n_ctx=16, threads=1) as short,
+    ):
+        whole.decode(ids)
+        assert whole.captured is not None
+        rows = whole.captured.output(2)
+        tensors = {t.name: t.data for t in gguf.GGUFReader(path).tensors}
+        epsilon = float(model.metadata["llama.attention.layer_norm_rms_epsilon"])
+        normed = rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + epsilon) * tensors["output_norm.weight"]
+        head = tensors["token_embd.weight" if tied else "output.weight"]
+        assert difference(short.decode(ids, outputs=len(ids)), normed @ head.T) < SAME
+
+
+def test_all_layers_with_the_head_are_the_same_file(draft_path: Path, tmp_path: Path) -> None:
+    cut(draft_path, tmp_path / "all.gguf", 0, check_cuttable(check_gguf(draft_path)) - 1, head=True)
+    assert (tmp_path / "all.gguf").read_bytes() == draft_path.read_bytes()
+
+
+def test_tensors_are_the_same_bytes_and_the_rest_of_the_metadata_stays(draft_path: Path, tmp_path: Path) -> None:
+    shard = tmp_path / "shard.gguf"
+    cut(draft_path, shard, 2, 4, head=True)
+    before, after = check_gguf(draft_path), check_gguf(shard)
+    data = {path: path.read_bytes() for path in (draft_path, shard)}
+    source = {t.name: t for t in before.tensors}
+    assert sum(t.name.startswith("blk.") for t in after.tensors) == 3 * 9
+    for t in after.tensors:
+        name = t.name
+        if name.startswith("blk."):
+            _, layer, rest = name.split(".", 2)
+            name = f"blk.{int(layer) + 2}.{rest}"
+        was = source["output.weight" if name == "token_embd.weight" else name]
+        assert (t.kind, t.shape) == (was.kind, was.shape)
+        assert data[shard][t.offset : t.offset + t.nbytes] == data[draft_path][was.offset : was.offset + was.nbytes]
+    assert after.metadata["llama.block_count"] == 3
+    assert after.metadata["tokenizer.ggml.model"] == "no_vocab"
+    kept = {k: v for k, v in before.metadata.items() if not k.startswith("tokenizer.") and k != "llama.block_count"}
+    assert {k: after.metadata.get(k) for k in kept} == kept
+    assert set(after.metadata) - set(kept) == {"llama.block_count", "tokenizer.ggml.model"}
+
+
+def test_a_shard_can_be_cut_again(draft_path: Path, tmp_path: Path) -> None:
+    cut(draft_path, tmp_path / "once.gguf", 2, 4, head=False)
+    cut(draft_path, tmp_path / "some.gguf", 0, 6, head=True)
+    cut(tmp_path / "some.gguf", tmp_path / "twice.gguf", 2, 4, head=False)
+    assert (tmp_path / "twice.gguf").read_bytes() == (tmp_path / "once.gguf").read_bytes()
+
+
+def with_arrays(plain: Path, path: Path, values: dict[str, tuple[int, ...]]) -> None:
+    """Copies a model, with one value per layer in place of single ones."""
+    header = check_gguf(plain)
+    with plain.open("rb") as source:
+        entries = rewrite.raw_entries(source, header)
+        for name, numbers in values.items():
+            array = struct.pack(f"<IQ{len(numbers)}I", 4, len(numbers), *numbers)
+            entries[name] = headers.text(name.encode()) + struct.pack("<I", 9) + array
+        tensors = [
+            rewrite.NewTensor(t.name, t.shape, t.kind, t.nbytes, partial(rewrite.copied, source, t))
+            for t in header.tensors
+        ]
+        rewrite.write(path, header, entries.values(), tensors)
+
+
+def test_values_per_layer_are_sliced(tmp_path: Path) -> None:
+    plain, arrays, shard, other = (tmp_path / f"{name}.gguf" for name in ("plain", "arrays", "shard", "other"))
+    write(plain, SHAPES["llama"], "F32")
+    names = [f"llama.{name}" for name in ("attention.head_count", "attention.head_count_kv", "feed_forward_length")]
+    with_arrays(plain, arrays, dict.fromkeys(names, (10, 11, 12, 13)))
+    for first, last in ((0, 1), (1, 3), (2, 2)):
+        cut(arrays, shard, first, last, head=True)
+        for name in names:
+            assert check_gguf(shard).metadata[name] == tuple(range(10 + first, 11 + last))
+    with_arrays(plain, arrays, dict(zip(names, ((2,) * 4, (1,) * 4, (96,) * 4), strict=True)))
+    cut(arrays, shard, 1, 3, head=True)
+    cut(plain, other, 1, 3, head=True)
+    rows = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
+    with (
+        Model.load(shard) as one,
+        Model.load(other) as two,
+        Context(one, n_ctx=8, threads=1) as a,
+        Context(two, n_ctx=8, threads=1) as b,
+    ):
+        np.testing.assert_array_equal(a.decode_embeddings(rows), b.decode_embeddings(rows))
+
+
+def test_slices_hold_the_right_values() -> None:
+    raw = headers.text(b"key") + struct.pack("<I", 9) + struct.pack("<IQ5H", 2, 5, 10, 11, 12, 13, 14)
+    assert rewrite.sliced("key", raw, 1, 3) == headers.text(b"key") + struct.pack("<IIQ2H", 9, 2, 2, 11, 12)
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def arch(name: bytes, *more: headers.Entry) -> bytes:
+    return headers.file((headers.string(b"general.architecture", name), headers.u32(name + b".block_count", 4), *more))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (arch(b"gemma3"), "'gemma3' are not known to be safe"),
+        (arch(b"mamba"), "'mamba' are not known"),
+        (arch(b"granite"), "one of these: llama, qwen2, qwen3, qwen3moe"),
+        (arch(b"llama", headers.u32(b"llama.attention.sliding_window", 4096)), "slides over a window"),
+        (arch(b"qwen2", headers.u32(b"qwen2.attention.sliding_window_pattern", 2)), "slides over a window"),
+        (arch(b"llama", headers.numbers(b"llama.attention.sliding_window_pattern", (1, 0, 1, 0))), "slides over"),
+        (arch(b"llama", headers.u32(b"llama.nextn_predict_layers", 1)), "predict further tokens"),
+        (arch(b"llama", headers.numbers(b"llama.new_thing", (1, 2, 3, 4))), "the array llama.new_thing"),
+        (arch(b"llama", (b"split.count", 2, struct.pack("<H", 3))), "split into 3 files"),
+    ],
+)
+def test_what_may_not_be_cut_is_refused(data: bytes, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "whole.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ModelUnsupported, match=says):
+        cut(path, tmp_path / "shard.gguf", 0, 1, head=True)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_window_of_zero_is_none(tiny_path: Path, tmp_path: Path) -> None:
+    path = tmp_path / "whole.gguf"
+    path.write_bytes(arch(b"llama", headers.u32(b"llama.attention.sliding_window", 0)))
+    with pytest.raises(ModelCorrupt, match=r"no matrix token_embd\.weight"):  # and no word of a window
+        cut(path, tmp_path / "shard.gguf", 0, 1, head=True)
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, 1), (0, 2), (2, 2), (1, 0)])
+def test_layers_must_exist(tiny_path: Path, tmp_path: Path, first: int, last: int) -> None:
+    with pytest.raises(InvalidOption, match="layers run from 0 to 1"):
+        cut(tiny_path, tmp_path / "shard.gguf", first, last, head=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def broken(*_: object) -> Iterator[bytes]:
+    yield b"some"
+    raise OSError(28, "No space left on device")
+
+
+def test_a_failed_cut_leaves_nothing(tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgellm.engine.shard.copied", broken)
+    (tmp_path / "shard.gguf").write_bytes(b"an older one")
+    with pytest.raises(OSError, match="No space"):
+        cut(tiny_path, tmp_path / "shard.gguf", 0, 0, head=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["shard.gguf"]
+    assert (tmp_path / "shard.gguf").read_bytes() == b"an older one"
+
+
+def test_a_file_that_shrinks_is_noticed(tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "whole.gguf"
+    path.write_bytes(tiny_path.read_bytes())
+    header = check_gguf(path)
+    path.write_bytes(path.read_bytes()[:-1000])
+    monkeypatch.setattr("edgellm.engine.shard.check_gguf", lambda _: header)
+    with pytest.raises(ModelCorrupt, match="ends within tensor"):
+        cut(path, tmp_path / "shard.gguf", 0, 1, head=True)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_f32_copies_of_shards_and_shards_of_f32_copies_are_the_same(tmp_path: Path) -> None:
+    path, one, other = (tmp_path / f"{name}.gguf" for name in ("whole", "one", "other"))
+    write(path, TINY, "Q8_0")
+    for step, (a, b) in enumerate(((path, one), (one, other))):
+        cut(a, b, 0, 0, head=True) if step else to_f32(a, b)
+    cut(path, one, 0, 0, head=True)
+    to_f32(one, path)
+    assert path.read_bytes() == other.read_bytes()

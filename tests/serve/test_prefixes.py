@@ -1,0 +1,133 @@
+"""Sessions that begin alike: the beginning is computed once, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Model
+from edgellm.errors import EngineFailed
+from edgellm.serve.batcher import Batcher
+from edgellm.serve.scheduler import Limits
+from edgellm.spec.records import Ids
+from tests.serve.conftest import Alone
+from tests.serve.test_batcher import SLOTS, Asker, Gate
+
+CHUNK = 8
+
+
+@pytest.fixture
+def gate(exact: Model) -> Gate:
+    return Gate(exact)
+
+
+@pytest.fixture
+def batcher(gate: Gate, exact: Model) -> Iterator[Batcher]:
+    worker = Batcher(gate, SLOTS, exact.is_eog, Limits(chunk=CHUNK))
+    worker.start()
+    yield worker
+    gate.allowed.set()
+    worker.close()
+
+
+@pytest.fixture(scope="module")
+def system(exact: Model) -> Ids:
+    return exact.tokenize("These are the rules of the house, and they are the same for everybody who asks. " * 3)
+
+
+@pytest.fixture(scope="module")
+def questions(exact: Model, system: Ids) -> list[Ids]:
+    texts = ("Where is the mug?", "Who has the key to the shed?", "What is in the box?")
+    return [np.concatenate((system, exact.tokenize(text))) for text in texts]
+
+
+def test_a_live_sessions_beginning_is_copied(batcher: Batcher, system: Ids, questions: list[Ids], alone: Alone) -> None:
+    one, two = Asker(batcher, 1), Asker(batcher, 2)
+    one.ask(questions[0], extra=4)
+    assert one.tokens() == alone(questions[0], 5)
+    rows = batcher.counters.rows
+    two.ask(questions[1], extra=4)
+    assert two.tokens() == alone(questions[1], 5)
+    common = int(np.argmin(questions[0][: len(system) + 1] == questions[1][: len(system) + 1])) or len(system)
+    assert batcher.counters.copied == common >= len(system)
+    assert batcher.counters.rows - rows == len(questions[1]) - common + 4
+    one.ask(np.concatenate((questions[0], alone(questions[0], 5))), position=len(questions[0]) + 4)
+    assert one.tokens() == alone(questions[0], 6)[5:]  # the other's cache is as it was
+    assert batcher.counters.evictions == 0
+
+
+def test_of_those_who_come_together_one_computes_the_beginning(
+    gate: Gate, batcher: Batcher, system: Ids, questions: list[Ids], alone: Alone
+) -> None:
+    askers = [Asker(batcher, i) for i in range(len(questions))]
+    gate.allowed.clear()
+    for asker, question in zip(askers, questions, strict=True):
+        asker.ask(question, extra=2)
+    gate.allowed.set()
+    assert [asker.tokens() for asker in askers] == [alone(question, 3) for question in questions]
+    counters = batcher.counters
+    assert counters.copied >= 2 * len(system)
+    assert counters.rows == sum(map(len, questions)) - counters.copied + 2 * len(questions)
+
+
+def test_drafts_are_judged_the_same_with_a_copied_beginning(
+    batcher: Batcher, questions: list[Ids], alone: Alone
+) -> None:
+    one, two = Asker(batcher, 1), Asker(batcher, 2)
+    one.ask(questions[0])
+    one.tokens()
+    wanted = alone(questions[1], 4)
+    drafted = np.array([*wanted[:2], wanted[2] ^ 1, 7], dtype=np.int32)
+    two.ask(questions[1], chunk=drafted)
+    answer = two.answer()
+    assert (answer.accepted, answer.tokens.tolist()) == (2, wanted[2:3])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("trouble", ["leaves", "fails"])
+def test_who_waits_for_somebodys_beginning_is_not_lost_with_them(
+    gate: Gate, batcher: Batcher, questions: list[Ids], alone: Alone, trouble: str
+) -> None:
+    leader, follower, last = (Asker(batcher, i) for i in range(3))
+    gate.allowed.clear()
+    for asker, question in zip((leader, follower, last), questions, strict=True):
+        asker.ask(question)
+    if trouble == "leaves":
+        batcher.leave(0)
+        gate.allowed.set()
+    else:
+        gate.fails = True
+        gate.allowed.set()
+        assert isinstance(leader.answer(), EngineFailed)
+        gate.fails = False
+        leader.ask(questions[0])
+    for asker, question in ((follower, questions[1]), (last, questions[2])):
+        answer = asker.answer()
+        if isinstance(answer, EngineFailed):  # it was computed while everything failed
+            asker.ask(question)
+            answer = asker.answer()
+        assert answer.tokens.tolist() == alone(question, 1)  # type: ignore[union-attr]
+
+
+def test_a_follower_that_leaves_is_forgotten(gate: Gate, batcher: Batcher, questions: list[Ids], alone: Alone) -> None:
+    leader, follower = Asker(batcher, 0), Asker(batcher, 1)
+    gate.allowed.clear()
+    leader.ask(questions[0])
+    follower.ask(questions[1])
+    batcher.leave(1)
+    gate.allowed.set()
+    assert leader.tokens() == alone(questions[0], 1)
+    leader.ask(questions[0])
+    leader.tokens()
+    assert follower.answers.empty()
+    assert batcher.waiting == 0
+
+
+def test_a_beginning_shorter_than_a_chunk_is_not_worth_a_copy(batcher: Batcher, questions: list[Ids]) -> None:
+    one, two = Asker(batcher, 1), Asker(batcher, 2)
+    one.ask(questions[0])
+    one.tokens()
+    two.ask(np.concatenate((questions[0][: CHUNK - 1], questions[1][::-1])))
+    two.tokens()
+    assert batcher.counters.copied == 0

@@ -1,0 +1,158 @@
+"""Parallel inference: what is drafted while a verdict is on its way is what would have been drafted after it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Context, Message, Model
+from edgellm.spec.ahead import AheadDrafter
+from edgellm.spec.drafter import ModelDrafter
+from edgellm.spec.gates import AlwaysGate, RandomGate
+from edgellm.spec.local import LocalSession, LocalVerifier
+from edgellm.spec.loop import Limits, generate
+from edgellm.spec.pool import ContextPool
+from edgellm.spec.protocols import Gate
+from edgellm.spec.records import GREEDY, Chunk, Ids, Sampling, Source, Token, Verdict
+from edgellm.spec.stats import Stats
+from models.corpus import held_out
+from models.families import FAMILIES
+
+POSITIONS = 512
+
+
+class Late:
+    """A verdict that is there once the device has looked often enough."""
+
+    def __init__(self, session: LocalSession, ask: tuple[Ids, Chunk, int], patience: int) -> None:
+        self._session, self._ask, self._patience = session, ask, patience
+
+    def done(self) -> bool:
+        self._patience -= 1
+        return self._patience < 0
+
+    def result(self) -> Verdict:
+        return self._session.verify(*self._ask)
+
+
+class LateSession:
+    def __init__(self, session: LocalSession, patience: int) -> None:
+        self._session, self._patience = session, patience
+
+    def ready(self) -> bool:
+        return True
+
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Late:
+        return Late(self._session, (prefix.copy(), chunk, extra), self._patience)
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class LateVerifier(LocalVerifier):
+    patience = 0
+
+    def open(self, sampling: Sampling) -> LateSession:  # type: ignore[override]
+        return LateSession(super().open(sampling), self.patience)
+
+
+@pytest.fixture(scope="module")
+def models(f32_pair: tuple[Path, Path]) -> Iterator[tuple[Model, Model]]:
+    with Model.load(f32_pair[0]) as draft, Model.load(f32_pair[1]) as verifier:
+        yield draft, verifier
+
+
+@pytest.fixture(scope="module")
+def prompts(models: tuple[Model, Model]) -> list[Ids]:
+    cases = [next(held_out(family, 1, seed=5)) for family in FAMILIES]
+    return [models[0].chat_prompt([Message(t.role, t.text) for t in case.prompt]) for case in cases]
+
+
+def write(
+    models: tuple[Model, Model], prompt: Ids, gate: Gate, *, branches: int | None, patience: int = 0,
+    sampling: Sampling = GREEDY,
+) -> tuple[list[Token], AheadDrafter | None]:  # fmt: skip
+    draft, model = models
+    context = Context(draft, n_ctx=POSITIONS, n_seq=1 + (branches or 0), threads=1)
+    own = ModelDrafter(draft, context, alternatives=3 if branches else 0)
+    ahead = AheadDrafter(own, is_eog=draft.is_eog) if branches else None
+    verifier = LateVerifier(model, ContextPool(lambda: Context(model, n_ctx=POSITIONS, threads=1)), POSITIONS)
+    verifier.patience = patience
+    events = generate(
+        prompt, alphabet=draft, drafter=ahead or own, gate=gate, verifier=verifier, sampling=sampling,
+        limits=Limits(24, POSITIONS), stats=Stats(),
+    )  # fmt: skip
+    written = [event for event in events if isinstance(event, Token)]
+    (ahead or own).close()
+    verifier.close()
+    return written, ahead
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8, seed=4)], ids=["greedy", "sampling"])
+@pytest.mark.parametrize("branches", [1, 3])
+@pytest.mark.parametrize("patience", [0, 1, 3, 99])
+def test_it_changes_nothing(
+    models: tuple[Model, Model], prompts: list[Ids], patience: int, branches: int, sampling: Sampling
+) -> None:
+    hits = 0
+    for prompt in prompts[:4]:
+        wanted, _ = write(models, prompt, AlwaysGate(), branches=None, sampling=sampling)
+        found, ahead = write(models, prompt, AlwaysGate(), branches=branches, patience=patience, sampling=sampling)
+        assert [token.id for token in found] == [token.id for token in wanted]
+        assert ahead is not None
+        hits += ahead.guessed.hits
+    assert (hits > 0) == (patience > 1)
+
+
+def test_drafts_taken_over_are_marked_where_nobody_checks_them(models: tuple[Model, Model], prompts: list[Ids]) -> None:
+    gate = RandomGate(0.5, seed=1)
+    sources = set()
+    for prompt in prompts:
+        wanted, _ = write(models, prompt, gate, branches=None)
+        found, _ = write(models, prompt, gate, branches=2, patience=99)
+        assert [token.id for token in found] == [token.id for token in wanted]
+        sources |= {token.source for token in found}
+    assert Source.PARALLEL in sources
+
+
+def test_several_branches_hit_more_often(models: tuple[Model, Model], prompts: list[Ids]) -> None:
+    def hits(branches: int) -> int:
+        found = [write(models, prompt, AlwaysGate(), branches=branches, patience=99)[1] for prompt in prompts]
+        return sum(ahead.guessed.hits for ahead in found if ahead is not None)
+
+    assert hits(4) > hits(1)
+
+
+def test_what_was_drafted_ahead_is_not_computed_again(models: tuple[Model, Model], prompts: list[Ids]) -> None:
+    draft, prompt = models[0], prompts[0]
+    context = Context(draft, n_ctx=POSITIONS, n_seq=3, threads=1)
+    drafter = ModelDrafter(draft, context, alternatives=2)
+    chunk = drafter.draft(prompt, 4, GREEDY)
+    behind = np.concatenate((prompt, chunk.ids))
+    ids, _ = drafter.candidates(behind, 2)
+    prefixes = [np.append(behind, token).astype(np.int32) for token in ids]
+    many = drafter.draft_many(prefixes, 4, GREEDY, lambda: False)
+    decoded: list[int] = []
+    whole = context.decode
+    context.decode = lambda ids, **more: decoded.append(len(ids)) or whole(ids, **more)  # type: ignore[method-assign, func-returns-value]
+    rest = drafter.draft(np.concatenate((prefixes[1], many[1].ids)), 1, GREEDY)
+    assert decoded == [1]
+    fresh = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, threads=1))
+    assert fresh.draft(prefixes[1], 5, GREEDY).ids.tolist() == [*many[1].ids.tolist(), *rest.ids.tolist()]
+    fresh.close()
+    drafter.close()
+
+
+def test_a_stop_from_another_thread_is_heard(models: tuple[Model, Model], prompts: list[Ids]) -> None:
+    draft = models[0]
+    drafter = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, n_seq=2, threads=1))
+    drafter.candidates(prompts[0], 1)
+    came = threading.Event()
+    threading.Timer(0.02, came.set).start()
+    (chunk,) = drafter.draft_many([np.append(prompts[0], 9).astype(np.int32)], 400, GREEDY, came.is_set)
+    assert 0 < len(chunk) < 400 or draft.is_eog(int(chunk.ids[-1]))
+    drafter.close()

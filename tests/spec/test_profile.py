@@ -1,0 +1,156 @@
+"""Profiling the real pair, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Capture, Context, Message, Model
+from edgellm.errors import InvalidOption, ProfileUnusable
+from edgellm.spec.budget import Ledger
+from edgellm.spec.drafter import ModelDrafter
+from edgellm.spec.gates import CountingGate, ImportanceGate, SyneraGate, p_conf
+from edgellm.spec.local import LocalVerifier
+from edgellm.spec.pool import ContextPool
+from edgellm.spec.profile import Profile, alpha_of, build
+from edgellm.spec.profiling import Run, Watcher, closeness
+from edgellm.spec.protocols import Gate
+from edgellm.spec.records import GREEDY, Ids
+from edgellm.spec.worth import WorthGate
+from models.corpus import held_out
+from models.families import FAMILIES
+
+GAMMA, MOST, LAYER = 4, 40, 2
+
+
+def prompts(model: Model, seed: int, count: int) -> list[Ids]:
+    cases = [case for family in FAMILIES for case in held_out(family, count, seed=seed)]
+    return [model.chat_prompt([Message(t.role, t.text) for t in case.prompt]) for case in cases]
+
+
+@pytest.fixture(scope="module")
+def drafter(draft_model: Model) -> Iterator[ModelDrafter]:
+    capture = Capture(attention=(LAYER,))
+    own = ModelDrafter(draft_model, Context(draft_model, n_ctx=1024, threads=1, capture=capture), layers=(LAYER,))
+    yield own
+    own.close()
+
+
+@pytest.fixture(scope="module")
+def runs(draft_model: Model, verifier_model: Model, drafter: ModelDrafter) -> list[Run]:
+    pool = ContextPool(lambda: Context(verifier_model, n_ctx=1024, threads=1))
+    verifier = LocalVerifier(verifier_model, pool, 1024)
+    session = verifier.open(GREEDY)
+    watcher = Watcher(drafter, session, draft_model.is_eog, GAMMA, MOST)
+    found = [watcher.run(prompt) for prompt in prompts(draft_model, seed=31, count=4)]
+    session.close()
+    verifier.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def profile(runs: list[Run]) -> Profile:
+    return build(runs, draft_hash="a", verifier_hash="b", gamma=GAMMA, layers=(LAYER,))
+
+
+def test_what_was_seen_is_sound(runs: list[Run]) -> None:
+    alone = [seen for run in runs for seen in run.alone]
+    assert len(alone) > 50
+    for run in runs:
+        assert 0.0 <= run.closeness <= 1.0
+        # a reply none of whose chunks was rejected is the verifier's own
+        assert (run.closeness == 1.0) >= all(seen.whole for seen in run.alone)
+    assert all(seen.gain == 0.0 for seen in alone if seen.whole)
+    assert any(seen.gain > 0.0 for seen in alone)
+    assert any(seen.importance > 0.0 for seen in alone)
+
+
+def test_the_profile_tells_what_was_seen(profile: Profile, runs: list[Run]) -> None:
+    verified = [seen for run in runs for seen in run.verified]
+    assert 0.0 < profile.c_th <= 1.0
+    assert 0.0 <= profile.alpha <= 1.0
+    assert list(profile.acceptance) == sorted(profile.acceptance, reverse=True)
+    assert profile.acceptance[0] == pytest.approx(np.mean([seen.accepted > 0 for seen in verified]))
+    assert profile.evidence["auc worth"] > 0.5
+    assert profile.draft_seconds > 0 < profile.verify_seconds
+
+
+def test_it_comes_back_from_disk(profile: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "profile.json"
+    profile.save(path)
+    assert Profile.load(path) == profile
+    path.write_text(path.read_text().replace('"version": 1', '"version": 0'))
+    with pytest.raises(ProfileUnusable, match="edgellm profile"):
+        Profile.load(path)
+    with pytest.raises(ProfileUnusable):
+        Profile.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("budget", [0.1, 0.2, 0.4])
+def test_thresholds_give_the_budget_as_the_whole_gates_share(profile: Profile, budget: float) -> None:
+    def share(gate: Gate) -> float:
+        from edgellm.spec.records import Chunk
+
+        taken = [
+            gate.decide(
+                Chunk(np.zeros(1, np.int32), np.float32([c]), np.zeros(1, np.float32), importance=np.float32([i])),
+                at,
+                9**9,
+            )
+            for at in range(20)
+            for c, i in zip(profile.confidence, profile.importance, strict=True)
+        ]
+        return float(np.mean([decision.offload for decision in taken]))
+
+    reachable = np.mean([p_conf(c, profile.c_th) for c in profile.confidence])
+    gate = SyneraGate(profile.c_th, profile.i_th(budget), seed=3)
+    assert share(gate) == pytest.approx(min(budget, reachable), abs=0.03)
+    assert share(ImportanceGate(profile.i_th(budget, coarse=False), seed=3)) == pytest.approx(budget, abs=0.03)
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.2, 0.5, 1.0])
+def test_the_budget_is_spent_on_prompts_that_were_not_profiled(
+    profile: Profile, drafter: ModelDrafter, draft_model: Model, budget: float
+) -> None:
+    ledger = Ledger()
+    gate = WorthGate(profile, budget, ledger, seed=1)
+    for prompt in prompts(draft_model, seed=47, count=4):
+        ids = prompt
+        while len(ids) < len(prompt) + MOST:
+            chunk = drafter.draft(ids, GAMMA, GREEDY)
+            gate.decide(chunk, len(ids) - len(prompt), MOST)
+            ids = np.concatenate((ids, chunk.ids))
+            if draft_model.is_eog(int(ids[-1])):
+                break
+    assert ledger.decided > 80
+    assert ledger.share == pytest.approx(budget, abs=0.03)
+
+
+def test_alpha_is_the_papers() -> None:
+    assert alpha_of((1 - 0.7**5) / (1 - 0.7), 4) == pytest.approx(0.7)
+    assert alpha_of(5.0, 4) == pytest.approx(1.0)
+    assert alpha_of(1.0, 4) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_closeness() -> None:
+    one = np.array([1, 2, 3, 3], np.int32)
+    assert closeness(one, one) == 1.0
+    assert closeness(one, one[:2]) == pytest.approx(0.5 * 4 / 6)
+    assert closeness(one, np.array([9], np.int32)) == 0.0
+
+
+def test_too_little_is_said() -> None:
+    with pytest.raises(InvalidOption, match="more prompts"):
+        build([], draft_hash="a", verifier_hash="b", gamma=4)
+
+
+def test_a_gate_is_counted() -> None:
+    ledger = Ledger()
+    from edgellm.spec.gates import AlwaysGate
+    from edgellm.spec.records import Chunk
+
+    CountingGate(AlwaysGate(), ledger).decide(Chunk(), 0, 9)
+    assert (ledger.decided, ledger.offloaded) == (1, 1)
