@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,25 @@ class SeqRows:
     seq: int
     ids: Ids
     outputs: int = 1
+
+
+def split(rows: Sequence[SeqRows], most: int) -> tuple[list[SeqRows], list[SeqRows]]:
+    """Beginnings of at most `most` ids, of which no logits are wanted, to be decoded one by one; and the rest.
+
+    The rest, one entry for each of `rows`, fits one batch of `most` rows; with its beginnings decoded, nothing is
+    missing. At most `most` rows of logits are asked for in all.
+    """
+    heads, rest = [], []
+    total = sum(len(r.ids) for r in rows)
+    for r in rows:
+        ids = r.ids
+        while total > most and len(ids) > r.outputs:
+            size = min(most, len(ids) - r.outputs)
+            heads.append(SeqRows(r.seq, ids[:size], 0))
+            total -= size
+            ids = ids[size:]
+        rest.append(SeqRows(r.seq, ids, r.outputs))
+    return heads, rest
 
 
 class Batch:

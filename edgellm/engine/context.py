@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from edgellm.engine import driver, native
-from edgellm.engine.batch import Batch, SeqRows
+from edgellm.engine.batch import Batch, SeqRows, split
 from edgellm.engine.capture import Capture, Recorder
 from edgellm.engine.model import Model
 from edgellm.engine.native import lib
@@ -29,10 +29,12 @@ class Context:
     """`n_seq` sequences of up to `n_ctx` positions each, decoded by one model. For one thread at a time.
 
     `unified`: one buffer for all sequences, in which branching copies nothing; without it each has its own, which is
-    faster for many unrelated sessions. `threads` defaults to the physical cores that this process may use, and to one
-    for a tiny model. `exact` keeps the cache in float32 and does without flash attention, so that logits do not depend
-    on how the ids were batched (1e-5 of the largest; flash attention on a CPU rounds to 16 bits, and differently for
-    other batch sizes: 1e-3). It defaults to what the weights are: exact for a model in float32.
+    faster for many unrelated sessions. With `spare` a unified buffer has `n_ctx + spare` cells instead of room for all
+    sequences in full: enough for one sequence and branches of it, which share its cells. `threads` defaults to the
+    physical cores that this process may use, and to one for a tiny model. `exact` keeps the cache in float32 and does
+    without flash attention, so that logits do not depend on how the ids were batched (1e-5 of the largest; flash
+    attention on a CPU rounds to 16 bits, and differently for other batch sizes: 1e-3). It defaults to what the weights
+    are: exact for a model in float32.
     Logits are views into llama.cpp's buffer: copy what must outlive the next decode.
     """
 
@@ -45,31 +47,29 @@ class Context:
         n_batch: int = 512,
         threads: int | None = None,
         unified: bool = True,
+        spare: int | None = None,
         capture: Capture | None = None,
         exact: bool | None = None,
     ) -> None:
         """Reserves the cache.
 
         Raises:
-            InvalidOption: a size that is not positive, too many sequences, a layer to capture that does not exist.
+            InvalidOption: a size that is not positive, too many sequences, fewer rows in a batch than sequences (where
+                llama.cpp would abort), spare cells for separate buffers, a layer to capture that does not exist.
             EngineFailed: llama.cpp cannot reserve it, for want of memory above all.
         """
-        most = lib.llama_max_parallel_sequences()
-        for value, name, limit in ((n_ctx, "n_ctx", 2**31 - 1), (n_batch, "n_batch", 2**16), (n_seq, "n_seq", most)):
-            if not 1 <= value <= limit:
-                raise InvalidOption(f"{name} is {value}.", f"Use 1 to {limit}.")
-        if threads is not None and threads < 1:
-            raise InvalidOption(f"threads is {threads}.", "Use 1 or more, or None for all cores.")
+        driver.check_sizes(n_ctx, n_seq, n_batch, threads, unified, spare)
         if capture is not None:
             capture.check(model.n_layer)
         self.model, self.n_ctx, self.n_seq, self.unified = model, n_ctx, n_seq, unified
-        self.n_batch = min(n_batch, n_ctx * n_seq)
+        cells = n_ctx * n_seq if spare is None else min(n_ctx + spare, n_ctx * n_seq)
+        self.n_batch = max(n_seq, min(n_batch, cells))
         self.threads = threads or native.default_threads(model.n_params)
         self.exact = model.is_f32 if exact is None else exact
         self.captured = None if capture is None else Recorder(capture, n_seq, unified)
         self._owned: native.Owned | None = driver.open_context(
             model.owned,
-            positions=n_ctx * n_seq,
+            positions=cells,
             sequences=n_seq,
             rows=self.n_batch,
             threads=self.threads,
@@ -95,7 +95,7 @@ class Context:
         Row `i` predicts the token after `ids[n - outputs + i]`. The view is valid until the next decode.
 
         Raises:
-            ContextFull: the ids do not fit; nothing was changed.
+            ContextFull: the ids do not fit, or no cell is left for them; nothing was changed.
             InvalidOption: no ids, an unknown sequence, or more outputs than ids or than `n_batch`.
             EngineFailed: llama.cpp refuses the batch (an id outside the vocabulary above all); nothing was changed.
         """
@@ -128,7 +128,10 @@ class Context:
         if wanted > self.n_batch:
             raise InvalidOption(f"{wanted} rows of logits exceed n_batch.", f"Ask for at most {self.n_batch} at once.")
         try:
-            rest = self._feed_heads(rows)
+            heads, rest = split(rows, self.n_batch)
+            for r in heads:
+                self._run(self._place(0, r.seq, r.ids, 0), self._batch.tokens)
+                self._lengths[r.seq] += len(r.ids)
             at = 0
             for r in rest:
                 at = self._place(at, r.seq, r.ids, r.outputs)
@@ -272,21 +275,6 @@ class Context:
         if self.captured is not None:
             self.captured.clear()
         return self._sequences.room(seq, n)
-
-    def _feed_heads(self, rows: Sequence[SeqRows]) -> list[SeqRows]:
-        """Decodes beginnings, of which no logits are wanted, until the rest fits one batch; returns the rest."""
-        rest = []
-        total = sum(len(r.ids) for r in rows)
-        for r in rows:
-            ids = r.ids
-            while total > self.n_batch and len(ids) > r.outputs:
-                size = min(self.n_batch, len(ids) - r.outputs)
-                self._run(self._place(0, r.seq, ids[:size], 0), self._batch.tokens)
-                self._lengths[r.seq] += size
-                total -= size
-                ids = ids[size:]
-            rest.append(SeqRows(r.seq, ids, r.outputs))
-        return rest
 
     def _place(self, at: int, seq: int, ids: Ids, outputs: int) -> int:
         """Puts `ids` into the batch from row `at` on, and into the record; returns the row after them."""

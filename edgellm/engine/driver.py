@@ -10,10 +10,35 @@ import numpy as np
 from edgellm.engine import native
 from edgellm.engine.native import lib
 from edgellm.engine.types import Floats
-from edgellm.errors import EngineFailed
+from edgellm.errors import ContextFull, EngineFailed, InvalidOption
 
+_NO_CELL = 1
 _decode = native.bind(lib.llama_decode, ctypes.c_int32, ctypes.c_void_p, lib.llama_batch)
 _logits = native.bind(lib.llama_get_logits, ctypes.c_void_p, ctypes.c_void_p)
+
+
+def check_sizes(n_ctx: int, n_seq: int, n_batch: int, threads: int | None, unified: bool, spare: int | None) -> None:
+    """Refuses what llama.cpp cannot open, or aborts on.
+
+    Raises:
+        InvalidOption: names the size, and those that are possible.
+    """
+    most = lib.llama_max_parallel_sequences()
+    for value, name, limit in ((n_ctx, "n_ctx", 2**31 - 1), (n_batch, "n_batch", 2**16), (n_seq, "n_seq", most)):
+        if not 1 <= value <= limit:
+            raise InvalidOption(f"{name} is {value}.", f"Use 1 to {limit}.")
+    if n_batch < n_seq:
+        raise InvalidOption(
+            f"A batch of {n_batch} rows has no room for a row of each of {n_seq} sequences.",
+            f"Give an n_batch of at least {n_seq}.",
+        )
+    if threads is not None and threads < 1:
+        raise InvalidOption(f"threads is {threads}.", "Use 1 or more, or None for all cores.")
+    if spare is not None and (spare < 0 or not unified):
+        raise InvalidOption(
+            f"There cannot be {spare} spare cells {'in' if unified else 'between'} {n_seq} sequences.",
+            "Give 0 or more, with a unified cache.",
+        )
 
 
 def open_context(
@@ -60,6 +85,7 @@ def decode(context: native.Owned, batch: Any, n: int) -> None:
     """Decodes the first `n` rows of a batch.
 
     Raises:
+        ContextFull: no cell of the cache is left for them, where sequences share it.
         EngineFailed: llama.cpp refuses them, with its reason.
     """
     batch.n_tokens = n
@@ -70,6 +96,8 @@ def decode(context: native.Owned, batch: Any, n: int) -> None:
         status = _decode(context.pointer, batch)
     finally:
         guard.busy = False
+    if status == _NO_CELL:
+        raise ContextFull(f"The cache has no cells left for {n} more rows.", "Clear a branch, or open spare cells.")
     if status != 0:
         raise EngineFailed(
             f"llama.cpp cannot decode {n} rows (status {status}): {native.log.since(mark)}.",

@@ -68,14 +68,20 @@ class ModelDrafter:
     ) -> list[Chunk]:
         """Up to `gamma` tokens behind each of at most `room` prefixes, in one batch a token, until `until` says stop.
 
-        The next `draft` behind one of them goes on from what is computed here. Importance is not measured.
+        Fewer where the context ends. The next `draft` behind one of them goes on from what is computed here. Importance
+        is not measured.
         """
-        under_way = [Drafting(len(prefix), gamma, sampling, self._alternatives) for prefix in prefixes]
         context = self._context
+        fits = [min(gamma, context.n_ctx - len(prefix) + 1) for prefix in prefixes]
+        under_way = [
+            Drafting(len(prefix), n, sampling, self._alternatives) for prefix, n in zip(prefixes, fits, strict=True)
+        ]
         try:
             self._meter.rest()
             rows = []
             for seq, prefix in enumerate(prefixes, 1):
+                if fits[seq - 1] < 1:
+                    continue
                 context.branch(0, seq)
                 rows.append(SeqRows(seq, prefix[context.sync(prefix, seq) :], 1))
             self._branches = max(self._branches, len(prefixes))

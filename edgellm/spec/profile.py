@@ -120,7 +120,7 @@ def build(
         raise InvalidOption(f"{len(runs)} prompts brought only {len(alone)} chunks.", "Profile on more prompts.")
     whole = [seen.confidence for seen in verified if seen.whole and seen.tokens == gamma]
     acceptance = [
-        float(np.mean([seen.accepted > place for seen in verified if seen.tokens > place] or [0.0]))
+        float(np.mean([seen.accepted > place for seen in verified if seen.tokens > place] or [False]))
         for place in range(gamma)
     ]
     x = np.array([seen.signals for seen in alone])
@@ -135,9 +135,7 @@ def build(
         prompts=len(runs),
         chunks=len(alone),
         c_th=float(np.mean(whole)) if whole else 1.0,
-        alpha=alpha_of(
-            float(np.mean([seen.accepted + 1 for seen in verified if seen.tokens == gamma] or [1.0])), gamma
-        ),
+        alpha=alpha_of(float(np.mean([seen.accepted + 1 for seen in verified if seen.tokens == gamma] or [1])), gamma),
         acceptance=tuple(acceptance),
         layers=layers,
         confidence=_rounded([seen.confidence for seen in alone[::step]]),

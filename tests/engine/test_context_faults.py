@@ -146,3 +146,39 @@ def test_there_is_no_such_sequence(context: Context, seq: int) -> None:
     for call in (context.cached, context.length, context.clear, lambda s: context.decode(some_ids(1), seq=s)):
         with pytest.raises(InvalidOption, match=f"no sequence {seq}"):
             call(seq)
+
+
+def test_a_batch_too_small_for_its_sequences_is_refused_and_does_not_end_the_process(exact_model: Model) -> None:
+    with pytest.raises(InvalidOption, match="2 rows has no room for a row of each of 3 sequences"):
+        Context(exact_model, n_ctx=64, n_seq=3, n_batch=2, threads=1)
+
+
+def test_branches_share_a_cache_with_a_few_spare_cells(exact_model: Model) -> None:
+    ids = np.arange(5, 245, dtype=np.int32)
+    few = np.arange(5, 10, dtype=np.int32)
+    with (
+        Context(exact_model, n_ctx=240, n_seq=3, spare=16, threads=1) as tight,
+        Context(exact_model, n_ctx=240, threads=1) as plain,
+    ):
+        tight.decode(ids[:235])
+        for seq in (1, 2):
+            tight.branch(0, seq)
+        rows = tight.decode_rows([SeqRows(seq, few, 1) for seq in (1, 2)])
+        expected = plain.decode(np.concatenate((ids[:235], few)))
+        for row in rows:
+            np.testing.assert_allclose(row, expected, atol=1e-4)
+        tight.decode(ids[235:])
+        tight.clear(1)
+        with pytest.raises(ContextFull, match="no cells left"):
+            tight.decode(np.full(200, 7, dtype=np.int32), seq=1)
+        assert tight.length(1) == 0
+        for seq in (1, 2):
+            tight.clear(seq)
+        tight.rollback(3)
+        assert len(tight.decode(ids[3:])) == 1
+
+
+@pytest.mark.parametrize("sizes", [{"spare": -1}, {"spare": 4, "unified": False}])
+def test_spare_cells_that_cannot_be(exact_model: Model, sizes: dict[str, int]) -> None:
+    with pytest.raises(InvalidOption, match="spare cells"):
+        Context(exact_model, n_ctx=64, n_seq=2, threads=1, **sizes)  # type: ignore[arg-type]

@@ -156,3 +156,14 @@ def test_a_stop_from_another_thread_is_heard(models: tuple[Model, Model], prompt
     (chunk,) = drafter.draft_many([np.append(prompts[0], 9).astype(np.int32)], 400, GREEDY, came.is_set)
     assert 0 < len(chunk) < 400 or draft.is_eog(int(chunk.ids[-1]))
     drafter.close()
+
+
+def test_nothing_is_drafted_ahead_beyond_the_context(models: tuple[Model, Model], prompts: list[Ids]) -> None:
+    draft, prompt = models[0], prompts[0]
+    for left in (0, 1, 3):
+        context = Context(draft, n_ctx=len(prompt) + left, n_seq=2, spare=8, threads=1)
+        drafter = ModelDrafter(draft, context, alternatives=1)
+        drafter.candidates(prompt, 1)
+        (chunk,) = drafter.draft_many([np.append(prompt, 9).astype(np.int32)], 4, GREEDY, lambda: False)
+        assert len(chunk) <= left
+        drafter.close()

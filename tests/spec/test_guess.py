@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgellm.spec.guess import Guess, guesses, rejection
+from edgellm.spec.guess import guesses, rejection
 
 
 def test_the_papers_distribution_with_nothing_rejected_as_an_outcome() -> None:
@@ -17,9 +17,7 @@ def test_the_papers_distribution_with_nothing_rejected_as_an_outcome() -> None:
     assert rejection(confidence, 0.8) == pytest.approx(np.array(weights) / sum(weights), rel=1e-5)
 
 
-@given(
-    confidence=arrays(np.float32, st.integers(0, 8), elements=st.floats(0, 1, width=32)), alpha=st.floats(0, 1)
-)
+@given(confidence=arrays(np.float32, st.integers(0, 8), elements=st.floats(0, 1, width=32)), alpha=st.floats(0, 1))
 def test_it_is_a_distribution(confidence: np.ndarray, alpha: float) -> None:
     chances = rejection(confidence, alpha)
     assert chances.shape == (len(confidence) + 1,)
@@ -36,9 +34,6 @@ def test_the_likeliest_verdicts_come_first() -> None:
         return np.array(ids, dtype=np.int32), np.array(probs, dtype=np.float32)
 
     found = guesses(np.array([0.3, 0.7]), [some([5, 6], [0.2, 0.1]), some([8, 9, 3], [0.5, 0.3, 0.2])], most=3)
-    assert found == [
-        Guess(1, 8, pytest.approx(0.35)),
-        Guess(1, 9, pytest.approx(0.21)),
-        Guess(0, 5, pytest.approx(0.2)),
-    ]
+    assert [(guess.accepted, guess.token) for guess in found] == [(1, 8), (1, 9), (0, 5)]
+    assert [guess.probability for guess in found] == pytest.approx([0.35, 0.21, 0.2])
     assert guesses(np.array([1.0, 0.0]), [some([], []), some([], [])], most=2) == []

@@ -96,7 +96,12 @@ def test_thresholds_give_the_budget_as_the_whole_gates_share(profile: Profile, b
 
         taken = [
             gate.decide(
-                Chunk(np.zeros(1, np.int32), np.float32([c]), np.zeros(1, np.float32), importance=np.float32([i])),
+                Chunk(
+                    np.zeros(1, np.int32),
+                    np.array([c], np.float32),
+                    np.zeros(1, np.float32),
+                    importance=np.array([i], np.float32),
+                ),
                 at,
                 9**9,
             )
