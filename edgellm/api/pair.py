@@ -1,22 +1,33 @@
-"""The Python API: a pair of models, and replies from it. The command line is a client of this."""
+"""A pair of models, and replies from it."""
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
+from edgellm.api.compose import compose
+from edgellm.api.loading import (
+    DRAFT,
+    VERIFIER,
+    Named,
+    Progress,
+    check_vocabularies,
+    is_address,
+    load,
+    local_verifier,
+    named,
+    positions,
+    remote_verifier,
+)
 from edgellm.engine import Context, Message, Model
-from edgellm.errors import InputNotText, InvalidOption, PromptTooLong, VocabularyMismatch
+from edgellm.errors import InputNotText, InvalidOption, PromptTooLong
 from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.local import LocalVerifier
 from edgellm.spec.loop import Event, Limits
 from edgellm.spec.loop import generate as write_reply
 from edgellm.spec.options import ReplyOptions
@@ -26,28 +37,7 @@ from edgellm.spec.records import Ids, Sampling
 from edgellm.spec.reply import Reply
 from edgellm.spec.stats import Stats
 
-DRAFT = "edgellm-draft"
-VERIFIER = "edgellm-verifier"
-
-Named: TypeAlias = str | Path
-Progress: TypeAlias = Callable[[str, float], None]
-
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}")
-_POSITIONS = 4096  # of a context by default, where the model was trained for more
 _AT_ONCE = 7  # tokens beyond the next one that a verifier across a link writes per request, where nobody drafts
-
-
-def compose(
-    prompt: str, *, context: Sequence[str] = (), history: Sequence[Message] = (), system: str | None = None
-) -> list[Message]:
-    """The messages of a request: `history` (earlier turns), then a user turn that holds `context` texts and `prompt`.
-
-    The user turn is what the bundled models are trained on: the context texts first, a blank line after each, then
-    the question. `system` opens the conversation, unless `history` already has such a turn.
-    """
-    texts = [stripped for text in context if (stripped := text.strip())]
-    opening = [Message("system", system)] if system and not any(m.role == "system" for m in history) else []
-    return [*opening, *history, Message("user", "\n\n".join([*texts, prompt]))]
 
 
 class Pair:
@@ -85,7 +75,7 @@ class Pair:
         self._contexts: ContextPool | None = None
         lengths = [] if verifier is None else [min(verifier.context_length, n_ctx or verifier.context_length)]
         if draft is not None:
-            lengths.append(_positions(draft, n_ctx))
+            lengths.append(positions(draft, n_ctx))
             self._contexts = ContextPool(partial(Context, draft, n_ctx=lengths[-1], threads=threads))
             self._closing.callback(self._contexts.close)
         if not lengths:
@@ -117,26 +107,26 @@ class Pair:
             VocabularyMismatch: the two do not share one vocabulary; names the first token that differs.
             VerifierUnreachable: nobody answers at the address.
         """
-        draft, verifier = _named(draft), _named(verifier)
+        draft, verifier = named(draft), named(verifier)
         if draft is None and verifier is None:
             raise InvalidOption("Both the draft model and the verifier are 'none'.", "Give at least one of the two.")
         if n_ctx is not None and n_ctx < 1:
             raise InvalidOption(f"n_ctx is {n_ctx}.", "Give a whole number of at least 1.")
         closing = ExitStack()
-        load = partial(_load, gpu_layers=gpu_layers, progress=progress, closing=closing)
+        loaded = partial(load, gpu_layers=gpu_layers, progress=progress, closing=closing)
         try:
-            small = load(draft) if draft is not None else None
+            small = loaded(draft) if draft is not None else None
             checker: Verifier | None = None
             extra = 0
             if verifier is None or is_address(verifier):
-                text = small if small is not None else load(tokenizer)
+                text = small if small is not None else loaded(tokenizer)
                 if verifier is not None:
-                    checker, extra = _remote(str(verifier), text, closing), _AT_ONCE
+                    checker, extra = remote_verifier(str(verifier), text, closing), _AT_ONCE
             else:
-                text = load(verifier)
+                text = loaded(verifier)
                 if small is not None:
                     check_vocabularies(small, text)
-                checker = _local(text, _positions(text, n_ctx), threads, closing)
+                checker = local_verifier(text, positions(text, n_ctx), threads, closing)
             return cls(text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, extra=extra, closing=closing)
         except BaseException:
             closing.close()
@@ -248,67 +238,3 @@ def generate(
         raise
     reply.when_over(pair.close)
     return reply
-
-
-def is_address(verifier: Named) -> bool:
-    """Whether `verifier` names a `HOST:PORT`, and not a model."""
-    return isinstance(verifier, str) and _ADDRESS.fullmatch(verifier) is not None and not Path(verifier).exists()
-
-
-def check_vocabularies(draft: Model, verifier: Model) -> None:
-    """Drafts are sent as token ids, so both models must mean the same by them.
-
-    Raises:
-        VocabularyMismatch: names the first token that differs, and shows both sides of it.
-    """
-    at = draft.vocabulary.first_difference(verifier.vocabulary)
-    if at is not None:
-        raise VocabularyMismatch(
-            f"The models do not share a vocabulary: token {at} is {_shown(draft, at)} in {draft.path.name}"
-            f" and {_shown(verifier, at)} in {verifier.path.name}.",
-            "Choose two models of one family.",
-        )
-
-
-def _shown(model: Model, token: int) -> str:
-    vocabulary = model.vocabulary
-    if token >= vocabulary.size:
-        return "missing"
-    return f"{vocabulary.token_bytes(token)!r} (kind {vocabulary.kinds[token]})"
-
-
-def _named(model: Named | None) -> Named | None:
-    return None if model is None or model == "none" else model
-
-
-def _positions(model: Model, n_ctx: int | None) -> int:
-    if n_ctx is None:
-        return min(model.n_ctx_train, _POSITIONS)
-    if n_ctx > model.n_ctx_train:
-        raise InvalidOption(
-            f"n_ctx is {n_ctx}, and {model.name} was trained for {model.n_ctx_train} tokens.", "Give that many at most."
-        )
-    return n_ctx
-
-
-def _load(name: Named, *, gpu_layers: int, progress: Progress | None, closing: ExitStack) -> Model:
-    from edgellm.store import resolve
-
-    path = resolve(str(name))
-    model = Model.load(path, gpu_layers=gpu_layers, progress=partial(progress, path.name) if progress else None)
-    closing.callback(model.close)
-    return model
-
-
-def _local(model: Model, n_ctx: int, threads: int | None, closing: ExitStack) -> Verifier:
-    verifier = LocalVerifier(model, ContextPool(partial(Context, model, n_ctx=n_ctx, threads=threads)), n_ctx)
-    closing.callback(verifier.close)
-    return verifier
-
-
-def _remote(address: str, text: Model, closing: ExitStack) -> Verifier:
-    from edgellm.serve.remote import RemoteVerifier  # gRPC takes its time to import: only who needs it waits
-
-    verifier: Verifier = RemoteVerifier(address, text.vocabulary)
-    closing.callback(verifier.close)
-    return verifier

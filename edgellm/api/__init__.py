@@ -1,0 +1,9 @@
+"""The Python API: a pair of models, and replies from it. The command line is a client of this."""
+
+from edgellm.api.compose import compose
+from edgellm.api.loading import DRAFT, VERIFIER, Named, Progress, check_vocabularies, is_address
+from edgellm.api.pair import Pair, generate
+
+__all__ = [
+    "DRAFT", "VERIFIER", "Named", "Pair", "Progress", "check_vocabularies", "compose", "generate", "is_address",
+]  # fmt: skip
