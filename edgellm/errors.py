@@ -82,7 +82,13 @@ class VerifierLost(EdgeError):
 
 
 class VerifierBusy(VerifierLost):
-    """The verifier is there and has no room for another request; it has said when to ask again."""
+    """The verifier is there and has no room for another request; it has said when to ask again, in `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            "The verifier is busy.", f"The device goes on alone and asks again in about {seconds:g} seconds."
+        )
+        self.seconds = seconds
 
 
 class DeviceStuck(EdgeError):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Protocol, TypeVar
 
 import numpy as np
 
-from edgellm.spec.guess import Guess, guesses, rejection
+from edgellm.spec.guess import Guess, Guessed, guesses, rejection
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.records import Chunk, Floats, Ids, Sampling
 
@@ -38,21 +38,18 @@ class Parallel(Drafter, Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Guessed:
-    """How good the guesses were: `hits` of `tries`, and seconds of waiting spent on drafts that were taken over."""
-
-    tries: int = 0
-    hits: int = 0
-    hidden_seconds: float = 0.0
-
-
 class AheadDrafter:
     """A drafter that drafts on while a verdict is on its way. What it has drafted is kept where the guess was right."""
 
-    def __init__(self, drafter: Parallel, *, is_eog: Callable[[int], bool], alpha: float = 0.8) -> None:
-        """As many guesses are followed at once as `drafter` has room for; `alpha` is the pair's acceptance rate."""
-        self._drafter, self._branches, self._alpha, self._is_eog = drafter, drafter.room, alpha, is_eog
+    def __init__(
+        self, drafter: Parallel, *, is_eog: Callable[[int], bool], alpha: float = 0.8, branches: int | None = None
+    ) -> None:
+        """`branches` guesses are followed at once, as many as `drafter` has room for where nothing is said; `alpha` is
+        the pair's acceptance rate.
+        """
+        room = drafter.room
+        self._drafter, self._alpha, self._is_eog = drafter, alpha, is_eog
+        self._branches = room if branches is None else min(branches, room)
         self._ahead: list[tuple[Ids, Chunk]] = []
         self._seconds = 0.0
         self.guessed = Guessed()

@@ -27,8 +27,10 @@ class Economy:
     rejected: float = 0.0
     skipped: int = 0
 
-    def round(self, chunk: Chunk, verdict: Verdict | None, drafting: float, waiting: float) -> None:
-        """A round is over: `drafting` seconds for the chunk, and `waiting` seconds for the verdict on it, if any."""
+    def round(self, chunk: Chunk, _written: int, verdict: Verdict | None, drafting: float, waiting: float) -> None:
+        """A round is over, as a `Watch` is told: `drafting` seconds for the chunk, and `waiting` seconds for the
+        verdict on it, if any.
+        """
         if fresh := len(chunk) - chunk.ahead:
             self.draft_seconds = _smoothed(self.draft_seconds, drafting / fresh)
         if verdict is not None and len(chunk):

@@ -24,6 +24,15 @@ class Guess:
     probability: float
 
 
+@dataclass(slots=True)
+class Guessed:
+    """How good the guesses were: `hits` of `tries`, and seconds of waiting spent on drafts that were taken over."""
+
+    tries: int = 0
+    hits: int = 0
+    hidden_seconds: float = 0.0
+
+
 def rejection(confidence: Floats, alpha: float) -> Probabilities:
     """Chances that a chunk's tokens 0..t-1 are accepted and token t is not, for t in 0..gamma; shape (gamma + 1,).
 

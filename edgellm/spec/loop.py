@@ -11,9 +11,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from edgellm.errors import ProtocolError, VerifierLost
-from edgellm.spec.economy import Economy
-from edgellm.spec.protocols import Drafter, Gate, LooksAhead, Verifier, VerifierSession
+from edgellm.spec.line import Line
+from edgellm.spec.protocols import Drafter, Gate, LooksAhead, Verifier
 from edgellm.spec.records import Chunk, Decision, Explanation, Ids, Notice, Sampling, Source, Token, Verdict
 from edgellm.spec.stats import Stats
 
@@ -26,6 +25,14 @@ class Alphabet(Protocol):
     def piece(self, token: int) -> bytes: ...
 
     def is_eog(self, token: int) -> bool: ...
+
+
+# Told of a round: the chunk, tokens before it, the verdict if there is one, seconds of drafting, and of waiting for it.
+Watch: TypeAlias = Callable[[Chunk, int, Verdict | None, float, float], None]
+
+
+def _nobody(*_: object) -> None:
+    """Watches nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +60,20 @@ def generate(
     stats: Stats,
     explain: bool = False,
     stopped: Callable[[], bool] = lambda: False,
-    economy: Economy | None = None,
+    watch: Watch = _nobody,
 ) -> Iterator[Event]:
     """Writes the reply to `prompt` (n,), token by token; the token that ends the turn is not among them.
 
     Without a drafter the verifier writes alone, without a verifier the draft model. A drafter that looks ahead does so
-    while a verdict is on its way. `stats` is filled on the way, and `economy` with times and verdicts. The iterator may
-    be closed at any point; `stopped` is asked between tokens.
+    while a verdict is on its way. `stats` is filled on the way, and `watch` is told of every round. The iterator may be
+    closed at any point; `stopped` is asked between tokens. A busy verifier is waited for where nobody drafts.
 
     Raises:
         VerifierUnreachable, VocabularyMismatch: from opening the session, before the first token.
         VerifierLost: the verifier is gone, and no draft model is there to go on.
     """
     text = _Text(prompt, limits)
-    line = _Line(verifier.open(sampling) if verifier is not None else None)
+    line = Line(verifier.open(sampling) if verifier is not None else None, alone=drafter is None)
     ahead = (
         partial(drafter.look_ahead, gamma=limits.gamma, sampling=sampling) if isinstance(drafter, LooksAhead) else None
     )
@@ -87,15 +94,14 @@ def generate(
             verdict = line.ask(text.ids(), chunk, extra, ahead) if decision.offload else None
             words = merge(chunk, verdict)
             now = perf_counter()
-            stats.round(chunk, verdict, began, now)
-            if economy is not None:
-                economy.round(chunk, verdict, asked - began, now - asked)
+            stats.round(chunk, verdict, began, asked, now)
+            watch(chunk, stats.tokens, verdict, asked - began, now - asked)
             if not words:
-                line.nobody_wrote(verdict)
+                if (yield from line.wait(verdict, stopped)):
+                    continue
                 stats.finish_reason = "stop"
                 return
-            while line.news:
-                yield line.news.pop(0)
+            yield from line.tell()
             if explain:
                 yield Explanation(number, _explanation(chunk, decision, verdict))
             for word in words[:room]:
@@ -141,55 +147,6 @@ def merge(chunk: Chunk, verdict: Verdict | None) -> list[Word]:
     return words
 
 
-class _Line:
-    """The way to the verifier: asks, notices when it is cut and when it is whole again."""
-
-    def __init__(self, session: VerifierSession | None) -> None:
-        self._session = session
-        self._lost = False
-        self.news: list[Notice] = []
-
-    def shut(self) -> Decision | None:
-        """Why nothing can be asked now, or None where something can."""
-        if self._session is None:
-            return _NO_VERIFIER
-        ready = self._session.ready()
-        if ready == self._lost:
-            self._lost = not ready
-            self.news.append(BACK if ready else LOST)
-        return None if ready else _AWAY
-
-    def ask(self, prefix: Ids, chunk: Chunk, extra: int, ahead: Callable[..., None] | None) -> Verdict | None:
-        """The verdict on `chunk`, or None where the verifier is lost over it. The device drafts `ahead` meanwhile."""
-        if self._session is None:
-            return None
-        try:
-            pending = self._session.submit(prefix, chunk, extra)
-            if ahead is not None and len(chunk):
-                ahead(prefix, chunk, until=pending.done)
-            return pending.result()
-        except VerifierLost:
-            self._lost = True
-            self.news.append(LOST)
-            return None
-
-    def nobody_wrote(self, verdict: Verdict | None) -> None:
-        """A round brought no token. That is an end only where there was nobody to ask."""
-        if verdict is not None:
-            raise ProtocolError(
-                "The verifier answered without a token.", "Run the same version of edgellm on both sides."
-            )
-        if self._lost:
-            raise VerifierLost(
-                "The verifier is gone, and no draft model is there to go on.",
-                "Start it again, or draft with a small model.",
-            )
-
-    def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-
-
 class _Text:
     """Prompt and reply so far. Only ever appended to, so the views it has given out keep their values."""
 
@@ -225,10 +182,5 @@ def _explanation(chunk: Chunk, decision: Decision, verdict: Verdict | None) -> s
     )
 
 
-LOST = Notice("The verifier is gone: the reply goes on from the draft model alone, and what it writes is not checked.")
-BACK = Notice("The verifier is back: drafts are checked again.")
-
 _NOTHING = Chunk()
 _ALONE = Decision(True, "nothing was drafted")
-_AWAY = Decision(False, "the verifier is away")
-_NO_VERIFIER = Decision(False, "there is no verifier")

@@ -148,6 +148,12 @@ class Summary:
     accepted over tested drafted tokens; both are None where nothing was verified or tested. Times in milliseconds,
     from the request to the token; `tokens_per_second` is decoding alone, the first token's wait left out.
     `finish_reason` is `stop` (the model ended its turn), `length` (max_tokens or the context), or `cancelled`.
+
+    `share_offloaded` is the share of chunks offloaded so far under this budget, over all replies of the pair (of
+    tokens for hybrid, of replies for edgefm); None where nothing is counted. `bytes_per_chunk` are bytes both ways per
+    verified chunk, the prompt's share included; None without a link. Of `guesses_tried` at a verdict `guesses_hit` were
+    right; `stall_hidden` is the share of the time from asking for verdicts to having them that went into drafts which
+    were taken over, None where nothing was guessed. `exits` are drafted tokens that left the draft model early.
     """
 
     text: str
@@ -167,3 +173,9 @@ class Summary:
     chunks_accepted_whole: int = 0
     drafted: int = 0
     seed: int = 0
+    share_offloaded: float | None = None
+    bytes_per_chunk: float | None = None
+    guesses_tried: int = 0
+    guesses_hit: int = 0
+    stall_hidden: float | None = None
+    exits: int = 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from time import perf_counter
 
+from edgellm.spec.budget import Ledger
+from edgellm.spec.guess import Guessed
 from edgellm.spec.records import Chunk, Source, Summary, Token, Verdict
 
 _VOUCHED = frozenset(Source) - {Source.DRAFT, Source.PARALLEL}
@@ -21,10 +23,15 @@ class Stats:
         self.seconds = 0.0
         self.tokens = self.first_burst = self.rounds = self.drafted = self.vouched = 0
         self.verified = self.tested = self.accepted = self.accepted_whole = self.acceptance_length = 0
-        self.passes = self.bytes_up = self.bytes_down = 0
+        self.passes = self.bytes_up = self.bytes_down = self.exits = 0
+        self.waited = 0.0
+        self.guessed: Guessed | None = None  # kept by the drafter, where it looks ahead
+        self.ledger: Ledger | None = None  # of the pair, where chunks are counted
 
-    def round(self, chunk: Chunk, verdict: Verdict | None, began: float, now: float) -> None:
-        """What a round brings is known, and about to go out; `began` and `now` in seconds of `perf_counter`."""
+    def round(self, chunk: Chunk, verdict: Verdict | None, began: float, asked: float, now: float) -> None:
+        """What a round brings is known, and about to go out. Times in seconds of `perf_counter`: `began` to draft,
+        `asked` for the verdict.
+        """
         self.rounds += 1
         if self.ttft is None:
             self.ttft = now - self.started
@@ -32,12 +39,14 @@ class Stats:
             self.seconds += now - began
         n = len(chunk)
         self.drafted += n
+        self.exits += sum(layer is not None for layer in chunk.exit_layers or ())
         if verdict is None:
             return
         self.passes += verdict.passes
         self.bytes_up += verdict.bytes_up
         self.bytes_down += verdict.bytes_down
         if n:
+            self.waited += now - asked
             self.verified += 1
             self.tested += min(verdict.accepted + 1, n)
             self.accepted += verdict.accepted
@@ -47,6 +56,7 @@ class Stats:
     def take_over(self, other: Stats) -> None:
         """Another run's figures are this one's, but for its tokens and the clock's start; they go out here."""
         self.finish_reason, self.rounds, self.drafted = other.finish_reason, other.rounds, other.drafted
+        self.exits = other.exits
         self.seconds = other.seconds
         self.ttft = perf_counter() - self.started
 
@@ -65,6 +75,7 @@ class Stats:
     def summary(self, prompt_tokens: int, seed: int = 0) -> Summary:
         """The figures so far; definitions in `Summary`."""
         n = self.tokens
+        guessed = self.guessed or Guessed()
         later = n - self.first_burst  # the first round's tokens came with the first token's wait
         return Summary(
             text=b"".join(self.pieces).decode("utf-8", errors="replace"),
@@ -84,4 +95,12 @@ class Stats:
             chunks_accepted_whole=self.accepted_whole,
             drafted=self.drafted,
             seed=seed,
+            share_offloaded=self.ledger.share if self.ledger is not None else None,
+            bytes_per_chunk=(self.bytes_up + self.bytes_down) / self.verified
+            if self.bytes_up and self.verified
+            else None,
+            guesses_tried=guessed.tries,
+            guesses_hit=guessed.hits,
+            stall_hidden=guessed.hidden_seconds / self.waited if guessed.tries and self.waited else None,
+            exits=self.exits,
         )

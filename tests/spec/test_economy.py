@@ -16,7 +16,7 @@ REJECTED = Verdict(2, np.array([1], dtype=np.int32))
 def after(verdicts: list[Verdict], wait: float, draft: float = 0.01) -> Economy:
     economy = Economy()
     for verdict in verdicts:
-        economy.round(CHUNK, verdict, 4 * draft, wait)
+        economy.round(CHUNK, 0, verdict, 4 * draft, wait)
     return economy
 
 
@@ -46,7 +46,7 @@ def test_now_and_then_it_is_tried_and_a_change_brings_it_back() -> None:
     economy = after([ACCEPTED] * 100, wait=0.05)
     assert sum(economy.decide().offload for _ in range(4 * PROBE)) == 4
     for _ in range(4):
-        economy.round(CHUNK, REJECTED, 0.04, 0.05)
+        economy.round(CHUNK, 0, REJECTED, 0.04, 0.05)
     assert economy.decide().offload
 
 

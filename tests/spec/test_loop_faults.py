@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from edgellm.errors import ProtocolError, VerifierLost
 from edgellm.spec.gates import AlwaysGate
-from edgellm.spec.loop import BACK, LOST, Limits, generate
+from edgellm.spec.line import BACK, LOST
+from edgellm.spec.loop import Limits, generate
 from edgellm.spec.records import (
     GREEDY,
     Explanation,

@@ -1,0 +1,105 @@
+"""The way to the verifier, as the loop uses it: asks, notices when it is cut or busy, and when it is whole again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from time import monotonic, sleep
+
+from edgellm.errors import ProtocolError, VerifierBusy, VerifierLost
+from edgellm.spec.protocols import VerifierSession
+from edgellm.spec.records import Chunk, Decision, Ids, Notice, Verdict
+
+LOST = Notice("The verifier is gone: the reply goes on from the draft model alone, and what it writes is not checked.")
+BACK = Notice("The verifier is back: drafts are checked again.")
+FREE = Notice("The verifier has time again: drafts are checked again.")
+
+_AWAY = Decision(False, "the verifier is away")
+_BUSY = Decision(False, "the verifier is busy")
+_NO_VERIFIER = Decision(False, "there is no verifier")
+_GLANCE = 0.02  # seconds between two looks whether a busy verifier has time
+_LONGER = 1.5  # a busy verifier may take so much longer than it said, and a second, before it counts as gone
+
+
+class Line:
+    """To one session, or to nobody."""
+
+    def __init__(self, session: VerifierSession | None, alone: bool) -> None:
+        """`alone`: nobody drafts, so that without the verifier there is no reply."""
+        self._session = session
+        self._alone = alone
+        self._lost = False
+        self._busy: float | None = None  # seconds, as it was told
+        self._news: list[Notice] = []
+
+    def shut(self) -> Decision | None:
+        """Why nothing can be asked now, or None where something can."""
+        if self._session is None:
+            return _NO_VERIFIER
+        ready = self._session.ready()
+        if ready and self._lost:
+            self._tell(BACK)
+        elif ready and self._busy is not None:
+            self._tell(FREE)
+        elif not ready and not self._lost and self._busy is None:
+            self._tell(LOST)
+            self._lost = True
+        if ready:
+            self._lost, self._busy = False, None
+            return None
+        return _BUSY if self._busy is not None else _AWAY
+
+    def ask(self, prefix: Ids, chunk: Chunk, extra: int, ahead: Callable[..., None] | None) -> Verdict | None:
+        """The verdict on `chunk`, or None where none comes. The device drafts `ahead` meanwhile."""
+        if self._session is None:
+            return None
+        try:
+            pending = self._session.submit(prefix, chunk, extra)
+            if ahead is not None and len(chunk):
+                ahead(prefix, chunk, until=pending.done)
+            return pending.result()
+        except VerifierBusy as busy:
+            self._busy = busy.seconds
+            goes_on = "the reply waits for it" if self._alone else "the reply goes on from the draft model alone"
+            self._news.append(Notice(f"The verifier is busy for about {busy.seconds:.1f} seconds: {goes_on}."))
+        except VerifierLost:
+            self._lost = True
+            self._tell(LOST)
+        return None
+
+    def tell(self) -> Iterator[Notice]:
+        """What has happened since it was asked last."""
+        while self._news:
+            yield self._news.pop(0)
+
+    def wait(self, verdict: Verdict | None, stopped: Callable[[], bool]) -> Generator[Notice, None, bool]:
+        """A round brought no token. True: now it may, for the verifier was busy. False: there was nobody to ask.
+
+        Raises:
+            VerifierLost: the verifier is gone, and nobody else is there to go on.
+        """
+        if verdict is not None:
+            raise ProtocolError(
+                "The verifier answered without a token.", "Run the same version of edgellm on both sides."
+            )
+        if self._session is not None and self._busy is not None:
+            yield from self.tell()
+            end = monotonic() + _LONGER * self._busy + 1.0
+            while monotonic() < end:
+                if stopped() or self._session.ready():
+                    return True
+                sleep(_GLANCE)
+            self._lost = True
+        if self._lost:
+            raise VerifierLost(
+                "The verifier is gone, and no draft model is there to go on.",
+                "Start it again, or draft with a small model.",
+            )
+        return False
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+    def _tell(self, news: Notice) -> None:
+        if not self._alone:  # what happens to who is alone ends the reply, with an error
+            self._news.append(news)

@@ -1,0 +1,76 @@
+"""A verifier that has no time for a while is told as that, and waited for where nobody else can write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import monotonic
+
+import pytest
+
+from edgellm.errors import VerifierBusy, VerifierLost
+from edgellm.spec.line import FREE, LOST
+from edgellm.spec.records import Chunk, Ids, Sampling, Source, Verdict
+from tests.spec.fakes import FakeDrafter, FakePending, FakeSession, FakeVerifier
+from tests.spec.running import BIG, SMALL, alone, ids, notices, run, tokens
+
+SECONDS = 0.05
+
+
+@dataclass
+class BusySession(FakeSession):
+    until: float = 0.0
+
+    def ready(self) -> bool:
+        return monotonic() >= self.until
+
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> FakePending:
+        return BusyPending(super().submit(prefix, chunk, extra))
+
+
+class BusyPending(FakePending):
+    def __init__(self, pending: FakePending) -> None:
+        super().__init__(pending.session, pending.prefix, pending.chunk, pending.extra)
+
+    def result(self) -> Verdict:
+        verifier = self.session.verifier
+        assert isinstance(verifier, Busy)
+        assert isinstance(self.session, BusySession)
+        if self.session.asked in verifier.busy:
+            self.session.until = monotonic() + (SECONDS if verifier.comes_back else 1e9)
+            raise VerifierBusy(SECONDS)
+        return super().result()
+
+
+@dataclass
+class Busy(FakeVerifier):
+    busy: set[int] = field(default_factory=set)  # numbers of requests, from 1 on
+    comes_back: bool = True
+
+    def open(self, sampling: Sampling) -> FakeSession:
+        self.sessions.append(BusySession(self, sampling))
+        return self.sessions[-1]
+
+
+def test_a_busy_verifier_is_not_told_as_gone_and_the_device_goes_on() -> None:
+    events, summary = run(FakeDrafter(SMALL), Busy(BIG, busy={2}), max_tokens=60)
+    told = [notice.text for notice in notices(events)]
+    assert "busy for about 0.1 seconds" in told[0]
+    assert "goes on from the draft model" in told[0]
+    assert LOST.text not in told
+    assert told[1:] in ([], [FREE.text])  # the reply may be over before
+    assert summary.tokens == 60
+    assert Source.DRAFT in {token.source for token in tokens(events)}
+
+
+def test_without_a_drafter_a_busy_verifier_is_waited_for() -> None:
+    began = monotonic()
+    events, summary = run(None, Busy(BIG, busy={1, 3, 4}), max_tokens=12)
+    assert ids(events) == alone(BIG, 12)
+    assert [("the reply waits for it" in notice.text) for notice in notices(events)] == [True] * 3
+    assert monotonic() - began >= 3 * SECONDS
+    assert summary.finish_reason == "length"
+
+
+def test_one_that_stays_away_longer_than_it_said_is_gone() -> None:
+    with pytest.raises(VerifierLost, match="no draft model"):
+        run(None, Busy(BIG, busy={2}, comes_back=False), max_tokens=12)
