@@ -12,6 +12,14 @@ from edgellm.engine import Model, to_f32
 MODELS = Path(__file__).parent.parent / "models"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Profiles and caches of the user's own are neither read nor written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGELLM_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def draft_path() -> Path:
     return MODELS / "draft.gguf"

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65\x64gellm/link/edgellm.proto\x12\nedgellm.v1\"M\n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nvocabulary\x18\x02 \x01(\x0c\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\"r\n\nHelloReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nvocabulary\x18\x02 \x01(\x0c\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\"\"\n\x10VocabularyHashes\x12\x0e\n\x06\x62locks\x18\x01 \x03(\x0c\"E\n\x0fVocabularyBlock\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\x0c\x12\r\n\x05kinds\x18\x03 \x01(\x0c\"^\n\x0b\x44\x65viceFrame\x12 \n\x04open\x18\x01 \x01(\x0b\x32\x10.edgellm.v1.OpenH\x00\x12$\n\x06verify\x18\x02 \x01(\x0b\x32\x12.edgellm.v1.VerifyH\x00\x42\x07\n\x05\x66rame\"\xe3\x01\n\rVerifierFrame\x12&\n\x07verdict\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.VerdictH\x00\x12-\n\x0bneed_prefix\x18\x02 \x01(\x0b\x32\x16.edgellm.v1.NeedPrefixH\x00\x12&\n\x07working\x18\x03 \x01(\x0b\x32\x13.edgellm.v1.WorkingH\x00\x12 \n\x04\x62usy\x18\x04 \x01(\x0b\x32\x10.edgellm.v1.BusyH\x00\x12(\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x14.edgellm.v1.DrainingH\x00\x42\x07\n\x05\x66rame\"T\n\x04Open\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nvocabulary\x18\x02 \x01(\x0c\x12&\n\x08sampling\x18\x03 \x01(\x0b\x32\x14.edgellm.v1.Sampling\"K\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"\x89\x01\n\x06Verify\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06prefix\x18\x03 \x03(\r\x12\r\n\x05\x63hunk\x18\x04 \x03(\r\x12\x30\n\rdistributions\x18\x05 \x01(\x0b\x32\x19.edgellm.v1.Distributions\x12\r\n\x05\x65xtra\x18\x06 \x01(\r\"K\n\rDistributions\x12\x0f\n\x07lengths\x18\x01 \x03(\r\x12\x0c\n\x04gaps\x18\x04 \x03(\r\x12\x0f\n\x07weights\x18\x05 \x03(\rJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"[\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0e\n\x06passes\x18\x05 \x01(\r\"-\n\nNeedPrefix\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\"&\n\x07Working\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\'\n\x04\x42usy\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08retry_ms\x18\x02 \x01(\r\"\n\n\x08\x44raining2\xdc\x01\n\x0cVerification\x12\x39\n\x05Hello\x12\x18.edgellm.v1.HelloRequest\x1a\x16.edgellm.v1.HelloReply\x12N\n\x11\x43ompareVocabulary\x12\x1c.edgellm.v1.VocabularyHashes\x1a\x1b.edgellm.v1.VocabularyBlock\x12\x41\n\x07Session\x12\x17.edgellm.v1.DeviceFrame\x1a\x19.edgellm.v1.VerifierFrame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65\x64gellm/link/edgellm.proto\x12\nedgellm.v1\"M\n\x0cHelloRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nvocabulary\x18\x02 \x01(\x0c\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\"\x86\x01\n\nHelloReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nvocabulary\x18\x02 \x01(\x0c\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x12\n\nmodel_hash\x18\x06 \x01(\x0c\"\"\n\x10VocabularyHashes\x12\x0e\n\x06\x62locks\x18\x01 \x03(\x0c\"E\n\x0fVocabularyBlock\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\x0c\x12\r\n\x05kinds\x18\x03 \x01(\x0c\"^\n\x0b\x44\x65viceFrame\x12 \n\x04open\x18\x01 \x01(\x0b\x32\x10.edgellm.v1.OpenH\x00\x12$\n\x06verify\x18\x02 \x01(\x0b\x32\x12.edgellm.v1.VerifyH\x00\x42\x07\n\x05\x66rame\"\xe3\x01\n\rVerifierFrame\x12&\n\x07verdict\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.VerdictH\x00\x12-\n\x0bneed_prefix\x18\x02 \x01(\x0b\x32\x16.edgellm.v1.NeedPrefixH\x00\x12&\n\x07working\x18\x03 \x01(\x0b\x32\x13.edgellm.v1.WorkingH\x00\x12 \n\x04\x62usy\x18\x04 \x01(\x0b\x32\x10.edgellm.v1.BusyH\x00\x12(\n\x08\x64raining\x18\x05 \x01(\x0b\x32\x14.edgellm.v1.DrainingH\x00\x42\x07\n\x05\x66rame\"T\n\x04Open\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nvocabulary\x18\x02 \x01(\x0c\x12&\n\x08sampling\x18\x03 \x01(\x0b\x32\x14.edgellm.v1.Sampling\"K\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"\x89\x01\n\x06Verify\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06prefix\x18\x03 \x03(\r\x12\r\n\x05\x63hunk\x18\x04 \x03(\r\x12\x30\n\rdistributions\x18\x05 \x01(\x0b\x32\x19.edgellm.v1.Distributions\x12\r\n\x05\x65xtra\x18\x06 \x01(\r\"K\n\rDistributions\x12\x0f\n\x07lengths\x18\x01 \x03(\r\x12\x0c\n\x04gaps\x18\x04 \x03(\r\x12\x0f\n\x07weights\x18\x05 \x03(\rJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"[\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x0e\n\x06passes\x18\x05 \x01(\r\"-\n\nNeedPrefix\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\"&\n\x07Working\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\'\n\x04\x42usy\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08retry_ms\x18\x02 \x01(\r\"\n\n\x08\x44raining2\xdc\x01\n\x0cVerification\x12\x39\n\x05Hello\x12\x18.edgellm.v1.HelloRequest\x1a\x16.edgellm.v1.HelloReply\x12N\n\x11\x43ompareVocabulary\x12\x1c.edgellm.v1.VocabularyHashes\x1a\x1b.edgellm.v1.VocabularyBlock\x12\x41\n\x07Session\x12\x17.edgellm.v1.DeviceFrame\x1a\x19.edgellm.v1.VerifierFrame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,34 +33,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLOREQUEST']._serialized_start=42
   _globals['_HELLOREQUEST']._serialized_end=119
-  _globals['_HELLOREPLY']._serialized_start=121
-  _globals['_HELLOREPLY']._serialized_end=235
-  _globals['_VOCABULARYHASHES']._serialized_start=237
-  _globals['_VOCABULARYHASHES']._serialized_end=271
-  _globals['_VOCABULARYBLOCK']._serialized_start=273
-  _globals['_VOCABULARYBLOCK']._serialized_end=342
-  _globals['_DEVICEFRAME']._serialized_start=344
-  _globals['_DEVICEFRAME']._serialized_end=438
-  _globals['_VERIFIERFRAME']._serialized_start=441
-  _globals['_VERIFIERFRAME']._serialized_end=668
-  _globals['_OPEN']._serialized_start=670
-  _globals['_OPEN']._serialized_end=754
-  _globals['_SAMPLING']._serialized_start=756
-  _globals['_SAMPLING']._serialized_end=831
-  _globals['_VERIFY']._serialized_start=834
-  _globals['_VERIFY']._serialized_end=971
-  _globals['_DISTRIBUTIONS']._serialized_start=973
-  _globals['_DISTRIBUTIONS']._serialized_end=1048
-  _globals['_VERDICT']._serialized_start=1050
-  _globals['_VERDICT']._serialized_end=1141
-  _globals['_NEEDPREFIX']._serialized_start=1143
-  _globals['_NEEDPREFIX']._serialized_end=1188
-  _globals['_WORKING']._serialized_start=1190
-  _globals['_WORKING']._serialized_end=1228
-  _globals['_BUSY']._serialized_start=1230
-  _globals['_BUSY']._serialized_end=1269
-  _globals['_DRAINING']._serialized_start=1271
-  _globals['_DRAINING']._serialized_end=1281
-  _globals['_VERIFICATION']._serialized_start=1284
-  _globals['_VERIFICATION']._serialized_end=1504
+  _globals['_HELLOREPLY']._serialized_start=122
+  _globals['_HELLOREPLY']._serialized_end=256
+  _globals['_VOCABULARYHASHES']._serialized_start=258
+  _globals['_VOCABULARYHASHES']._serialized_end=292
+  _globals['_VOCABULARYBLOCK']._serialized_start=294
+  _globals['_VOCABULARYBLOCK']._serialized_end=363
+  _globals['_DEVICEFRAME']._serialized_start=365
+  _globals['_DEVICEFRAME']._serialized_end=459
+  _globals['_VERIFIERFRAME']._serialized_start=462
+  _globals['_VERIFIERFRAME']._serialized_end=689
+  _globals['_OPEN']._serialized_start=691
+  _globals['_OPEN']._serialized_end=775
+  _globals['_SAMPLING']._serialized_start=777
+  _globals['_SAMPLING']._serialized_end=852
+  _globals['_VERIFY']._serialized_start=855
+  _globals['_VERIFY']._serialized_end=992
+  _globals['_DISTRIBUTIONS']._serialized_start=994
+  _globals['_DISTRIBUTIONS']._serialized_end=1069
+  _globals['_VERDICT']._serialized_start=1071
+  _globals['_VERDICT']._serialized_end=1162
+  _globals['_NEEDPREFIX']._serialized_start=1164
+  _globals['_NEEDPREFIX']._serialized_end=1209
+  _globals['_WORKING']._serialized_start=1211
+  _globals['_WORKING']._serialized_end=1249
+  _globals['_BUSY']._serialized_start=1251
+  _globals['_BUSY']._serialized_end=1290
+  _globals['_DRAINING']._serialized_start=1292
+  _globals['_DRAINING']._serialized_end=1302
+  _globals['_VERIFICATION']._serialized_start=1305
+  _globals['_VERIFICATION']._serialized_end=1525
 # @@protoc_insertion_point(module_scope)

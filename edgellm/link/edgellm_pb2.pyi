@@ -17,18 +17,20 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length")
+    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length", "model_hash")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     vocabulary: bytes
     vocabulary_size: int
     model: str
     context_length: int
-    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ...) -> None: ...
+    model_hash: bytes
+    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ...) -> None: ...
 
 class VocabularyHashes(_message.Message):
     __slots__ = ("blocks",)

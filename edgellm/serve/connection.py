@@ -42,10 +42,12 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What the verifier says of itself: the name of its model, and the tokens that one session can hold."""
+    """What the verifier says of itself: the name of its model, the tokens that one session can hold, and the SHA-256
+    of the model's file in hex, empty where it is not told."""
 
     model: str
     context_length: int
+    model_hash: str = ""
 
 
 class Connection:
@@ -176,7 +178,12 @@ class Connection:
             raise mismatch(self._vocabulary, reply.vocabulary_size, block, str(self.address))
         if reply.context_length < 1:
             raise ProtocolError("The verifier holds no tokens.", "Run the same version of edgellm on both sides.")
-        return Peer(reply.model, reply.context_length)
+        if len(reply.model_hash) not in (0, 32):
+            raise ProtocolError(
+                f"The verifier's model has a hash of {len(reply.model_hash)} bytes.",
+                "Run the same version of edgellm on both sides.",
+            )
+        return Peer(reply.model, reply.context_length, reply.model_hash.hex())
 
     def _unreachable(self, error: grpc.aio.AioRpcError) -> VerifierUnreachable:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:

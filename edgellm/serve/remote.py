@@ -36,6 +36,11 @@ class RemoteVerifier:
     def context_length(self) -> int:
         return self._connection.peer.context_length
 
+    @property
+    def model_hash(self) -> str:
+        """The SHA-256 of the verifier's model file in hex; empty where it does not tell."""
+        return self._connection.peer.model_hash
+
     def open(self, sampling: Sampling) -> RemoteSession:
         """A session for one reply. Where the verifier is away by now, it is not ready, and will be."""
         return RemoteSession(self._connection, self._vocabulary, sampling)

@@ -20,6 +20,7 @@ from edgellm.serve.batcher import Batcher
 from edgellm.serve.jobs import Counters
 from edgellm.serve.scheduler import Limits
 from edgellm.serve.service import Happened, ServerEvent, Service
+from edgellm.store.fingerprint import fingerprint
 
 GRACE_SECONDS = 10.0  # for what is in flight, when the server is stopped
 _POSITIONS = 4096  # per session, where the model was trained for more and nobody asked for more
@@ -55,6 +56,7 @@ class VerifierServer:
         self.context_length = _positions(model, context)
         limits = limits or Limits()
         self._max_waiting = _positive("max_waiting", max_waiting)
+        self._model_hash = fingerprint(model.path)
         self._tell = on_event or (lambda _event: None)
         # llama.cpp aborts where a batch cannot hold a row of every sequence; the longest chunk fits in any case
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)
@@ -121,6 +123,7 @@ class VerifierServer:
             self._batcher,
             vocabulary=self.model.vocabulary,
             model=self.model.name,
+            model_hash=self._model_hash,
             context=self.context_length,
             max_waiting=self._max_waiting,
             tell=self._tell,

@@ -56,15 +56,16 @@ class Service:
         *,
         vocabulary: Vocabulary,
         model: str,
+        model_hash: str,
         context: int,
         max_waiting: int,
         tell: Callable[[ServerEvent], None],
     ) -> None:
-        """Beyond `max_waiting` requests at once, further ones are answered *busy*."""
+        """`model_hash` is hex, or empty. Beyond `max_waiting` requests at once, further ones are answered *busy*."""
         self._batcher = batcher
         self._vocabulary = vocabulary
         self._fingerprint = bytes.fromhex(vocabulary.fingerprint)
-        self._model = model
+        self._model, self._model_hash = model, bytes.fromhex(model_hash)
         self._bounds = Bounds(vocabulary.size, context)
         self._max_waiting = max_waiting
         self._tell = tell
@@ -99,6 +100,7 @@ class Service:
             vocabulary_size=self._vocabulary.size,
             model=self._model,
             context_length=self._bounds.context,
+            model_hash=self._model_hash,
         )
 
     async def compare_vocabulary(self, request: pb.VocabularyHashes, _context: Stream) -> pb.VocabularyBlock:

@@ -1,7 +1,9 @@
 """Models on disk: what they are called, where they are, how they come and go. Knows no network but the model hub's."""
 
 from edgellm.store.cache import StoredModel, find, list_models, removable, remove
+from edgellm.store.fingerprint import fingerprint
 from edgellm.store.names import ALIASES, HubName, bundled, parse_hub_name, resolve
+from edgellm.store.places import cache_dir, data_dir
 from edgellm.store.pull import Plan, Pulled, Transfer, fetch, plan, pull
 
 __all__ = [
@@ -12,8 +14,11 @@ __all__ = [
     "StoredModel",
     "Transfer",
     "bundled",
+    "cache_dir",
+    "data_dir",
     "fetch",
     "find",
+    "fingerprint",
     "list_models",
     "parse_hub_name",
     "plan",

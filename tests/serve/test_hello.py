@@ -14,6 +14,7 @@ from edgellm.errors import ProtocolError, VerifierUnreachable, VocabularyMismatc
 from edgellm.link.channel import PROTOCOL
 from edgellm.serve.connection import Timing
 from edgellm.serve.remote import RemoteVerifier
+from edgellm.store import fingerprint
 from tests.serve.scripted import scripted
 
 
@@ -46,6 +47,26 @@ def test_another_protocol_version_says_who_is_older(vocabulary: Vocabulary, vers
     with (
         scripted(vocabulary, lambda _rounds, _context: iter(()), {"protocol": version}) as address,
         pytest.raises(ProtocolError, match=f"Update edgellm on {older}"),
+    ):
+        RemoteVerifier(address, vocabulary)
+
+
+def test_a_verifier_says_which_model_it_is(remote: RemoteVerifier, exact: Model) -> None:
+    assert remote.model_hash == fingerprint(exact.path)
+
+
+@pytest.mark.parametrize(("told", "known"), [(b"", ""), (b"\x01" * 32, "01" * 32)])
+def test_one_that_does_not_say_can_be_used_all_the_same(vocabulary: Vocabulary, told: bytes, known: str) -> None:
+    with scripted(vocabulary, lambda _rounds, _context: iter(()), {"model_hash": told}) as address:
+        verifier = RemoteVerifier(address, vocabulary)
+        assert verifier.model_hash == known
+        verifier.close()
+
+
+def test_a_hash_that_is_none_is_refused(vocabulary: Vocabulary) -> None:
+    with (
+        scripted(vocabulary, lambda _rounds, _context: iter(()), {"model_hash": b"short"}) as address,
+        pytest.raises(ProtocolError, match="5 bytes"),
     ):
         RemoteVerifier(address, vocabulary)
 

@@ -1,0 +1,62 @@
+"""What a model file is, whatever it is called: the SHA-256 of its bytes, computed once a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from edgellm.store.places import cache_dir
+
+_BLOB = re.compile(r"[0-9a-f]{64}")  # the hub's cache names a model's file by this very hash
+_KEPT = 256  # files
+
+
+def fingerprint(path: Path) -> str:
+    """The SHA-256 of a file's content in hex, 64 characters.
+
+    Read once (about a second a gigabyte) and remembered for as long as the file's size and time of change stay. Of a
+    model that is split over several files, that of the first.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    real = path.resolve()
+    if real.parent.name == "blobs" and _BLOB.fullmatch(real.name):
+        return real.name
+    stat = real.stat()
+    key, mark = str(real), [stat.st_size, stat.st_mtime_ns]
+    known = _known()
+    entry = known.get(key)
+    if isinstance(entry, list) and entry[:2] == mark and _BLOB.fullmatch(str(entry[-1])):
+        return str(entry[-1])
+    with real.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    known.pop(key, None)
+    kept = dict(list(known.items())[-_KEPT + 1 :])
+    with suppress(OSError):  # then it is computed again next time
+        _keep(kept | {key: [*mark, digest]})
+    return digest
+
+
+def _file() -> Path:
+    return cache_dir() / "fingerprints.json"
+
+
+def _known() -> dict[str, object]:
+    try:
+        found = json.loads(_file().read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _keep(known: dict[str, object]) -> None:
+    file = _file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    partial.write_text(json.dumps(known), encoding="utf-8")
+    partial.replace(file)
