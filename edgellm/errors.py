@@ -84,10 +84,8 @@ class VerifierLost(EdgeError):
 class VerifierBusy(VerifierLost):
     """The verifier is there and has no room for another request; it has said when to ask again, in `seconds`."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(
-            "The verifier is busy.", f"The device goes on alone and asks again in about {seconds:g} seconds."
-        )
+    def __init__(self, what: str, next_step: str, seconds: float = 1.0) -> None:
+        super().__init__(what, next_step)
         self.seconds = seconds
 
 

@@ -3,7 +3,9 @@
 from edgellm.api.compose import compose
 from edgellm.api.loading import DRAFT, VERIFIER, Named, Progress, check_vocabularies, is_address
 from edgellm.api.pair import Pair, generate
+from edgellm.api.profiles import find_profile, profile_path, read_profile
 
 __all__ = [
-    "DRAFT", "VERIFIER", "Named", "Pair", "Progress", "check_vocabularies", "compose", "generate", "is_address",
+    "DRAFT", "VERIFIER", "Named", "Pair", "Progress", "check_vocabularies", "compose", "find_profile", "generate",
+    "is_address", "profile_path", "read_profile",
 ]  # fmt: skip

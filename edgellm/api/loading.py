@@ -85,10 +85,13 @@ def local_verifier(model: Model, n_ctx: int, threads: int | None, closing: ExitS
     return verifier
 
 
-def remote_verifier(address: str, text: Model, closing: ExitStack) -> Verifier:
-    """The verifier at `address`, for drafts in the vocabulary of `text`. Raises what `RemoteVerifier` raises."""
+def remote_verifier(address: str, text: Model, closing: ExitStack) -> tuple[Verifier, Callable[[], str]]:
+    """The verifier at `address`, for drafts in the vocabulary of `text`, and what tells its model's hash.
+
+    Raises what `RemoteVerifier` raises.
+    """
     from edgellm.serve.remote import RemoteVerifier  # gRPC takes its time to import: only who needs it waits
 
-    verifier: Verifier = RemoteVerifier(address, text.vocabulary)
+    verifier = RemoteVerifier(address, text.vocabulary)
     closing.callback(verifier.close)
-    return verifier
+    return verifier, lambda: verifier.model_hash

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
 from edgellm.api.compose import compose
+from edgellm.api.drafters import Drafters
+from edgellm.api.knowledge import Knowledge
 from edgellm.api.loading import (
     DRAFT,
     VERIFIER,
@@ -25,17 +28,16 @@ from edgellm.api.loading import (
     positions,
     remote_verifier,
 )
-from edgellm.engine import Context, Message, Model
+from edgellm.api.profiling import profile_pair
+from edgellm.api.writing import Parts, write
+from edgellm.engine import Message, Model
 from edgellm.errors import InputNotText, InvalidOption, PromptTooLong
-from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.loop import Event, Limits
-from edgellm.spec.loop import generate as write_reply
 from edgellm.spec.options import ReplyOptions
-from edgellm.spec.pool import ContextPool
+from edgellm.spec.profile import Profile
 from edgellm.spec.protocols import Verifier
-from edgellm.spec.records import Ids, Sampling
+from edgellm.spec.records import Ids
 from edgellm.spec.reply import Reply
-from edgellm.spec.stats import Stats
+from edgellm.store import fingerprint
 
 _AT_ONCE = 7  # tokens beyond the next one that a verifier across a link writes per request, where nobody drafts
 
@@ -55,32 +57,38 @@ class Pair:
         n_ctx: int | None = None,
         threads: int | None = None,
         extra: int = 0,
+        model_hash: Callable[[], str] | None = None,
+        profile: Path | None = None,
         closing: ExitStack | None = None,
     ) -> None:
         """Of parts that are already there; `open` is the usual way.
 
-        `text` is the model whose tokenizer and chat template are used; `extra` as in `Limits`; `closing` is closed
-        with the pair, and closes what the pair shall own.
+        `text` is the model whose tokenizer and chat template are used; `extra` as in `Limits`; `model_hash` tells the
+        hash of a verifier's model that is not in this process; `profile` is a file; `closing` is closed with the pair,
+        and closes what the pair shall own.
 
         Raises:
             InvalidOption: both left out, or `n_ctx` is more than the draft model was trained for.
+            ProfileUnusable: the given profile is not this pair's.
         """
         self._text = text
-        self._draft = draft
-        self._verifier = verifier
-        self._extra = extra
         self._replies: weakref.WeakSet[Reply] = weakref.WeakSet()
         self._closing = closing or ExitStack()
         self._closed = False
-        self._contexts: ContextPool | None = None
         lengths = [] if verifier is None else [min(verifier.context_length, n_ctx or verifier.context_length)]
+        drafters = knowledge = None
         if draft is not None:
             lengths.append(positions(draft, n_ctx))
-            self._contexts = ContextPool(partial(Context, draft, n_ctx=lengths[-1], threads=threads))
-            self._closing.callback(self._contexts.close)
+            if verifier is not None:
+                knowledge = Knowledge(draft.path, model_hash or text.path, profile)
+            drafters = Drafters(draft, lengths[-1], threads, partial(fingerprint, draft.path))
+            self._closing.callback(drafters.close)
         if not lengths:
             raise InvalidOption("Neither a draft model nor a verifier is given.", "Give at least one of the two.")
         self.context_length = min(lengths)
+        self._parts = Parts(
+            text, draft, drafters, verifier, knowledge, self.context_length, extra, threads, model_hash is not None
+        )
 
     @classmethod
     def open(
@@ -89,6 +97,7 @@ class Pair:
         verifier: Named | None = VERIFIER,
         *,
         tokenizer: Named = DRAFT,
+        profile: Path | None = None,
         n_ctx: int | None = None,
         threads: int | None = None,
         gpu_layers: int = 0,
@@ -98,14 +107,16 @@ class Pair:
 
         A model is a path, an alias or `user/repo:quant`; the verifier may also be the `HOST:PORT` of one that is being
         served; None or "none" leaves one of the two out. `tokenizer` names the model whose vocabulary and template are
-        used where neither model is in this process. `n_ctx` limits prompt and reply together, in tokens. `progress`
-        is called with a model's name and the share of it that is loaded.
+        used where neither model is in this process. `profile` is a file from `edgellm profile`; without one the pair's
+        own is found by the hashes of its models. `n_ctx` limits prompt and reply together, in tokens. `progress` is
+        called with a model's name and the share of it that is loaded.
 
         Raises:
             InvalidOption: both left out, or `n_ctx` is more than a model was trained for.
             ModelNotFound, ModelCorrupt, ModelUnsupported: from loading.
             VocabularyMismatch: the two do not share one vocabulary; names the first token that differs.
             VerifierUnreachable: nobody answers at the address.
+            ProfileUnusable: the given profile is of other models or of another version.
         """
         draft, verifier = named(draft), named(verifier)
         if draft is None and verifier is None:
@@ -117,17 +128,21 @@ class Pair:
         try:
             small = loaded(draft) if draft is not None else None
             checker: Verifier | None = None
-            extra = 0
+            extra, model_hash = 0, None
             if verifier is None or is_address(verifier):
                 text = small if small is not None else loaded(tokenizer)
                 if verifier is not None:
-                    checker, extra = remote_verifier(str(verifier), text, closing), _AT_ONCE
+                    checker, model_hash = remote_verifier(str(verifier), text, closing)
+                    extra = _AT_ONCE
             else:
                 text = loaded(verifier)
                 if small is not None:
                     check_vocabularies(small, text)
                 checker = local_verifier(text, positions(text, n_ctx), threads, closing)
-            return cls(text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, extra=extra, closing=closing)
+            return cls(
+                text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, extra=extra, model_hash=model_hash,
+                profile=profile, closing=closing,
+            )  # fmt: skip
         except BaseException:
             closing.close()
             raise
@@ -135,7 +150,8 @@ class Pair:
     def reply(self, prompt: str | Sequence[Message], options: ReplyOptions | None = None, **changes: Any) -> Reply:
         """A reply to a question, or to a conversation as `compose` makes it. Nothing is computed before it is iterated.
 
-        `changes` are fields of `ReplyOptions` that differ from `options`.
+        `changes` are fields of `ReplyOptions` that differ from `options`. Iterating raises ProfileUnusable where a
+        budget needs a profile that cannot be used, and what the verifier raises when it is opened.
 
         Raises:
             InvalidOption: an option that cannot be meant, or an empty prompt.
@@ -143,19 +159,53 @@ class Pair:
             PromptTooLong: the prompt leaves no room in the context; says both lengths.
         """
         began = perf_counter()
-        if self._closed:
-            raise InvalidOption("This pair is closed.", "Open it again.")
+        self._check_open()
         options = replace(options or ReplyOptions(), **changes)
         ids = self.prompt_ids(prompt)
         sampling = options.sampling()
         reply = Reply(
-            partial(self._write, ids, options, sampling),
+            partial(write, self._parts, ids, options, sampling),
             prompt_tokens=len(ids),
             seed=sampling.seed,
             prepared=perf_counter() - began,
         )
         self._replies.add(reply)
         return reply
+
+    def profile(
+        self,
+        prompts: Sequence[str | Sequence[Message]],
+        *,
+        gamma: int = 4,
+        max_tokens: int = 96,
+        layers: tuple[int, ...] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Profile:
+        """Profiles the pair on `prompts`, everything verified, and uses that from now on, without saving it.
+
+        `layers`: whose attention is importance. `progress` is called with the prompts done, and those in all. A profile
+        is kept with `Profile.save`, or for later processes with `keep_profile`.
+
+        Raises:
+            InvalidOption: one of the two models is missing, or the prompts bring too little to say anything.
+            PromptTooLong, InputNotText: one of the prompts.
+            ProfileUnusable: the verifier does not say which model it is.
+            VerifierLost: it goes away meanwhile.
+        """
+        self._check_open()
+        ids = [self.prompt_ids(prompt) for prompt in prompts]
+        return profile_pair(self._parts, ids, gamma=gamma, most=max_tokens, layers=layers, progress=progress)
+
+    def keep_profile(self, profile: Profile) -> Path:
+        """Saves `profile` as this pair's, where later processes find it; returns the file.
+
+        Raises:
+            InvalidOption: one of the two models is missing.
+            OSError: it cannot be written.
+        """
+        if self._parts.knowledge is None:
+            raise InvalidOption("This is no pair: a draft model or a verifier is missing.", "Open both.")
+        return self._parts.knowledge.use(profile)
 
     def prompt_ids(self, prompt: str | Sequence[Message]) -> Ids:
         """The prompt as the models see it, shape (n,). Raises what `reply` raises for a prompt."""
@@ -175,27 +225,9 @@ class Pair:
             )
         return ids
 
-    def _write(
-        self, prompt: Ids, options: ReplyOptions, sampling: Sampling, stats: Stats, explain: bool,
-        stopped: Callable[[], bool],
-    ) -> Generator[Event, None, None]:  # fmt: skip
-        context = self._contexts.take() if self._contexts is not None else None
-        try:
-            yield from write_reply(
-                prompt,
-                alphabet=self._text,
-                drafter=ModelDrafter(self._draft, context) if self._draft is not None and context is not None else None,
-                gate=options.make_gate(sampling.seed),
-                verifier=self._verifier,
-                sampling=sampling,
-                limits=Limits(options.max_tokens, self.context_length, options.gamma, self._extra),
-                stats=stats,
-                explain=explain,
-                stopped=stopped,
-            )
-        finally:
-            if self._contexts is not None and context is not None:
-                self._contexts.give(context)
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidOption("This pair is closed.", "Open it again.")
 
     def close(self) -> None:
         """Stops the replies that are under way and gives memory back."""

@@ -9,6 +9,7 @@ import typer
 from edgellm import __version__
 from edgellm.cli.chat import chat
 from edgellm.cli.models import ls, pull, rm, show
+from edgellm.cli.profile import profile
 from edgellm.cli.serve import serve
 from edgellm.cli.teach import taught
 
@@ -40,10 +41,12 @@ def _edgellm(
     """
 
 
+_PROFILE = "The prompts should be such as you ask; some dozens do. The profile is found by itself from then on."
 _ALONE = "Nothing leaves this machine: the bundled pair of models comes with edgellm."
 
 for _name, _command, _summary, _more in (
     ("chat", chat, "Talk to the pair: a small model drafts the reply, a bigger one verifies it.", _ALONE),
+    ("profile", profile, "Measure a pair on your prompts, so that a budget is spent where it matters.", _PROFILE),
     ("serve", serve, "Serve the verifier, for devices that draft.", "It finishes what it has begun when stopped."),
     ("pull", pull, "Fetch a model from the Hugging Face hub.", "A pull that was cut goes on where it stopped."),
     ("ls", ls, "List the models that are on this machine.", ""),

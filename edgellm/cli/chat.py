@@ -13,19 +13,34 @@ from edgellm.cli.loading import Loading
 from edgellm.cli.screen import is_terminal
 from edgellm.cli.speak import speak
 from edgellm.cli.talk import Talk
-from edgellm.cli.teach import model_names
+from edgellm.cli.teach import GATES, gate_names, model_names
 from edgellm.cli.text import decode
 from edgellm.errors import InvalidOption
 
 INTERRUPTED = 130
+_WHICH = f"Which ones: {', '.join(GATES)}. auto is the one with the best evidence for this pair."
 
 
 class Gate(enum.StrEnum):
     """Which drafted chunks the verifier is asked about."""
 
+    AUTO = "auto"
+    SYNERA = "synera"
+    CONFIDENCE = "confidence"
+    IMPORTANCE = "importance"
+    RANDOM = "random"
+    HYBRID = "hybrid"
+    EDGEFM = "edgefm"
     ALWAYS = "always"
     NEVER = "never"
-    CONFIDENCE = "confidence"
+
+
+class Exit(enum.StrEnum):
+    """Whether drafted tokens leave the draft model before its last layers."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
 
 
 def chat(
@@ -46,7 +61,32 @@ def chat(
             help="The bigger model, or where one is served; 'none' leaves the draft model alone.",
         ),
     ] = "edgellm-verifier",
-    gate: Annotated[Gate, typer.Option(help="Which drafts are verified: all, none, or the unsure ones.")] = Gate.ALWAYS,
+    budget: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="The share of drafted chunks to verify, 0 to 1.", show_default="all"),
+    ] = None,
+    gate: Annotated[
+        Gate,
+        typer.Option(
+            metavar="GATE", autocompletion=gate_names, help=_WHICH,
+        ),
+    ] = Gate.AUTO,
+    parallel: Annotated[
+        bool, typer.Option("--parallel/--no-parallel", help="Draft on while a served verifier checks.")
+    ] = True,
+    early_exit: Annotated[
+        Exit, typer.Option(metavar="auto|on|off", help="Leave the draft model's last layers out where it is sure.")
+    ] = Exit.AUTO,
+    exit_threshold: Annotated[
+        float, typer.Option(metavar="P", help="How sure: the likeliest token's lead over the second.")
+    ] = 0.7,
+    economy: Annotated[
+        bool, typer.Option("--economy/--no-economy", help="With a budget: stop verifying what proves needless.")
+    ] = True,
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The pair's profile, from edgellm profile.", show_default="its own"),
+    ] = None,
     context: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="A text file to answer from. Can be given several times.")
     ] = None,
@@ -64,8 +104,9 @@ def chat(
     from edgellm.spec.options import ReplyOptions
 
     options = ReplyOptions(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, gate=gate.value
-    )
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, gate=gate.value,
+        budget=budget, parallel=parallel, early_exit=early_exit.value, exit_threshold=exit_threshold, economy=economy,
+    )  # fmt: skip
     texts = [_read(path) for path in context or ()]
     question = " ".join(prompt) if prompt else None
     if not is_terminal(sys.stdin):
@@ -79,7 +120,7 @@ def chat(
     if question is not None and not question.strip():
         raise InvalidOption("The question is empty.", 'Write one: edgellm chat "Where is my mug?"')
     with Loading() as loading:
-        pair = Pair.open(draft, verifier, progress=loading)
+        pair = Pair.open(draft, verifier, profile=profile, progress=loading)
     with pair:
         talk = Talk(pair, options, context=texts, system=system)
         if question is None:

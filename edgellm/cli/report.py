@@ -60,6 +60,10 @@ def _headline(summary: Summary) -> list[str]:
         parts.append(f"{summary.mean_acceptance_length:.2f} tokens a check")
     if summary.verifier_passes_per_token:
         parts.append(f"{summary.verifier_passes_per_token:.2f} verifier passes a token")
+    if summary.share_offloaded is not None and summary.share_offloaded < 1.0:
+        parts.append(f"{summary.share_offloaded:.0%} offloaded so far")
+    if summary.guesses_tried:
+        parts.append(f"{summary.guesses_hit} of {summary.guesses_tried} guesses right")
     if summary.bytes_up or summary.bytes_down:
         parts.append(f"{size(summary.bytes_up)} up, {size(summary.bytes_down)} down")
     elif summary.share_verified is not None:
@@ -95,6 +99,11 @@ def _rows(summary: Summary) -> list[tuple[str, str, str]]:
         (number(summary.verifier_passes_per_token, ".2f"), "verifier passes a token", "1 is what it needs alone"),
         (f"{summary.chunks_accepted_whole} of {summary.chunks_verified}", "chunks whole", "accepted to the last token"),
         (str(summary.drafted), "drafted", f"in {summary.rounds} rounds"),
+        (str(summary.exits), "left early", "drafted without the draft model's last layers"),
+        (number(summary.share_offloaded, ".1%"), "offloaded", "of all chunks under this budget so far"),
+        (f"{summary.guesses_hit} of {summary.guesses_tried}", "guesses right", "at verdicts that were on their way"),
+        (number(summary.stall_hidden, ".0%"), "of waiting hidden", "it went into drafts that were taken over"),
+        (number(summary.bytes_per_chunk, ".0f"), "bytes a chunk", "both ways, the prompt's share included"),
         (size(summary.bytes_up), "up", "sent to the verifier"),
         (size(summary.bytes_down), "down", "received from it"),
         (str(summary.seed), "seed", "--seed repeats a sampled reply"),

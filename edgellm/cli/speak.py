@@ -33,7 +33,8 @@ def speak(reply: Reply, *, as_json: bool, explain: bool, stats: bool) -> Summary
         sources = show(reply)
     summary = reply.summary
     for reason in reasons:
-        say(f"round {reason.round}: {reason.text}", style="dim")
+        about = "reply" if reason.round is None else f"round {reason.round}"
+        say(f"{about}: {reason.text}", style="dim")
     if as_json:
         emit(summary_json(summary))
     else:

@@ -18,7 +18,18 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm chat --verifier none", "the draft model alone"),
         ("edgellm chat --draft none", "the verifier alone"),
         ("edgellm chat --verifier localhost:50151", "a verifier started by `edgellm serve`"),
+        ("edgellm chat --budget 0.2", "only one chunk in five is verified: those that matter most"),
+        ("edgellm chat --budget 0.2 --gate synera --explain", "by the paper's gate; and why each chunk was or was not"),
+        ("edgellm chat --verifier localhost:50151 --no-parallel", "without drafting on while the verifier checks"),
         ('edgellm chat --json "Hello" | jq -r .text', "one JSON object a token, then a summary"),
+    ),
+    "profile": (
+        ("edgellm profile --prompts questions.txt", "the bundled pair, on questions of yours, one a line"),
+        (
+            "edgellm profile --draft SMALL.gguf --verifier BIG.gguf --prompts chats.jsonl",
+            "conversations, as JSON lines",
+        ),
+        ("edgellm profile --verifier localhost:50151 --prompts questions.txt", "with a verifier that is being served"),
     ),
     "serve": (
         ("edgellm serve --role verifier", "the bundled verifier, on this machine only"),
@@ -49,6 +60,26 @@ def taught(command: str, summary: str, more: str = "") -> str:
     lines = [f"  [cyan not dim]{escape(line)}[/]\n      {escape(what)}" for line, what in EXAMPLES[command]]
     examples = "\n".join(["For example:", *lines])
     return "\n\n".join(part for part in (summary, examples, escape(more)) if part)
+
+
+GATES = {
+    "auto": "the one for which the pair's profile has the best evidence",
+    "synera": "the paper's: confidence, then importance",
+    "confidence": "the unsure chunks",
+    "importance": "the chunks that later tokens look at",
+    "random": "any chunk, by chance",
+    "hybrid": "every unsure token by itself",
+    "edgefm": "whole replies, written anew",
+    "always": "every chunk",
+    "never": "none",
+}
+
+
+def gate_names(incomplete: str) -> Iterator[tuple[str, str]]:
+    """For shell completion: the gates, with what each of them verifies."""
+    for name, meaning in GATES.items():
+        if name.startswith(incomplete.lower()):
+            yield name, meaning
 
 
 def model_names(incomplete: str) -> Iterator[tuple[str, str]]:

@@ -167,7 +167,8 @@ class Stream:
         elif kind == "busy":
             wait = min(frame.busy.retry_ms, LONGEST_BUSY_MS) / 1e3
             self._connection.loop_pause(wait)
-            self._fail(VerifierBusy(wait))
+            again = f"The device goes on alone and asks again in about {wait:g} seconds."
+            self._fail(VerifierBusy("The verifier is busy.", again, wait))
         elif frame.working.step != self._step:
             self._step, self._moved = frame.working.step, monotonic()
 

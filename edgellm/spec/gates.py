@@ -68,12 +68,15 @@ class ConfidenceGate:
 class ImportanceGate:
     """Synera's fine filter alone (section 4.2): chunks that later tokens attend to go with probability P_imp."""
 
-    def __init__(self, i_th: float, seed: int = 0) -> None:
-        """`i_th`: a chunk whose mean importance is above it always goes, one of at most half of it never."""
-        self._i_th, self._seed = i_th, seed
+    def __init__(self, i_th: float, seed: int = 0, usual: float = 0.0) -> None:
+        """`i_th`: a chunk whose mean importance is above it always goes, one of at most half of it never. `usual` is
+        taken for a chunk of which nothing was measured, because it was drafted ahead.
+        """
+        self._i_th, self._seed, self._usual = i_th, seed, usual
 
     def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:  # noqa: ARG002
-        importance = float(chunk.importance.sum()) / len(chunk)
+        measured = chunk.importance[chunk.ahead :]
+        importance = float(measured.sum()) / len(measured) if len(measured) else self._usual
         chance = p_imp(importance, self._i_th)
         number = _draws(self._seed, written)[1]
         return Decision(
@@ -85,8 +88,9 @@ class ImportanceGate:
 class SyneraGate:
     """The paper's gate (section 4.2): a chunk goes when a draw from P_conf and then one from P_imp both say so."""
 
-    def __init__(self, c_th: float, i_th: float, seed: int = 0) -> None:
-        self._coarse, self._fine = ConfidenceGate(c_th, seed), ImportanceGate(i_th, seed)
+    def __init__(self, c_th: float, i_th: float, seed: int = 0, usual: float = 0.0) -> None:
+        """`c_th` as for `ConfidenceGate`, the others as for `ImportanceGate`."""
+        self._coarse, self._fine = ConfidenceGate(c_th, seed), ImportanceGate(i_th, seed, usual)
 
     def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:
         coarse = self._coarse.decide(chunk, written, max_tokens)
@@ -113,11 +117,14 @@ class HybridGate:
 class TailGate:
     """Sequence-wise early exit (Synera, 4.3): behind a share of `max_tokens` nothing is verified any more."""
 
-    def __init__(self, gate: Gate, share: float = 0.8) -> None:
-        self._gate, self._share = gate, checked_share(share, "share of max_tokens")
+    def __init__(self, gate: Gate, share: float = 0.8, ledger: Ledger | None = None) -> None:
+        """`ledger`, if the gate keeps one, counts these chunks too: its budget is a share of all."""
+        self._gate, self._share, self._ledger = gate, checked_share(share, "share of max_tokens"), ledger
 
     def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:
         if written >= self._share * max_tokens:
+            if self._ledger is not None:
+                self._ledger.enter(False)
             return Decision(
                 False, f"{written} of at most {max_tokens} tokens are written, and the rest is not verified"
             )

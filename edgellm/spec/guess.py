@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +48,26 @@ def rejection(confidence: Floats, alpha: float) -> Probabilities:
     weights[gamma] = powers[gamma]
     total = float(weights.sum())
     return weights / total if total > 0.0 else np.full(gamma + 1, 1.0 / (gamma + 1))
+
+
+BRANCHES = 3
+"""Guesses that are followed at once where nothing is measured."""
+MOST_BRANCHES = 4
+
+
+def branches(batch_seconds: Sequence[float], wait: float, gamma: int) -> tuple[int, str]:
+    """How many guesses to follow at once, and why: as many as are drafted whole while a verdict is waited for.
+
+    `batch_seconds[i]` for a token of i + 1 branches, `wait` seconds for a verdict, `gamma` tokens a branch. At least
+    one is followed: it costs nothing but the device's idle time.
+    """
+    fit = [rows for rows, seconds in enumerate(batch_seconds[:MOST_BRANCHES], 1) if gamma * seconds <= wait]
+    many = max(fit, default=1)
+    took = gamma * batch_seconds[many - 1] * 1e3
+    return many, (
+        f"parallel inference with {many} {'guess' if many == 1 else 'guesses'}: {gamma} tokens take {took:.1f} ms,"
+        f" and a verdict {wait * 1e3:.1f} ms"
+    )
 
 
 def guesses(positions: Probabilities, alternatives: list[tuple[Ids, Floats]], most: int) -> list[Guess]:

@@ -7,19 +7,28 @@ import secrets
 from dataclasses import dataclass
 
 from edgellm.errors import InvalidOption
-from edgellm.spec.gates import AlwaysGate, ConfidenceGate, NeverGate
 from edgellm.spec.protocols import Gate
 from edgellm.spec.records import Sampling
 
-GATES = ("always", "never", "confidence")
+GATES = ("auto", "synera", "confidence", "importance", "random", "hybrid", "edgefm", "always", "never")
+"""Which drafted chunks are verified. `synera` is the paper's gate, `random`, `hybrid` and `edgefm` are baselines."""
+
+EARLY_EXIT = ("auto", "on", "off")
+_FREE = ("auto", "confidence", "always", "never")  # these mean something without a budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyOptions:
-    """Choices for one reply; the defaults are greedy, and verify everything.
+    """Choices for one reply; the defaults are greedy, and lossless: everything is verified.
 
-    `gate` is one of `GATES` or a gate of your own. `seed` None picks one, which the summary tells. `gamma` is the
-    number of drafted tokens in a chunk, `confidence_threshold` the confidence gate's c_th.
+    `budget` in [0, 1] is the share of chunks that the verifier is asked about (of tokens with the gate `hybrid`, of
+    replies with `edgefm`), kept over all replies of a pair. `gate` is one of `GATES` or a gate of your own; `auto` is
+    the one for which the pair's profile has the best evidence, and verifies everything where no budget is given.
+    `parallel`: drafts on while a verdict is on its way, where the verifier is across a link. `early_exit`: leaves the
+    draft model's last layers out for a token that `exit_threshold` calls sure (top-1 minus top-2 probability), `auto`
+    where the profile says that it pays. `economy`: with a budget below 1 verification may stop where it is measured
+    to change nothing and cost time. `seed` None picks one, which the summary tells. `gamma` is the number of drafted
+    tokens in a chunk, `confidence_threshold` the c_th of the confidence gate without a budget.
 
     Raises:
         InvalidOption: a value that cannot be meant, named with the range that can.
@@ -30,7 +39,12 @@ class ReplyOptions:
     top_k: int = 40
     top_p: float = 0.95
     seed: int | None = None
-    gate: str | Gate = "always"
+    gate: str | Gate = "auto"
+    budget: float | None = None
+    parallel: bool = True
+    early_exit: str = "auto"
+    exit_threshold: float = 0.7
+    economy: bool = True
     confidence_threshold: float = 0.8
     gamma: int = 4
 
@@ -46,23 +60,31 @@ class ReplyOptions:
             raise InvalidOption(f"top_p is {self.top_p}.", "Give a number above 0 and up to 1; 1 switches it off.")
         if isinstance(self.gate, str) and self.gate not in GATES:
             raise InvalidOption(f"There is no gate named {self.gate!r}.", f"Choose one of {', '.join(GATES)}.")
-        if not 0.0 <= self.confidence_threshold <= 1.0:
+        for name in ("confidence_threshold", "exit_threshold"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise InvalidOption(f"{name} is {getattr(self, name)}.", "Give a number from 0 to 1, such as 0.8.")
+        if self.early_exit not in EARLY_EXIT:
+            raise InvalidOption(f"early_exit is {self.early_exit!r}.", f"Choose one of {', '.join(EARLY_EXIT)}.")
+        self._check_budget()
+
+    def _check_budget(self) -> None:
+        if self.budget is None:
+            if isinstance(self.gate, str) and self.gate not in _FREE:
+                raise InvalidOption(f"The gate {self.gate} needs a budget.", "Give one, such as 0.2.")
+            return
+        if not 0.0 <= self.budget <= 1.0:
+            raise InvalidOption(f"budget is {self.budget}.", "Give a share from 0 to 1, such as 0.2.")
+        fixed = {"always": 1.0, "never": 0.0}.get(self.gate, self.budget) if isinstance(self.gate, str) else None
+        if fixed != self.budget:
+            name = f"The gate {self.gate}" if isinstance(self.gate, str) else "A gate of your own"
             raise InvalidOption(
-                f"confidence_threshold is {self.confidence_threshold}.", "Give a number from 0 to 1, such as 0.8."
+                f"{name} does not keep a budget of {self.budget}.", "Leave one of the two out, or choose the gate auto."
             )
 
     def sampling(self) -> Sampling:
         """The sampling that is asked for, with a fresh seed where none was given."""
         seed = self.seed if self.seed is not None else secrets.randbelow(2**32)
         return Sampling(self.temperature, self.top_k, self.top_p, seed)
-
-    def make_gate(self, seed: int) -> Gate:
-        """The gate that is asked for; its draws come from `seed`."""
-        if not isinstance(self.gate, str):
-            return self.gate
-        if self.gate == "confidence":
-            return ConfidenceGate(self.confidence_threshold, seed)
-        return AlwaysGate() if self.gate == "always" else NeverGate()
 
 
 def _at_least(name: str, value: int, least: int) -> None:

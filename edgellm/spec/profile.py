@@ -4,22 +4,41 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.spec.budget import solve
-from edgellm.spec.gates import p_conf, p_imp
-from edgellm.spec.predictor import Predictor, auc, fit
-from edgellm.spec.profiling import Observed, Run
-from edgellm.spec.signals import NAMES
+from edgellm.spec.evidence import all_conf, all_imp, evidence, gate_evidence, worth_of
+from edgellm.spec.predictor import Predictor, fit
+from edgellm.spec.profiling import Run
 
-VERSION = 1
+VERSION = 2
 KEPT = 512
 """Sampled chunks that a profile keeps: quantiles of a budget need no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitPoint:
+    """An early exit after `layer`, measured: the share of tokens that `left` there, the share of those for which full
+    depth says the same, and the seconds of a drafted token with it and at full depth.
+    """
+
+    layer: int
+    left: float
+    agreement: float
+    seconds: float
+    full_seconds: float
+
+    @property
+    def pays(self) -> bool:
+        return self.seconds < FASTER * self.full_seconds and self.agreement >= AGREES
+
+
+FASTER = 0.9  # an early exit pays where a token takes less than this of the time
+AGREES = 0.98  # and so many of those that leave are what full depth says
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +48,8 @@ class Profile:
     `c_th`, `alpha` and `acceptance` (share of chunks whose first i + 1 tokens are accepted, i in 0..gamma-1) come from
     fully verified replies. `confidence` and `importance` (n,) are chunk means in replies that nobody verified, `worth`
     (n,) the predictor's scores of the same chunks; `tokens` are confidences of single tokens there, `perplexities`
-    those of whole replies. Times in seconds.
+    those of whole replies. Times in seconds; `batch_seconds[i]` is what the draft model takes for i + 1 rows, empty
+    where that was not measured. `origin` says what it was made from: `prompts`, or the pair's `first replies`.
     """
 
     draft_hash: str
@@ -50,25 +70,47 @@ class Profile:
     evidence: dict[str, float]
     draft_seconds: float
     verify_seconds: float
+    origin: str = "prompts"
+    batch_seconds: tuple[float, ...] = ()
+    exits: tuple[ExitPoint, ...] = ()
+
+    @property
+    def usual_importance(self) -> float:
+        """The median of a chunk's importance."""
+        return float(np.median(self.importance)) if self.importance else 0.0
+
+    def best_exit(self) -> tuple[int | None, str]:
+        """The layer after which an early exit pays most, None where it pays nowhere, and why."""
+        if not self.exits:
+            return None, "no early exit was measured"
+        paying = [point for point in self.exits if point.pays]
+        best = min(paying or self.exits, key=lambda point: point.seconds / point.full_seconds)
+        found = (
+            f"after layer {best.layer} a token takes {best.seconds / best.full_seconds:.0%} of the time,"
+            f" {best.left:.0%} of tokens leave, and {best.agreement:.1%} of those are what full depth says"
+        )
+        return (best.layer, found) if paying else (None, f"it does not pay: {found}")
 
     def i_th(self, budget: float, coarse: bool = True) -> float:
         """The importance threshold at which the realised share of Synera's two-stage gate is the budget.
 
         Without `coarse` that of the fine filter alone.
         """
-        chances = [p_conf(c, self.c_th) if coarse else 1.0 for c in self.confidence]
+        importance = np.array(self.importance)
+        chances = all_conf(np.array(self.confidence), self.c_th) if coarse else np.ones(len(importance))
 
         def share(i_th: float) -> float:
-            fine = (p_imp(i, i_th) for i in self.importance)
-            return sum(c * f for c, f in zip(chances, fine, strict=True)) / len(chances)
+            return float((chances * all_imp(importance, i_th)).mean())
 
         return solve(share, budget, 0.0, 2.0 * max(self.importance) + 1e-6)
 
     def confidence_threshold(self, budget: float) -> float:
         """The c_th at which the realised share of P_conf alone is the budget."""
 
+        confidence = np.array(self.confidence)
+
         def share(doubt: float) -> float:
-            return sum(p_conf(c, 1.0 - doubt) for c in self.confidence) / len(self.confidence)
+            return float(all_conf(confidence, 1.0 - doubt).mean())
 
         return 1.0 - solve(share, budget, 0.0, 1.0)
 
@@ -97,19 +139,30 @@ class Profile:
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
             if fields.pop("version") != VERSION:
-                raise ValueError("another version")
+                raise ValueError(f"it is not of version {VERSION}")
             fitted = fields.pop("predictor")
             predictor = Predictor(tuple(fitted["weights"]), fitted["bias"])
+            fields["exits"] = [ExitPoint(**point) for point in fields["exits"]]
             lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
             return cls(**{**fields, **lists}, predictor=predictor)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ProfileUnusable(f"{path} is no profile that can be used ({error}).", "Run edgellm profile.") from None
+            raise ProfileUnusable(
+                f"{path} is no profile that can be used ({error}).", "Make it anew with edgellm profile."
+            ) from None
 
 
 def build(
-    runs: Sequence[Run], *, draft_hash: str, verifier_hash: str, gamma: int, layers: tuple[int, ...] = ()
+    runs: Sequence[Run],
+    *,
+    draft_hash: str,
+    verifier_hash: str,
+    gamma: int,
+    layers: tuple[int, ...] = (),
+    origin: str = "prompts",
+    batch_seconds: tuple[float, ...] = (),
+    exits: tuple[ExitPoint, ...] = (),
 ) -> Profile:
-    """The profile that `runs` amount to.
+    """The profile that `runs` amount to; the other arguments are its fields.
 
     Raises:
         InvalidOption: the runs hold too few chunks to say anything.
@@ -128,7 +181,7 @@ def build(
     predictor = fit(x, worth)
     step = max(1, len(alone) // KEPT)
     tokens = [c for run in runs for c in run.confidence]
-    return Profile(
+    profile = Profile(
         draft_hash=draft_hash,
         verifier_hash=verifier_hash,
         gamma=gamma,
@@ -147,7 +200,11 @@ def build(
         evidence=evidence(runs),
         draft_seconds=float(np.median([s for run in runs for s in run.draft_seconds])),
         verify_seconds=float(np.median([s for run in runs for s in run.verify_seconds])),
+        origin=origin,
+        batch_seconds=batch_seconds,
+        exits=exits,
     )
+    return replace(profile, evidence=profile.evidence | gate_evidence(profile, alone))
 
 
 def alpha_of(tokens: float, gamma: int) -> float:
@@ -162,42 +219,6 @@ def alpha_of(tokens: float, gamma: int) -> float:
 def perplexity(confidence: Sequence[float]) -> float:
     """exp of the mean surprise of tokens that were each the most probable one; 1 for an empty reply."""
     return float(np.exp(-np.mean(np.log(np.maximum(confidence, 1e-9))))) if len(confidence) else 1.0
-
-
-def worth_of(seen: Sequence[Observed]) -> npt.NDArray[np.float64]:
-    """What verifying each chunk gains, in 0..1; a correction that makes the reply worse is worth nothing."""
-    return np.clip([each.gain for each in seen], 0.0, 1.0)
-
-
-def evidence(runs: Sequence[Run]) -> dict[str, float]:
-    """What each score is good for, on prompts that it was not fitted on.
-
-    `auc ...`: the chance that a rejected chunk scores higher than an accepted one. `gain ... at b`: the share of all
-    that corrections of single chunks gain which lies in the b highest-scored chunks.
-    """
-    halves = [[seen for run in runs[start::2] for seen in run.alone] for start in (0, 1)]
-    if not all(halves):
-        return {}
-    collected: dict[str, list[npt.NDArray[np.float64]]] = {"worth": [], **{name: [] for name in NAMES}}
-    for ours, others in (halves, halves[::-1]):
-        x = np.array([seen.signals for seen in ours])
-        trained = fit(np.array([seen.signals for seen in others]), worth_of(others))
-        collected["worth"].append(trained.scores(x))
-        for place, name in enumerate(NAMES):
-            sign = -1.0 if "margin" in name else 1.0
-            collected[name].append(sign * x[:, place])
-    seen = [*halves[0], *halves[1]]
-    rejected = np.array([not each.whole for each in seen])
-    gains = np.array([each.gain for each in seen])
-    found: dict[str, float] = {}
-    for name, parts in collected.items():
-        scores = np.concatenate(parts)
-        found[f"auc {name}"] = auc(scores, rejected)
-        order = np.argsort(-scores, kind="stable")
-        for share in (0.1, 0.2, 0.4):
-            taken = gains[order[: round(share * len(order))]].sum()
-            found[f"gain {name} at {share}"] = float(taken / gains.sum()) if gains.sum() > 0 else 0.0
-    return {name: round(value, 4) for name, value in found.items() if np.isfinite(value)}
 
 
 def _rounded(values: Sequence[float]) -> tuple[float, ...]:

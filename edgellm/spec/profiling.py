@@ -63,7 +63,7 @@ class Watcher:
     ) -> None:
         """Replies have at most `most` tokens."""
         self._drafter, self._session, self._is_eog = drafter, session, is_eog
-        self._gamma, self._most = gamma, most
+        self._gamma, self.most = gamma, most
         self._draft_seconds: list[float] = []
         self._verify_seconds: list[float] = []
 
@@ -81,7 +81,7 @@ class Watcher:
             if verdict.accepted < len(chunk):
                 kept = np.concatenate((reply[:at], chunk.ids[: verdict.accepted], verdict.tokens[:1]))
                 gain = closeness(self._to_the_end(prompt, kept), reference) - before
-            seen.append(_observed(chunk, at, verdict, gain))
+            seen.append(observed(chunk, at, verdict, gain))
             at += len(chunk)
         confidence = tuple(float(c) for chunk in chunks for c in chunk.confidence)
         times = tuple(self._draft_seconds), tuple(self._verify_seconds)
@@ -90,10 +90,10 @@ class Watcher:
     def _verified(self, prompt: Ids) -> tuple[Ids, list[Observed]]:
         """The verifier's own reply, and its chunks."""
         ids, seen, start = prompt, [], len(prompt)
-        while (room := self._most - (len(ids) - start)) > 0:
+        while (room := self.most - (len(ids) - start)) > 0:
             chunk = self._draft(ids, min(self._gamma, room))
             verdict = self._verify(ids, chunk)
-            seen.append(_observed(chunk, len(ids) - start, verdict))
+            seen.append(observed(chunk, len(ids) - start, verdict))
             ids = np.concatenate((ids, chunk.ids[: verdict.accepted], verdict.tokens[:1]))
             if any(map(self._is_eog, ids[-verdict.accepted - 1 :].tolist())):
                 break
@@ -102,7 +102,7 @@ class Watcher:
     def _alone(self, prompt: Ids, written: int) -> tuple[Ids, list[Chunk]]:
         """The draft model's own reply to `prompt`, whose last `written` tokens are its beginning, and its chunks."""
         ids, chunks, start = prompt, [], len(prompt)
-        while (room := self._most - written - (len(ids) - start)) > 0:
+        while (room := self.most - written - (len(ids) - start)) > 0:
             chunk = self._draft(ids, min(self._gamma, room))
             chunks.append(chunk)
             ids = np.concatenate((ids, chunk.ids))
@@ -138,7 +138,8 @@ def closeness(one: Ids, other: Ids) -> float:
     return 0.5 * overlap + 0.5 * float(np.array_equal(one, other))
 
 
-def _observed(chunk: Chunk, written: int, verdict: Verdict, gain: float = 0.0) -> Observed:
+def observed(chunk: Chunk, written: int, verdict: Verdict, gain: float = 0.0) -> Observed:
+    """What is known of a chunk behind `written` tokens, and what became of it."""
     importance = float(chunk.importance.mean()) if len(chunk.importance) else 0.0
     return Observed(
         signals(chunk, written), float(chunk.confidence.mean()), importance, verdict.accepted, len(chunk), gain

@@ -134,9 +134,9 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why an automatic choice fell as it did in this round (shown by `--explain`)."""
+    """Why an automatic choice fell as it did in this round, None: for the whole reply (shown by `--explain`)."""
 
-    round: int
+    round: int | None
     text: str
 
 

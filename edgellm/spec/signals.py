@@ -26,11 +26,15 @@ NAMES = (
 _FLOOR = 1e-4  # confidences of 1 to all digits are told apart no further
 
 
-def signals(chunk: Chunk, written: int) -> Vector:
-    """The signals of a chunk of at least one token behind `written` ones, shape (len(NAMES),)."""
+def signals(chunk: Chunk, written: int, usual: float = 0.0) -> Vector:
+    """The signals of a chunk of at least one token behind `written` ones, shape (len(NAMES),).
+
+    `usual` stands for the importance of tokens of which it was not measured, because they were drafted ahead.
+    """
     confidence = chunk.confidence.astype(np.float64)
     doubt = -np.log(np.clip(confidence, _FLOOR, 1.0))
-    importance = chunk.importance
+    importance = chunk.importance.copy()
+    importance[: chunk.ahead] = usual
     least = int(doubt.argmax())
     has = len(importance) > 0
     return np.array(
@@ -41,9 +45,9 @@ def signals(chunk: Chunk, written: int) -> Vector:
             doubt.sum(),
             chunk.margin.min(),
             chunk.margin.mean(),
-            importance.mean() if has else 0.0,
-            importance.max() if has else 0.0,
-            importance[least] if has else 0.0,
+            importance.mean() if has else usual,
+            importance.max() if has else usual,
+            importance[least] if has else usual,
             len(chunk),
             np.log1p(written),
         )

@@ -16,8 +16,8 @@ class WorthGate:
         """`ledger` is shared by all replies of a pair: the budget holds over them together."""
         self._predictor = profile.predictor
         self._threshold = Threshold(profile.worth, budget, ledger)
-        self._seed = seed
+        self._seed, self._usual = seed, profile.usual_importance
 
     def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:  # noqa: ARG002
         tie = float(uniforms(self._seed, written, 1, Purpose.GATE)[0, 2])
-        return Decision(*self._threshold.decide(self._predictor.score(signals(chunk, written)), tie))
+        return Decision(*self._threshold.decide(self._predictor.score(signals(chunk, written, self._usual)), tie))

@@ -1,7 +1,7 @@
 """Models on disk: what they are called, where they are, how they come and go. Knows no network but the model hub's."""
 
 from edgellm.store.cache import StoredModel, find, list_models, removable, remove
-from edgellm.store.fingerprint import fingerprint
+from edgellm.store.fingerprint import fingerprint, quick_fingerprint
 from edgellm.store.names import ALIASES, HubName, bundled, parse_hub_name, resolve
 from edgellm.store.places import cache_dir, data_dir
 from edgellm.store.pull import Plan, Pulled, Transfer, fetch, plan, pull
@@ -23,6 +23,7 @@ __all__ = [
     "parse_hub_name",
     "plan",
     "pull",
+    "quick_fingerprint",
     "removable",
     "remove",
     "resolve",

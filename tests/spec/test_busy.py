@@ -37,7 +37,7 @@ class BusyPending(FakePending):
         assert isinstance(self.session, BusySession)
         if self.session.asked in verifier.busy:
             self.session.until = monotonic() + (SECONDS if verifier.comes_back else 1e9)
-            raise VerifierBusy(SECONDS)
+            raise VerifierBusy("It is busy.", "Ask again.", SECONDS)
         return super().result()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgellm.errors import InvalidOption
-from edgellm.spec.gates import AlwaysGate, ConfidenceGate, NeverGate
+from edgellm.spec.gates import NeverGate
 from edgellm.spec.options import GATES, ReplyOptions
 
 
@@ -15,6 +15,7 @@ from edgellm.spec.options import GATES, ReplyOptions
         ("temperature", -0.1), ("temperature", float("nan")), ("temperature", float("inf")), ("top_p", 0.0),
         ("top_p", 1.5), ("top_p", float("nan")), ("top_k", -1), ("top_k", 2.5), ("max_tokens", 0), ("max_tokens", True),
         ("gamma", 0), ("seed", -1), ("gate", "sometimes"), ("confidence_threshold", 1.1),
+        ("budget", 1.2), ("budget", -0.1), ("budget", float("nan")), ("early_exit", "maybe"), ("exit_threshold", 2.0),
     ],
 )  # fmt: skip
 def test_an_option_that_cannot_be_meant_is_named_with_its_value(option: str, bad: object) -> None:
@@ -24,11 +25,19 @@ def test_an_option_that_cannot_be_meant_is_named_with_its_value(option: str, bad
     assert option in caught.value.what or option == "gate"
 
 
-def test_each_gate_has_a_name() -> None:
-    made = [type(ReplyOptions(gate=name).make_gate(seed=1)) for name in GATES]
-    assert made == [AlwaysGate, NeverGate, ConfidenceGate]
-    own = NeverGate()
-    assert ReplyOptions(gate=own).make_gate(seed=1) is own
+@pytest.mark.parametrize("gate", sorted(set(GATES) - {"auto", "confidence", "always", "never"}))
+def test_a_gate_that_means_nothing_without_a_budget_is_refused(gate: str) -> None:
+    with pytest.raises(InvalidOption, match=f"{gate} needs a budget"):
+        ReplyOptions(gate=gate)
+    ReplyOptions(gate=gate, budget=0.2)
+
+
+@pytest.mark.parametrize(("gate", "budget"), [("always", 0.5), ("never", 0.5), (NeverGate(), 0.5)])
+def test_a_gate_that_keeps_no_budget_is_refused_with_one(gate: str, budget: float) -> None:
+    with pytest.raises(InvalidOption, match=r"does not keep a budget of 0\.5"):
+        ReplyOptions(gate=gate, budget=budget)
+    ReplyOptions(gate="always", budget=1.0)
+    ReplyOptions(gate="never", budget=0.0)
 
 
 def test_a_seed_is_picked_where_none_is_given() -> None:

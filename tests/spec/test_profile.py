@@ -82,7 +82,7 @@ def test_it_comes_back_from_disk(profile: Profile, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "profile.json"
     profile.save(path)
     assert Profile.load(path) == profile
-    path.write_text(path.read_text().replace('"version": 1', '"version": 0'))
+    path.write_text(path.read_text().replace('"version": 2', '"version": 0'))
     with pytest.raises(ProfileUnusable, match="edgellm profile"):
         Profile.load(path)
     with pytest.raises(ProfileUnusable):

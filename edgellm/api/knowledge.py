@@ -1,0 +1,123 @@
+"""What is known of a pair of models: which two they are, what budgets were spent on, and their profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from edgellm.api.profiles import find_profile, profile_path, read_profile
+from edgellm.errors import ProfileUnusable
+from edgellm.spec.budget import Ledger
+from edgellm.spec.economy import Economy
+from edgellm.spec.first import FirstReplies, Reply
+from edgellm.spec.options import ReplyOptions
+from edgellm.spec.profile import Profile
+from edgellm.spec.records import Notice
+from edgellm.store import fingerprint, quick_fingerprint
+
+
+class Knowledge:
+    """Kept for as long as a pair is open. Files are read when somebody asks, and each once."""
+
+    def __init__(self, draft: Path, verifier: Path | Callable[[], str], given: Path | None = None) -> None:
+        """`verifier`: its model's file, or what tells the hash of one across a link (empty: not told). `given` is a
+        profile to use.
+
+        Raises:
+            ProfileUnusable: the given profile is of other models, of another version, or no profile.
+        """
+        self._draft, self._verifier = draft, verifier
+        self.economy = Economy()
+        self.first = FirstReplies()
+        self._ledgers: dict[tuple[str, float | None], Ledger] = {}
+        self._hashes: tuple[str, str] | None = None
+        self._profile = None if given is None else read_profile(given, *self.hashes())
+        self._looked = False
+        self._told = False
+
+    def draft_hash(self) -> str:
+        """Of the draft model's file."""
+        return fingerprint(self._draft)
+
+    def hashes(self) -> tuple[str, str]:
+        """Of both models' files; read if need be.
+
+        Raises:
+            ProfileUnusable: the verifier does not say which model it is.
+        """
+        if self._hashes is None:
+            verifier = fingerprint(self._verifier) if isinstance(self._verifier, Path) else self._verifier()
+            if not verifier:
+                raise ProfileUnusable(
+                    "The verifier does not say which model it is, so no profile can be bound to it.",
+                    "Update edgellm there, or use a gate that needs no profile: always, never, random.",
+                )
+            self._hashes = self.draft_hash(), verifier
+        return self._hashes
+
+    def profile(self, needed: bool) -> Profile | None:
+        """The pair's profile, if it has one. Not `needed`: None also where finding that out would take long.
+
+        Raises:
+            ProfileUnusable: needed, and the pair's own is damaged or of another version.
+        """
+        if self._profile is None and not self._looked and (needed or self._quick()):
+            try:
+                self._profile = find_profile(*self.hashes())
+                self._looked = True
+            except ProfileUnusable:
+                if needed:
+                    raise
+        return self._profile
+
+    def use(self, profile: Profile, save: bool = True) -> Path:
+        """From now on this is the pair's profile, also for later processes where it is saved. Returns the file."""
+        self._profile = profile
+        path = profile_path(profile.draft_hash, profile.verifier_hash)
+        if save:
+            profile.save(path)
+        with suppress(OSError):
+            self._first_file().unlink(missing_ok=True)
+        return path
+
+    def ledger(self, options: ReplyOptions) -> Ledger:
+        """What this budget was spent on so far, by this gate."""
+        name = options.gate if isinstance(options.gate, str) else type(options.gate).__name__
+        return self._ledgers.setdefault((name, options.budget), Ledger())
+
+    def begin_first(self) -> tuple[Reply, list[Notice]]:
+        """One of the pair's first replies begins: watch it, and tell this once."""
+        news = []
+        if not self._told:
+            self._told = True
+            self.first.load(self._first_file())
+            news.append(
+                Notice(
+                    f"This pair has no profile yet: its first {self.first.enough} chunks are all verified to make one,"
+                    " and only then the budget is kept. `edgellm profile` makes a better one from prompts of yours."
+                )
+            )
+        return self.first.begin(), news
+
+    def end_first(self, watched: Reply, gamma: int, layers: tuple[int, ...]) -> Notice | None:
+        """One of the first replies is over; what to tell, where they now make a profile."""
+        self.first.add(watched)
+        draft_hash, verifier_hash = self.hashes()
+        try:
+            if not self.first.ready:
+                self.first.save(self._first_file())
+                return None
+            profile = self.first.build(draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=layers)
+            path = self.use(profile)
+        except OSError as error:
+            return Notice(f"The pair's profile cannot be kept ({error}); it is made anew next time.")
+        return Notice(f"The pair has a profile now ({path}), and the budget is kept from the next reply on.")
+
+    def _first_file(self) -> Path:
+        path = profile_path(*self.hashes())
+        return path.with_name(path.stem + ".first.jsonl")
+
+    def _quick(self) -> bool:
+        paths = [path for path in (self._draft, self._verifier) if isinstance(path, Path)]
+        return all(quick_fingerprint(path) is not None for path in paths)

@@ -1,0 +1,51 @@
+"""Where profiles of pairs live, and which one is the pair's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgellm.errors import ModelNotFound, ProfileUnusable
+from edgellm.spec.profile import Profile
+from edgellm.store import ALIASES, bundled, data_dir
+
+_SHOWN = 16  # characters of a hash in a file's name
+
+
+def profile_path(draft_hash: str, verifier_hash: str) -> Path:
+    """The file in the user's data folder that holds the profile of these two models, if there is one."""
+    return data_dir() / "profiles" / f"{draft_hash[:_SHOWN]}-{verifier_hash[:_SHOWN]}.json"
+
+
+def find_profile(draft_hash: str, verifier_hash: str) -> Profile | None:
+    """The user's own profile of the pair, or the one that came with edgellm; None where there is neither.
+
+    Raises:
+        ProfileUnusable: the user's own is damaged or of another version.
+    """
+    path = profile_path(draft_hash, verifier_hash)
+    if path.is_file():
+        return read_profile(path, draft_hash, verifier_hash)
+    try:
+        shipped = bundled(next(iter(ALIASES))).with_name("profile.json")
+        return read_profile(shipped, draft_hash, verifier_hash)
+    except (ModelNotFound, ProfileUnusable):  # of another pair than this, or not installed
+        return None
+
+
+def read_profile(path: Path, draft_hash: str, verifier_hash: str) -> Profile:
+    """The profile in a file.
+
+    Raises:
+        ProfileUnusable: there is none, it is of another version, or of other models than these.
+    """
+    profile = Profile.load(path)
+    for name, found, wanted in (
+        ("draft model", profile.draft_hash, draft_hash),
+        ("verifier", profile.verifier_hash, verifier_hash),
+    ):
+        if found != wanted:
+            raise ProfileUnusable(
+                f"{path.name} is the profile of another {name} (hash {found[:8]}..., this one has {wanted[:8]}...).",
+                "Make one of this pair: edgellm profile --draft A --verifier B --prompts FILE",
+            )
+    return profile

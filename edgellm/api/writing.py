@@ -1,0 +1,168 @@
+"""One reply of a pair: what is asked for becomes a gate and a drafter, and they write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from edgellm.api.drafters import Drafters, Kind, exit_layers
+from edgellm.api.knowledge import Knowledge
+from edgellm.engine import Model
+from edgellm.errors import ModelCorrupt, ModelUnsupported
+from edgellm.spec.ahead import AheadDrafter
+from edgellm.spec.choice import Choice, choose, needs_profile
+from edgellm.spec.drafter import ModelDrafter
+from edgellm.spec.edgefm import edgefm
+from edgellm.spec.first import Reply as FirstReply
+from edgellm.spec.gates import AlwaysGate, NeverGate
+from edgellm.spec.guess import BRANCHES, MOST_BRANCHES, branches
+from edgellm.spec.loop import Event, Limits, Watch, generate
+from edgellm.spec.options import ReplyOptions
+from edgellm.spec.profile import Profile
+from edgellm.spec.protocols import Drafter, Verifier
+from edgellm.spec.records import Chunk, Explanation, Ids, Notice, Sampling, Verdict
+from edgellm.spec.stats import Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a pair is made of. `linked`: the verifier is across a link; `extra` as in `Limits`."""
+
+    text: Model
+    draft: Model | None
+    drafters: Drafters | None
+    verifier: Verifier | None
+    knowledge: Knowledge | None
+    context: int
+    extra: int
+    threads: int | None
+    linked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one reply is written, and why so. `first`: it is one of those that make the pair's profile."""
+
+    choice: Choice
+    kind: Kind
+    branches: int = 0
+    alpha: float = 0.8
+    first: FirstReply | None = None
+    notices: tuple[Notice, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+def write(
+    parts: Parts, prompt: Ids, options: ReplyOptions, sampling: Sampling, stats: Stats, explain: bool,
+    stopped: Callable[[], bool],
+) -> Generator[Event, None, None]:  # fmt: skip
+    """Writes the reply to `prompt` (n,). Raises what `generate` raises, and ProfileUnusable."""
+    plan = plan_reply(parts, options, sampling.seed)
+    yield from plan.notices
+    if explain:
+        yield from (Explanation(None, reason) for reason in plan.reasons)
+    stats.ledger = plan.choice.ledger
+    own = parts.drafters.take(plan.kind) if parts.drafters is not None else None
+    drafter: Drafter | None = own
+    if plan.branches and isinstance(own, ModelDrafter):
+        ahead = AheadDrafter(own, is_eog=parts.text.is_eog, alpha=plan.alpha, branches=plan.branches)
+        drafter, stats.guessed = ahead, ahead.guessed
+    limits = Limits(options.max_tokens, parts.context, plan.choice.gamma, parts.extra)
+    try:
+        if plan.choice.rewrite is not None and drafter is not None and parts.verifier is not None:
+            yield from edgefm(
+                prompt, alphabet=parts.text, drafter=drafter, verifier=parts.verifier, threshold=plan.choice.rewrite,
+                sampling=sampling, limits=limits, stats=stats, explain=explain, stopped=stopped,
+            )  # fmt: skip
+            if plan.choice.ledger is not None:
+                plan.choice.ledger.enter(stats.passes > 0)
+        else:
+            yield from generate(
+                prompt, alphabet=parts.text, drafter=drafter, gate=plan.choice.gate, verifier=parts.verifier,
+                sampling=sampling, limits=limits, stats=stats, explain=explain, stopped=stopped,
+                watch=_watch(parts.knowledge, plan.first),
+            )  # fmt: skip
+        if plan.first is not None and parts.knowledge is not None:
+            news = parts.knowledge.end_first(plan.first, plan.choice.gamma, plan.kind.layers)
+            yield from () if news is None else (news,)
+    finally:
+        if parts.drafters is not None and own is not None:
+            parts.drafters.give(plan.kind, own)
+
+
+def plan_reply(parts: Parts, options: ReplyOptions, seed: int) -> Plan:
+    """What is asked for, as far as this pair can do it, with the reasons for what was chosen."""
+    known, draft = parts.knowledge, parts.draft
+    if known is None or draft is None:
+        alone = AlwaysGate() if draft is None else NeverGate()
+        who = "the verifier" if draft is None else "the draft model"
+        kind, reason = _early(parts, options, None, Kind())
+        return Plan(Choice(alone, "", options.gamma), kind, reasons=(f"{who} writes alone", reason))
+    needed = needs_profile(options)
+    profile = known.profile(needed)
+    first: FirstReply | None = None
+    notices: list[Notice] = []
+    ledger = known.ledger(options)
+    if needed and profile is None:
+        first, notices = known.begin_first()
+        layers = default_layers(draft)
+        choice = Choice(AlwaysGate(), "the pair has no profile yet", options.gamma, layers)
+    else:
+        economy = known.economy if options.economy else None
+        choice = choose(options, seed, profile=profile, ledger=ledger, economy=economy)
+    kind, early = _early(parts, options, profile, Kind(choice.layers))
+    many, parallel = _parallel(parts, options, profile, kind, choice)
+    if many:
+        kind = Kind(kind.layers, MOST_BRANCHES, choice.gamma)
+    alpha = profile.alpha if profile is not None else 0.8
+    return Plan(choice, kind, many, alpha, first, tuple(notices), (choice.reason, early, parallel))
+
+
+def default_layers(model: Model) -> tuple[int, ...]:
+    """Whose attention is importance, where nobody has said: an early layer, but not the first."""
+    return (min(1, model.n_layer - 1),)
+
+
+def _early(parts: Parts, options: ReplyOptions, profile: Profile | None, kind: Kind) -> tuple[Kind, str]:
+    """Whether drafts leave the model early, after which layer, and why."""
+    if options.early_exit == "off" or parts.draft is None:
+        return kind, "no early exit, as you said" if parts.draft is not None else "no early exit: nobody drafts"
+    layer, why = profile.best_exit() if profile is not None else (None, "the pair has no profile that says it pays")
+    if options.early_exit == "on" and layer is None:
+        try:
+            layer, why = exit_layers(parts.draft.path)[0], "as you said"
+        except (IndexError, ModelUnsupported, ModelCorrupt) as error:
+            return kind, f"no early exit: {error}"
+    if layer is None:
+        return kind, f"no early exit: {why}"
+    return Kind(kind.layers, exit_layer=layer, threshold=options.exit_threshold), f"early exit: {why}"
+
+
+def _parallel(
+    parts: Parts, options: ReplyOptions, profile: Profile | None, kind: Kind, choice: Choice
+) -> tuple[int, str]:
+    """How many guesses are followed while a verdict is on its way, and why."""
+    if not options.parallel:
+        return 0, "no parallel inference, as you said"
+    if not parts.linked:
+        return 0, "no parallel inference: the verifier computes on this device"
+    if kind.exit_layer is not None:
+        return 0, "no parallel inference: a draft model with an early exit has no branches"
+    if choice.rewrite is not None or isinstance(choice.gate, NeverGate):
+        return 0, "no parallel inference: nothing waits for a verdict"
+    if profile is None or not profile.batch_seconds or parts.knowledge is None:
+        return BRANCHES, f"parallel inference with {BRANCHES} guesses: their cost is not measured"
+    wait = parts.knowledge.economy.wait_seconds or profile.verify_seconds
+    return branches(profile.batch_seconds, wait, choice.gamma)
+
+
+def _watch(knowledge: Knowledge | None, first: FirstReply | None) -> Watch:
+    """Tells of each round to all who measure."""
+
+    def told(chunk: Chunk, written: int, verdict: Verdict | None, drafting: float, waiting: float) -> None:
+        if knowledge is not None:
+            knowledge.economy.round(chunk, written, verdict, drafting, waiting)
+        if first is not None:
+            first.watch(chunk, written, verdict, drafting, waiting)
+
+    return told

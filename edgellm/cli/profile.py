@@ -1,0 +1,178 @@
+"""`edgellm profile`: measures a pair on prompts, and says what it found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from edgellm.cli.loading import Loading
+from edgellm.cli.screen import emit, err, is_terminal, out, say
+from edgellm.cli.teach import model_names
+from edgellm.cli.text import decode
+from edgellm.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from edgellm.engine import Message
+    from edgellm.spec.profile import Profile
+
+
+def profile(
+    prompts: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help="One prompt a line; or JSON lines: a text, or messages with role and content."
+        ),
+    ],
+    draft: Annotated[
+        str,
+        typer.Option("-m", "--draft", metavar="MODEL", envvar="EDGELLM_DRAFT", autocompletion=model_names,
+                     help="The small model."),
+    ] = "edgellm-draft",
+    verifier: Annotated[
+        str,
+        typer.Option(metavar="MODEL|HOST:PORT", envvar="EDGELLM_VERIFIER", autocompletion=model_names,
+                     help="The bigger model, or where one is served."),
+    ] = "edgellm-verifier",
+    gamma: Annotated[int, typer.Option(metavar="N", help="Drafted tokens a chunk.")] = 4,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="The longest reply.")] = 96,
+    layer: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="A layer whose attention is importance, from 0. Can be given several times.",
+                     show_default="1"),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write it instead.", show_default="where it is found by itself"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the profile's figures as JSON.")] = False,
+) -> None:  # fmt: skip
+    from edgellm.api import Pair
+
+    asked = read_prompts(prompts)
+    if gamma < 1 or max_tokens < 1:
+        raise InvalidOption("--gamma and --max-tokens are 1 or more.", "Leave them out for 4 and 96.")
+    with Loading() as loading:
+        pair = Pair.open(draft, verifier, progress=loading)
+    columns = (TextColumn("profiling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+    with pair:
+        with Progress(*columns, console=err(), disable=not is_terminal(sys.stderr), transient=True) as bar:
+            task = bar.add_task("profiling", total=len(asked))
+            found = pair.profile(
+                asked, gamma=gamma, max_tokens=max_tokens, layers=tuple(layer) if layer else None,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )  # fmt: skip
+        try:
+            path = _keep(pair, found, output)
+        except OSError as error:
+            raise InvalidOption(
+                f"The profile cannot be written: {error}.", "Name another place with --output."
+            ) from error
+    if as_json:
+        emit(json.dumps({"path": str(path), **figures(found)}))
+        return
+    _show(found)
+    say(f"kept in {path}", style="dim")
+
+
+def _keep(pair: Any, found: Profile, output: Path | None) -> Path:
+    if output is None:
+        kept: Path = pair.keep_profile(found)
+        return kept
+    found.save(output)
+    return output
+
+
+def read_prompts(path: Path) -> list[str | list[Message]]:
+    """The prompts in a file.
+
+    Raises:
+        InvalidOption: it cannot be read, or a line of it is not what it seems to be; says which.
+        InputNotText: it is not UTF-8.
+    """
+    from edgellm.engine import Message
+
+    try:
+        lines = decode(path.expanduser().read_bytes(), str(path)).splitlines()
+    except OSError as error:
+        raise InvalidOption(
+            f"{path} cannot be read: {error.strerror}.", "Check the path given to --prompts."
+        ) from error
+    found: list[str | list[Message]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if not line.lstrip().startswith(("{", "[", '"')):
+            found.append(line.strip())
+            continue
+        try:
+            said: Any = json.loads(line)
+            said = said.get("messages", said.get("prompt")) if isinstance(said, dict) else said
+            found.append(said if isinstance(said, str) else [Message(str(m["role"]), str(m["content"])) for m in said])
+        except (ValueError, KeyError, TypeError):
+            raise InvalidOption(
+                f"Line {number} of {path} is no prompt.",
+                'Write a text, or JSON such as {"messages": [{"role": "user", "content": "Where is my mug?"}]}.',
+            ) from None
+    if not found:
+        raise InvalidOption(f"There is no prompt in {path}.", "Write some dozens, one a line.")
+    return found
+
+
+def figures(found: Profile) -> dict[str, Any]:
+    """What is worth telling of a profile; the chunks that it keeps are left out."""
+    kept = ("confidence", "importance", "worth", "tokens", "perplexities", "predictor")
+    layer, why = found.best_exit()
+    return {name: value for name, value in asdict(found).items() if name not in kept} | {
+        "early_exit": {"layer": layer, "reason": why},
+        "best_gates": {str(share): _best(found, share) for share in (0.1, 0.2, 0.4)},
+    }
+
+
+def _best(found: Profile, share: float) -> dict[str, str]:
+    from edgellm.spec.choice import best_gate
+
+    name, reason = best_gate(found, share)
+    return {"gate": name, "reason": reason}
+
+
+def _show(found: Profile) -> None:
+    console = out()
+    acceptance = ", ".join(f"{share:.0%}" for share in found.acceptance)
+    batch = " / ".join(f"{seconds * 1e3:.2f}" for seconds in found.batch_seconds)
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in (
+        ("profiled on", f"{found.prompts} prompts, {found.chunks} chunks of {found.gamma} tokens"),
+        ("c_th", f"{found.c_th:.3f}, the mean confidence of chunks accepted whole"),
+        ("alpha", f"{found.alpha:.3f}, the chance that a drafted token is accepted"),
+        ("accepted up to place", f"{acceptance} (1 to {len(found.acceptance)})"),
+        ("a drafted token", f"{found.draft_seconds * 1e3:.2f} ms; for 1 / 2 / ... branches {batch} ms"),
+        ("a verification", f"{found.verify_seconds * 1e3:.2f} ms of computing"),
+        ("early exit", found.best_exit()[1]),
+    ):
+        facts.add_row(name, value)
+    console.print(facts)
+    console.print()
+    signals = Table(box=None, pad_edge=False)
+    for name in ("signal", "AUC", "0.1", "0.2", "0.4"):
+        signals.add_column(name, justify="left" if name == "signal" else "right")
+    names = [key.removeprefix("auc ") for key in found.evidence if key.startswith("auc ")]
+    for name in sorted(names, key=lambda name: -found.evidence.get(f"gain {name} at 0.2", 0.0)):
+        cells = (found.evidence.get(f"gain {name} at {share}") for share in (0.1, 0.2, 0.4))
+        signals.add_row(
+            name, f"{found.evidence[f'auc {name}']:.2f}", *("-" if gain is None else f"{gain:.0%}" for gain in cells)
+        )
+    console.print(
+        "AUC: telling rejected chunks from accepted ones. Then, for three budgets: what the chunks that score"
+    )
+    console.print("highest gain, of all that corrections gain.")
+    console.print(signals)
+    console.print()
+    for share in (0.1, 0.2, 0.4):
+        console.print(f"at a budget of {share:g}: {_best(found, share)['reason']}")

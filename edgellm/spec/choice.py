@@ -1,0 +1,174 @@
+"""From what a user asks for to a gate: which one, at which setting, on what evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+
+from edgellm.spec.budget import Ledger
+from edgellm.spec.economy import Economy
+from edgellm.spec.evidence import SHARES
+from edgellm.spec.gates import (
+    AlwaysGate,
+    ConfidenceGate,
+    CountingGate,
+    HybridGate,
+    ImportanceGate,
+    NeverGate,
+    RandomGate,
+    SyneraGate,
+    TailGate,
+)
+from edgellm.spec.options import ReplyOptions
+from edgellm.spec.profile import Profile
+from edgellm.spec.protocols import Gate
+from edgellm.spec.records import Chunk, Decision
+from edgellm.spec.worth import WorthGate
+
+AUTO = ("worth", "confidence", "importance", "synera", "random")
+"""What `auto` chooses from, the likeliest first: of equal evidence the first one counts."""
+
+_STEPS = 64  # settings between a share of 0 and of 1 that are worked out
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How chunks are chosen for verification in a reply.
+
+    `gamma` drafted tokens a chunk; `layers`: whose attention the gate needs; `rewrite` is the perplexity above which
+    the verifier writes the whole reply anew (edgefm), None elsewhere; `ledger` counts, where a share is to be kept.
+    """
+
+    gate: Gate
+    reason: str
+    gamma: int
+    layers: tuple[int, ...] = ()
+    rewrite: float | None = None
+    ledger: Ledger | None = None
+
+
+class BudgetGate:
+    """A gate with one dial, turned with every chunk so that the share really offloaded stays the budget."""
+
+    def __init__(self, at: Callable[[float], Gate], budget: float, ledger: Ledger) -> None:
+        """`at` gives the gate that offloads a share in (0, 1) of chunks such as the profiled ones."""
+        self._at, self._budget, self._ledger = at, budget, ledger
+
+    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:
+        aim = self._ledger.aim(self._budget)
+        if 0.0 < aim < 1.0:
+            decision = self._at(aim).decide(chunk, written, max_tokens)
+        else:
+            decision = Decision(aim >= 1.0, "too much of the budget is left" if aim else "the budget is overspent")
+        self._ledger.enter(decision.offload)
+        return decision
+
+
+class EconomyGate:
+    """Asks first whether verification pays at all, by what was measured of the pair."""
+
+    def __init__(self, gate: Gate, economy: Economy) -> None:
+        self._gate, self._economy = gate, economy
+
+    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:
+        pays = self._economy.decide()
+        if not pays.offload:
+            return Decision(False, f"verification does not pay here: {pays.reason}")
+        return self._gate.decide(chunk, written, max_tokens)
+
+
+def needs_profile(options: ReplyOptions) -> bool:
+    """Whether what is asked for can only be done with a profile of the pair."""
+    return (
+        options.budget is not None and 0.0 < options.budget < 1.0 and options.gate not in ("always", "never", "random")
+    )
+
+
+def choose(
+    options: ReplyOptions, seed: int, *, profile: Profile | None, ledger: Ledger, economy: Economy | None
+) -> Choice:
+    """The gate that is asked for; its draws come from `seed`, and `ledger` is what its budget has been spent on.
+
+    `profile` is there where `needs_profile` says so. `economy` None: whether verification pays is not asked.
+    """
+    gate, budget = options.gate, options.budget
+    if not isinstance(gate, str):
+        return _counted(gate, "the gate is your own", options, ledger)
+    if gate == "never" or budget == 0.0:
+        return Choice(NeverGate(), "nothing is verified, as you said", options.gamma)
+    if gate == "always" or budget == 1.0:
+        return _counted(AlwaysGate(), "everything is verified, as you said", options, ledger)
+    if budget is None:
+        if gate == "confidence":
+            fixed = ConfidenceGate(options.confidence_threshold, seed)
+            return _counted(fixed, "a confidence threshold without a budget", options, ledger)
+        return _counted(AlwaysGate(), "no budget is given, so everything is verified", options, ledger)
+    if gate == "random" or profile is None:
+        chance = BudgetGate(lambda share: RandomGate(share, seed), budget, ledger)
+        return _limited(chance, "chunks are chosen at random", options, ledger, economy)
+    if gate == "edgefm":
+        aim = ledger.aim(budget)
+        above = profile.reply_threshold(aim) if 0.0 < aim < 1.0 else inf if aim <= 0.0 else -inf
+        return Choice(
+            NeverGate(), f"replies of a perplexity above {above:.3g} are written anew", options.gamma, (), above, ledger
+        )
+    reason = f"the {gate} gate, as you said"
+    if gate == "auto":
+        gate, reason = best_gate(profile, budget)
+    if gate == "worth":
+        found: Gate = WorthGate(profile, budget, ledger, seed)
+    else:
+        found = BudgetGate(_dial(gate, profile, seed), budget, ledger)
+    layers = profile.layers if gate in ("worth", "importance", "synera") else ()
+    return _limited(found, reason, options, ledger, economy, layers=layers, gamma=1 if gate == "hybrid" else None)
+
+
+def best_gate(profile: Profile, budget: float) -> tuple[str, str]:
+    """The gate that the profile has the best evidence for at the budget nearest to this one, and that evidence."""
+    share = min(SHARES, key=lambda known: abs(known - budget))
+    gains = {name: profile.evidence.get(f"gate {name} at {share}", 0.0) for name in AUTO}
+    best = max(AUTO, key=lambda name: gains[name])
+    others = ", ".join(f"{name} {gains[name]:.0%}" for name in AUTO if name != best)
+    shown = "the fitted predictor" if best == "worth" else f"the {best} gate"
+    found = f"with {share:.0%} of chunks it found {gains[best]:.0%} of what corrections gain in profiling"
+    return best, f"{shown}: {found} ({others})"
+
+
+def _dial(gate: str, profile: Profile, seed: int) -> Callable[[float], Gate]:
+    """The gate of that name for a share of chunks."""
+
+    @lru_cache(maxsize=_STEPS + 1)
+    def at(step: int) -> Gate:
+        share = step / _STEPS
+        if gate == "hybrid":
+            return HybridGate(profile.token_threshold(share))
+        if gate == "confidence":
+            return ConfidenceGate(profile.confidence_threshold(share), seed)
+        if gate == "importance":
+            return ImportanceGate(profile.i_th(share, coarse=False), seed, profile.usual_importance)
+        return SyneraGate(profile.c_th, profile.i_th(share), seed, profile.usual_importance)
+
+    return lambda share: at(min(_STEPS, max(1, round(share * _STEPS))))
+
+
+def _counted(gate: Gate, reason: str, options: ReplyOptions, ledger: Ledger) -> Choice:
+    return Choice(CountingGate(gate, ledger), reason, options.gamma, ledger=ledger)
+
+
+def _limited(
+    gate: Gate,
+    reason: str,
+    options: ReplyOptions,
+    ledger: Ledger,
+    economy: Economy | None,
+    *,
+    layers: tuple[int, ...] = (),
+    gamma: int | None = None,
+) -> Choice:
+    """With what holds for every budget below 1: the tail of a long reply, and the question whether it pays at all."""
+    gate = TailGate(gate, ledger=ledger)
+    if economy is not None:
+        gate = EconomyGate(gate, economy)
+    return Choice(gate, reason, gamma or options.gamma, layers, ledger=ledger)

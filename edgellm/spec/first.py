@@ -1,0 +1,105 @@
+"""A pair without a profile is profiled from its first replies, in which every chunk is verified."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from edgellm.spec.profile import Profile, build
+from edgellm.spec.profiling import Observed, Run, observed
+from edgellm.spec.records import Chunk, Verdict
+
+ENOUGH = 64
+"""Verified chunks that make a profile."""
+
+
+class FirstReplies:
+    """What was seen in them so far. A rejection counts as a loss here, as nobody knows what it would have cost."""
+
+    def __init__(self, enough: int = ENOUGH) -> None:
+        self.enough = enough
+        self.chunks = 0
+        self._runs: list[Run] = []
+
+    @property
+    def ready(self) -> bool:
+        return self.chunks >= self.enough
+
+    def begin(self) -> Reply:
+        """Watches one more reply."""
+        return Reply()
+
+    def add(self, reply: Reply) -> None:
+        """A reply is over, or was left."""
+        if (run := reply.run()) is not None:
+            self._runs.append(run)
+            self.chunks += len(run.verified)
+
+    def build(self, *, draft_hash: str, verifier_hash: str, gamma: int, layers: tuple[int, ...]) -> Profile:
+        """The profile that they amount to. Raises InvalidOption where they are too few."""
+        return build(
+            self._runs, draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=layers,
+            origin="first replies",
+        )  # fmt: skip
+
+    def save(self, path: Path) -> None:
+        """Keeps them for the next process that uses the pair."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = []
+        for run in self._runs:
+            fields = asdict(run) | {"alone": []}  # which are the verified ones here
+            fields["verified"] = [{**seen, "signals": seen["signals"].tolist()} for seen in fields["verified"]]
+            rows.append(json.dumps(fields))
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text("\n".join(rows), encoding="utf-8")
+        partial.replace(path)
+
+    def load(self, path: Path) -> None:
+        """Takes up what `save` wrote; where that is not there or damaged, nothing."""
+        try:
+            runs = [_run(json.loads(row)) for row in path.read_text(encoding="utf-8").splitlines()]
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        self._runs = [*runs, *self._runs]
+        self.chunks += sum(len(run.verified) for run in runs)
+
+
+class Reply:
+    """One of the first replies under way; `watch` is for the loop."""
+
+    def __init__(self) -> None:
+        self._seen: list[Observed] = []
+        self._confidence: list[float] = []
+        self._draft_seconds: list[float] = []
+        self._verify_seconds: list[float] = []
+
+    def watch(self, chunk: Chunk, written: int, verdict: Verdict | None, drafting: float, _waiting: float) -> None:
+        """A `Watch`."""
+        if not len(chunk) or verdict is None:
+            return
+        self._seen.append(observed(chunk, written, verdict, float(verdict.accepted < len(chunk))))
+        self._confidence += chunk.confidence.tolist()
+        if fresh := len(chunk) - chunk.ahead:
+            self._draft_seconds.append(drafting / fresh)
+        self._verify_seconds.append(verdict.seconds)
+
+    def run(self) -> Run | None:
+        """As what `Watcher.run` returns; None where nothing was verified."""
+        if not self._seen or not self._draft_seconds:
+            return None
+        seen = tuple(self._seen)
+        times = tuple(self._draft_seconds), tuple(self._verify_seconds)
+        return Run(seen, seen, 0.0, tuple(self._confidence), *times)
+
+
+def _run(fields: dict[str, object]) -> Run:
+    rows = fields["verified"]
+    if not isinstance(rows, list):
+        raise TypeError("no list of chunks")
+    seen = tuple(Observed(**{**row, "signals": np.array(row["signals"], dtype=np.float64)}) for row in rows)
+    names = ("confidence", "draft_seconds", "verify_seconds")
+    lists = {name: tuple(map(float, fields[name])) for name in names}  # type: ignore[call-overload]
+    return Run(verified=seen, alone=seen, closeness=0.0, **lists)
