@@ -10,7 +10,7 @@ from edgellm.api.profiles import find_profile, profile_path, read_profile
 from edgellm.errors import ProfileUnusable
 from edgellm.spec.budget import Ledger
 from edgellm.spec.economy import Economy
-from edgellm.spec.first import FirstReplies, Reply
+from edgellm.spec.first import FirstReplies, FirstReply
 from edgellm.spec.options import ReplyOptions
 from edgellm.spec.profile import Profile
 from edgellm.spec.records import Notice
@@ -86,7 +86,7 @@ class Knowledge:
         name = options.gate if isinstance(options.gate, str) else type(options.gate).__name__
         return self._ledgers.setdefault((name, options.budget), Ledger())
 
-    def begin_first(self) -> tuple[Reply, list[Notice]]:
+    def begin_first(self) -> tuple[FirstReply, list[Notice]]:
         """One of the pair's first replies begins: watch it, and tell this once."""
         news = []
         if not self._told:
@@ -100,7 +100,7 @@ class Knowledge:
             )
         return self.first.begin(), news
 
-    def end_first(self, watched: Reply, gamma: int, layers: tuple[int, ...]) -> Notice | None:
+    def end_first(self, watched: FirstReply, gamma: int, layers: tuple[int, ...]) -> Notice | None:
         """One of the first replies is over; what to tell, where they now make a profile."""
         self.first.add(watched)
         draft_hash, verifier_hash = self.hashes()

@@ -13,7 +13,7 @@ from edgellm.spec.ahead import AheadDrafter
 from edgellm.spec.choice import Choice, choose, needs_profile
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.edgefm import edgefm
-from edgellm.spec.first import Reply as FirstReply
+from edgellm.spec.first import FirstReply
 from edgellm.spec.gates import AlwaysGate, NeverGate
 from edgellm.spec.guess import BRANCHES, MOST_BRANCHES, branches
 from edgellm.spec.loop import Event, Limits, Watch, generate

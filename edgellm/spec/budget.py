@@ -16,10 +16,15 @@ Scores = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Ledger:
-    """What a budget has been spent on so far, over all replies of a pair."""
+    """What a budget has been spent on so far, over all replies of a pair.
+
+    `lean` is how much more than the budget must be aimed at to reach it: profiled scores that no longer fit make a gate
+    offload always too much or too little, which paying back alone would leave standing as a debt.
+    """
 
     decided: int = 0
     offloaded: int = 0
+    lean: float = 0.0
 
     @property
     def share(self) -> float | None:
@@ -31,11 +36,17 @@ class Ledger:
         self.offloaded += offload
 
     def aim(self, budget: float) -> float:
-        """The share to offload now, in [0, 1]: the budget, and what it owes from before."""
+        """The share to offload now, in [0, 1]: the budget, and what it owes from before. To be asked once a decision.
+
+        A proportional-integral controller, critically damped where the share that a gate offloads follows its aim.
+        """
         if budget in (0.0, 1.0):
             return budget
         owed = budget * self.decided - self.offloaded
-        return min(1.0, max(0.0, budget + owed / HORIZON))
+        aim = budget + owed / HORIZON + self.lean
+        if 0.0 < aim < 1.0 or (aim <= 0.0) == (owed > 0.0):  # at its end it leans no further
+            self.lean += owed / (4 * HORIZON**2)
+        return min(1.0, max(0.0, aim))
 
 
 class Threshold:

@@ -56,10 +56,11 @@ class BudgetGate:
         """`at` gives the gate that offloads a share in (0, 1) of chunks such as the profiled ones."""
         self._at, self._budget, self._ledger = at, budget, ledger
 
-    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:
+    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:  # noqa: ARG002
         aim = self._ledger.aim(self._budget)
         if 0.0 < aim < 1.0:
-            decision = self._at(aim).decide(chunk, written, max_tokens)
+            # drawn by the place in the pair's history, not in the reply: with one seed all replies would draw the same
+            decision = self._at(aim).decide(chunk, self._ledger.decided, max_tokens)
         else:
             decision = Decision(aim >= 1.0, "too much of the budget is left" if aim else "the budget is overspent")
         self._ledger.enter(decision.offload)

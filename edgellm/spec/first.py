@@ -28,11 +28,11 @@ class FirstReplies:
     def ready(self) -> bool:
         return self.chunks >= self.enough
 
-    def begin(self) -> Reply:
+    def begin(self) -> FirstReply:
         """Watches one more reply."""
-        return Reply()
+        return FirstReply()
 
-    def add(self, reply: Reply) -> None:
+    def add(self, reply: FirstReply) -> None:
         """A reply is over, or was left."""
         if (run := reply.run()) is not None:
             self._runs.append(run)
@@ -67,7 +67,7 @@ class FirstReplies:
         self.chunks += sum(len(run.verified) for run in runs)
 
 
-class Reply:
+class FirstReply:
     """One of the first replies under way; `watch` is for the loop."""
 
     def __init__(self) -> None:

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, sleep
 
 import numpy as np
 import numpy.typing as npt
 
+from edgellm.errors import VerifierBusy
 from edgellm.spec.protocols import Drafter, VerifierSession
 from edgellm.spec.records import GREEDY, Chunk, Ids, Verdict
 from edgellm.spec.signals import signals
+
+_LONGER = 1.3  # as a session waits a little longer than it is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,12 @@ class Watcher:
         return chunk
 
     def _verify(self, ids: Ids, chunk: Chunk) -> Verdict:
-        verdict = self._session.submit(ids, chunk).result()
+        while True:
+            try:
+                verdict = self._session.submit(ids, chunk).result()
+                break
+            except VerifierBusy as busy:  # what is left out of a profile cannot be made up for
+                sleep(_LONGER * busy.seconds)
         self._verify_seconds.append(verdict.seconds)
         return verdict
 

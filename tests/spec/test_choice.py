@@ -1,0 +1,140 @@
+"""From what is asked for to a gate, and that the gate's share is the budget whatever the scores do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgellm.spec.budget import Ledger
+from edgellm.spec.choice import AUTO, BudgetGate, Choice, best_gate, choose, needs_profile
+from edgellm.spec.economy import Economy
+from edgellm.spec.gates import ImportanceGate, NeverGate, RandomGate
+from edgellm.spec.guess import branches
+from edgellm.spec.options import GATES, ReplyOptions
+from edgellm.spec.predictor import Predictor
+from edgellm.spec.profile import ExitPoint, Profile
+from edgellm.spec.records import Chunk, Verdict
+from edgellm.spec.signals import NAMES, signals
+
+RNG = np.random.default_rng(3)
+CONFIDENCE = tuple(RNG.beta(5, 1, 300).tolist())
+PROFILE = Profile(
+    draft_hash="a", verifier_hash="b", gamma=4, prompts=50, chunks=300, c_th=0.8, alpha=0.8,
+    acceptance=(0.8, 0.7, 0.6, 0.5), layers=(1,), confidence=CONFIDENCE,
+    importance=tuple(RNG.uniform(0.1, 0.4, 300).tolist()), worth=tuple(RNG.uniform(0, 1, 300).tolist()),
+    tokens=CONFIDENCE, perplexities=tuple(RNG.uniform(1, 2, 50).tolist()),
+    predictor=Predictor((1.0, *[0.0] * (len(NAMES) - 1)), -1.0), evidence={"gate synera at 0.2": 0.6,
+    "gate worth at 0.2": 0.7, "gate random at 0.2": 0.2, "gate confidence at 0.4": 0.5}, draft_seconds=0.01,
+    verify_seconds=0.05, batch_seconds=(0.01, 0.012, 0.02, 0.03),
+)  # fmt: skip
+
+
+def drafted(rng: np.random.Generator, ahead: int = 0) -> Chunk:
+    """A chunk as unsure as profiled ones are, or a little more so."""
+    return Chunk(
+        np.ones(4, np.int32), rng.beta(4, 1, 4).astype(np.float32), rng.uniform(0, 1, 4).astype(np.float32),
+        importance=rng.uniform(0.1, 0.3, 4 if not ahead else 0).astype(np.float32), ahead=ahead,
+    )  # fmt: skip
+
+
+def chosen(gate: str, budget: float | None, ledger: Ledger | None = None, economy: Economy | None = None) -> Choice:
+    options = ReplyOptions(gate=gate, budget=budget)
+    return choose(options, 1, profile=PROFILE, ledger=ledger or Ledger(), economy=economy)
+
+
+@pytest.mark.parametrize("budget", [0.1, 0.3, 0.7])
+@pytest.mark.parametrize("gate", sorted(set(GATES) - {"always", "never", "edgefm"}))
+def test_every_gate_keeps_its_budget_on_chunks_that_were_not_profiled(gate: str, budget: float) -> None:
+    ledger, rng = Ledger(), np.random.default_rng(5)
+    for _ in range(60):  # replies
+        choice = chosen(gate, budget, ledger)
+        for at in range(8):
+            choice.gate.decide(drafted(rng, ahead=4 * (at % 3 == 1)), 5 * at, 10**9)
+    assert ledger.share == pytest.approx(budget, abs=0.03)
+
+
+def test_replies_are_rewritten_within_the_budget() -> None:
+    ledger, rng = Ledger(), np.random.default_rng(5)
+    for _ in range(600):
+        choice = chosen("edgefm", 0.2, ledger)
+        assert choice.rewrite is not None
+        ledger.enter(bool(rng.uniform(1.2, 2.4) > choice.rewrite))
+    assert ledger.share == pytest.approx(0.2, abs=0.03)
+
+
+def test_auto_takes_the_best_evidence_and_says_it() -> None:
+    assert best_gate(PROFILE, 0.25)[0] == "worth"
+    assert "70%" in best_gate(PROFILE, 0.25)[1]
+    assert best_gate(PROFILE, 0.9)[0] == "confidence"
+    assert best_gate(replace(PROFILE, evidence={}), 0.2)[0] == AUTO[0]
+    assert chosen("auto", 0.2).layers == (1,)
+    assert chosen("confidence", 0.2).layers == ()
+
+
+def test_what_needs_no_profile() -> None:
+    assert not needs_profile(ReplyOptions())
+    assert not needs_profile(ReplyOptions(budget=1.0, gate="synera"))
+    assert not needs_profile(ReplyOptions(budget=0.0))
+    assert not needs_profile(ReplyOptions(budget=0.3, gate="random"))
+    assert needs_profile(ReplyOptions(budget=0.3))
+
+
+def test_hybrid_drafts_single_tokens_and_a_gate_of_your_own_is_counted() -> None:
+    assert chosen("hybrid", 0.2).gamma == 1
+    ledger = Ledger()
+    own = choose(ReplyOptions(gate=NeverGate()), 1, profile=None, ledger=ledger, economy=None)
+    own.gate.decide(drafted(RNG), 0, 9)
+    assert (ledger.decided, ledger.share) == (1, 0.0)
+
+
+def test_the_tail_counts_too_and_is_made_up_for() -> None:
+    ledger, rng = Ledger(), np.random.default_rng(5)
+    for _ in range(60):
+        choice = chosen("random", 0.3, ledger)
+        for at in range(10):
+            assert not (choice.gate.decide(drafted(rng), at, 10).offload and at >= 8)
+    assert ledger.share == pytest.approx(0.3, abs=0.03)
+
+
+def test_verification_that_proves_needless_stops_and_only_with_a_budget() -> None:
+    economy = Economy()
+    for _ in range(100):
+        economy.round(drafted(RNG), 0, Verdict(4, np.array([1], np.int32)), 0.04, 0.05)
+    ledger = Ledger()
+    decisions = [chosen("random", 0.9, ledger, economy).gate.decide(drafted(RNG), 0, 99) for _ in range(20)]
+    assert "does not pay" in decisions[0].reason
+    assert sum(decision.offload for decision in decisions) <= 1
+    assert chosen("auto", None, economy=economy).gate.decide(drafted(RNG), 0, 99).offload
+    assert chosen("always", 1.0, economy=economy).gate.decide(drafted(RNG), 0, 99).offload
+
+
+def test_an_overspent_budget_closes_any_gate_and_an_unspent_one_opens_it() -> None:
+    for offloaded, wanted in ((100, False), (0, True)):
+        ledger = Ledger(decided=100, offloaded=offloaded)
+        gate = BudgetGate(lambda share: RandomGate(share, 1), 0.6, ledger)
+        assert gate.decide(drafted(RNG), 0, 9).offload == wanted
+
+
+def test_importance_that_was_not_measured_counts_as_the_usual_one() -> None:
+    chunk = drafted(RNG, ahead=4)
+    assert not ImportanceGate(0.2, 1).decide(chunk, 0, 9).offload
+    assert ImportanceGate(0.2, 1, usual=0.3).decide(chunk, 0, 9).offload
+    at = NAMES.index("mean importance")
+    assert signals(chunk, 0, 0.3)[at] == 0.3
+    half = replace(drafted(RNG), ahead=2)
+    assert signals(half, 0, 0.3)[at] == pytest.approx((0.6 + half.importance[2:].sum()) / 4)
+
+
+def test_as_many_guesses_as_a_verdict_leaves_time_for() -> None:
+    seconds = (0.010, 0.012, 0.020, 0.030)
+    assert [branches(seconds, wait, 4)[0] for wait in (0.01, 0.041, 0.05, 0.09, 9.0)] == [1, 1, 2, 3, 4]
+    assert "2 guesses: 4 tokens take 48.0 ms, and a verdict 50.0 ms" in branches(seconds, 0.05, 4)[1]
+
+
+def test_where_an_early_exit_pays() -> None:
+    points = ExitPoint(5, 0.5, 0.999, 0.7, 1.0), ExitPoint(6, 0.6, 0.999, 0.8, 1.0), ExitPoint(7, 0.9, 0.9, 0.5, 1.0)
+    assert replace(PROFILE, exits=points).best_exit()[0] == 5
+    assert replace(PROFILE, exits=points[2:]).best_exit()[0] is None  # fast, and wrong
+    assert PROFILE.best_exit() == (None, "no early exit was measured")
