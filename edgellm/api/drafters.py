@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgellm.engine import Capture, Context, Model, check_gguf, cut
 from edgellm.engine.shard import check_cuttable
+from edgellm.errors import InvalidOption
 from edgellm.spec.ahead import ALTERNATIVES
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.exit_drafter import ExitDrafter
@@ -38,6 +40,7 @@ class Drafters:
         self._idle: list[tuple[Kind, ModelDrafter | ExitDrafter]] = []
         self._out: list[ModelDrafter | ExitDrafter] = []
         self._shards: dict[int, tuple[Model, Model]] = {}
+        self._lock = threading.Lock()  # replies may be written by several threads
 
     def take(self, kind: Kind) -> ModelDrafter | ExitDrafter:
         """The drafter of this kind that was given back last, or a new one.
@@ -46,22 +49,23 @@ class Drafters:
             EngineFailed: no memory for it.
             ModelUnsupported: an early exit from a model that cannot be cut.
         """
-        for at in reversed(range(len(self._idle))):
-            if self._idle[at][0] == kind:
+        with self._lock:
+            at = next((at for at, (other, _) in enumerate(self._idle) if other == kind), None)
+            if at is not None:
                 drafter = self._idle.pop(at)[1]
-                break
-        else:
-            while self._idle:
-                self._idle.pop()[1].close()
-            drafter = self._open(kind)
-        self._out.append(drafter)
-        return drafter
+            else:
+                while self._idle:
+                    self._idle.pop()[1].close()
+                drafter = self._open(kind)
+            self._out.append(drafter)
+            return drafter
 
     def give(self, kind: Kind, drafter: ModelDrafter | ExitDrafter) -> None:
         """Gives a drafter back, for the next reply."""
-        if drafter in self._out:
-            self._out.remove(drafter)
-            self._idle.append((kind, drafter))
+        with self._lock:
+            if drafter in self._out:
+                self._out.remove(drafter)
+                self._idle.insert(0, (kind, drafter))
 
     def shard(self, layer: int) -> Model:
         """The model up to `layer`, with a head behind it. Raises what `take` raises for an early exit there."""
@@ -121,14 +125,19 @@ def shards(path: Path, fingerprint: str, layer: int) -> tuple[Path, Path]:
 
     Raises:
         ModelUnsupported: a model that cannot be cut.
-        OSError: no room for them.
+        InvalidOption: there is no room for them.
     """
     n = check_cuttable(check_gguf(path))
     folder = cache_dir() / "shards"
-    folder.mkdir(parents=True, exist_ok=True)
     ranges = ((0, layer), (layer + 1, n - 1))
     names = tuple(folder / f"{fingerprint[:16]}-{first}-{last}.gguf" for first, last in ranges)
-    for name, (first, last) in zip(names, ranges, strict=True):
-        if not name.is_file():
-            cut(path, name, first, last, head=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, (first, last) in zip(names, ranges, strict=True):
+            if not name.is_file():
+                cut(path, name, first, last, head=True)
+    except OSError as error:
+        raise InvalidOption(
+            f"{path.name} cannot be cut for an early exit: {error}.", f"Make room in {folder}, or do without the exit."
+        ) from error
     return names[0], names[1]

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgellm.api.drafters import Drafters, Kind, exit_layers
 from edgellm.engine import Context, Ids, Model, SeqRows, top2
-from edgellm.errors import ModelCorrupt, ModelUnsupported
+from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from edgellm.spec.guess import MOST_BRANCHES
 from edgellm.spec.profile import ExitPoint
 from edgellm.spec.protocols import Drafter
@@ -63,7 +63,10 @@ def exit_points(
     found = []
     for layer in layers:
         kind = Kind(exit_layer=layer, threshold=threshold)
-        early = drafters.take(kind)
+        try:
+            early = drafters.take(kind)
+        except (InvalidOption, ModelUnsupported):  # no room for the shards: the rest of the profile is good
+            continue
         fast, full = [], []
         for prompt, reply in texts:  # in turns, so that what else the machine does slows both down
             fast.append(_seconds(early, prompt, reply, gamma))

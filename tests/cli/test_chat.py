@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from edgellm.cli import chat as chat_module
-from edgellm.spec.options import GATES
+from edgellm.cli import teach
+from edgellm.cli.entry import run
+from edgellm.spec.options import EARLY_EXIT, GATES
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]
@@ -117,6 +119,18 @@ def test_run_is_chat(edge: Edge) -> None:
 
 def test_the_gates_are_those_of_the_library() -> None:
     assert tuple(gate.value for gate in chat_module.Gate) == GATES
+    assert tuple(teach.GATES) == GATES
+    assert tuple(each.value for each in chat_module.Exit) == EARLY_EXIT
+
+
+def test_gates_complete_in_the_shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("_EDGELLM_COMPLETE", "complete_zsh")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "edgellm chat --gate s")
+    run(())
+    shown = capsys.readouterr().out
+    assert "synera" in shown
+    assert "confidence, then importance" in shown
+    assert "random" not in shown
 
 
 @pytest.mark.parametrize(
