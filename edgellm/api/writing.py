@@ -97,7 +97,10 @@ def plan_reply(parts: Parts, options: ReplyOptions, seed: int) -> Plan:
         alone = AlwaysGate() if draft is None else NeverGate()
         who = "the verifier" if draft is None else "the draft model"
         kind, reason = _early(parts, options, None, Kind())
-        return Plan(Choice(alone, "", options.gamma), kind, reasons=(f"{who} writes alone", reason))
+        news: tuple[Notice, ...] = ()
+        if options.budget is not None:
+            news = (Notice(f"The budget of {options.budget:g} says nothing here: {who} writes alone."),)
+        return Plan(Choice(alone, "", options.gamma), kind, notices=news, reasons=(f"{who} writes alone", reason))
     needed = needs_profile(options)
     profile = known.profile(needed)
     first: FirstReply | None = None

@@ -18,11 +18,15 @@ PROBE = 25
 
 @dataclass(slots=True)
 class Economy:
-    """Running measurements of a pair on its link: seconds of a drafted token, seconds that a verdict keeps the device
-    waiting, and how many of the verified chunks were rejected. Kept over all replies of a pair."""
+    """Running measurements of a pair on its link: seconds of a drafted token, seconds from asking for a verdict to
+    having it, what that costs (less what was drafted meanwhile and could be used), and how many of the verified chunks
+    were rejected. Kept over all replies of a pair.
+    """
 
     draft_seconds: float | None = None
     wait_seconds: float | None = None
+    cost_seconds: float | None = None
+    due: float | None = None  # the last wait, of which the next chunk tells what it was used for
     verified: float = 0.0
     rejected: float = 0.0
     skipped: int = 0
@@ -33,16 +37,21 @@ class Economy:
         """
         if fresh := len(chunk) - chunk.ahead:
             self.draft_seconds = _smoothed(self.draft_seconds, drafting / fresh)
+        if self.due is not None:
+            used = chunk.ahead * (self.draft_seconds or 0.0)
+            self.cost_seconds = _smoothed(self.cost_seconds, max(0.0, self.due - used))
+            self.due = None
         if verdict is not None and len(chunk):
+            self.due = waiting
             self.wait_seconds = _smoothed(self.wait_seconds, waiting)
             self.verified = FADES * self.verified + 1.0
             self.rejected = FADES * self.rejected + (verdict.accepted < len(chunk))
 
     def decide(self) -> Decision:
         """Whether verification has a point now, and why."""
-        if self.draft_seconds is None or self.wait_seconds is None:
+        if self.draft_seconds is None or self.cost_seconds is None:
             return Decision(True, "nothing is measured yet")
-        wait, token = self.wait_seconds * 1e3, self.draft_seconds * 1e3
+        wait, token = self.cost_seconds * 1e3, self.draft_seconds * 1e3
         if wait <= token:
             return Decision(
                 True, f"a verdict costs {wait:.1f} ms and brings a token that takes {token:.1f} ms to draft"

@@ -10,7 +10,7 @@ import pytest
 
 from edgellm.api import Pair
 from edgellm.spec.options import GATES, ReplyOptions
-from edgellm.spec.records import Explanation, Source
+from edgellm.spec.records import Explanation, Notice, Source
 from tests.api.conftest import ASKED, prompts
 from tests.spec.real import case, ids
 
@@ -133,6 +133,28 @@ def test_parallel_inference_guesses_across_a_link_and_not_beside_the_verifier(li
     for reply in (linked.reply(case(1), max_tokens=24, parallel=False), local.reply(case(1), max_tokens=24)):
         list(reply)
         assert (reply.summary.guesses_tried, reply.summary.stall_hidden) == (0, None)
+
+
+@pytest.mark.parametrize("gate", ["auto", "synera", "importance"])
+def test_gates_that_need_importance_work_with_guesses_ahead(linked: Pair, gate: str) -> None:
+    decided = offloaded = hits = 0
+    for messages in prompts(ASKED, 2):
+        reply = linked.reply(messages, max_tokens=48, gate=gate, budget=0.4, economy=False)
+        sources = {token.source for token in reply}
+        assert sources <= set(Source) - {Source.VERIFIER, Source.RETRIEVED}
+        decided, offloaded = decided + reply.summary.rounds, offloaded + reply.summary.chunks_verified
+        hits += reply.summary.guesses_hit
+    assert offloaded / decided == pytest.approx(0.4, abs=0.1)
+    assert hits > 0
+
+
+def test_a_budget_without_a_verifier_is_told(f32_pair: tuple[Path, Path]) -> None:
+    with Pair.open(f32_pair[0], None, threads=1) as small:
+        heard: list[Notice] = []
+        reply = small.reply("Hello", max_tokens=4, budget=0.2)
+        reply.on_notice = heard.append
+        assert list(reply)
+        assert "the draft model writes alone" in heard[0].text
 
 
 def test_sampling_with_everything_verified_draws_the_same_on_every_path(local: Pair, linked: Pair) -> None:

@@ -38,6 +38,16 @@ def test_it_is_used_where_it_rejects() -> None:
     assert after([ACCEPTED, ACCEPTED, ACCEPTED, REJECTED] * 25, wait=0.05).decide().offload
 
 
+def test_a_wait_that_went_into_drafts_that_were_used_costs_nothing() -> None:
+    economy = Economy()
+    for at in range(100):
+        chunk = Chunk(np.arange(4, dtype=np.int32), ahead=4 if at % 8 else 0)
+        economy.round(chunk, 0, ACCEPTED, 0.04 if at % 8 == 0 else 0.0, 0.04)
+    assert economy.wait_seconds == pytest.approx(0.04)
+    assert economy.decide().offload
+    assert "costs" in economy.decide().reason
+
+
 def test_few_chunks_prove_nothing() -> None:
     assert after([ACCEPTED] * 10, wait=0.05).decide().offload
 
