@@ -102,6 +102,8 @@ class Knowledge:
 
     def end_first(self, watched: FirstReply, gamma: int, layers: tuple[int, ...]) -> Notice | None:
         """One of the first replies is over; what to tell, where they now make a profile."""
+        if self._profile is not None:  # another reply, under way at the same time, has completed it
+            return None
         self.first.add(watched)
         draft_hash, verifier_hash = self.hashes()
         try:

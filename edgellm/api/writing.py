@@ -98,8 +98,8 @@ def plan_reply(parts: Parts, options: ReplyOptions, seed: int) -> Plan:
         who = "the verifier" if draft is None else "the draft model"
         kind, reason = _early(parts, options, None, Kind())
         news: tuple[Notice, ...] = ()
-        if options.budget is not None:
-            news = (Notice(f"The budget of {options.budget:g} says nothing here: {who} writes alone."),)
+        if options.budget not in (None, 1.0 if draft is None else 0.0):
+            news = (Notice(f"The budget of {options.budget} says nothing here: {who} writes alone."),)
         return Plan(Choice(alone, "", options.gamma), kind, notices=news, reasons=(f"{who} writes alone", reason))
     needed = needs_profile(options)
     profile = known.profile(needed)
@@ -115,6 +115,8 @@ def plan_reply(parts: Parts, options: ReplyOptions, seed: int) -> Plan:
         choice = choose(options, seed, profile=profile, ledger=ledger, economy=economy)
     kind, early = _early(parts, options, profile, Kind(choice.layers))
     many, parallel = _parallel(parts, options, profile, kind, choice)
+    if first is not None:  # of what is drafted ahead no importance is measured
+        many, parallel = 0, "no parallel inference: the pair is being profiled"
     if many:
         kind = Kind(kind.layers, MOST_BRANCHES, choice.gamma)
     alpha = profile.alpha if profile is not None else 0.8

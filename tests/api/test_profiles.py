@@ -213,3 +213,22 @@ def test_half_a_pair_cannot_be_profiled(f32_pair: tuple[Path, Path]) -> None:
         with pytest.raises(InvalidOption, match="no pair"):
             small.profile(["Hello"])
         assert list(small.reply("Hello", max_tokens=4))
+
+
+def test_replies_at_the_same_time_make_one_profile(
+    home: Path, f32_pair: tuple[Path, Path], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FirstReplies.__init__, "__defaults__", (8,))
+    news: list[Notice] = []
+    with Pair.open(f32_pair[0], address, threads=1) as pair:
+        replies = [pair.reply(messages, max_tokens=24, budget=0.2) for messages in prompts(ASKED, 1)]
+        for reply in replies:
+            reply.on_notice = news.append
+            next(reply)
+        for reply in replies:
+            list(reply)
+            assert reply.summary.guesses_tried == 0  # of what is drafted ahead no importance would be known
+    assert [("no profile yet" in notice.text, "has a profile now" in notice.text) for notice in news] == [
+        (True, False),
+        (False, True),
+    ]
