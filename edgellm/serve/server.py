@@ -56,7 +56,9 @@ class VerifierServer:
         self.context_length = _positions(model, context)
         limits = limits or Limits()
         self._max_waiting = _positive("max_waiting", max_waiting)
-        self._model_hash = fingerprint(model.path)
+        self._model_hash = ""
+        with suppress(OSError):  # the file has gone since: devices are not told
+            self._model_hash = fingerprint(model.path)
         self._tell = on_event or (lambda _event: None)
         # llama.cpp aborts where a batch cannot hold a row of every sequence; the longest chunk fits in any case
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)

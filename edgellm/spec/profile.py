@@ -145,7 +145,7 @@ class Profile:
             fields["exits"] = [ExitPoint(**point) for point in fields["exits"]]
             lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
             return cls(**{**fields, **lists}, predictor=predictor)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProfileUnusable(
                 f"{path} is no profile that can be used ({error}).", "Make it anew with edgellm profile."
             ) from None

@@ -85,6 +85,10 @@ def test_it_comes_back_from_disk(profile: Profile, tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"version": 2', '"version": 0'))
     with pytest.raises(ProfileUnusable, match="edgellm profile"):
         Profile.load(path)
+    for rubbish in ("", "7", "[]", "{}", '{"version": 2}', '{"version": 2, "predictor": 3, "exits": []}'):
+        path.write_text(rubbish)
+        with pytest.raises(ProfileUnusable):
+            Profile.load(path)
     with pytest.raises(ProfileUnusable):
         Profile.load(tmp_path / "none.json")
 
