@@ -15,6 +15,12 @@ RIGHT = phrasings(
     Pick one of these.
     What is the right choice?
     A, B, C or D?
+    Select one:
+    Only one is right:
+    Which one fits?
+    Select the answer that fits:
+    One of them is right:
+    Select only one of them:
     """,
     """
     Select the right one:

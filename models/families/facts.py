@@ -43,6 +43,20 @@ PLACE_NOTE = phrasings(
     The {t} was {p} this morning.
     - {t} {p}
     Moved the {t}; it is {p} now.
+    I was looking for the {t}: it is {p}.
+    {n} will store the {t} {p}.
+    Store the {t} {p}, please.
+    The {t} stays {p}.
+    In the end the {t} was {p}.
+    A note to myself: the {t} is {p}.
+    If you look for it: the {t} is {p}.
+    The search has ended: the {t} was {p}.
+    {n} saw the {t} {p}.
+    Since yesterday the {t} has been {p}.
+    Stored: {t} {p}
+    Somebody hid the {t} {p}.
+    The {t} must stay {p}.
+    We looked for a long time, then we saw the {t} {p}.
     """,
     """
     Look for the {t} {p}.
@@ -65,6 +79,14 @@ PLACE_ASK = phrasings(
     I can't find the {t}. Where is it?
     where's the {t}?
     Where should I look for the {t}?
+    Any idea where I put the {t}?
+    Where might the {t} be?
+    Please tell me where the {t} is.
+    Has anybody seen where the {t} is?
+    Tell me where the {t} has gone.
+    Where did the {t} go?
+    I wonder where the {t} went.
+    Have you any idea? Where is the {t}?
     """,
     """
     Any idea where the {t} might be?
@@ -86,6 +108,16 @@ WHEN_NOTE = phrasings(
     On {d} at {c} there is the {e}.
     The {e} will be on {d}, at {c}.
     {n} wrote that the {e} is on {d} at {c}.
+    The {e} is taking place on {d} at {c}.
+    I put down the {e} for {d} at {c}.
+    Get ready for the {e}: {d} at {c}.
+    {n} put the {e} on {d} at {c}.
+    Ready for the {e}? It is on {d} at {c}.
+    {d}, {c}: the {e} takes place.
+    The {e} was moved to {d} at {c}.
+    Come to the {e} on {d} at {c}.
+    Be there for the {e}: {d}, {c}.
+    {n} takes us to the {e} on {d} at {c}.
     """,
     """
     The {e} takes place on {d} at {c}.
@@ -104,6 +136,14 @@ WHEN_ASK = phrasings(
     Tell me when the {e} is.
     When do we have the {e}?
     At what time is the {e}?
+    When will we have the {e}?
+    Can you tell me when the {e} is?
+    Look up when the {e} is.
+    When again is the {e}?
+    On what day exactly is the {e}?
+    Will you tell me when the {e} is?
+    So when is the {e} again?
+    When will it be, the {e}?
     """,
     """
     When will the {e} be?
@@ -124,6 +164,15 @@ WHO_NOTE = phrasings(
     {n} is going to {h}.
     {n} wants to {h}.
     Today {n} must {h}.
+    {n} agrees to {h}.
+    {n} has agreed: {h}.
+    I asked {n} to {h}.
+    {n} was asked to {h}.
+    {n} takes over: {h}.
+    {h}: {n} takes care.
+    We want {n} to {h}.
+    {n} cares for this: {h}.
+    It has been agreed that {n} must {h}.
     """,
     """
     {n} agreed to {h}.
@@ -141,6 +190,12 @@ WHO_ASK = phrasings(
     Whose job is it to {h}?
     Who must {h}?
     Tell me who will {h}.
+    Who is the one that has to {h}?
+    Who should {h}?
+    Can you tell me who has to {h}?
+    Say who will {h}.
+    Which one of us has to {h}?
+    Please say who must {h}.
     """,
     """
     Who is the one to {h}?
@@ -158,6 +213,15 @@ HAS_NOTE = phrasings(
     {n} needs the {t} for a while and has it.
     I gave the {t} to {n}.
     {n} picked up the {t}.
+    {n} went away with the {t}.
+    {n} took the {t} home.
+    The {t} went to {n}.
+    I handed the {t} to {n}.
+    {n} uses the {t} now.
+    {n} was using the {t} and kept it.
+    The {t} was given to {n}.
+    {n} walked off with the {t}.
+    Somebody handed {n} the {t}.
     """,
     """
     {n} went home with the {t}.
@@ -174,6 +238,12 @@ HAS_ASK = phrasings(
     Who borrowed the {t}?
     I miss the {t}. Who has it?
     Who has got my {t}?
+    Who could have it, the {t}?
+    With whom did I leave the {t}?
+    To whom did I give the {t}?
+    Could you tell me who has the {t}?
+    Who is it that has the {t}?
+    Whom did we give the {t}?
     """,
     """
     With whom is the {t}?
@@ -190,6 +260,12 @@ CODE_NOTE = phrasings(
     Remember {k} for the {t}.
     - {t} {k}
     The {t} has the code {k}.
+    Type {k} for the {t}.
+    {k} is the code for the {t}.
+    {n} says that the {t} opens with {k}.
+    To get into the {t}, use {k}.
+    You open the {t} with {k}.
+    {n} types {k} at the {t}.
     """,
     """
     To open the {t}, type {k}.
@@ -204,6 +280,12 @@ CODE_ASK = phrasings(
     I forgot the code for the {t}. What is it?
     Tell me the code for the {t}.
     Do you know the code of the {t}?
+    How can I open the {t}?
+    I need the code for the {t}.
+    Give me the code for the {t}.
+    Which code belongs to the {t}?
+    What do I type to open the {t}?
+    How do we get into the {t}? What is the code?
     """,
     """
     How do I open the {t}? I need the code.
