@@ -42,6 +42,6 @@ def make(world: World, size: float) -> Case:
         world.rng.shuffle(options)
         shown = "\n".join(f"{letter}) {option}" for letter, option in zip(letters, options, strict=True))
         letter = letters[options.index(fact.value)]
-        answer = f"The right answer is {look(letter)}) {look(fact.value)}."
+        answer = f"It is {look(fact.value)}, so the right answer is {look(letter)}."
         asked.append((f"{fact.question} {world.say(RIGHT)}\n{shown}", answer))
     return conversation("choice", facts.notes(world, drawn + beside), asked)

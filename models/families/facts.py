@@ -1,7 +1,8 @@
 """Facts that notes state and questions ask for: shared by the families that look things up.
 
 A fact is stated by one of many wordings; its question has many wordings too; its answer has one, so that it can be
-judged by exact match.
+judged by exact match. The answer says first what was asked about, then what was found: a small model looks up what it
+has just named more surely.
 """
 
 from __future__ import annotations
@@ -320,13 +321,13 @@ def when(world: World) -> Fact:
 
 def who(world: World) -> Fact:
     name, chore = world.name(), world.chore()
-    answer = f"The notes say that {look(name)} has to {chore}."
+    answer = f"The one who has to {chore} is {look(name)}."
     return _fact("who", world, WHO_NOTE, WHO_ASK, answer, chore, name, n=name, h=chore)
 
 
 def has(world: World) -> Fact:
     name, thing = world.name(), world.thing()
-    answer = f"As far as I know, {look(name)} has the {thing}."
+    answer = f"The {thing} is with {look(name)}."
     return _fact("has", world, HAS_NOTE, HAS_ASK, answer, f"the {thing}", name, n=name, t=thing)
 
 

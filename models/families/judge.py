@@ -109,7 +109,7 @@ def make(world: World, size: float) -> Case:
     ]
     asked = []
     for at in world.rng.sample(range(count), min(count, world.questions(count))):
-        word, verb = ("Yes", "likes") if likes[at] else ("No", "does not like")
-        answer = f"{look(word)}, from what is written here {people[at]} {look(verb)} the {things[at]}."
+        mood, word = ("happy", "yes") if likes[at] else ("unhappy", "no")
+        answer = f"About the {things[at]} {people[at]} is {look(mood)}, so the answer is {look(word)}."
         asked.append((world.say(ASK).format(n=people[at], t=things[at]), answer))
     return conversation("judge", "\n".join(lines), asked)
