@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from models.lexicon import WORDS
+from models.lexicon import LONG, WORDS
 
 
 class Split(StrEnum):
@@ -170,9 +170,9 @@ _CODAS = ("", "", "n", "r", "l", "s", "m", "x", "nd", "rt", "ck", "th")
 def strange(rng: random.Random, split: Split) -> str:
     """A word that stands for an entity though it is none: ordinary, two joined, or invented; held-out ones invented."""
     roll = rng.random() if split is Split.TRAIN else 1.0
-    if roll < 0.35:
-        return rng.choice(WORDS)
-    return rng.choice(WORDS) + rng.choice(WORDS) if roll < 0.6 else invented(rng)
+    if roll < 0.5:
+        return rng.choice(WORDS if roll < 0.2 else LONG)
+    return rng.choice(WORDS) + rng.choice(WORDS) if roll < 0.65 else invented(rng)
 
 
 def invented(rng: random.Random) -> str:

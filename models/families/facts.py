@@ -174,6 +174,11 @@ WHO_NOTE = phrasings(
     We want {n} to {h}.
     {n} cares for this: {h}.
     It has been agreed that {n} must {h}.
+    To {h} is the job of {n}.
+    The one who will {h} is {n}.
+    Somebody has to {h}, and that is {n}.
+    {h} - that is for {n}.
+    It was decided to {h}, by {n}.
     """,
     """
     {n} agreed to {h}.
@@ -223,6 +228,9 @@ HAS_NOTE = phrasings(
     The {t} was given to {n}.
     {n} walked off with the {t}.
     Somebody handed {n} the {t}.
+    {t}: {n}
+    The {t} is now in the hands of {n}.
+    Look for the {t} at the place of {n}.
     """,
     """
     {n} went home with the {t}.

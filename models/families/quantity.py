@@ -127,11 +127,11 @@ def _count(world: World) -> tuple[str, str, str]:
     things = world.pick(COUNTED)
     things += "" if things.endswith("s") else "s"
     if world.rng.random() < 0.5:
-        total = world.number(3, 20)
+        total = world.number(2, 12)
         used = world.number(1, total - 1)
         story, result, how = LEFT, total - used, f"{total} minus {used}"
     else:
-        total, used = world.number(1, 12), world.number(1, 8)
+        total, used = world.number(1, 9), world.number(1, 6)
         story, result, how = MORE, total + used, f"{total} plus {used}"
     text = world.say(story).format(a=total, b=used, t=things, n=world.name(), p=world.place())
     answer = f"That is {look(how)}, so there are now {look(result)} {things}."
