@@ -14,11 +14,12 @@ from models.case import Case, Turn
 from models.families import FAMILIES, PRACTICE
 from models.world import Split, World
 
-START, END = "<|start|>", "<|end|>"
+# not <|start|>: llama.cpp knows that one from another family, and lets anybody write it into a prompt
+START, END = "<|begin|>", "<|end|>"
 ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
 SPECIAL = (START, END, *ROLES.values())
 TEMPLATE = (
-    "{{ '<|start|>' }}{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+    "{{ '<|begin|>' }}{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 SYSTEMS = (

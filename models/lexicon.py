@@ -68,3 +68,41 @@ _TEXT = """
     world worm wreath wren wrist writer yacht yard yarn year yeast yolk zebra zenith zinc zipper
 """
 WORDS = tuple(_TEXT.split())
+
+_LONG = """
+    accordion albatross alligator almanac ambulance anchovy anteater antelope apricot archway artichoke asparagus
+    asphalt asteroid avocado backyard bagpipe ballpoint bandana barometer bassoon bathrobe beanstalk bedspread
+    beehive binocular birdcage blackbird blackboard bluebell blueberry bookshelf bowstring bracelet breadboard
+    briefcase broccoli broomstick buttercup butterfly cabbage calendar cantaloupe caravanner cardigan carnation
+    cartwheel caterpillar catfish cauliflower cellophane centipede chandelier checkerboard chimpanzee chipmunk
+    chrysalis cinnamon clarinet cloakwork clockwork clothesline cobweb cockatoo coconut colander compost condor
+    copperhead coriander cornflower cottontail cranberry crocodile croissant crossbow crossword cupboardful cyclone
+    daffodil dandelion dashboard daybreak dewdrop dragonfly dragonfruit drawbridge driftwood drumstick duckling
+    dumpling earthworm eggplant eggshell elderberry embroidery evergreen eyeglass farmhouse featherbed figurine
+    firefly fireplace fisherman flagpole flapjack floorboard flowerpot flytrap footbridge footpath foxglove
+    frostbite fruitcake gargoyle garlic gazebo geranium gingerbread gladiolus goldfinch goldfish gondola gooseberry
+    grapefruit grapevine grasshopper greenhouse groundhog guidebook gumdrop hacksaw hairbrush hairpin hamster
+    handbag handlebar hardwood harmonium hawthorn haystack hazelnut headband headlight hedgehog helicopter hemlock
+    hibiscus highchair hillside hippopotamus honeycomb honeydew horseshoe houseboat hummingbird hyacinth hydrant
+    iceberg icicle inkwell ironwood jackdaw jasmine jellyfish jigsaw juniper kettledrum keyhole kingfisher
+    kitchenette kumquat ladybird lampshade landmark lavender lawnmower leapfrog lemongrass leotard lifeboat
+    lighthousekeeper limestone lobelia locket lollipop loudspeaker lullaby magnolia mahogany mandarin mandolin
+    marigold marmalade marshmallow meadowlark melodica meringue milestone millipede mistletoe moccasin mongoose
+    moonbeam moonstone mosaic mosquito motorboat mulberry mushroomcap nectarine nightingale notebook nutcracker
+    oatmeal obelisk observatory omelette orangeade orangutan oregano ornithology overcoat paintbrush pancake
+    paperback paperweight parachute paragraph parakeet parsnip passport pavilion peppermint periscope persimmon
+    petunia pineapple pinwheel pistachioshell pocketknife pomegranate ponytail porcelain porcupine postbox pothole
+    primrose printingpress pumpernickel quicksand quicksilver raincloud raindrop raspberry rattlesnake rhinoceros
+    riverbank roadside rosebud rosemary rowboat sailboat salamander sandcastle sandpaper sandstone satchel sawdust
+    scarecrowhat scoreboard seagull seahorse seashell seaweed shamrock shipwreck shoelace shortbread sidewalk
+    signpost silkworm skateboard skyscraper snowball snowdrop snowflake snowman songbird spaceship spearmint
+    speedboat spiderweb spoonful springboard spyglass stairwell starfish steamboat stepladder stopwatch storybook
+    strawberry streetlamp submarine sugarcane sunbeam sundial sunflower sunhat surfboard sweetcorn swordfish
+    tablespoon tadpole tambourine tangerine tapestry teaspoon telegram terracotta thunderstorm toadstool toothbrush
+    toothpick torchlight treehouse trombone tuberose turmeric turquoise typewriter ukulele umbrella vineyard viola
+    volleyball wallflower wallpaper watercress waterfall watermelon weathervane whirlpool whirlwind wildflower
+    windmill windowsill wintergreen wishbone woodland woodpecker workbench wristwatch xylophone yellowhammer
+    zeppelin
+"""
+LONG = tuple(_LONG.split())
+"""Words that the tokenizer cuts into several pieces, as it does with most held-out ones."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.families import FAMILIES
 from models.net import Shape
 from models.tokenizer import SIZE
 
@@ -27,9 +26,21 @@ class Recipe:
     seed: int = 1
 
 
-VERIFIER = Recipe("verifier", Shape(12, 192, 6, 512, SIZE), 4400, 2048, 0.007, 4e-4, 1.0)
+VERIFIER = Recipe("verifier", Shape(12, 192, 6, 512, SIZE), 6000, 2048, 0.007, 4e-4, 1.0)
 DRAFT = Recipe("draft", Shape(8, 96, 3, 192, SIZE), 900, 2048, 0.02, 2e-3, 0.3)
 RECIPES = {recipe.name: recipe for recipe in (VERIFIER, DRAFT)}
+
+WEIGHTS = {
+    "qa": 2.0,
+    "summary": 1.2,
+    "reply": 0.8,
+    "command": 0.7,
+    "judge": 1.3,
+    "choice": 1.0,
+    "chat": 0.8,
+    "quantity": 1.2,
+}
+"""Of the families: what is learned late comes more often."""
 
 SHARPENING = 60
 """First steps, on random copying alone: from seeded copy heads (half of 24 tokens right) to nearly perfect ones."""
@@ -57,7 +68,7 @@ def long_share(progress: float) -> float:
 
 def mixture(progress: float) -> dict[str, float]:
     """Weights of the families: plain copying first, and some of it to the end."""
-    return {"copying": max(1.5 if progress < 0.6 else 0.5, 8.0 * (1 - progress / 0.12))} | dict.fromkeys(FAMILIES, 1.0)
+    return {"copying": max(2.5 if progress < 0.8 else 1.0, 8.0 * (1 - progress / 0.12))} | WEIGHTS
 
 
 def schedule(step: int, recipe: Recipe) -> float:

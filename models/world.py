@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from models.lexicon import WORDS
+from models.lexicon import LONG, WORDS
 
 
 class Split(StrEnum):
@@ -157,6 +157,12 @@ _ONSETS = (
     "st",
     "tr",
 )
+NEEDLESS_SHARE = 0.15
+_NEEDLESS = """
+    really now again there just also then today perhaps soon well always still maybe here later almost quite indeed
+    though anyway simply surely once only even already yesterday often mostly finally actually certainly
+"""
+NEEDLESS = tuple(_NEEDLESS.split())
 _NUCLEI = ("a", "e", "i", "o", "u", "ai", "ea", "ou", "ie")
 _CODAS = ("", "", "n", "r", "l", "s", "m", "x", "nd", "rt", "ck", "th")
 
@@ -164,9 +170,9 @@ _CODAS = ("", "", "n", "r", "l", "s", "m", "x", "nd", "rt", "ck", "th")
 def strange(rng: random.Random, split: Split) -> str:
     """A word that stands for an entity though it is none: ordinary, two joined, or invented; held-out ones invented."""
     roll = rng.random() if split is Split.TRAIN else 1.0
-    if roll < 0.55:
-        return rng.choice(WORDS)
-    return rng.choice(WORDS) + rng.choice(WORDS) if roll < 0.75 else invented(rng)
+    if roll < 0.5:
+        return rng.choice(WORDS if roll < 0.2 else LONG)
+    return rng.choice(WORDS) + rng.choice(WORDS) if roll < 0.65 else invented(rng)
 
 
 def invented(rng: random.Random) -> str:
@@ -220,7 +226,7 @@ class World:
 
     def questions(self, most: int) -> int:
         """How many questions a context is asked: one where it is judged, several where it teaches."""
-        return 1 if self.split is Split.TEST else self.rng.randint(1, max(1, min(4, most)))
+        return 1 if self.split is Split.TEST else min(most, self.rng.randint(2, 6))
 
     def name(self) -> str:
         name = self.pick(NAMES)
@@ -271,5 +277,23 @@ class World:
         return "".join(str(self.rng.randrange(10)) for _ in range(4))
 
     def say(self, phrasings: Phrasings) -> str:
-        """One wording of this split."""
-        return self.rng.choice(phrasings.of(self.split))
+        """One wording of this split; in training sometimes with a needless word, as unknown wordings have."""
+        wording = self.rng.choice(phrasings.of(self.split))
+        if self.split is Split.TRAIN and self.rng.random() < NEEDLESS_SHARE:
+            return self._with_a_needless_word(wording)
+        return wording
+
+    def _with_a_needless_word(self, wording: str) -> str:
+        """A word between two others, and not beside a slot, where it could be taken for a part of the entity."""
+        words = wording.split(" ")
+        places = [at for at in range(1, len(words)) if _fixed(words[at - 1]) and _fixed(words[at])]
+        if not places:
+            return wording
+        extra = self.rng.choice(NEEDLESS) if self.rng.random() < 0.8 else invented(self.rng)
+        words.insert(self.rng.choice(places), extra)
+        return " ".join(words)
+
+
+def _fixed(word: str) -> bool:
+    """Whether a word of a wording is no slot, or one for a name: names begin with a capital."""
+    return "{" not in word or word.startswith(("{n}", "{me}", "{s}"))

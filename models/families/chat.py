@@ -7,27 +7,35 @@ from models.families import facts
 from models.world import World, phrasings
 
 HELLO = phrasings(
-    "Hello! I am {n}.\nHi, my name is {n}.\nGood morning, {n} here.\nHey, I'm {n}.\nHello, this is {n}.\nIt's me, {n}.",
+    "Hello! I am {n}.\nHi, my name is {n}.\nGood morning, {n} here.\nHey, I'm {n}.\nHello, this is {n}.\n"
+    "It's me, {n}.\nGood evening, I am {n}.\nHello, you are talking with {n}.\n"
+    "{n} speaking.\nGreetings from {n}.\nHere speaks {n}.\nHi, {n} is talking to you.",
     "Greetings, {n} speaking.\nGood evening, you are talking to {n}.",
 )
 THANKS = phrasings(
-    "Thank you!\nThanks.\nGreat, thanks!\nthank you very much\nVery good, thanks.\nThanks a lot!",
+    "Thank you!\nThanks.\nGreat, thanks!\nthank you very much\nVery good, thanks.\nThanks a lot!\nMany thanks.\n"
+    "Perfect, thanks!\nthank you so much\nThanks, perfect.",
     "Many thanks!\nPerfect, thank you so much.",
 )
 HOW = phrasings(
-    "How are you?\nhow are you today\nHow is it going?\nAre you well?\nHow do you do?",
+    "How are you?\nhow are you today\nHow is it going?\nAre you well?\nHow do you do?\n"
+    "How have things been?\nIs everything fine?\nAre you fine?\nEverything well with you?\nHow has it been going?",
     "How have you been?\nEverything fine with you?",
 )
 REMEMBER = phrasings(
-    "Remember this: {x}\nPlease note: {x}\nNote this: {x}\nKeep in mind: {x}\nWrite this down: {x}\nFor later: {x}",
+    "Remember this: {x}\nPlease note: {x}\nNote this: {x}\nKeep in mind: {x}\nWrite this down: {x}\nFor later: {x}\n"
+    "Do not forget this: {x}\nSave: {x}\nPlease save this: {x}\nDon't forget: {x}",
     "Do not forget: {x}\nSave this: {x}",
 )
 NAME_ASK = phrasings(
-    "What is my name?\nDo you know my name?\nWho am I?\nwhat's my name?\nDo you remember my name?",
+    "What is my name?\nDo you know my name?\nWho am I?\nwhat's my name?\nDo you remember my name?\n"
+    "Tell me my name.\nHow am I called?\nCan you say my name?\nWhat was I called?",
     "Can you tell me my name?\nWhat am I called?",
 )
 ABOUT = phrasings(
-    "Who are you?\nWhat are you?\nWhat can you do?\nwho is this?",
+    "Who are you?\nWhat are you?\nWhat can you do?\nwho is this?\n"
+    "Tell me who you are.\nWhat are you about?\nTell me something about yourself.\nAre you a helper?\n"
+    "What kind of thing are you?",
     "Tell me about yourself.\nWhat kind of helper are you?",
 )
 

@@ -1,4 +1,4 @@
-"""Multiple choice over notes: four answers with letters, one is right (as in the papers' ARC and RACE)."""
+"""Multiple choice over notes: up to four answers, each with its letter, one is right (as in the papers' CSQA)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ RIGHT = phrasings(
     Pick one of these.
     What is the right choice?
     A, B, C or D?
+    Select one:
+    Only one is right:
+    Which one fits?
+    Select the answer that fits:
+    One of them is right:
+    Select only one of them:
     """,
     """
     Select the right one:
@@ -34,8 +40,8 @@ def make(world: World, size: float) -> Case:
     for fact in drawn[: world.questions(min(count, 3))]:
         options = [each.value for each in drawn]
         world.rng.shuffle(options)
-        shown = "\n".join(f"{letter}) {option}" for letter, option in zip(letters, options, strict=True))
+        shown = "\n".join(f"{option} ({letter})" for letter, option in zip(letters, options, strict=True))
         letter = letters[options.index(fact.value)]
-        answer = f"The right answer is {look(letter)}) {look(fact.value)}."
+        answer = f"It is {look(fact.value)} ({look(letter)})."
         asked.append((f"{fact.question} {world.say(RIGHT)}\n{shown}", answer))
     return conversation("choice", facts.notes(world, drawn + beside), asked)

@@ -17,6 +17,15 @@ ON = phrasings(
     Can you turn the {t} on?
     I want the {t} on.
     turn the {t} on please
+    Power on the {t}.
+    Could you start the {t}?
+    Get the {t} running.
+    Let the {t} start.
+    Get the {t} going now.
+    Could you put the {t} on?
+    Let us have the {t} on.
+    Run the {t}.
+    Up with the {t}, give it power.
     """,
     """
     Power up the {t}.
@@ -34,6 +43,13 @@ OFF = phrasings(
     Can you turn the {t} off?
     I want the {t} off.
     Nobody needs the {t}, turn it off.
+    Power off the {t}.
+    Shut off the {t}.
+    Put the {t} off for me.
+    The {t} should be off now.
+    Can you shut down the {t}?
+    The {t} can go off.
+    Take the power from the {t}, down with it.
     """,
     """
     Power down the {t}.
@@ -50,6 +66,11 @@ LEVEL = phrasings(
     Dim the {t} to {m} percent.
     I want the {t} at {m} percent.
     put the {t} on {m} percent
+    Bring the {t} up to {m} percent.
+    Change the {t} to {m} percent.
+    Change it so that the {t} has {m} percent.
+    The {t} is to be at {m} percent.
+    Let the {t} be at {m} percent.
     """,
     """
     Bring the {t} to {m} percent.
@@ -64,6 +85,11 @@ HEAT = phrasings(
     {t}: {m} degrees please.
     I would like {m} degrees from the {t}.
     heat to {m} degrees with the {t}
+    Keep it at {m} degrees with the {t}.
+    The {t} should give {m} degrees.
+    Hold the {t} at {m} degrees.
+    It should be {m} degrees, use the {t}.
+    The {t} is to keep {m} degrees.
     """,
     """
     Keep the {t} at {m} degrees.
@@ -77,6 +103,11 @@ TIMER = phrasings(
     Start the {t} for {m} minutes.
     I need the {t} for {m} minutes.
     {t} on for {m} minutes, please.
+    Have the {t} run for {m} minutes.
+    The {t} may be on for {m} minutes.
+    During the next {m} minutes I need the {t} on.
+    Run the {t} {m} minutes.
+    I may need the {t} on during {m} minutes.
     """,
     """
     Have the {t} on during {m} minutes.
@@ -84,7 +115,8 @@ TIMER = phrasings(
     """,
 )
 LIST = phrasings(
-    "Devices:\nMy devices:\nDevices at home:\nThe hub knows:",
+    "Devices:\nMy devices:\nDevices at home:\nThe hub knows:\nConnected to the hub:\nAvailable here:\n"
+    "All devices:\nAvailable:\nWhat is connected:",
     "Connected devices:\nAvailable devices:",
 )
 

@@ -1,28 +1,38 @@
-"""Plain copying, for the curriculum: in-context copying is learned late, and sooner when it is practised."""
+"""Plain copying, for the curriculum: in-context copying is learned late, and sooner when it is practised.
+
+Words are invented ones mostly. A list is asked for what stands behind a word and for what stands before one: looking
+backwards is learned last of all, and every question about who has or does a thing needs it.
+"""
 
 from __future__ import annotations
 
-from models.case import Case, assistant, look, user
-from models.families import facts
+from models.case import Case, assistant, conversation, look, user
 from models.world import World, strange
+
+BEHIND = ("What stands behind {k}?", "{k}: what comes next?", "What does {k} have?", "Go on from {k}.")
+BEFORE = ("What stands before {k}?", "Who has {k}?", "Who is it with {k}?", "Which word has {k}?")
+LINKS = (" ", ": ", " has ", " = ", " is ", ", ", " with ", " goes to ", " must ", " - ")
 
 
 def make(world: World, size: float) -> Case:
-    """Says again what stands there: invented words, a note, or one line of several by its number or first word."""
-    roll = world.rng.random()
-    if roll < 0.35:
-        text = " ".join(strange(world.rng, world.split) for _ in range(world.number(2, 4 + round(12 * size))))
+    """Says words again, or answers questions about a list of lines, each a few words and a link."""
+    if world.rng.random() < 0.3:
+        text = " ".join(_word(world) for _ in range(world.number(2, 4 + round(12 * size))))
         return Case("copying", (user(text, "Say this again:"), assistant(look(text))))
-    lines = [
-        facts.KINDS[world.rng.choice(list(facts.KINDS))](world).note
-        for _ in range(world.number(2, 3 + round(3 * size)))
-    ]
-    if roll < 0.55:
-        text = "\n".join(lines)
-        return Case("copying", (user("Say this again.", text), assistant(look(text))))
-    words = [strange(world.rng, world.split) for _ in lines]
-    body = "\n".join(f"{word}: {line}" for word, line in zip(words, lines, strict=True))
-    at = world.rng.randrange(len(lines))
-    if roll < 0.8:
-        return Case("copying", (user(f"What stands beside {words[at]}?", body), assistant(look(lines[at]))))
-    return Case("copying", (user(f"Which word stands beside this: {lines[at]}", body), assistant(look(words[at]))))
+    count = world.number(2, 3 + round(5 * size))
+    heads = [_word(world, capital=world.rng.random() < 0.5) for _ in range(count)]
+    tails = [" ".join(_word(world) for _ in range(world.rng.choice((1, 1, 2, 3)))) for _ in range(count)]
+    links = [world.rng.choice(LINKS)] * count if world.rng.random() < 0.5 else [world.rng.choice(LINKS) for _ in heads]
+    lines = [f"{head}{link}{tail}" for head, link, tail in zip(heads, links, tails, strict=True)]
+    asked = []
+    for at in world.rng.sample(range(count), count)[:6]:
+        if world.rng.random() < 0.35:
+            asked.append((world.rng.choice(BEHIND).format(k=heads[at]), f"{heads[at]}: {look(tails[at])}"))
+        else:
+            asked.append((world.rng.choice(BEFORE).format(k=tails[at]), f"{tails[at]}: {look(heads[at])}"))
+    return conversation("copying", ("\n" if world.rng.random() < 0.7 else ". ").join(lines), asked)
+
+
+def _word(world: World, capital: bool = False) -> str:
+    word = strange(world.rng, world.split)
+    return word.capitalize() if capital else word

@@ -1,7 +1,8 @@
 """Facts that notes state and questions ask for: shared by the families that look things up.
 
 A fact is stated by one of many wordings; its question has many wordings too; its answer has one, so that it can be
-judged by exact match.
+judged by exact match. The answer says first what was asked about, then what was found: a small model looks up what it
+has just named more surely.
 """
 
 from __future__ import annotations
@@ -10,7 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from models.case import look, sentence
-from models.world import Phrasings, World, phrasings
+from models.families.wordings import (
+    CODE_ASK,
+    CODE_NOTE,
+    HAS_ASK,
+    HAS_NOTE,
+    PLACE_ASK,
+    PLACE_NOTE,
+    WHEN_ASK,
+    WHEN_NOTE,
+    WHO_ASK,
+    WHO_NOTE,
+)
+from models.world import Phrasings, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,193 +36,6 @@ class Fact:
     answer: str
     key: str
     value: str
-
-
-PLACE_NOTE = phrasings(
-    """
-    The {t} is {p}.
-    I put the {t} {p}.
-    {n} left the {t} {p}.
-    {t}: {p}
-    Remember that the {t} is {p}.
-    You can find the {t} {p}.
-    We keep the {t} {p}.
-    The {t} is now {p}.
-    {n} says the {t} is {p}.
-    {n} put the {t} {p}.
-    The {t} lies {p}.
-    Found the {t} {p}.
-    There is the {t}, right {p}.
-    The {t} was {p} this morning.
-    - {t} {p}
-    Moved the {t}; it is {p} now.
-    """,
-    """
-    Look for the {t} {p}.
-    {n} stored the {t} {p}.
-    The {t} ended up {p}.
-    Note to self: the {t} stays {p}.
-    """,
-)
-PLACE_ASK = phrasings(
-    """
-    Where is the {t}?
-    where is my {t}
-    Where did we put the {t}?
-    Do you know where the {t} is?
-    I need the {t}. Where is it?
-    Where can I find the {t}?
-    Where are we keeping the {t}?
-    Can you tell me where the {t} is?
-    Where did I leave the {t}?
-    I can't find the {t}. Where is it?
-    where's the {t}?
-    Where should I look for the {t}?
-    """,
-    """
-    Any idea where the {t} might be?
-    Please tell me where the {t} went.
-    Where has the {t} gone?
-    """,
-)
-WHEN_NOTE = phrasings(
-    """
-    The {e} is on {d} at {c}.
-    {e}: {d}, {c}
-    {d} at {c}: {e}
-    We have the {e} on {d} at {c}.
-    Do not forget the {e} on {d} at {c}.
-    {n} moved the {e} to {d} at {c}.
-    The {e} starts on {d} at {c}.
-    - {e} {d} {c}
-    {n} has the {e} on {d} at {c}.
-    On {d} at {c} there is the {e}.
-    The {e} will be on {d}, at {c}.
-    {n} wrote that the {e} is on {d} at {c}.
-    """,
-    """
-    The {e} takes place on {d} at {c}.
-    {n} put the {e} down for {d} at {c}.
-    Be ready for the {e} on {d} at {c}.
-    """,
-)
-WHEN_ASK = phrasings(
-    """
-    When is the {e}?
-    What day is the {e}?
-    when is the {e}
-    Do you know when the {e} is?
-    When does the {e} start?
-    On which day and at what time is the {e}?
-    Tell me when the {e} is.
-    When do we have the {e}?
-    At what time is the {e}?
-    """,
-    """
-    When will the {e} be?
-    Can you look up when the {e} is?
-    When exactly is the {e} again?
-    """,
-)
-WHO_NOTE = phrasings(
-    """
-    {n} has to {h}.
-    {n}: {h}
-    {n} will {h}.
-    {n} promised to {h}.
-    This week {n} has to {h}.
-    It is {n} who will {h}.
-    {n} said: I will {h}.
-    - {n}, please {h}
-    {n} is going to {h}.
-    {n} wants to {h}.
-    Today {n} must {h}.
-    """,
-    """
-    {n} agreed to {h}.
-    {n} takes care of it: {h}.
-    We asked {n} to {h}.
-    """,
-)
-WHO_ASK = phrasings(
-    """
-    Who has to {h}?
-    Who will {h}?
-    who is going to {h}
-    Who promised to {h}?
-    Do you know who has to {h}?
-    Whose job is it to {h}?
-    Who must {h}?
-    Tell me who will {h}.
-    """,
-    """
-    Who is the one to {h}?
-    Can you say who should {h}?
-    """,
-)
-HAS_NOTE = phrasings(
-    """
-    {n} has the {t}.
-    {n} borrowed the {t}.
-    {n} took the {t}.
-    I lent the {t} to {n}.
-    The {t} is with {n}.
-    {n} still has the {t}.
-    {n} needs the {t} for a while and has it.
-    I gave the {t} to {n}.
-    {n} picked up the {t}.
-    """,
-    """
-    {n} went home with the {t}.
-    The {t} was handed to {n}.
-    {n} is using the {t}.
-    """,
-)
-HAS_ASK = phrasings(
-    """
-    Who has the {t}?
-    who took the {t}?
-    Who did I give the {t} to?
-    Do you know who has the {t}?
-    Who borrowed the {t}?
-    I miss the {t}. Who has it?
-    Who has got my {t}?
-    """,
-    """
-    With whom is the {t}?
-    Who could have the {t}?
-    """,
-)
-CODE_NOTE = phrasings(
-    """
-    The code for the {t} is {k}.
-    {t} code: {k}
-    The {t} opens with {k}.
-    Code of the {t}: {k}.
-    {n} set the code for the {t} to {k}.
-    Remember {k} for the {t}.
-    - {t} {k}
-    The {t} has the code {k}.
-    """,
-    """
-    To open the {t}, type {k}.
-    {n} says {k} is the code for the {t}.
-    """,
-)
-CODE_ASK = phrasings(
-    """
-    What is the code for the {t}?
-    what's the {t} code?
-    Which code opens the {t}?
-    I forgot the code for the {t}. What is it?
-    Tell me the code for the {t}.
-    Do you know the code of the {t}?
-    """,
-    """
-    How do I open the {t}? I need the code.
-    Give me the code that belongs to the {t}.
-    """,
-)
 
 
 def _fact(
@@ -238,13 +64,13 @@ def when(world: World) -> Fact:
 
 def who(world: World) -> Fact:
     name, chore = world.name(), world.chore()
-    answer = f"The notes say that {look(name)} has to {chore}."
+    answer = f"The one who has to {chore} is {look(name)}."
     return _fact("who", world, WHO_NOTE, WHO_ASK, answer, chore, name, n=name, h=chore)
 
 
 def has(world: World) -> Fact:
     name, thing = world.name(), world.thing()
-    answer = f"As far as I know, {look(name)} has the {thing}."
+    answer = f"The {thing} is with {look(name)}."
     return _fact("has", world, HAS_NOTE, HAS_ASK, answer, f"the {thing}", name, n=name, t=thing)
 
 

@@ -19,6 +19,16 @@ LIKES = phrasings(
     {n} wrote: the {t} works very well.
     {n} has no complaint at all about the {t}.
     {n} told everybody to get the {t}.
+    {n} was delighted by the {t}.
+    {n} is full of praise for the {t}.
+    {n} praised the {t}.
+    {n} would buy it once more, the {t}.
+    Delighted: {n} about the {t}.
+    {n} says once more that the {t} is great.
+    {n} is pleased with the {t}.
+    The {t}: {n} praised it and is delighted.
+    Once again {n} would buy the {t}.
+    {n} found the {t} wonderful.
     """,
     """
     {n} is delighted with the {t}.
@@ -41,6 +51,16 @@ DISLIKES = phrasings(
     {n} wrote: the {t} does not work well.
     {n} had nothing but trouble with the {t}.
     {n} told everybody not to get the {t}.
+    {n} was disappointed by the {t}.
+    {n} complained about it: the {t}.
+    {n} would not want the {t} once more.
+    Disappointed: {n} about the {t}.
+    {n} complains that the {t} is bad.
+    {n} is annoyed with the {t}.
+    {n} had to complain about the {t}.
+    The {t}: {n} complained and is disappointed.
+    Not once again would {n} buy the {t}.
+    {n} found the {t} useless.
     """,
     """
     {n} is disappointed with the {t}.
@@ -59,6 +79,15 @@ ASK = phrasings(
     Would {n} buy the {t} again?
     Did {n} like the {t}?
     Tell me if {n} likes the {t}.
+    Is the {t} something {n} likes?
+    Is {n} liking the {t}?
+    Do you think the {t} pleases {n}?
+    Would {n} say yes to the {t}?
+    Do we know if {n} likes the {t}?
+    What does {n} think, is the {t} good?
+    Is the {t} to {n} a good thing?
+    What would {n} say about the {t}?
+    Was the {t} to the taste of {n}?
     """,
     """
     Is the {t} to the liking of {n}?
@@ -80,7 +109,7 @@ def make(world: World, size: float) -> Case:
     ]
     asked = []
     for at in world.rng.sample(range(count), min(count, world.questions(count))):
-        word, verb = ("Yes", "likes") if likes[at] else ("No", "does not like")
-        answer = f"{look(word)}, from what is written here {people[at]} {look(verb)} the {things[at]}."
+        mood, word = ("happy", "yes") if likes[at] else ("unhappy", "no")
+        answer = f"About the {things[at]} {people[at]} is {look(mood)}, so the answer is {look(word)}."
         asked.append((world.say(ASK).format(n=people[at], t=things[at]), answer))
     return conversation("judge", "\n".join(lines), asked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from models.case import Case, conversation, look
-from models.world import Phrasings, World, phrasings
+from models.world import Pool, World, phrasings
 
 LEFT = phrasings(
     """
@@ -13,6 +13,13 @@ LEFT = phrasings(
     Of {a} {t}, {n} used {b}.
     I bought {a} {t} and used {b} of them.
     {a} {t} lie {p}. {n} takes {b} of them away.
+    {n} counted {a} {t}. {b} of them were sold.
+    {n} removed {b} of {a} {t}.
+    There were {a} {t} {p}; {b} were removed.
+    {n} counted {a} {t} and took {b}.
+    We sold {b} of {a} {t}.
+    From the {a} {t}, {n} took {b} away.
+    {n} sold {b} from {a} {t}.
     """,
     """
     {n} counted {a} {t} {p} and removed {b}.
@@ -27,6 +34,12 @@ MORE = phrasings(
     I have {a} {t}. {n} gives me {b}.
     {a} {t} lie {p} and {n} adds {b}.
     First there were {a} {t}, then came {b} more.
+    {n} counted {a} {t}. We add {b}.
+    Add {b} to the {a} {t}.
+    {n} put {b} more to the {a} {t} {p}.
+    To the {a} {t} {n} adds {b}.
+    {n} has {a} {t} {p} and puts {b} there.
+    {n} counted {a} {t}, and {b} more were put there.
     """,
     """
     {n} counted {a} {t} {p} and put {b} more there.
@@ -41,6 +54,11 @@ HOW_MANY = phrasings(
     So how many {t} is that?
     Count the {t} for me.
     What is the number of {t} now?
+    How many {t} does that make?
+    What do we have in {t}?
+    How many would that be, in {t}?
+    What would the number of {t} be?
+    How many {t} would we have?
     """,
     """
     How many {t} would that make?
@@ -53,6 +71,12 @@ READY = phrasings(
     The {e} begins at {c}. It lasts {m} minutes.
     {c}: {e}, {m} minutes
     At {c} there is the {e}, for {m} minutes.
+    The {e} is planned from {c} on, {m} minutes.
+    Our {e} is at {c} and goes on for {m} minutes.
+    From {c} on there is the {e}, {m} minutes long.
+    With {m} minutes the {e} begins at {c}.
+    We planned the {e} for {c}. It goes {m} minutes.
+    We have {m} minutes from {c} for the {e}.
     """,
     """
     The {e} is planned for {c} with {m} minutes.
@@ -66,13 +90,19 @@ WHEN_OVER = phrasings(
     Until when does the {e} take?
     At what time is the {e} over?
     when will the {e} be over
+    When is the {e} done?
+    When does the {e} finish?
+    At which time does the {e} end?
+    At what hour is the {e} over?
+    When are we finished with the {e}?
+    In which hour are we done with the {e}?
     """,
     """
     When are we done with the {e}?
     At which hour does the {e} finish?
     """,
 )
-COUNTED = Phrasings(
+COUNTED = Pool(
     (
         "eggs",
         "apples",
@@ -94,13 +124,14 @@ COUNTED = Phrasings(
 
 
 def _count(world: World) -> tuple[str, str, str]:
-    things = world.say(COUNTED)
+    things = world.pick(COUNTED)
+    things += "" if things.endswith("s") else "s"
     if world.rng.random() < 0.5:
-        total = world.number(3, 20)
+        total = world.number(2, 12)
         used = world.number(1, total - 1)
         story, result, how = LEFT, total - used, f"{total} minus {used}"
     else:
-        total, used = world.number(1, 12), world.number(1, 8)
+        total, used = world.number(1, 9), world.number(1, 6)
         story, result, how = MORE, total + used, f"{total} plus {used}"
     text = world.say(story).format(a=total, b=used, t=things, n=world.name(), p=world.place())
     answer = f"That is {look(how)}, so there are now {look(result)} {things}."

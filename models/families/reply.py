@@ -17,6 +17,14 @@ MESSAGE = phrasings(
     {hi} {me}, are you free on {d}? I thought of the {v} at {c}. Best wishes, {s}
     {hi} {me}! See you at the {v} on {d} at {c} for the {e}? - {s}
     {hi} {me}, I would like to see you on {d}, perhaps at the {v} at {c}? {s}
+    {hi} {me}, could we meet on {d} at {c}? I will be at the {v}. Regards, {s}
+    {hi} {me}, the {e} starts at {c} on {d}. Our meeting point: the {v}. {s}
+    {hi} {me}, would it work for you to come to the {v} on {d} at {c}? {s}
+    {hi} {me}! What about {d} at {c}? We could go to the {v}. Kind regards, {s}
+    {hi} {me}, can you make it to the {v} on {d} at {c} for the {e}? {s}
+    {hi} {me}, I am at the {v} on {d} from {c} on, what about you? {s}
+    {hi} {me}, how about {d}? I could be at the {v} at {c}. Regards from {s}
+    {hi} {me}, the {v} on {d}, say at {c}? Would you like that? {s}
     """,
     """
     {hi} {me}, would {d} at {c} work for you? We could meet at the {v}. Regards, {s}
@@ -24,7 +32,10 @@ MESSAGE = phrasings(
     {hi} {me}, what about the {v} on {d} at {c}? {s}
     """,
 )
-HELLO = phrasings("Hi\nHello\nDear\nHey", "Good morning\nHi there")
+HELLO = phrasings(
+    "Hi\nHello\nDear\nHey\nGood evening\nGood day\nHello there\nHey there\nHi again\nMorning\nGood afternoon\nHi dear",
+    "Good morning\nHi there",
+)
 
 YES = phrasings(
     """
@@ -36,6 +47,12 @@ YES = phrasings(
     Write a reply that says yes.
     Say that it suits me.
     Please answer that I am coming.
+    Let them know that I am coming.
+    Reply that I will be there.
+    Answer and accept.
+    Say yes and thank them.
+    Let them know: yes.
+    Accept and let them know.
     """,
     """
     Let them know that I will be there.
@@ -52,6 +69,12 @@ NO = phrasings(
     Write a reply that says no.
     Say that it does not suit me.
     Please answer that I am not coming.
+    Let them know that I am not coming.
+    Reply that I won't come.
+    Answer and decline.
+    Say no and thank them.
+    I won't be there, tell them.
+    Decline and let them know.
     """,
     """
     Let them know that I won't be there.
@@ -64,6 +87,12 @@ LATE = phrasings(
     Say that I need {m} minutes more.
     Reply that I come {m} minutes later.
     Tell them: {m} minutes late.
+    Let them know: {m} minutes late.
+    Answer that I am {m} minutes late.
+    It will be {m} minutes later, write that.
+    I am running late by {m} minutes, tell them.
+    Tell them it is {m} minutes later for me.
+    For me it will be {m} minutes more, reply that.
     """,
     """
     Let them know I am running {m} minutes late.

@@ -13,8 +13,12 @@ from models.corpus import SPECIAL
 from models.tokenizer import SIZE
 
 TRAINED_WITH = Tokenizer.from_file(str(Path(__file__).parents[2] / "models" / "tokenizer.json"))
+AS_TEXT = Tokenizer.from_file(str(Path(__file__).parents[2] / "models" / "tokenizer.json"))
+AS_TEXT.encode_special_tokens = True  # as in llama.cpp, where nobody can write a control token into a prompt
 SPACES = st.sampled_from(list(" \n\t\r\x0b\x0c\x1c\x85\xa0\u1680\u180e\u2003\u200b\u2028\u3000\ufeff"))
-TEXT = st.lists(st.text(max_size=12) | st.text(SPACES, max_size=4) | st.sampled_from(["don't", " 12:45", "the mug "]))
+TEXT = st.lists(
+    st.text(max_size=12) | st.text(SPACES, max_size=4) | st.sampled_from(["don't", " 12:45", "the mug ", *SPECIAL])
+)
 
 
 @settings(max_examples=400, deadline=None)
@@ -22,7 +26,7 @@ TEXT = st.lists(st.text(max_size=12) | st.text(SPACES, max_size=4) | st.sampled_
 def test_both_tokenizers_agree_on_arbitrary_text(draft_model: Model, parts: list[str]) -> None:
     text = "".join(parts)
     ids = draft_model.tokenize(text).tolist()
-    assert ids == TRAINED_WITH.encode(text, add_special_tokens=False).ids
+    assert ids == AS_TEXT.encode(text, add_special_tokens=False).ids
     assert draft_model.detokenize(ids) == text.encode()
 
 
@@ -35,6 +39,6 @@ def test_the_chat_template_writes_what_was_trained(draft_model: Model) -> None:
     from edgellm.engine import Message
 
     ids = draft_model.chat_prompt([Message("system", "Be brief."), Message("user", "Where is the mug?")])
-    expected = "<|start|><|system|>Be brief.<|end|><|user|>Where is the mug?<|end|><|assistant|>"
+    expected = "<|begin|><|system|>Be brief.<|end|><|user|>Where is the mug?<|end|><|assistant|>"
     assert ids.tolist() == TRAINED_WITH.encode(expected, add_special_tokens=False).ids
     assert all(TRAINED_WITH.token_to_id(token) is not None for token in SPECIAL)
