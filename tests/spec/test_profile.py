@@ -32,6 +32,19 @@ def prompts(model: Model, seed: int, count: int) -> list[Ids]:
 
 
 @pytest.fixture(scope="module")
+def draft_model(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
+    """In f32, where the shape of a batch does not decide what comes next."""
+    with Model.load(f32_pair[0]) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def verifier_model(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
+    with Model.load(f32_pair[1]) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
 def drafter(draft_model: Model) -> Iterator[ModelDrafter]:
     capture = Capture(attention=(LAYER,))
     own = ModelDrafter(draft_model, Context(draft_model, n_ctx=1024, threads=1, capture=capture), layers=(LAYER,))
