@@ -39,7 +39,7 @@ def case_at(index: int, size: float, mixture: dict[str, float], seed: int = TRAI
     """Case number `index` of the training stream: the same whenever it is asked for."""
     rng = random.Random(f"{seed}/{index}")
     family = rng.choices(list(mixture), list(mixture.values()))[0]
-    case = {**FAMILIES, **PRACTICE}[family](World(rng, Split.TRAIN, strange_share=0.35), rng.random() ** 0.5 * size)
+    case = {**FAMILIES, **PRACTICE}[family](World(rng, Split.TRAIN, strange_share=0.5), rng.random() ** 0.5 * size)
     if rng.random() < 0.12:
         case = Case(case.family, (Turn("system", rng.choice(SYSTEMS)), *case.turns), case.metric)
     return case

@@ -26,7 +26,7 @@ class Recipe:
     seed: int = 1
 
 
-VERIFIER = Recipe("verifier", Shape(12, 192, 6, 512, SIZE), 6000, 2048, 0.007, 4e-4, 1.0)
+VERIFIER = Recipe("verifier", Shape(12, 192, 6, 512, SIZE), 5600, 2048, 0.007, 4e-4, 1.0)
 DRAFT = Recipe("draft", Shape(8, 96, 3, 192, SIZE), 900, 2048, 0.02, 2e-3, 0.3)
 RECIPES = {recipe.name: recipe for recipe in (VERIFIER, DRAFT)}
 
@@ -36,9 +36,9 @@ WEIGHTS = {
     "reply": 0.8,
     "command": 0.7,
     "judge": 1.3,
-    "choice": 1.0,
+    "choice": 1.2,
     "chat": 0.8,
-    "quantity": 1.2,
+    "quantity": 1.4,
 }
 """Of the families: what is learned late comes more often."""
 
@@ -47,8 +47,8 @@ SHARPENING = 60
 
 
 def practises(step: int, progress: float) -> bool:
-    """Whether a step is random copying: all at first, then some, so that the copy heads outlive what comes next."""
-    return step < SHARPENING or (step % (6 if progress < 0.3 else 15) == 0 and progress < 0.7)
+    """Whether a step is random copying: all at first, then some to the end, so that the copy heads outlive the rest."""
+    return step < SHARPENING or (step % (6 if progress < 0.3 else 15) == 0)
 
 
 def tokens_at(progress: float, recipe: Recipe) -> int:

@@ -9,7 +9,7 @@ from models.world import World, phrasings
 HELLO = phrasings(
     "Hello! I am {n}.\nHi, my name is {n}.\nGood morning, {n} here.\nHey, I'm {n}.\nHello, this is {n}.\n"
     "It's me, {n}.\nGood evening, I am {n}.\nHello, you are talking with {n}.\n"
-    "{n} speaking.\nGreetings from {n}.\nHere speaks {n}.\nHi, {n} is talking to you.",
+    "This is {n} speaking.\nGreetings from {n}.\nHere speaks {n}.\nHi, {n} is talking to you.",
     "Greetings, {n} speaking.\nGood evening, you are talking to {n}.",
 )
 THANKS = phrasings(

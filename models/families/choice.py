@@ -40,8 +40,8 @@ def make(world: World, size: float) -> Case:
     for fact in drawn[: world.questions(min(count, 3))]:
         options = [each.value for each in drawn]
         world.rng.shuffle(options)
-        shown = "\n".join(f"{option} ({letter})" for letter, option in zip(letters, options, strict=True))
+        shown = "\n".join(f"- {option} ({letter})" for letter, option in zip(letters, options, strict=True))
         letter = letters[options.index(fact.value)]
-        answer = f"It is {look(fact.value)} ({look(letter)})."
+        answer = f"{fact.answer[:-1]} ({look(letter)})."
         asked.append((f"{fact.question} {world.say(RIGHT)}\n{shown}", answer))
     return conversation("choice", facts.notes(world, drawn + beside), asked)

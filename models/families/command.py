@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from models.case import Case, conversation, look, sentence
+from models.families.page import page
 from models.world import ADJECTIVES, Phrasings, World, phrasings
 
 ON = phrasings(
@@ -62,7 +63,7 @@ LEVEL = phrasings(
     Set the {t} to {m} percent.
     Turn the {t} to {m} percent.
     Make it {m} percent on the {t}.
-    {t} at {m} percent, please.
+    The {t} at {m} percent, please.
     Dim the {t} to {m} percent.
     I want the {t} at {m} percent.
     put the {t} on {m} percent
@@ -82,7 +83,7 @@ HEAT = phrasings(
     Set the {t} to {m} degrees.
     Make it {m} degrees with the {t}.
     Turn the {t} to {m} degrees.
-    {t}: {m} degrees please.
+    For the {t}: {m} degrees please.
     I would like {m} degrees from the {t}.
     heat to {m} degrees with the {t}
     Keep it at {m} degrees with the {t}.
@@ -102,7 +103,7 @@ TIMER = phrasings(
     Let the {t} run for {m} minutes.
     Start the {t} for {m} minutes.
     I need the {t} for {m} minutes.
-    {t} on for {m} minutes, please.
+    The {t} on for {m} minutes, please.
     Have the {t} run for {m} minutes.
     The {t} may be on for {m} minutes.
     During the next {m} minutes I need the {t} on.
@@ -148,7 +149,8 @@ def make(world: World, size: float) -> Case:
             names.append(name)
     addresses = [f"{world.rng.choice('abcdefghkmpqrstuvwxyz')}{world.number(10, 99)}" for _ in names]
     lines = [f"{name} = {address}" for name, address in zip(names, addresses, strict=True)]
-    joined = "\n".join(lines) if world.rng.random() < 0.7 else ", ".join(lines)
+    heading = world.say(LIST)
+    known = f"{heading} {', '.join(lines)}" if world.rng.random() < 0.3 else page(world, lines, (heading,))
     asked = []
     for at in world.rng.sample(range(count), min(count, world.questions(count))):
         phrasing, draw, action = world.rng.choice(list(INTENTS.values()))
@@ -156,4 +158,4 @@ def make(world: World, size: float) -> Case:
         address, run = look(addresses[at]), action.format(m=look(amount))
         request = sentence(world.say(phrasing).format(t=names[at], m=amount))
         asked.append((request, f"The {names[at]} has the address {address}. Run: {address} {run}."))
-    return conversation("command", f"{world.say(LIST)}\n{joined}", asked)
+    return conversation("command", known, asked)

@@ -7,9 +7,10 @@ backwards is learned last of all, and every question about who has or does a thi
 from __future__ import annotations
 
 from models.case import Case, assistant, conversation, look, user
+from models.families.page import page
 from models.world import World, strange
 
-BEHIND = ("What stands behind {k}?", "{k}: what comes next?", "What does {k} have?", "Go on from {k}.")
+BEHIND = ("What stands behind {k}?", "After {k}, what comes next?", "What does {k} have?", "Go on from {k}.")
 BEFORE = ("What stands before {k}?", "Who has {k}?", "Who is it with {k}?", "Which word has {k}?")
 LINKS = (" ", ": ", " has ", " = ", " is ", ", ", " with ", " goes to ", " must ", " - ")
 
@@ -26,11 +27,11 @@ def make(world: World, size: float) -> Case:
     lines = [f"{head}{link}{tail}" for head, link, tail in zip(heads, links, tails, strict=True)]
     asked = []
     for at in world.rng.sample(range(count), count)[:6]:
-        if world.rng.random() < 0.35:
-            asked.append((world.rng.choice(BEHIND).format(k=heads[at]), f"{heads[at]}: {look(tails[at])}"))
+        if world.rng.random() < 0.75:
+            asked.append((world.rng.choice(BEHIND).format(k=heads[at]), f"Behind {heads[at]} stands {look(tails[at])}."))
         else:
-            asked.append((world.rng.choice(BEFORE).format(k=tails[at]), f"{tails[at]}: {look(heads[at])}"))
-    return conversation("copying", ("\n" if world.rng.random() < 0.7 else ". ").join(lines), asked)
+            asked.append((world.rng.choice(BEFORE).format(k=tails[at]), f"Before {tails[at]} stands {look(heads[at])}."))
+    return conversation("copying", page(world, lines, ("List:", "Words:", "Pairs:")), asked)
 
 
 def _word(world: World, capital: bool = False) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from models.case import look, sentence
+from models.families.page import page
 from models.families.wordings import (
     CODE_ASK,
     CODE_NOTE,
@@ -45,7 +46,14 @@ def _fact(
     note, ask = world.say(notes), world.say(asks)
     if "{n}" in note and "n" not in slots:
         slots["n"] = world.name()
-    return Fact(kind, sentence(note.format(**slots)), sentence(ask.format(**slots)), answer, key, value)
+    return Fact(kind, _filled(note, slots), _filled(ask, slots), answer, key, value)
+
+
+def _filled(wording: str, slots: dict[str, str]) -> str:
+    """`wording` with its slots filled. An entity stays as it is at the start too: with a large letter it would be
+    another token."""
+    text = wording.format(**slots)
+    return text if wording.startswith("{") else sentence(text)
 
 
 def place(world: World) -> Fact:
@@ -94,8 +102,7 @@ def draw(world: World, count: int, kind: str | None = None) -> list[Fact]:
 
 
 def notes(world: World, facts: list[Fact]) -> str:
-    """The facts as a page of notes, shuffled, as lines or as a paragraph, sometimes with a heading."""
+    """The facts as a page of notes, shuffled."""
     lines = [fact.note for fact in facts]
     world.rng.shuffle(lines)
-    body = ("\n" if world.rng.random() < 0.7 else " ").join(lines)
-    return world.rng.choice(("", "", "", "Notes:\n", "My notes\n", "From the notebook:\n")) + body
+    return page(world, lines, ("Notes:", "My notes:", "From the notebook:"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from models.case import Case, conversation, look
+from models.families.page import page
 from models.world import World, phrasings
 
 LIKES = phrasings(
@@ -23,12 +24,16 @@ LIKES = phrasings(
     {n} is full of praise for the {t}.
     {n} praised the {t}.
     {n} would buy it once more, the {t}.
-    Delighted: {n} about the {t}.
+    {n}, delighted about the {t}.
     {n} says once more that the {t} is great.
     {n} is pleased with the {t}.
     The {t}: {n} praised it and is delighted.
-    Once again {n} would buy the {t}.
+    {n} would buy once again the {t}.
     {n} found the {t} wonderful.
+    {n} would buy the {t} any time.
+    {n} calls the {t} wonderful.
+    {n} would once more buy the {t}.
+    {n} is so happy about the {t} again.
     """,
     """
     {n} is delighted with the {t}.
@@ -54,13 +59,17 @@ DISLIKES = phrasings(
     {n} was disappointed by the {t}.
     {n} complained about it: the {t}.
     {n} would not want the {t} once more.
-    Disappointed: {n} about the {t}.
+    {n}, disappointed about the {t}.
     {n} complains that the {t} is bad.
     {n} is annoyed with the {t}.
     {n} had to complain about the {t}.
     The {t}: {n} complained and is disappointed.
-    Not once again would {n} buy the {t}.
+    {n} would not buy once again the {t}.
     {n} found the {t} useless.
+    {n} would not buy the {t} at any time.
+    {n} calls the {t} useless.
+    {n} would not once more buy the {t}.
+    {n} is so unhappy about the {t} again.
     """,
     """
     {n} is disappointed with the {t}.
@@ -112,4 +121,4 @@ def make(world: World, size: float) -> Case:
         mood, word = ("happy", "yes") if likes[at] else ("unhappy", "no")
         answer = f"About the {things[at]} {people[at]} is {look(mood)}, so the answer is {look(word)}."
         asked.append((world.say(ASK).format(n=people[at], t=things[at]), answer))
-    return conversation("judge", "\n".join(lines), asked)
+    return conversation("judge", page(world, lines, ("Opinions:", "What people say:", "I asked around:")), asked)

@@ -3,47 +3,51 @@
 from __future__ import annotations
 
 from models.case import Case, conversation, look
+from models.families.page import page
 from models.world import Pool, World, phrasings
 
 LEFT = phrasings(
     """
-    There are {a} {t} {p}. {n} takes {b}.
-    {n} had {a} {t} and gave {b} away.
-    We had {a} {t}. {b} are gone.
-    Of {a} {t}, {n} used {b}.
-    I bought {a} {t} and used {b} of them.
-    {a} {t} lie {p}. {n} takes {b} of them away.
-    {n} counted {a} {t}. {b} of them were sold.
-    {n} removed {b} of {a} {t}.
-    There were {a} {t} {p}; {b} were removed.
-    {n} counted {a} {t} and took {b}.
-    We sold {b} of {a} {t}.
-    From the {a} {t}, {n} took {b} away.
-    {n} sold {b} from {a} {t}.
+    Of the {t} we had {a}. {n} takes {b}.
+    Of the {t}, {n} had {a} and gave {b} away.
+    We had {t}, {a} of them. {b} are gone.
+    The {t} were {a}; {n} used {b}.
+    I bought {t}, {a} of them, and used {b}.
+    The {t} {p} are {a}. {n} takes {b} of them away.
+    {n} counted the {t}: {a}. Then {b} of them were sold.
+    The number of {t} was {a}, and {n} removed {b}.
+    There were {t} {p}, {a} in number; {b} were removed.
+    {n} counted the {t} and found {a}, then took {b}.
+    The {t}, once {a}: we sold {b}.
+    {t}: {a}, and {n} took {b} away.
+    Of all the {t}, {a} in number, {n} sold {b}.
+    Of the {t}, {a} so far, {b} are gone now.
     """,
     """
-    {n} counted {a} {t} {p} and removed {b}.
-    From {a} {t}, {b} were sold.
+    {n} counted the {t} {p}, {a} of them, and removed {b}.
+    Of the {t}, {a} in all, {b} were sold.
     """,
 )
 MORE = phrasings(
     """
-    There are {a} {t} {p}. {n} brings {b} more.
-    {n} had {a} {t} and got {b} more.
-    We have {a} {t} and buy {b} more.
-    I have {a} {t}. {n} gives me {b}.
-    {a} {t} lie {p} and {n} adds {b}.
-    First there were {a} {t}, then came {b} more.
-    {n} counted {a} {t}. We add {b}.
-    Add {b} to the {a} {t}.
-    {n} put {b} more to the {a} {t} {p}.
-    To the {a} {t} {n} adds {b}.
-    {n} has {a} {t} {p} and puts {b} there.
-    {n} counted {a} {t}, and {b} more were put there.
+    Of the {t} we had {a}. {n} brings {b} more.
+    Of the {t}, {n} had {a} and got {b} more.
+    We have {t}, {a} of them, and buy {b} more.
+    The {t} were {a}; {n} gives me {b}.
+    I bought {t}, {a} of them, and found {b} more.
+    The {t} {p} are {a}, and {n} adds {b}.
+    {n} counted the {t}: {a}. Then came {b} more.
+    The number of {t} was {a}, and {n} put {b} there.
+    There were {t} {p}, {a} in number; {b} were added.
+    {n} counted the {t} and found {a}, then put {b} more there.
+    The {t}, once {a}: we add {b}.
+    {t}: {a}, and {n} brought {b} more.
+    To all the {t}, {a} in number, {n} adds {b}.
+    To the {t}, {a} so far, we add {b} now.
     """,
     """
-    {n} counted {a} {t} {p} and put {b} more there.
-    To {a} {t} we add {b}.
+    {n} counted the {t} {p}, {a} of them, and put {b} more there.
+    To the {t}, {a} in all, we add {b}.
     """,
 )
 HOW_MANY = phrasings(
@@ -69,14 +73,16 @@ READY = phrasings(
     """
     The {e} starts at {c} and takes {m} minutes.
     The {e} begins at {c}. It lasts {m} minutes.
-    {c}: {e}, {m} minutes
-    At {c} there is the {e}, for {m} minutes.
+    {e}: {c}, {m} minutes
+    There is the {e} at {c}, for {m} minutes.
     The {e} is planned from {c} on, {m} minutes.
     Our {e} is at {c} and goes on for {m} minutes.
-    From {c} on there is the {e}, {m} minutes long.
-    With {m} minutes the {e} begins at {c}.
+    There is the {e} from {c} on, {m} minutes long.
+    The {e} begins at {c} with {m} minutes.
     We planned the {e} for {c}. It goes {m} minutes.
-    We have {m} minutes from {c} for the {e}.
+    The {e} goes {m} minutes from {c}.
+    For the {e} we have {m} minutes from {c} on.
+    Our {e} takes {m} minutes and starts at {c}.
     """,
     """
     The {e} is planned for {c} with {m} minutes.
@@ -134,7 +140,7 @@ def _count(world: World) -> tuple[str, str, str]:
         total, used = world.number(1, 9), world.number(1, 6)
         story, result, how = MORE, total + used, f"{total} plus {used}"
     text = world.say(story).format(a=total, b=used, t=things, n=world.name(), p=world.place())
-    answer = f"That is {look(how)}, so there are now {look(result)} {things}."
+    answer = f"For the {things} that is {look(how)}, so there are now {look(result)}."
     return text, world.say(HOW_MANY).format(t=things), answer
 
 
@@ -144,7 +150,7 @@ def _over(world: World) -> tuple[str, str, str]:
     end = hour * 60 + start + minutes
     text = world.say(READY).format(e=event, c=f"{hour}:{start:02d}", m=minutes)
     begins, ends = look(f"{hour}:{start:02d}"), look(f"{end // 60}:{end % 60:02d}")
-    answer = f"It is {look(minutes)} minutes from {begins}, so the {event} is over at {ends}."
+    answer = f"The {event} starts at {begins} and goes {look(minutes)} minutes, so it is over at {ends}."
     return text, world.say(WHEN_OVER).format(e=event), answer
 
 
@@ -152,7 +158,8 @@ def make(world: World, size: float) -> Case:
     """One story; with growing `size` others beside it. Where it teaches, each of them may be asked for."""
     stories = [world.rng.choice((_count, _count, _over))(world)]
     while len(stories) < 4 and world.rng.random() < 0.5 * size:
-        stories.append((_over if stories[-1][2].startswith("That") else _count)(world))
+        stories.append((_over if stories[-1][2].startswith("For") else _count)(world))
     asked = [(ask, answer) for _, ask, answer in stories[: world.questions(len(stories))]]
     texts = [text for text, _, _ in stories]
-    return conversation("quantity", "\n".join(world.rng.sample(texts, len(texts))), asked)
+    told = page(world, world.rng.sample(texts, len(texts)), ("Today:", "Notes:", "This is what I know:"))
+    return conversation("quantity", told, asked)

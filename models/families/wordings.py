@@ -20,7 +20,7 @@ PLACE_NOTE = phrasings(
     Found the {t} {p}.
     There is the {t}, right {p}.
     The {t} was {p} this morning.
-    - {t} {p}
+    {t} {p}
     Moved the {t}; it is {p} now.
     I was looking for the {t}: it is {p}.
     {n} will store the {t} {p}.
@@ -41,7 +41,7 @@ PLACE_NOTE = phrasings(
     Look for the {t} {p}.
     {n} stored the {t} {p}.
     The {t} ended up {p}.
-    Note to self: the {t} stays {p}.
+    Note: the {t} stays {p}.
     """,
 )
 PLACE_ASK = phrasings(
@@ -77,14 +77,13 @@ WHEN_NOTE = phrasings(
     """
     The {e} is on {d} at {c}.
     {e}: {d}, {c}
-    {d} at {c}: {e}
     We have the {e} on {d} at {c}.
     Do not forget the {e} on {d} at {c}.
     {n} moved the {e} to {d} at {c}.
     The {e} starts on {d} at {c}.
-    - {e} {d} {c}
+    {e} {d} {c}
     {n} has the {e} on {d} at {c}.
-    On {d} at {c} there is the {e}.
+    There is the {e} on {d} at {c}.
     The {e} will be on {d}, at {c}.
     {n} wrote that the {e} is on {d} at {c}.
     The {e} is taking place on {d} at {c}.
@@ -92,11 +91,12 @@ WHEN_NOTE = phrasings(
     Get ready for the {e}: {d} at {c}.
     {n} put the {e} on {d} at {c}.
     Ready for the {e}? It is on {d} at {c}.
-    {d}, {c}: the {e} takes place.
+    The {e}, {d}, {c}.
     The {e} was moved to {d} at {c}.
     Come to the {e} on {d} at {c}.
     Be there for the {e}: {d}, {c}.
     {n} takes us to the {e} on {d} at {c}.
+    The {e} takes the place of the walk on {d} at {c}.
     """,
     """
     The {e} takes place on {d} at {c}.
@@ -133,35 +133,34 @@ WHEN_ASK = phrasings(
 WHO_NOTE = phrasings(
     """
     {n} has to {h}.
-    {n}: {h}
     {n} will {h}.
     {n} promised to {h}.
-    This week {n} has to {h}.
-    It is {n} who will {h}.
-    {n} said: I will {h}.
-    - {n}, please {h}
-    {n} is going to {h}.
-    {n} wants to {h}.
-    Today {n} must {h}.
-    {n} agrees to {h}.
-    {n} has agreed: {h}.
-    I asked {n} to {h}.
-    {n} was asked to {h}.
-    {n} takes over: {h}.
-    {h}: {n} takes care.
-    We want {n} to {h}.
-    {n} cares for this: {h}.
-    It has been agreed that {n} must {h}.
     To {h} is the job of {n}.
     The one who will {h} is {n}.
+    The one to {h} is {n}.
     Somebody has to {h}, and that is {n}.
-    {h} - that is for {n}.
     It was decided to {h}, by {n}.
+    {h} - that is for {n}.
+    {h}: {n}
+    {h}: {n} takes care.
+    To {h} was promised by {n}.
+    If nobody wants to {h}, ask {n}.
+    It is time to {h}; it is the turn of {n}.
+    This week the plan is to {h}, with {n}.
+    Who will {h}? It is {n}.
+    To {h} this week: {n}
+    The job to {h} goes to {n}.
+    The plan: {h}. Done by {n}.
+    We have to {h}, and {n} will do it.
+    Do not {h}, that is for {n}.
+    Will somebody {h}? I asked {n}.
+    Yes, to {h} will be done by {n}.
+    I do not want to {h}, so I asked {n}.
     """,
     """
-    {n} agreed to {h}.
-    {n} takes care of it: {h}.
-    We asked {n} to {h}.
+    To {h} is for {n} this week.
+    The plan is to {h}; {n} will do it.
+    Somebody will {h}: I asked {n}.
     """,
 )
 WHO_ASK = phrasings(
@@ -193,27 +192,30 @@ HAS_NOTE = phrasings(
     {n} took the {t}.
     I lent the {t} to {n}.
     The {t} is with {n}.
-    {n} still has the {t}.
-    {n} needs the {t} for a while and has it.
     I gave the {t} to {n}.
-    {n} picked up the {t}.
-    {n} went away with the {t}.
-    {n} took the {t} home.
     The {t} went to {n}.
     I handed the {t} to {n}.
-    {n} uses the {t} now.
-    {n} was using the {t} and kept it.
     The {t} was given to {n}.
-    {n} walked off with the {t}.
-    Somebody handed {n} the {t}.
     {t}: {n}
     The {t} is now in the hands of {n}.
     Look for the {t} at the place of {n}.
+    The {t} was taken by {n}.
+    The {t} was borrowed by {n}.
+    We left the {t} with {n}.
+    The {t} went away with {n}.
+    The {t} is being used by {n}.
+    You get the {t} back from {n}.
+    Somebody handed the {t} to {n}.
+    The {t} was picked up by {n}.
+    Send the {t} home to {n}.
+    The {t} belongs to {n} now.
+    I let the {t} go to {n}.
+    The {t} is still at home with {n}.
     """,
     """
-    {n} went home with the {t}.
+    The {t} went home with {n}.
     The {t} was handed to {n}.
-    {n} is using the {t}.
+    We gave the {t} back to {n}.
     """,
 )
 HAS_ASK = phrasings(
@@ -244,19 +246,19 @@ CODE_NOTE = phrasings(
     The {t} opens with {k}.
     Code of the {t}: {k}.
     {n} set the code for the {t} to {k}.
-    Remember {k} for the {t}.
-    - {t} {k}
+    For the {t} remember {k}.
+    {t} {k}
     The {t} has the code {k}.
-    Type {k} for the {t}.
-    {k} is the code for the {t}.
+    At the {t} type {k}.
     {n} says that the {t} opens with {k}.
     To get into the {t}, use {k}.
     You open the {t} with {k}.
-    {n} types {k} at the {t}.
+    At the {t} {n} types {k}.
+    To open the {t}, you need {k}.
     """,
     """
     To open the {t}, type {k}.
-    {n} says {k} is the code for the {t}.
+    {n} says the code of the {t} is {k}.
     """,
 )
 CODE_ASK = phrasings(
