@@ -26,7 +26,7 @@ class Recipe:
     seed: int = 1
 
 
-VERIFIER = Recipe("verifier", Shape(12, 192, 6, 512, SIZE), 5600, 2048, 0.007, 4e-4, 1.0)
+VERIFIER = Recipe("verifier", Shape(12, 192, 6, 512, SIZE), 5400, 2048, 0.007, 4e-4, 1.0)
 DRAFT = Recipe("draft", Shape(8, 96, 3, 192, SIZE), 900, 2048, 0.02, 2e-3, 0.3)
 RECIPES = {recipe.name: recipe for recipe in (VERIFIER, DRAFT)}
 
@@ -47,8 +47,9 @@ SHARPENING = 60
 
 
 def practises(step: int, progress: float) -> bool:
-    """Whether a step is random copying: all at first, then some to the end, so that the copy heads outlive the rest."""
-    return step < SHARPENING or (step % (6 if progress < 0.3 else 15) == 0)
+    """Whether a step is practice on random tokens: all at first, then some to the end, so that the copy heads outlive
+    the rest."""
+    return step < SHARPENING or (step % (6 if progress < 0.3 else 10) == 0)
 
 
 def tokens_at(progress: float, recipe: Recipe) -> int:

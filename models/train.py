@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from models.corpus import SPECIAL, Rendered, case_at, render
 from models.muon import Muon
 from models.net import Net, seed_copy_heads
-from models.recipe import RECIPES, Recipe, long_share, mixture, practises, schedule, size_at, tokens_at
+from models.recipe import RECIPES, SHARPENING, Recipe, long_share, mixture, practises, schedule, size_at, tokens_at
 from models.tokenizer import load as load_tokenizer
 
 HERE = Path(__file__).parent
@@ -87,6 +87,37 @@ def random_copying(recipe: Recipe, step: int) -> tuple[torch.Tensor, torch.Tenso
     weights = torch.zeros(shape[0], 2 * length)
     weights[:, length + 1 :] = 1.0
     return torch.cat((once, once), dim=1), weights
+
+
+LINKS = (" is", " the", " to", " with", " was", " by", " has", " on", " at", " for", ":", " -", " will", " it", " and")
+
+
+def random_lookups(recipe: Recipe, step: int, tokenizer: Tokenizer) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of lists of random keys and values with up to four ordinary words between them; each key is asked for.
+
+    What counts is the value behind the key and one such word: so that a look-up does not hang on how far a value
+    stands behind its key.
+    """
+    generator = torch.Generator().manual_seed(step)
+
+    def draw(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    vocabulary = recipe.shape.vocabulary
+    words = torch.tensor([tokenizer.token_to_id(word.replace(" ", "\u0120")) for word in LINKS])
+    begin, end = (tokenizer.token_to_id(token) for token in ("-", "\u010a"))
+    pairs, key, gap, value = (int(draw(*bounds, 1)) for bounds in ((2, 13), (1, 3), (0, 5), (1, 3)))
+    count = max(2, recipe.tokens // (pairs * (2 * key + gap + 2 * value + 5)))
+    keys, values = (draw(len(SPECIAL), vocabulary, count, pairs, n) for n in (key, value))
+    fixed = [torch.full((count, pairs, 1), token) for token in (begin, end)]
+    between, asked = words[draw(0, len(words), count, pairs, gap)], words[draw(0, len(words), count, pairs, 1)]
+    told = torch.cat((fixed[0], keys, between, values, fixed[1]), dim=2).flatten(1)
+    order = torch.rand(count, pairs, generator=generator).argsort(1)[..., None]
+    again = [part.gather(1, order.expand_as(part)) for part in (keys, values)]
+    questions = torch.cat((fixed[0], again[0], asked, again[1], fixed[1]), dim=2)
+    weights = torch.zeros(questions.shape)
+    weights[:, :, key + 2 : key + 2 + value] = 1.0
+    return torch.cat((told, questions.flatten(1)), 1), torch.cat((torch.zeros(told.shape), weights.flatten(1)), 1)
 
 
 def loss_of(net: Net, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -169,7 +200,10 @@ def train(recipe: Recipe, folder: Path, device: str = "cpu", every: int = 100, s
         if step >= last:
             break
         practice = practises(step, step / recipe.steps)
-        ids, weights = random_copying(recipe, step) if practice else batch
+        if practice and step >= SHARPENING and step // 2 % 2:
+            ids, weights = random_lookups(recipe, step, tokenizer)
+        else:
+            ids, weights = random_copying(recipe, step) if practice else batch
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = group["peak"] * schedule(step, recipe)
         loss = loss_of(net, ids.to(device), weights.to(device))

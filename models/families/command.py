@@ -157,5 +157,5 @@ def make(world: World, size: float) -> Case:
         amount = draw(world)
         address, run = look(addresses[at]), action.format(m=look(amount))
         request = sentence(world.say(phrasing).format(t=names[at], m=amount))
-        asked.append((request, f"The {names[at]} has the address {address}. Run: {address} {run}."))
+        asked.append((request, f"The {names[at]} = {address}. Run: {address} {run}."))
     return conversation("command", known, asked)

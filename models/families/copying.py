@@ -28,9 +28,9 @@ def make(world: World, size: float) -> Case:
     asked = []
     for at in world.rng.sample(range(count), count)[:6]:
         if world.rng.random() < 0.75:
-            asked.append((world.rng.choice(BEHIND).format(k=heads[at]), f"Behind {heads[at]} stands {look(tails[at])}."))
+            asked.append((world.rng.choice(BEHIND).format(k=heads[at]), f"Behind {heads[at]} is {look(tails[at])}."))
         else:
-            asked.append((world.rng.choice(BEFORE).format(k=tails[at]), f"Before {tails[at]} stands {look(heads[at])}."))
+            asked.append((world.rng.choice(BEFORE).format(k=tails[at]), f"Before {tails[at]} is {look(heads[at])}."))
     return conversation("copying", page(world, lines, ("List:", "Words:", "Pairs:")), asked)
 
 

@@ -64,7 +64,7 @@ def place(world: World) -> Fact:
 
 def when(world: World) -> Fact:
     event, day, clock = world.event(), world.day(), world.clock()
-    answer = f"The {event} is on {look(day)} at {look(clock)}."
+    answer = f"The {event} is {look(day)} at {look(clock)}."
     return _fact(
         "when", world, WHEN_NOTE, WHEN_ASK, answer, f"the {event}", f"{day} at {clock}", e=event, d=day, c=clock
     )
@@ -78,7 +78,7 @@ def who(world: World) -> Fact:
 
 def has(world: World) -> Fact:
     name, thing = world.name(), world.thing()
-    answer = f"The {thing} is with {look(name)}."
+    answer = f"For the {thing} ask {look(name)}."
     return _fact("has", world, HAS_NOTE, HAS_ASK, answer, f"the {thing}", name, n=name, t=thing)
 
 
@@ -90,7 +90,7 @@ def code(world: World) -> Fact:
 
 
 KINDS: dict[str, Callable[[World], Fact]] = {"place": place, "when": when, "who": who, "has": has, "code": code}
-WEIGHTS = (6, 4, 3, 3, 1)
+WEIGHTS = (5, 4, 4, 4, 1)
 
 
 def draw(world: World, count: int, kind: str | None = None) -> list[Fact]:

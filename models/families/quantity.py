@@ -12,19 +12,20 @@ LEFT = phrasings(
     Of the {t}, {n} had {a} and gave {b} away.
     We had {t}, {a} of them. {b} are gone.
     The {t} were {a}; {n} used {b}.
+    The {t}: {a}. {n} takes {b}.
     I bought {t}, {a} of them, and used {b}.
-    The {t} {p} are {a}. {n} takes {b} of them away.
+    The {t}, {a} {p}. {n} takes {b} of them away.
     {n} counted the {t}: {a}. Then {b} of them were sold.
-    The number of {t} was {a}, and {n} removed {b}.
-    There were {t} {p}, {a} in number; {b} were removed.
-    {n} counted the {t} and found {a}, then took {b}.
+    {n} removed some of the {t}: {a} minus {b}.
+    There were {t}, {a} in number; {b} were removed.
+    {n} counted the {t}, {a} of them, then took {b}.
     The {t}, once {a}: we sold {b}.
     {t}: {a}, and {n} took {b} away.
     Of all the {t}, {a} in number, {n} sold {b}.
     Of the {t}, {a} so far, {b} are gone now.
     """,
     """
-    {n} counted the {t} {p}, {a} of them, and removed {b}.
+    {n} counted the {t}, {a} of them, and removed {b}.
     Of the {t}, {a} in all, {b} were sold.
     """,
 )
@@ -34,19 +35,20 @@ MORE = phrasings(
     Of the {t}, {n} had {a} and got {b} more.
     We have {t}, {a} of them, and buy {b} more.
     The {t} were {a}; {n} gives me {b}.
+    The {t}: {a}. {n} brings {b} more.
     I bought {t}, {a} of them, and found {b} more.
-    The {t} {p} are {a}, and {n} adds {b}.
+    The {t}, {a} {p}, and {n} adds {b}.
     {n} counted the {t}: {a}. Then came {b} more.
-    The number of {t} was {a}, and {n} put {b} there.
-    There were {t} {p}, {a} in number; {b} were added.
-    {n} counted the {t} and found {a}, then put {b} more there.
+    {n} added some to the {t}: {a} plus {b}.
+    There were {t}, {a} in number; {b} were added.
+    {n} counted the {t}, {a} of them, then put {b} more there.
     The {t}, once {a}: we add {b}.
     {t}: {a}, and {n} brought {b} more.
     To all the {t}, {a} in number, {n} adds {b}.
     To the {t}, {a} so far, we add {b} now.
     """,
     """
-    {n} counted the {t} {p}, {a} of them, and put {b} more there.
+    {n} counted the {t}, {a} of them, and put {b} more there.
     To the {t}, {a} in all, we add {b}.
     """,
 )
@@ -71,22 +73,22 @@ HOW_MANY = phrasings(
 )
 READY = phrasings(
     """
-    The {e} starts at {c} and takes {m} minutes.
+    The {e} at {c} takes {m} minutes.
     The {e} begins at {c}. It lasts {m} minutes.
     {e}: {c}, {m} minutes
     There is the {e} at {c}, for {m} minutes.
-    The {e} is planned from {c} on, {m} minutes.
+    The {e} from {c} on, {m} minutes.
     Our {e} is at {c} and goes on for {m} minutes.
     There is the {e} from {c} on, {m} minutes long.
-    The {e} begins at {c} with {m} minutes.
+    The {e} at {c} goes {m} minutes.
     We planned the {e} for {c}. It goes {m} minutes.
-    The {e} goes {m} minutes from {c}.
-    For the {e} we have {m} minutes from {c} on.
-    Our {e} takes {m} minutes and starts at {c}.
+    Our {e} at {c} lasts {m} minutes.
+    For the {e} at {c} we have {m} minutes.
+    We have our {e} at {c}, it goes on for {m} minutes.
     """,
     """
-    The {e} is planned for {c} with {m} minutes.
-    Our {e} goes on for {m} minutes from {c}.
+    We have the {e} at {c} for {m} minutes.
+    Our {e} at {c} goes on for {m} minutes.
     """,
 )
 WHEN_OVER = phrasings(
@@ -140,7 +142,7 @@ def _count(world: World) -> tuple[str, str, str]:
         total, used = world.number(1, 9), world.number(1, 6)
         story, result, how = MORE, total + used, f"{total} plus {used}"
     text = world.say(story).format(a=total, b=used, t=things, n=world.name(), p=world.place())
-    answer = f"For the {things} that is {look(how)}, so there are now {look(result)}."
+    answer = f"Of the {things}, {look(how)} makes {look(result)}."
     return text, world.say(HOW_MANY).format(t=things), answer
 
 
@@ -150,7 +152,7 @@ def _over(world: World) -> tuple[str, str, str]:
     end = hour * 60 + start + minutes
     text = world.say(READY).format(e=event, c=f"{hour}:{start:02d}", m=minutes)
     begins, ends = look(f"{hour}:{start:02d}"), look(f"{end // 60}:{end % 60:02d}")
-    answer = f"The {event} starts at {begins} and goes {look(minutes)} minutes, so it is over at {ends}."
+    answer = f"The {event} at {begins} goes {look(minutes)} minutes, so it is over at {ends}."
     return text, world.say(WHEN_OVER).format(e=event), answer
 
 
@@ -158,7 +160,7 @@ def make(world: World, size: float) -> Case:
     """One story; with growing `size` others beside it. Where it teaches, each of them may be asked for."""
     stories = [world.rng.choice((_count, _count, _over))(world)]
     while len(stories) < 4 and world.rng.random() < 0.5 * size:
-        stories.append((_over if stories[-1][2].startswith("For") else _count)(world))
+        stories.append((_over if stories[-1][2].startswith("Of") else _count)(world))
     asked = [(ask, answer) for _, ask, answer in stories[: world.questions(len(stories))]]
     texts = [text for text, _, _ in stories]
     told = page(world, world.rng.sample(texts, len(texts)), ("Today:", "Notes:", "This is what I know:"))

@@ -34,6 +34,7 @@ PLACE_NOTE = phrasings(
     Since yesterday the {t} has been {p}.
     Stored: {t} {p}
     Somebody hid the {t} {p}.
+    The {t} once was up {p}.
     The {t} must stay {p}.
     We looked for a long time, then we saw the {t} {p}.
     """,
@@ -86,6 +87,9 @@ WHEN_NOTE = phrasings(
     There is the {e} on {d} at {c}.
     The {e} will be on {d}, at {c}.
     {n} wrote that the {e} is on {d} at {c}.
+    {n} put down the {e} for {d} at {c}.
+    There will be our {e} on {d} at {c}.
+    The {e}: {d} at {c}
     The {e} is taking place on {d} at {c}.
     I put down the {e} for {d} at {c}.
     Get ready for the {e}: {d} at {c}.
@@ -99,8 +103,8 @@ WHEN_NOTE = phrasings(
     The {e} takes the place of the walk on {d} at {c}.
     """,
     """
-    The {e} takes place on {d} at {c}.
-    {n} put the {e} down for {d} at {c}.
+    Come to our {e} on {d} at {c}.
+    {n} wrote down the {e} on {d} at {c}.
     Be ready for the {e} on {d} at {c}.
     """,
 )
@@ -134,7 +138,6 @@ WHO_NOTE = phrasings(
     """
     {n} has to {h}.
     {n} will {h}.
-    {n} promised to {h}.
     To {h} is the job of {n}.
     The one who will {h} is {n}.
     The one to {h} is {n}.
@@ -142,25 +145,30 @@ WHO_NOTE = phrasings(
     It was decided to {h}, by {n}.
     {h} - that is for {n}.
     {h}: {n}
-    {h}: {n} takes care.
-    To {h} was promised by {n}.
-    If nobody wants to {h}, ask {n}.
-    It is time to {h}; it is the turn of {n}.
-    This week the plan is to {h}, with {n}.
-    Who will {h}? It is {n}.
-    To {h} this week: {n}
-    The job to {h} goes to {n}.
-    The plan: {h}. Done by {n}.
+    {h}, {n}!
+    {h} ({n})
+    Please {h}, {n}.
+    Can you {h}, {n}?
+    Will you {h}, {n}?
+    It is your turn to {h}, {n}.
+    You promised to {h}, {n}.
+    Today you must {h}, {n}.
+    Could somebody {h}, perhaps {n}?
+    Do not forget to {h}, {n}.
+    To {h}: {n}
+    To {h} is for {n}.
+    This week you {h}, {n}.
+    The plan is to {h} with {n}.
+    It is time to {h}, {n}.
+    You wanted to {h}, {n}.
+    I told you to {h}, {n}.
     We have to {h}, and {n} will do it.
-    Do not {h}, that is for {n}.
-    Will somebody {h}? I asked {n}.
-    Yes, to {h} will be done by {n}.
     I do not want to {h}, so I asked {n}.
     """,
     """
-    To {h} is for {n} this week.
-    The plan is to {h}; {n} will do it.
-    Somebody will {h}: I asked {n}.
+    You must {h}, {n}.
+    Could you {h}, {n}?
+    Please do not forget to {h}, {n}.
     """,
 )
 WHO_ASK = phrasings(
@@ -188,7 +196,6 @@ WHO_ASK = phrasings(
 HAS_NOTE = phrasings(
     """
     {n} has the {t}.
-    {n} borrowed the {t}.
     {n} took the {t}.
     I lent the {t} to {n}.
     The {t} is with {n}.
@@ -197,25 +204,30 @@ HAS_NOTE = phrasings(
     I handed the {t} to {n}.
     The {t} was given to {n}.
     {t}: {n}
-    The {t} is now in the hands of {n}.
-    Look for the {t} at the place of {n}.
+    {t} - {n}
+    {t} ({n})
     The {t} was taken by {n}.
-    The {t} was borrowed by {n}.
     We left the {t} with {n}.
     The {t} went away with {n}.
-    The {t} is being used by {n}.
-    You get the {t} back from {n}.
-    Somebody handed the {t} to {n}.
     The {t} was picked up by {n}.
-    Send the {t} home to {n}.
-    The {t} belongs to {n} now.
-    I let the {t} go to {n}.
+    Send the {t} to {n}.
+    I passed the {t} to {n}.
+    I sold the {t} to {n}.
+    We sent the {t} to {n}.
+    I brought the {t} to {n}.
+    Get the {t} from {n}.
+    I had to give the {t} to {n}.
+    I returned the {t} to {n}.
+    You get the {t} from {n}.
+    I promised the {t} to {n}.
+    Yesterday I gave the {t} to {n}.
+    Somebody handed the {t} to {n}.
     The {t} is still at home with {n}.
     """,
     """
-    The {t} went home with {n}.
-    The {t} was handed to {n}.
-    We gave the {t} back to {n}.
+    We handed the {t} to {n}.
+    Somebody gave the {t} to {n}.
+    Yesterday I sent the {t} to {n}.
     """,
 )
 HAS_ASK = phrasings(
