@@ -33,9 +33,9 @@ RECIPES = {recipe.name: recipe for recipe in (VERIFIER, DRAFT)}
 WEIGHTS = {
     "qa": 2.0,
     "summary": 1.2,
-    "reply": 0.8,
-    "command": 0.7,
-    "judge": 1.3,
+    "reply": 1.0,
+    "command": 1.0,
+    "judge": 1.5,
     "choice": 1.2,
     "chat": 0.8,
     "quantity": 1.4,
@@ -68,8 +68,8 @@ def long_share(progress: float) -> float:
 
 
 def mixture(progress: float) -> dict[str, float]:
-    """Weights of the families: plain copying first, and some of it to the end."""
-    return {"copying": max(2.5 if progress < 0.8 else 1.0, 8.0 * (1 - progress / 0.12))} | WEIGHTS
+    """Weights of the families: plain copying first, and some of it to the end, with sums alone."""
+    return {"copying": max(2.5 if progress < 0.5 else 1.0, 8.0 * (1 - progress / 0.12)), "sums": 1.0} | WEIGHTS
 
 
 def schedule(step: int, recipe: Recipe) -> float:

@@ -131,28 +131,42 @@ COUNTED = Pool(
 )
 
 
-def _count(world: World) -> tuple[str, str, str]:
-    things = world.pick(COUNTED)
-    things += "" if things.endswith("s") else "s"
+def count_sum(world: World) -> tuple[int, int, str, int]:
+    """How many there were, how many less or more, `minus` or `plus`, and what that makes."""
     if world.rng.random() < 0.5:
         total = world.number(2, 12)
         used = world.number(1, total - 1)
-        story, result, how = LEFT, total - used, f"{total} minus {used}"
-    else:
-        total, used = world.number(1, 9), world.number(1, 6)
-        story, result, how = MORE, total + used, f"{total} plus {used}"
-    text = world.say(story).format(a=total, b=used, t=things, n=world.name(), p=world.place())
-    answer = f"Of the {things}, {look(how)} makes {look(result)}."
+        return total, used, "minus", total - used
+    total, used = world.number(1, 9), world.number(1, 6)
+    return total, used, "plus", total + used
+
+
+def clock_sum(world: World) -> tuple[str, int, str]:
+    """When it begins, how many minutes it takes, and when it is over."""
+    hour, start, minutes = (
+        world.number(6, 21),
+        world.rng.choice((0, 10, 15, 20, 30)),
+        world.rng.choice((10, 15, 20, 30)),
+    )
+    end = hour * 60 + start + minutes
+    return f"{hour}:{start:02d}", minutes, f"{end // 60}:{end % 60:02d}"
+
+
+def _count(world: World) -> tuple[str, str, str]:
+    things = world.pick(COUNTED)
+    things += "" if things.endswith("s") else "s"
+    total, used, how, result = count_sum(world)
+    story = world.say(LEFT if how == "minus" else MORE)
+    text = story.format(a=total, b=used, t=things, n=world.name(), p=world.place())
+    answer = f"Of the {things}, {look(f'{total} {how} {used}')} makes {look(result)}."
     return text, world.say(HOW_MANY).format(t=things), answer
 
 
 def _over(world: World) -> tuple[str, str, str]:
-    event, hour = world.event(), world.number(6, 21)
-    start, minutes = world.rng.choice((0, 10, 15, 20, 30)), world.rng.choice((10, 15, 20, 30))
-    end = hour * 60 + start + minutes
-    text = world.say(READY).format(e=event, c=f"{hour}:{start:02d}", m=minutes)
-    begins, ends = look(f"{hour}:{start:02d}"), look(f"{end // 60}:{end % 60:02d}")
-    answer = f"The {event} at {begins} goes {look(minutes)} minutes, so it is over at {ends}."
+    event = world.event()
+    begins, minutes, ends = clock_sum(world)
+    text = world.say(READY).format(e=event, c=begins, m=minutes)
+    answer = f"The {event} at {look(begins)} goes {look(minutes)} minutes, so it is over at {look(ends)}."
     return text, world.say(WHEN_OVER).format(e=event), answer
 
 

@@ -1,0 +1,25 @@
+"""Sums alone, for the curriculum: their numbers are looked up soon, and what they make is learned late."""
+
+from __future__ import annotations
+
+from models.case import Case, conversation, look
+from models.families.quantity import clock_sum, count_sum
+from models.world import World
+
+ASK = ("How much is {s}?", "What does {s} make?", "{s}?", "And {s}?", "Tell me: {s}?")
+
+
+def make(world: World, size: float) -> Case:
+    """Several of them, one a turn."""
+    del size
+    asked = []
+    for _ in range(world.number(4, 10)):
+        if world.rng.random() < 0.7:
+            total, used, how, result = count_sum(world)
+            text = f"{total} {how} {used}"
+            asked.append((world.rng.choice(ASK).format(s=text), f"{look(text)} makes {look(result)}."))
+        else:
+            begins, minutes, ends = clock_sum(world)
+            text = f"It starts at {begins} and goes {minutes} minutes."
+            asked.append((text, f"At {look(begins)} goes {look(minutes)} minutes, so it is over at {look(ends)}."))
+    return conversation("sums", "", asked)
