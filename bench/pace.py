@@ -18,14 +18,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
-
 from bench.relay import Network, Relay
 from edgellm.api import Pair
 from edgellm.api import drafters as made
 from edgellm.engine import Context
 from edgellm.errors import VerifierUnreachable
-from edgellm.spec.records import Floats
 
 TOKEN, PASS = 0.030, 0.060  # seconds
 HOME = Network(megabits=10.0, round_trip=0.020)
@@ -87,14 +84,3 @@ def paced_pair(draft: str, verifier: str, pace: float) -> Iterator[Pair]:
     """A pair whose draft model decodes at `pace`; `verifier` as in `Pair.open`."""
     with patch.object(made, "Context", partial(Paced, pace=pace)), Pair.open(draft, verifier, threads=1) as pair:
         yield pair
-
-
-def time_between(moments: list[float]) -> float:
-    """Seconds between tokens on average, the first token's wait left out (TBT)."""
-    return (moments[-1] - moments[0]) / (len(moments) - 1) if len(moments) > 1 else float("nan")
-
-
-def median_ratio(ours: list[float], base: list[float]) -> Floats:
-    """Quartiles of the ratio of the two, reply by reply."""
-    ratios = np.array(ours) / np.array(base)
-    return np.percentile(ratios[np.isfinite(ratios)], [25, 50, 75]).astype(np.float32)
