@@ -63,6 +63,8 @@ def write(
         yield from (Explanation(None, reason) for reason in plan.reasons)
     stats.ledger = plan.choice.ledger
     own = parts.drafters.take(plan.kind) if parts.drafters is not None else None
+    if own is not None:
+        own.doubt = plan.choice.doubt
     drafter: Drafter | None = own
     if plan.branches and isinstance(own, ModelDrafter):
         ahead = AheadDrafter(own, is_eog=parts.text.is_eog, alpha=plan.alpha, branches=plan.branches)

@@ -21,6 +21,9 @@ ALTERNATIVES = 3
 class Parallel(Drafter, Protocol):
     """A drafter that can say what may come next, and go on behind several prefixes at once, up to `room` of them."""
 
+    doubt: float
+    """A chunk ends behind a token of less confidence."""
+
     @property
     def room(self) -> int: ...
 
@@ -65,7 +68,7 @@ class AheadDrafter:
         if ready is None or not len(ready):
             return self._drafter.draft(prefix, gamma, sampling)
         ready = first(ready, gamma)
-        if len(ready) == gamma or self._is_eog(int(ready.ids[-1])):
+        if len(ready) == gamma or self._is_eog(int(ready.ids[-1])) or ready.confidence[-1] < self._drafter.doubt:
             return replace(ready, ahead=len(ready))
         rest = self._drafter.draft(np.concatenate((prefix, ready.ids)), gamma - len(ready), sampling)
         return replace(joined(ready, rest), ahead=len(ready))

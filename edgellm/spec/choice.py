@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 
@@ -39,6 +39,8 @@ class Choice:
 
     `gamma` drafted tokens a chunk; `layers`: whose attention the gate needs; `rewrite` is the perplexity above which
     the verifier writes the whole reply anew (edgefm), None elsewhere; `ledger` counts, where a share is to be kept.
+    A chunk ends early behind a token whose confidence is below `doubt`: there the verifier is asked, if anywhere, and
+    what would be drafted behind a wrong token is thrown away.
     """
 
     gate: Gate
@@ -47,6 +49,7 @@ class Choice:
     layers: tuple[int, ...] = ()
     rewrite: float | None = None
     ledger: Ledger | None = None
+    doubt: float = 0.0
 
 
 class BudgetGate:
@@ -123,7 +126,8 @@ def choose(
     else:
         found = BudgetGate(_dial(gate, profile, seed), budget, ledger)
     layers = profile.layers if gate in ("worth", "importance", "synera") else ()
-    return _limited(found, reason, options, ledger, economy, layers=layers, gamma=1 if gate == "hybrid" else None)
+    limited = _limited(found, reason, options, ledger, economy, layers=layers, gamma=1 if gate == "hybrid" else None)
+    return replace(limited, doubt=profile.token_threshold(budget / options.gamma)) if gate == "worth" else limited
 
 
 def best_gate(profile: Profile, budget: float) -> tuple[str, str]:

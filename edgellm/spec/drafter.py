@@ -28,11 +28,12 @@ class ModelDrafter:
         self._context = context
         self._meter = Meter(context, layers)
         self._alternatives = alternatives
+        self.doubt = 0.0  # a chunk ends behind a token of less confidence; set for a reply
         self._branches = 0  # sequences 1 to this hold what was drafted ahead
 
     def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
         """See `Drafter.draft`. The last token of a chunk is not decoded before a later prefix holds it."""
-        drafting = Drafting(len(prefix), gamma, sampling, self._alternatives)
+        drafting = Drafting(len(prefix), gamma, sampling, self._alternatives, self.doubt)
         try:
             self._meter.rest()
             self._take_over(prefix)
@@ -74,7 +75,8 @@ class ModelDrafter:
         context = self._context
         fits = [min(gamma, context.n_ctx - len(prefix) + 1) for prefix in prefixes]
         under_way = [
-            Drafting(len(prefix), n, sampling, self._alternatives) for prefix, n in zip(prefixes, fits, strict=True)
+            Drafting(len(prefix), n, sampling, self._alternatives, self.doubt)
+            for prefix, n in zip(prefixes, fits, strict=True)
         ]
         try:
             self._meter.rest()
