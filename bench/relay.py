@@ -30,6 +30,7 @@ class Relay:
         self._door = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._door.getsockname()[1]
         self._open: list[socket.socket] = []
+        self.connections = 0  # so far
         self._ways = (_Way(network), _Way(network))  # up and down
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -42,6 +43,7 @@ class Relay:
         with suppress(OSError):
             while True:
                 near, _ = self._door.accept()
+                self.connections += 1
                 far = socket.create_connection(("127.0.0.1", self._target))
                 self._open += [near, far]
                 for end in (near, far):
@@ -49,11 +51,19 @@ class Relay:
                 self._ways[0].join(near, far)
                 self._ways[1].join(far, near)
 
-    def close(self) -> None:
-        for end in (self._door, *self._open):
+    def cut(self) -> None:
+        """Ends all connections; new ones are possible."""
+        open_now, self._open = self._open, []
+        for end in open_now:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+        self.cut()
 
     def __enter__(self) -> Self:
         return self
