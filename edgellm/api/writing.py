@@ -114,7 +114,7 @@ def plan_reply(parts: Parts, options: ReplyOptions, seed: int) -> Plan:
         choice = Choice(AlwaysGate(), "the pair has no profile yet", options.gamma, layers)
     else:
         economy = known.economy if options.economy else None
-        choice = choose(options, seed, profile=profile, ledger=ledger, economy=economy)
+        choice = choose(options, seed, profile=profile, ledger=ledger, economy=economy, linked=parts.linked)
     kind, early = _early(parts, options, profile, Kind(choice.layers))
     many, parallel = _parallel(parts, options, profile, kind, choice)
     if first is not None:  # of what is drafted ahead no importance is measured
