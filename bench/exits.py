@@ -72,6 +72,15 @@ def run(draft: str, cases: int, thresholds: list[float]) -> list[dict[str, Any]]
     return rows
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [f"{'threshold':>9}{'score':>8}{'agreement':>11}{'left':>7}{'time':>7}"]
+    lines += [
+        f"{row['threshold']:9g}{row['score']:8.1f}{row['agreement']:11.1%}{row['left']:7.1%}{row['time']:7.2f}"
+        for row in rows
+    ]
+    return "\n".join([*lines, f"full depth: {rows[0]['full_score']:.1f}"]) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=40, help="a family")
@@ -80,10 +89,7 @@ def main() -> None:
     parser.add_argument("--name", default="exits", help="of the result file")
     arguments = parser.parse_args()
     rows = run(arguments.draft, arguments.cases, arguments.thresholds)
-    print(f"{'threshold':>9}{'score':>8}{'agreement':>11}{'left':>7}{'time':>7}")
-    for row in rows:
-        print(f"{row['threshold']:9g}{row['score']:8.1f}{row['agreement']:11.1%}{row['left']:7.1%}{row['time']:7.2f}")
-    print(f"full depth: {rows[0]['full_score']:.1f}")
+    print(table(rows), end="")
     print(f"written: {write(arguments.name, 'bench.exits', {'thresholds': rows}, HELD_OUT_SEED)}")
 
 

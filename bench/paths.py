@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from contextlib import closing as close_behind
 from dataclasses import dataclass, field
@@ -141,9 +141,16 @@ def run(draft: Path, verifier: Path, asked: Sequence[list[Message]], most: int) 
             counted[name] = found.counts
             if name == "reconnected":
                 found.counts["connections"] = ways.near.connections
-            sys.stdout.write(f"{name:12} {dict(found.counts)}\n")
+            sys.stdout.write(table({name: found.counts}))
             sys.stdout.flush()
         return counted
+
+
+def table(counted: Mapping[str, Mapping[str, int]]) -> str:
+    return "".join(
+        f"{name:12}" + ", ".join(f"{number} {what}" for what, number in sorted(counts.items())) + "\n"
+        for name, counts in counted.items()
+    )
 
 
 def main() -> None:

@@ -13,9 +13,12 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from bench import bandwidth, compression, exits, many_devices, paths, scheduler_cost, stalls, synera_quality
 from bench.figures import FIGURES
 from bench.report import RESULTS
 
@@ -32,6 +35,17 @@ class Part:
     def name(self) -> str:
         return self.module.removeprefix("bench.")
 
+
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "synera_quality": lambda found: "\n".join(synera_quality.table(found, budget) for budget in found["budgets"]),
+    "stalls": lambda found: stalls.table(found["ways"]),
+    "bandwidth": lambda found: bandwidth.table(found["networks"]),
+    "exits": lambda found: exits.table(found["thresholds"]),
+    "paths": lambda found: paths.table(found["ways"]),
+    "compression": lambda found: compression.table(found["requests"]),
+    "scheduler_cost": lambda found: scheduler_cost.table(found["costs"]),
+    "many_devices": many_devices.table,
+}
 
 PARTS = {
     "quality": Part(
@@ -71,17 +85,31 @@ def draw(kind: str, name: str) -> Path | None:
     return FIGURES[kind](figures, RESULTS / f"{name}.png")
 
 
+def shown(part: Part) -> str:
+    """The table of a part's last result, with the command that repeats it."""
+    path = RESULTS / f"{part.name}.json"
+    if not path.is_file():
+        return f"{part.about}: not measured yet"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    where = f"{found['machine']['cores']} cores of {found['machine']['processor']}"
+    return f"{part.about}\n{found['command']}\non {where}\n\n{TABLES[part.name](found)}".rstrip("\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--list", action="store_true", help="what there is")
+    parser.add_argument("--show", action="store_true", help="print the tables of the last results, and run nothing")
     arguments = parser.parse_args()
     if arguments.list:
         print("\n".join(f"{name:12} {part.about}" for name, part in PARTS.items()))
         return
     if unknown := [name for name in arguments.parts if name not in PARTS]:
         parser.error(f"there is no part {unknown[0]!r}: choose from {', '.join(PARTS)}")
+    if arguments.show:
+        print("\n".join(shown(PARTS[name]) for name in arguments.parts or PARTS))
+        return
     failed = [name for name in arguments.parts or PARTS if run(PARTS[name], arguments.quick)]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
