@@ -137,27 +137,33 @@ def main() -> None:
     parser.add_argument("--name", default="compression", help="of the result file")
     arguments = parser.parse_args()
     results: list[dict[str, Any]] = []
-    print(f"{'drafts':<22}{'sampling':<22}{'tokens':>8}{'bytes a chunk':>15}{'whole':>12}{'saved':>10}{'moved':>10}")
+    print(HEAD)
     with Model.load(resolve(arguments.draft)) as model:
         for name, sampling in SAMPLINGS.items():
             tally = of_the_pair(model, sampling, arguments.cases, arguments.chunks)
             results.append({"drafts": f"pair ({model.n_vocab})", "sampling": name, **tally.figures()})
-            _show(results[-1])
+            print(_row(results[-1]), flush=True)
     for exponent in EXPONENTS:
         for name, sampling in SAMPLINGS.items():
             tally = made_up(sampling, exponent, arguments.chunks, arguments.seed)
             results.append({"drafts": f"{WIDE}, exponent {exponent:g}", "sampling": name, **tally.figures()})
-            _show(results[-1])
+            print(_row(results[-1]), flush=True)
     figures = {"gamma": GAMMA, "requests": results}
     print(f"written: {write(arguments.name, 'bench.compression', figures, arguments.seed)}")
 
 
-def _show(row: dict[str, Any]) -> None:
-    print(
+HEAD = f"{'drafts':<22}{'sampling':<22}{'tokens':>8}{'bytes a chunk':>15}{'whole':>12}{'saved':>10}{'moved':>10}"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    return "\n".join([HEAD, *map(_row, rows)]) + "\n"
+
+
+def _row(row: dict[str, Any]) -> str:
+    return (
         f"{row['drafts']:<22}{row['sampling']:<22}{row['tokens_per_distribution']['median']:>8.0f}"
         f"{row['bytes_per_chunk']['median']:>15.0f}{row['whole_bytes_per_chunk']:>12.0f}{row['saved']:>10.3%}"
-        f"{row['moved']['median']:>10.1e}",
-        flush=True,
+        f"{row['moved']['median']:>10.1e}"
     )
 
 

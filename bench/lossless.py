@@ -51,6 +51,14 @@ def gap(model: Model, prompt: Ids, common: list[int], one: int | None, other: in
         context.close()
 
 
+def difference(model: Model, prompt: Ids, ours: list[int], theirs: list[int]) -> tuple[str, float, int]:
+    """Of two replies that differ: whether as a `tie` or a `bug`, how far apart the logits are, and at which token."""
+    at = next(i for i in range(1 + max(len(ours), len(theirs))) if ours[i : i + 1] != theirs[i : i + 1])
+    one, other = next(iter(ours[at : at + 1]), None), next(iter(theirs[at : at + 1]), None)
+    apart = gap(model, prompt, ours[:at], one, other)
+    return "tie" if apart < TIE else "bug", apart, at
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompts", type=int, nargs="?", default=304)
@@ -81,12 +89,9 @@ def main() -> None:
                 if ours == theirs:
                     counts["equal"] += 1
                     continue
-                at = next(i for i in range(1 + max(len(ours), len(theirs))) if ours[i : i + 1] != theirs[i : i + 1])
-                one, other = next(iter(ours[at : at + 1]), None), next(iter(theirs[at : at + 1]), None)
-                apart = gap(model, pair.prompt_ids(messages), ours[:at], one, other)
-                kind = "tie" if apart < TIE else "bug"
+                kind, apart, at = difference(model, pair.prompt_ids(messages), ours, theirs)
                 counts[kind] += 1
-                sys.stdout.write(f"prompt {number}, token {at}: {one} and {other}, {apart:.2e} apart: {kind}\n")
+                sys.stdout.write(f"prompt {number}, token {at}: logits {apart:.2e} apart: {kind}\n")
     n = arguments.prompts
     sys.stdout.write(
         f"{counts['equal']} of {n} replies equal ({counts['tokens']} tokens), {counts['tie']} ties,"

@@ -178,7 +178,7 @@ def sweep(fleet: Fleet, arguments: argparse.Namespace) -> dict[str, Any]:
     """Latency against rate, for each budget."""
     most = capacity(fleet, arguments.devices, arguments.rounds)
     print(f"{most:.1f} requests a second when all ask at once")
-    print(f"{'budget':>6}{'chunks/s':>10}{'sent/s':>9}{'p50 ms':>10}{'p95 ms':>10}{'in time':>9}")
+    print(HEAD)
     curves, carried = [], {}
     for budget in BUDGETS:
         for share in arguments.rates:
@@ -189,16 +189,39 @@ def sweep(fleet: Fleet, arguments: argparse.Namespace) -> dict[str, Any]:
             found = point(fleet.play, sent, arguments.seconds)
             if found is None:
                 continue
-            curves.append({"budget": budget, "rate": rate, **found})
+            curves.append({"budget": budget, "rate": rate, "sent_per_second": len(sent) / arguments.seconds, **found})
             if found["answered_in_time"] >= CARRIED:
                 carried[f"{budget}"] = rate
-            print(
-                f"{budget:>6}{rate:>10.1f}{len(sent) / arguments.seconds:>9.1f}{found['p50_ms']:>10.1f}"
-                f"{found['p95_ms']:>10.1f}{found['answered_in_time']:>9.1%}",
-                flush=True,
-            )
+            print(_row(curves[-1]), flush=True)
     print("carried: " + ", ".join(f"{rate:.1f} chunks/s at budget {budget}" for budget, rate in carried.items()))
     return {"capacity": most, "latency": curves, "carried": carried}
+
+
+HEAD = f"{'budget':>6}{'chunks/s':>10}{'sent/s':>9}{'p50 ms':>10}{'p95 ms':>10}{'in time':>9}"
+
+
+def _row(row: dict[str, Any]) -> str:
+    return (
+        f"{row['budget']:>6}{row['rate']:>10.1f}{row['sent_per_second']:>9.1f}{row['p50_ms']:>10.1f}"
+        f"{row['p95_ms']:>10.1f}{row['answered_in_time']:>9.1%}"
+    )
+
+
+def at_once(found: dict[str, Any]) -> str:
+    """All devices asking at once, in three ways."""
+    lines = [
+        f"{name:<12}{found[name]['median']:>10.0f} verified tokens a second"
+        for name in ("worker", "llama_cpp", "one_by_one")
+    ]
+    lines.append(
+        f"the worker does {found['of_llama_cpp']['median']:.1%} of what llama.cpp alone does with the same"
+        f" batches, and {found['times_one_by_one']['median']:.2f} times what it does one by one"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def table(found: dict[str, Any]) -> str:
+    return at_once(found["at_once"]) + "\n".join([HEAD, *map(_row, found["latency"])]) + "\n"
 
 
 def plot(curves: list[dict[str, Any]], path: Path) -> Path | None:
@@ -245,12 +268,7 @@ def main() -> None:
     with Model.load(resolve(arguments.model)) as model:
         work = scripts(model, arguments.devices, arguments.threads, arguments.seed)
         found = ratios(model, work, arguments)
-        for name in ("worker", "llama_cpp", "one_by_one"):
-            print(f"{name:<12}{found[name]['median']:>10.0f} verified tokens a second")
-        print(
-            f"the worker does {found['of_llama_cpp']['median']:.1%} of what llama.cpp alone does with the same"
-            f" batches, and {found['times_one_by_one']['median']:.2f} times what it does one by one"
-        )
+        print(at_once(found), end="")
         with closing(Fleet(model, work, arguments.threads, Limits(), arguments.seed)) as fleet:
             swept = sweep(fleet, arguments)
     figures = {"model": arguments.model, "devices": arguments.devices, "kept": arguments.kept, "at_once": found}

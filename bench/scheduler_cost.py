@@ -64,6 +64,21 @@ def run(fleet: Fleet, sessions: int, rounds: int, budget: float, seed: int) -> d
     }
 
 
+HEAD = f"{'batches':<12}{'budget':>7}{'requests':>10}{'iteration':>14}{'next_batch':>12}{'bookkeeping':>13}"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    return "\n".join([HEAD, *map(_row, rows)]) + "\n"
+
+
+def _row(row: dict[str, Any]) -> str:
+    return (
+        f"{row['batches']:<12}{row['budget']:>7.1f}{row['requests_per_batch']['median']:>10.1f}"
+        f"{row['iteration_ms']['median']:>11.2f} ms{row['next_batch']['median']:>12.2%}"
+        f"{row['bookkeeping']['median']:>13.2%}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=64)
@@ -75,7 +90,7 @@ def main() -> None:
     parser.add_argument("--name", default="scheduler_cost", help="of the result file")
     arguments = parser.parse_args()
     results = []
-    print(f"{'batches':<12}{'budget':>7}{'requests':>10}{'iteration':>14}{'next_batch':>12}{'bookkeeping':>13}")
+    print(HEAD)
     with Model.load(resolve(arguments.model)) as model:
         work = scripts(model, arguments.sessions, arguments.threads, arguments.seed)
         for way, limits in WAYS.items():
@@ -87,13 +102,7 @@ def main() -> None:
                     ]
                     row = {key: spread([one[key] for one in runs]) for key in runs[0]}
                     results.append({"batches": way, "budget": budget, **row})
-                    middle = {key: figures["median"] for key, figures in row.items()}
-                    print(
-                        f"{way:<12}{budget:>7.1f}{middle['requests_per_batch']:>10.1f}"
-                        f"{middle['iteration_ms']:>11.2f} ms{middle['next_batch']:>12.2%}"
-                        f"{middle['bookkeeping']:>13.2%}",
-                        flush=True,
-                    )
+                    print(_row(results[-1]), flush=True)
     figures = {"model": arguments.model, "sessions": arguments.sessions, "costs": results}
     print(f"written: {write(arguments.name, 'bench.scheduler_cost', figures, arguments.seed)}")
 

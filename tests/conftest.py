@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.api import Pair
 from edgellm.engine import Model, to_f32
 
 MODELS = Path(__file__).parent.parent / "models"
@@ -50,3 +51,17 @@ def draft_model(draft_path: Path) -> Iterator[Model]:
 def verifier_model(verifier_path: Path) -> Iterator[Model]:
     with Model.load(verifier_path) as model:
         yield model
+
+
+@pytest.fixture(scope="module")
+def pair(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
+    """Draft model and verifier in f32."""
+    with Pair.open(*f32_pair, threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def alone(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
+    """The verifier alone, in f32."""
+    with Pair.open("none", f32_pair[1], threads=1) as opened:
+        yield opened

@@ -63,6 +63,8 @@ def write(
         yield from (Explanation(None, reason) for reason in plan.reasons)
     stats.ledger = plan.choice.ledger
     own = parts.drafters.take(plan.kind) if parts.drafters is not None else None
+    if own is not None:
+        own.doubt = plan.choice.doubt
     drafter: Drafter | None = own
     if plan.branches and isinstance(own, ModelDrafter):
         ahead = AheadDrafter(own, is_eog=parts.text.is_eog, alpha=plan.alpha, branches=plan.branches)
@@ -112,7 +114,7 @@ def plan_reply(parts: Parts, options: ReplyOptions, seed: int) -> Plan:
         choice = Choice(AlwaysGate(), "the pair has no profile yet", options.gamma, layers)
     else:
         economy = known.economy if options.economy else None
-        choice = choose(options, seed, profile=profile, ledger=ledger, economy=economy)
+        choice = choose(options, seed, profile=profile, ledger=ledger, economy=economy, linked=parts.linked)
     kind, early = _early(parts, options, profile, Kind(choice.layers))
     many, parallel = _parallel(parts, options, profile, kind, choice)
     if first is not None:  # of what is drafted ahead no importance is measured

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from edgellm import __version__
+from edgellm.cli.bench import bench
 from edgellm.cli.chat import chat
 from edgellm.cli.models import ls, pull, rm, show
 from edgellm.cli.profile import profile
@@ -42,6 +43,7 @@ def _edgellm(
 
 
 _PROFILE = "The prompts should be such as you ask; some dozens do. The profile is found by itself from then on."
+_EVIDENCE = "Results go to bench/results/ as JSON, and as pictures where matplotlib is installed."
 _ALONE = "Nothing leaves this machine: the bundled pair of models comes with edgellm."
 
 for _name, _command, _summary, _more in (
@@ -52,6 +54,7 @@ for _name, _command, _summary, _more in (
     ("ls", ls, "List the models that are on this machine.", ""),
     ("show", show, "Show what is known of a model.", ""),
     ("rm", rm, "Remove a pulled model.", "Your own files and the bundled pair are never removed."),
+    ("bench", bench, "Measure what the papers measured, on this machine.", _EVIDENCE),
 ):
     app.command(_name, help=taught(_name, _summary, _more))(_command)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -45,8 +44,6 @@ class Loading:
             self._tasks[name] = self._progress.add_task(name, total=1.0)
         self._progress.update(self._tasks[name], completed=share)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         if self._progress is not None:
             self._progress.stop()

@@ -48,6 +48,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm show edgellm-verifier", "one of the bundled pair"),
         ("edgellm show ./model.gguf", "a file of your own"),
     ),
+    "bench": (
+        ("edgellm bench synera --list", "what there is to measure"),
+        ("edgellm bench synera --quick", "all of it on few cases, in some minutes"),
+        ("edgellm bench synera quality stalls", "two parts of it, in full"),
+    ),
     "rm": (
         ("edgellm rm user/repo:Q8_0", "one quantisation"),
         ("edgellm rm user/repo --yes", "all of a repository, without asking"),

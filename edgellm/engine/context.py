@@ -263,6 +263,7 @@ class Context:
     def _open(self) -> native.Owned:
         if self._owned is None:
             raise EngineFailed("The context is closed.", "Open another.")
+        native.ending.pass_by()
         return self._owned
 
     def _begin(self, seq: int, n: int, outputs: int) -> int:

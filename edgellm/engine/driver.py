@@ -72,7 +72,8 @@ def open_context(
     if exact or not flash_attention:
         params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
     mark = native.log.count
-    pointer = lib.llama_init_from_model(model.pointer, params)
+    with native.Guard():
+        pointer = lib.llama_init_from_model(model.pointer, params)
     if not pointer:
         raise EngineFailed(
             f"llama.cpp cannot open a context of {positions} positions: {native.log.since(mark)}.",
@@ -89,13 +90,9 @@ def decode(context: native.Owned, batch: Any, n: int) -> None:
         EngineFailed: llama.cpp refuses them, with its reason.
     """
     batch.n_tokens = n
-    guard = context.guard
     mark = native.log.count
-    guard.busy = True
-    try:
+    with context.guard:
         status = _decode(context.pointer, batch)
-    finally:
-        guard.busy = False
     if status == _NO_CELL:
         raise ContextFull(f"The cache has no cells left for {n} more rows.", "Clear a branch, or open spare cells.")
     if status != 0:

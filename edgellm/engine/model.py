@@ -96,11 +96,13 @@ class Model:
                     progress(share)
             except BaseException as error:  # noqa: BLE001  nothing may be raised through C
                 raised.append(error)
-            return not raised
+            return not raised and not native.ending.elsewhere
 
         params.progress_callback = lib.llama_progress_callback(report)
         mark = native.log.count
-        pointer = lib.llama_model_load_from_file(os.fsencode(path), params)
+        with native.Guard():
+            pointer = lib.llama_model_load_from_file(os.fsencode(path), params)
+        native.ending.pass_by()
         if raised:
             if pointer:
                 lib.llama_model_free(pointer)
@@ -124,6 +126,7 @@ class Model:
     def _check_open(self) -> None:
         if self._owned is None:
             raise EngineFailed(f"The model {self.name} is closed.", "Load it again.")
+        native.ending.pass_by()
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

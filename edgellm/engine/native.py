@@ -7,6 +7,7 @@ import ctypes
 import functools
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -58,6 +59,8 @@ def start() -> None:
     lib.llama_backend_init()
     lib.llama_log_set(log.callback, ctypes.c_void_p(0))
     atexit.register(_detach_log)
+    weakref.finalize(ending, ending.begin).detach()  # the first one registers what frees everything at exit,
+    atexit.register(ending.begin)  # and this comes before it: the last registered goes first
 
 
 def _detach_log() -> None:
@@ -78,12 +81,58 @@ def at_once(function: Any, result: Any, *arguments: Any) -> Any:
     return ctypes.PYFUNCTYPE(result, *arguments)(address)
 
 
-class Guard:
-    """Whether a native object is at work, and so must not be freed."""
+class Ending:
+    """The process's end, for threads that outlive the interpreter's will to go on.
 
-    __slots__ = ("busy",)
+    A daemon thread may be anywhere when the process ends. One inside llama.cpp would find its buffers freed and the
+    library's own state taken down, so the ending thread waits until nobody computes, and whoever comes next is parked.
+    """
 
     def __init__(self) -> None:
+        self._by: int | None = None
+        self._guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+    def watch(self, guard: Guard) -> None:
+        """Lets the end wait for `guard`."""
+        self._guards.add(guard)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another thread is ending the process."""
+        return self._by is not None and self._by != threading.get_ident()
+
+    def pass_by(self) -> None:
+        """Returns at once while the process lives, and never to a thread that it leaves behind."""
+        if self._by is not None and self.elsewhere:
+            threading.Event().wait()
+
+    def begin(self, patience: float = 2.0) -> None:
+        """Parks all other threads at their next native call; waits up to `patience` seconds for those inside one."""
+        self._by = threading.get_ident()
+        until = time.monotonic() + patience
+        while time.monotonic() < until and any(guard.busy for guard in list(self._guards)):
+            time.sleep(0.001)
+
+
+ending = Ending()
+
+
+class Guard:
+    """`with guard:` a native object is at work, and so must not be freed."""
+
+    __slots__ = ("__weakref__", "busy")
+
+    def __init__(self) -> None:
+        self.busy = False
+        ending.watch(self)
+
+    def __enter__(self) -> None:
+        self.busy = True
+        if ending.elsewhere:  # asked after it is busy: the end, which looks the other way round, cannot miss it
+            self.busy = False
+            ending.pass_by()
+
+    def __exit__(self, *_: object) -> None:
         self.busy = False
 
 
@@ -107,7 +156,8 @@ def _free(free: Callable[[int], None], pointer: int, guard: Guard, parent: Owned
         if parent is not None:
             parent.guard.busy = True
         return
-    free(pointer)
+    with guard:
+        free(pointer)
 
 
 @functools.cache

@@ -1,10 +1,9 @@
-"""The device's end of the line: one thread with an event loop that connects, notices loss, and connects again."""
+"""The device's end of the line, in the network's loop: it connects, notices loss, and connects again."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -20,6 +19,7 @@ from edgellm.errors import ProtocolError, VerifierUnreachable, VocabularyMismatc
 from edgellm.link import edgellm_pb2 as pb
 from edgellm.link.address import Address
 from edgellm.link.channel import COMPARE_VOCABULARY, HEARTBEAT_SECONDS, HELLO, HELLO_SECONDS, open_channel
+from edgellm.link.loop import network_loop, run_there
 from edgellm.serve.handshake import check_protocol, hello, mismatch
 
 
@@ -51,7 +51,7 @@ class Peer:
 
 
 class Connection:
-    """A line to one verifier, kept up in the background. Methods named `loop_*` are for its own thread."""
+    """A line to one verifier, kept up in the background. Methods named `loop_*` are for the loop's thread."""
 
     def __init__(self, address: Address, vocabulary: Vocabulary, timing: Timing) -> None:
         """Connects.
@@ -70,11 +70,9 @@ class Connection:
         self._jitter = random.Random()
         self._channel: grpc.aio.Channel | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         first: Future[Peer] = Future()
-        self._thread = threading.Thread(target=self._run, args=(first,), name="edgellm-link", daemon=True)
-        self._thread.start()
+        self._life = run_there(self._live(first))
         try:
             self.peer = first.result()
         except BaseException:
@@ -86,21 +84,20 @@ class Connection:
         return self._up and monotonic() >= self._not_before
 
     def alive(self) -> bool:
-        """Whether the connection's thread still runs."""
-        return self._thread.is_alive()
+        """Whether the connection is not closed yet."""
+        return not self._life.done()
 
     def post(self, call: Callable[..., None], *arguments: Any) -> bool:
-        """Has the connection's thread make a call; False where the connection is closed."""
-        try:
-            self._loop.call_soon_threadsafe(call, *arguments)
-        except RuntimeError:
+        """Has the loop's thread make a call; False where the connection is closed."""
+        if not self.alive():
             return False
+        network_loop().call_soon_threadsafe(call, *arguments)
         return True
 
     def close(self) -> None:
-        """Ends the thread; every stream ends with it."""
+        """Ends every stream, and returns when all is over."""
         if self.post(self._closing.set):
-            self._thread.join()
+            self._life.result()
 
     def loop_channel(self) -> grpc.aio.Channel | None:
         """The channel for new streams; None while the verifier is away."""
@@ -108,7 +105,7 @@ class Connection:
 
     def loop_task(self, work: Any) -> None:
         """Runs a coroutine beside the others, until it ends or the connection is closed."""
-        task: asyncio.Task[None] = self._loop.create_task(work)
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -128,10 +125,6 @@ class Connection:
     def loop_proved(self) -> None:
         """The verifier has answered: the next trouble is the first again."""
         self._failures = 0
-
-    def _run(self, first: Future[Peer]) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._live(first))
 
     async def _live(self, first: Future[Peer]) -> None:
         try:

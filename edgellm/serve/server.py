@@ -1,13 +1,14 @@
-"""A verifier that other devices can ask: the model, its worker, and the gRPC service in a thread of its own."""
+"""A verifier that other devices can ask: the model, its worker, and the gRPC service in the network's loop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import grpc.aio
@@ -16,6 +17,7 @@ from edgellm.engine import Context, Model
 from edgellm.errors import InvalidOption
 from edgellm.link.address import Address
 from edgellm.link.channel import DEFAULT_PORT, MAX_CHUNK, bind, new_server, probe
+from edgellm.link.loop import network_loop, run_there
 from edgellm.serve.batcher import Batcher
 from edgellm.serve.jobs import Counters
 from edgellm.serve.scheduler import Limits
@@ -43,7 +45,7 @@ class VerifierServer:
     ) -> None:
         """Reserves memory for `sessions` replies of `context` tokens each. More replies may be open than that.
 
-        `on_event` is called from the server's thread. `model` stays the caller's to close.
+        `on_event` is called from the loop's thread, and must not block. `model` stays the caller's to close.
 
         Raises:
             PairingRequired: the address is not loopback.
@@ -64,10 +66,9 @@ class VerifierServer:
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)
         engine = Context(model, n_ctx=self.context_length, n_seq=sessions, n_batch=rows, threads=threads, unified=False)
         self._batcher = Batcher(engine, sessions, model.is_eog, limits)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="edgellm-serve", daemon=True)
+        self._life: Future[None] | None = None
         self._up = threading.Event()  # listening, or failed to
         self._trouble: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._goodbyes: asyncio.Queue[float] = asyncio.Queue()
 
     @property
@@ -82,10 +83,10 @@ class VerifierServer:
             PortTaken: something else listens there.
             InvalidOption: this machine does not have the address, or does not give away the port.
         """
-        self._thread.start()
+        self._life = run_there(self._serve())
         self._up.wait()
         if self._trouble is not None:
-            self._thread.join()
+            self._life.result()
             raise self._trouble
         return self.address
 
@@ -94,15 +95,12 @@ class VerifierServer:
 
         Nothing new is taken from now on. What is in flight is finished, for at most `grace` seconds; 0 cuts it off.
         """
-        loop = self._loop
-        if loop is not None and self._thread.is_alive():
-            with suppress(RuntimeError):  # it has ended meanwhile
-                loop.call_soon_threadsafe(self._goodbyes.put_nowait, grace)
+        if self._life is not None and not self._life.done():
+            network_loop().call_soon_threadsafe(self._goodbyes.put_nowait, grace)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the server has ended; whether it has."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        return self._life is None or bool(wait_for([self._life], timeout).done)
 
     def stop(self, grace: float = GRACE_SECONDS) -> None:
         """Stops, and returns when everything is closed."""
@@ -113,13 +111,10 @@ class VerifierServer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.stop()
 
     async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
         server = new_server()
         service = Service(
             self._batcher,
@@ -142,7 +137,7 @@ class VerifierServer:
             self._trouble = error
         finally:
             await server.stop(None)
-            self._batcher.close()
+            await asyncio.to_thread(self._batcher.close)
             self._up.set()
 
     async def _finish(self, server: grpc.aio.Server, service: Service) -> None:

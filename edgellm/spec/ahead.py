@@ -21,19 +21,26 @@ ALTERNATIVES = 3
 class Parallel(Drafter, Protocol):
     """A drafter that can say what may come next, and go on behind several prefixes at once, up to `room` of them."""
 
+    doubt: float
+    """A chunk ends behind a token of less confidence."""
+
     @property
     def room(self) -> int: ...
 
-    def candidates(self, prefix: Ids, k: int) -> tuple[Ids, Floats]:
-        """The `k` likeliest next tokens and their probabilities, likeliest first; both (k,)."""
-        ...
-
     def draft_many(
-        self, prefixes: Sequence[Ids], gamma: int, sampling: Sampling, until: Callable[[], bool]
-    ) -> list[Chunk]:
-        """Up to `gamma` tokens behind each prefix, all in one batch a token; it ends early when `until` says so.
+        self,
+        prefixes: Sequence[Ids],
+        gamma: int,
+        sampling: Sampling,
+        until: Callable[[], bool],
+        *,
+        whole: Ids,
+        tail: int,
+    ) -> list[tuple[Ids, Chunk]]:
+        """Up to `gamma` tokens behind each prefix, and behind `whole` with each of its `tail` likeliest next tokens.
 
-        Later drafts behind one of them find what was computed.
+        All in one batch a token; it ends early when `until` says so. Later drafts behind one of the prefixes that are
+        returned find what was computed.
         """
         ...
 
@@ -56,16 +63,16 @@ class AheadDrafter:
 
     def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
         """See `Drafter.draft`. What was drafted ahead behind just this prefix is taken over."""
-        ready = next((chunk for known, chunk in self._ahead if np.array_equal(known, prefix)), None)
+        ready = next((chunk for known, chunk in self._ahead if len(chunk) and np.array_equal(known, prefix)), None)
         if self._ahead:
             self.guessed.tries += 1
             self.guessed.hits += ready is not None
             self.guessed.hidden_seconds += self._seconds if ready is not None else 0.0
         self._ahead = []
-        if ready is None or not len(ready):
+        if ready is None:
             return self._drafter.draft(prefix, gamma, sampling)
         ready = first(ready, gamma)
-        if len(ready) == gamma or self._is_eog(int(ready.ids[-1])):
+        if len(ready) == gamma or self._is_eog(int(ready.ids[-1])) or ready.confidence[-1] < self._drafter.doubt:
             return replace(ready, ahead=len(ready))
         rest = self._drafter.draft(np.concatenate((prefix, ready.ids)), gamma - len(ready), sampling)
         return replace(joined(ready, rest), ahead=len(ready))
@@ -79,20 +86,16 @@ class AheadDrafter:
         if until() or chunk.alternatives is None:
             return
         whole = np.concatenate((prefix, chunk.ids))
-        alternatives = list(chunk.alternatives)
-        last = int(chunk.ids[-1])
         positions = rejection(chunk.confidence, self._alpha)
-        if self._is_eog(last):
-            positions = np.append(positions[:-1], 0.0)  # behind the end there is nothing to guess
-            alternatives.append(_NONE)
-        else:
-            alternatives.append(self._drafter.candidates(whole, ALTERNATIVES))
-        likely = [g for g in guesses(positions, alternatives, 2 * self._branches) if not self._is_eog(g.token)]
+        if self._is_eog(int(chunk.ids[-1])):
+            positions[-1] = 0.0  # behind the end there is nothing to guess
+        likely = guesses(positions, [*chunk.alternatives, _BEHIND], 2 * self._branches)
+        likely = [guess for guess in likely if guess.probability > 0.0 and not self._is_eog(guess.token)]
         likely = likely[: self._branches]
-        if not likely or until():
-            return
-        prefixes = [_behind(prefix, chunk, guess) for guess in likely]
-        self._ahead = list(zip(prefixes, self._drafter.draft_many(prefixes, gamma, sampling, until), strict=True))
+        prefixes = [_behind(prefix, chunk, guess) for guess in likely if guess.accepted < len(chunk)]
+        self._ahead = self._drafter.draft_many(
+            prefixes, gamma, sampling, until, whole=whole, tail=len(likely) - len(prefixes)
+        )
         self._seconds = perf_counter() - began
 
     def close(self) -> None:
@@ -142,4 +145,6 @@ def _both(one: tuple[T, ...] | None, other: tuple[T, ...] | None) -> tuple[T, ..
     return None if one is None or other is None else (*one, *other)
 
 
-_NONE: tuple[Ids, Floats] = (np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32))
+_BEHIND = (np.arange(-ALTERNATIVES, 0, dtype=np.int32), np.array([0.75, 0.15, 0.05], dtype=np.float32))
+"""Behind a chunk that is accepted whole: what its last token will be followed by is not computed yet when branches are
+shared out, so these stand for the likeliest tokens there, with the chances that such have."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 
@@ -30,6 +30,10 @@ from edgellm.spec.worth import WorthGate
 AUTO = ("worth", "confidence", "importance", "synera", "random")
 """What `auto` chooses from, the likeliest first: of equal evidence the first one counts."""
 
+DOUBT = 0.5
+"""A token of less confidence is more likely wrong than right, and what is drafted behind it then thrown away. A device
+that waits for its verifier had better ask at once; one that does not has more of a verdict on a whole chunk."""
+
 _STEPS = 64  # settings between a share of 0 and of 1 that are worked out
 
 
@@ -39,6 +43,7 @@ class Choice:
 
     `gamma` drafted tokens a chunk; `layers`: whose attention the gate needs; `rewrite` is the perplexity above which
     the verifier writes the whole reply anew (edgefm), None elsewhere; `ledger` counts, where a share is to be kept.
+    A chunk ends early behind a token whose confidence is below `doubt`.
     """
 
     gate: Gate
@@ -47,6 +52,7 @@ class Choice:
     layers: tuple[int, ...] = ()
     rewrite: float | None = None
     ledger: Ledger | None = None
+    doubt: float = 0.0
 
 
 class BudgetGate:
@@ -88,11 +94,18 @@ def needs_profile(options: ReplyOptions) -> bool:
 
 
 def choose(
-    options: ReplyOptions, seed: int, *, profile: Profile | None, ledger: Ledger, economy: Economy | None
+    options: ReplyOptions,
+    seed: int,
+    *,
+    profile: Profile | None,
+    ledger: Ledger,
+    economy: Economy | None,
+    linked: bool = False,
 ) -> Choice:
     """The gate that is asked for; its draws come from `seed`, and `ledger` is what its budget has been spent on.
 
-    `profile` is there where `needs_profile` says so. `economy` None: whether verification pays is not asked.
+    `profile` is there where `needs_profile` says so. `economy` None: whether verification pays is not asked. `linked`:
+    the verifier is across a link, and the device has to wait for it.
     """
     gate, budget = options.gate, options.budget
     if not isinstance(gate, str):
@@ -123,7 +136,8 @@ def choose(
     else:
         found = BudgetGate(_dial(gate, profile, seed), budget, ledger)
     layers = profile.layers if gate in ("worth", "importance", "synera") else ()
-    return _limited(found, reason, options, ledger, economy, layers=layers, gamma=1 if gate == "hybrid" else None)
+    limited = _limited(found, reason, options, ledger, economy, layers=layers, gamma=1 if gate == "hybrid" else None)
+    return replace(limited, doubt=DOUBT) if linked and gate == "worth" else limited
 
 
 def best_gate(profile: Profile, budget: float) -> tuple[str, str]:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edgellm.engine import Context, Floats, Model, SeqRows, top2, top_k
+from edgellm.engine import Context, Model, SeqRows, top2, top_k
 from edgellm.spec.drafting import Drafting, Meter
-from edgellm.spec.records import Chunk, Ids, Sampling
+from edgellm.spec.records import NO_IDS, Chunk, Ids, Sampling
 
 
 class ModelDrafter:
@@ -28,11 +28,12 @@ class ModelDrafter:
         self._context = context
         self._meter = Meter(context, layers)
         self._alternatives = alternatives
+        self.doubt = 0.0  # a chunk ends behind a token of less confidence; set for a reply
         self._branches = 0  # sequences 1 to this hold what was drafted ahead
 
     def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
         """See `Drafter.draft`. The last token of a chunk is not decoded before a later prefix holds it."""
-        drafting = Drafting(len(prefix), gamma, sampling, self._alternatives)
+        drafting = Drafting(len(prefix), gamma, sampling, self._alternatives, self.doubt)
         try:
             self._meter.rest()
             self._take_over(prefix)
@@ -54,49 +55,60 @@ class ModelDrafter:
         """How many prefixes `draft_many` can follow at once."""
         return self._context.n_seq - 1
 
-    def candidates(self, prefix: Ids, k: int) -> tuple[Ids, Floats]:
-        """The `k` likeliest next tokens and their probabilities, likeliest first; both (k,)."""
+    def draft_many(
+        self,
+        prefixes: Sequence[Ids],
+        gamma: int,
+        sampling: Sampling,
+        until: Callable[[], bool],
+        *,
+        whole: Ids = NO_IDS,
+        tail: int = 0,
+    ) -> list[tuple[Ids, Chunk]]:
+        """Drafts behind several prefixes at once, in one batch a token, until `until` says stop.
+
+        These are `prefixes`, and `whole` with each of its `tail` likeliest next tokens (fewer where one ends the turn),
+        at most `room` in all. Returns each with up to `gamma` tokens behind it, fewer where the context ends. The next
+        `draft` behind one of them goes on from what is computed here. Importance is not measured.
+        """
         try:
             self._meter.rest()
-            return top_k(self._context.decode(prefix[self._context.sync(prefix) :])[0], k)
+            return self._branch(prefixes, gamma, sampling, until, whole, tail)
         except BaseException:
             self._clear()
             raise
 
-    def draft_many(
-        self, prefixes: Sequence[Ids], gamma: int, sampling: Sampling, until: Callable[[], bool]
-    ) -> list[Chunk]:
-        """Up to `gamma` tokens behind each of at most `room` prefixes, in one batch a token, until `until` says stop.
+    def _branch(
+        self, prefixes: Sequence[Ids], gamma: int, sampling: Sampling, until: Callable[[], bool], whole: Ids, tail: int
+    ) -> list[tuple[Ids, Chunk]]:
+        context, rows = self._context, []
+        branches: list[tuple[Ids, Drafting]] = []  # the one of sequence i + 1
 
-        Fewer where the context ends. The next `draft` behind one of them goes on from what is computed here. Importance
-        is not measured.
-        """
-        context = self._context
-        fits = [min(gamma, context.n_ctx - len(prefix) + 1) for prefix in prefixes]
-        under_way = [
-            Drafting(len(prefix), n, sampling, self._alternatives) for prefix, n in zip(prefixes, fits, strict=True)
-        ]
-        try:
-            self._meter.rest()
-            rows = []
-            for seq, prefix in enumerate(prefixes, 1):
-                if fits[seq - 1] < 1:
-                    continue
-                context.branch(0, seq)
-                rows.append(SeqRows(seq, prefix[context.sync(prefix, seq) :], 1))
-            self._branches = max(self._branches, len(prefixes))
-            while rows and not until():
-                logits, after = context.decode_rows(rows), []
-                for row, view in zip(rows, logits, strict=True):
-                    drafting = under_way[row.seq - 1]
+        def begin(prefix: Ids) -> None:
+            fits = min(gamma, context.n_ctx - len(prefix) + 1)
+            branches.append((prefix, Drafting(len(prefix), fits, sampling, self._alternatives, self.doubt)))
+            self._branches = max(self._branches, len(branches))
+            if fits > 0:
+                context.branch(0, len(branches))
+                rows.append(SeqRows(len(branches), prefix[context.sync(prefix, len(branches)) :], 1))
+
+        for prefix in prefixes:
+            begin(prefix)
+        if tail:
+            rows.append(SeqRows(0, whole[context.sync(whole) :], 1))
+        while rows and not until():
+            decoded, rows[:] = list(rows), []
+            for row, view in zip(decoded, context.decode_rows(decoded), strict=True):
+                if row.seq:
+                    drafting = branches[row.seq - 1][1]
                     token = drafting.add(view[0], top2(view[0]))
                     if not drafting.full() and not self._model.is_eog(token):
-                        after.append(SeqRows(row.seq, np.array([token], dtype=np.int32), 1))
-                rows = after
-        except BaseException:
-            self._clear()
-            raise
-        return [drafting.chunk(None) for drafting in under_way]
+                        rows.append(SeqRows(row.seq, np.array([token], dtype=np.int32), 1))
+                    continue
+                for token in top_k(view[0], tail)[0].tolist():
+                    if not self._model.is_eog(token):
+                        begin(np.append(whole, token).astype(np.int32))
+        return [(prefix, drafting.chunk(None)) for prefix, drafting in branches]
 
     def _take_over(self, prefix: Ids) -> None:
         """Makes the branch that has most of `prefix` the reply's sequence, and drops the others."""

@@ -16,9 +16,14 @@ _NO_KEYS = slice(0, 0)
 class Drafting:
     """A chunk under way: chooses each token from its logits, and notes what is known of it."""
 
-    def __init__(self, position: int, gamma: int, sampling: Sampling, alternatives: int = 0) -> None:
-        """For up to `gamma` tokens from `position` on, where the reply goes on, with `alternatives` for each."""
-        self._gamma = gamma
+    def __init__(
+        self, position: int, gamma: int, sampling: Sampling, alternatives: int = 0, doubt: float = 0.0
+    ) -> None:
+        """For up to `gamma` tokens from `position` on, where the reply goes on, with `alternatives` for each.
+
+        It also ends behind a token whose confidence is below `doubt`.
+        """
+        self._gamma, self._doubt = gamma, doubt
         self._sampling = sampling
         self._numbers = None if sampling.greedy else uniforms(sampling.seed, position, gamma, Purpose.DRAFT)[:, 0]
         self._ids: list[int] = []
@@ -44,7 +49,7 @@ class Drafting:
         return token
 
     def full(self) -> bool:
-        return len(self._ids) >= self._gamma
+        return len(self._ids) >= self._gamma or self._facts[-1].p1 < self._doubt
 
     def chunk(self, importance: Floats | None, exits: bool = False) -> Chunk:
         """The finished chunk; `exits`: whether its drafter stops early at all."""

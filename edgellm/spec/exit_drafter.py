@@ -54,6 +54,7 @@ class ExitDrafter:
         self._recorder: Recorder = recorder
         self._lower, self._upper, self._threshold = lower, upper, threshold
         self._meter = Meter(lower, layers)
+        self.doubt = 0.0  # see ModelDrafter
         # the lower shard's output at each position; those from the upper cache's length on wait
         self._rows = np.empty((lower.n_ctx, below.n_embd), dtype=np.float32)
         self._clear()
@@ -87,7 +88,7 @@ class ExitDrafter:
 
     def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
         """See `Drafter.draft`. The last token of a chunk is decoded in no layer before a later prefix holds it."""
-        drafting = Drafting(len(prefix), gamma, sampling)
+        drafting = Drafting(len(prefix), gamma, sampling, doubt=self.doubt)
         try:
             common = self._lower.sync(prefix)
             self._upper.rollback(min(common, self._upper.length()))

@@ -15,7 +15,7 @@ from edgellm.spec.evidence import all_conf, all_imp, evidence, gate_evidence, wo
 from edgellm.spec.predictor import Predictor, fit
 from edgellm.spec.profiling import Run
 
-VERSION = 2
+VERSION = 3
 KEPT = 512
 """Sampled chunks that a profile keeps: quantiles of a budget need no more."""
 

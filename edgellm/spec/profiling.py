@@ -17,7 +17,7 @@ import numpy.typing as npt
 from edgellm.errors import VerifierBusy
 from edgellm.spec.protocols import Drafter, VerifierSession
 from edgellm.spec.records import GREEDY, Chunk, Ids, Verdict
-from edgellm.spec.signals import signals
+from edgellm.spec.signals import signals, surprise
 
 _LONGER = 1.3  # as a session waits a little longer than it is told
 
@@ -77,15 +77,15 @@ class Watcher:
         reply, chunks = self._alone(prompt, 0)
         before = closeness(reply, reference)
         seen = []
-        at = 0
+        at, doubt = 0, 0.0
         for chunk in chunks:
             verdict = self._verify(np.concatenate((prompt, reply[:at])), chunk)
             gain = 0.0
             if verdict.accepted < len(chunk):
                 kept = np.concatenate((reply[:at], chunk.ids[: verdict.accepted], verdict.tokens[:1]))
                 gain = closeness(self._to_the_end(prompt, kept), reference) - before
-            seen.append(observed(chunk, at, verdict, gain))
-            at += len(chunk)
+            seen.append(observed(chunk, at, verdict, gain, doubt))
+            at, doubt = at + len(chunk), doubt + surprise(chunk)
         confidence = tuple(float(c) for chunk in chunks for c in chunk.confidence)
         times = tuple(self._draft_seconds), tuple(self._verify_seconds)
         return Run(tuple(verified), tuple(seen), before, confidence, *times)
@@ -146,9 +146,14 @@ def closeness(one: Ids, other: Ids) -> float:
     return 0.5 * overlap + 0.5 * float(np.array_equal(one, other))
 
 
-def observed(chunk: Chunk, written: int, verdict: Verdict, gain: float = 0.0) -> Observed:
-    """What is known of a chunk behind `written` tokens, and what became of it."""
+def observed(chunk: Chunk, written: int, verdict: Verdict, gain: float = 0.0, before: float = 0.0) -> Observed:
+    """What is known of a chunk behind `written` tokens, and what became of it; `before` as in `signals`."""
     importance = float(chunk.importance.mean()) if len(chunk.importance) else 0.0
     return Observed(
-        signals(chunk, written), float(chunk.confidence.mean()), importance, verdict.accepted, len(chunk), gain
+        signals(chunk, written, before=before),
+        float(chunk.confidence.mean()),
+        importance,
+        verdict.accepted,
+        len(chunk),
+        gain,
     )

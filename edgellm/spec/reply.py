@@ -6,7 +6,6 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from types import TracebackType
 from typing import Self, TypeAlias
 
 from edgellm.spec.loop import Event
@@ -88,9 +87,7 @@ class Reply(Iterator[Token]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
     def _start(self) -> None:

@@ -21,15 +21,23 @@ NAMES = (
     "importance of the least sure",
     "tokens",
     "place",  # log of 1 + tokens written before
+    "doubt before",  # surprise of the chunks before it that nobody verified: is there still a right reply to save?
 )
 
 _FLOOR = 1e-4  # confidences of 1 to all digits are told apart no further
+_LOST = 6.0  # with so much doubt before it a reply is hardly right any more, and more changes nothing
 
 
-def signals(chunk: Chunk, written: int, usual: float = 0.0) -> Vector:
+def surprise(chunk: Chunk) -> float:
+    """Minus the log of the probability of the whole chunk under the draft model."""
+    return float(-np.log(np.clip(chunk.confidence.astype(np.float64), _FLOOR, 1.0)).sum())
+
+
+def signals(chunk: Chunk, written: int, usual: float = 0.0, before: float = 0.0) -> Vector:
     """The signals of a chunk of at least one token behind `written` ones, shape (len(NAMES),).
 
-    `usual` stands for the importance of tokens of which it was not measured, because they were drafted ahead.
+    `usual` stands for the importance of tokens of which it was not measured, because they were drafted ahead;
+    `before` is the surprise of all chunks of the reply so far that were kept unverified.
     """
     confidence = chunk.confidence.astype(np.float64)
     doubt = -np.log(np.clip(confidence, _FLOOR, 1.0))
@@ -50,5 +58,6 @@ def signals(chunk: Chunk, written: int, usual: float = 0.0) -> Vector:
             importance[least] if has else usual,
             len(chunk),
             np.log1p(written),
+            min(before, _LOST),
         )
     )

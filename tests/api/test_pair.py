@@ -25,19 +25,6 @@ from edgellm.serve.server import VerifierServer
 from edgellm.spec.records import Explanation, Notice, Token
 from tests.spec.real import case, ids
 
-
-@pytest.fixture(scope="module")
-def pair(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
-    with Pair.open(*f32_pair, threads=1) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def alone(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
-    with Pair.open("none", f32_pair[1], threads=1) as opened:
-        yield opened
-
-
 # --- stopping, and starting again -----------------------------------------------------------------------------------
 
 

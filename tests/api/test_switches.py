@@ -29,12 +29,6 @@ def linked(f32_pair: tuple[Path, Path], profile_path: Path, address: str) -> Ite
         yield opened
 
 
-@pytest.fixture(scope="module")
-def alone(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
-    with Pair.open("none", f32_pair[1], threads=1) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize(
     "switches",
     [

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -57,12 +58,39 @@ def test_a_process_ends_quietly_while_a_thread_decodes(draft_path: Path) -> None
         while True:
             with Context(model, n_ctx=64, threads=1) as context:
                 context.decode(ids)
-    for _ in range(3):
-        threading.Thread(target=work, daemon=True).start()
-    time.sleep(0.3)
+    def load():
+        while True:
+            with Model.load(Path(sys.argv[1])) as other:
+                other.tokenize("hello")
+    for target in (work, work, load):
+        threading.Thread(target=target, daemon=True).start()
+    time.sleep(0.2)
     """
-    done = run(LOAD + code, draft_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    for _ in range(6):  # every other time it crashed
+        done = run(LOAD + code, draft_path)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_end_waits_for_whoever_computes_and_parks_whoever_comes_next() -> None:
+    ending = native.Ending()
+    guard = native.Guard()
+    ending.watch(guard)
+    inside, leave, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def compute() -> None:
+        with guard:
+            inside.set()
+            leave.wait(5)
+        ending.pass_by()
+        ended.set()
+
+    threading.Thread(target=compute, daemon=True).start()
+    assert inside.wait(5)
+    threading.Timer(0.05, leave.set).start()
+    ending.begin(patience=5)
+    assert leave.is_set()
+    assert not ended.wait(0.1)
+    ending.pass_by()  # the ending thread itself goes on
 
 
 def test_opening_and_closing_does_not_leak(draft_path: Path) -> None:

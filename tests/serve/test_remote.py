@@ -13,7 +13,7 @@ from edgellm.spec.local import LocalVerifier
 from edgellm.spec.protocols import VerifierSession
 from edgellm.spec.records import GREEDY, Chunk, Distribution, Ids, Sampling, Verdict
 from edgellm.spec.sampling import Purpose, draw, rounded, uniforms
-from tests.serve.conftest import Alone
+from tests.serve.conftest import ANYWHERE, POSITIONS, Alone
 
 
 def write(session: VerifierSession, prompt: Ids, rounds: int, rng: np.random.Generator, n_vocab: int) -> list[Verdict]:
@@ -187,3 +187,18 @@ def test_another_vocabulary_is_refused_with_its_first_differing_token(server: Ve
     assert f"token 700 is 'one' for the draft model and {str(ours.pieces[700])[1:]} for the verifier" in str(
         caught.value
     )
+
+
+def test_connections_and_servers_come_and_go_without_a_trace(
+    exact: Model, prompt: Ids, caplog: pytest.LogCaptureFixture
+) -> None:
+    """gRPC's poller calls into every loop that it has known; of those that have ended, asyncio complains."""
+    for _ in range(4):
+        with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1) as short:
+            lines = [RemoteVerifier(short.address, exact.vocabulary) for _ in range(2)]
+            for line in lines:
+                session = line.open(GREEDY)
+                session.submit(prompt, Chunk()).result()
+                session.close()
+                line.close()
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []

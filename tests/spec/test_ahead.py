@@ -133,16 +133,20 @@ def test_what_was_drafted_ahead_is_not_computed_again(models: tuple[Model, Model
     drafter = ModelDrafter(draft, context, alternatives=2)
     chunk = drafter.draft(prompt, 4, GREEDY)
     behind = np.concatenate((prompt, chunk.ids))
-    ids, _ = drafter.candidates(behind, 2)
-    prefixes = [np.append(behind, token).astype(np.int32) for token in ids]
-    many = drafter.draft_many(prefixes, 4, GREEDY, lambda: False)
+    other = np.append(prompt, chunk.alternatives[0][0][:1]).astype(np.int32) if chunk.alternatives else prompt
+    many = drafter.draft_many([other], 4, GREEDY, lambda: False, whole=behind, tail=1)
+    assert np.array_equal(many[0][0], other)
+    assert np.array_equal(many[1][0][:-1], behind)
     decoded: list[int] = []
     whole = context.decode
     context.decode = lambda ids, **more: decoded.append(len(ids)) or whole(ids, **more)  # type: ignore[method-assign, func-returns-value]
-    rest = drafter.draft(np.concatenate((prefixes[1], many[1].ids)), 1, GREEDY)
+    rest = drafter.draft(np.concatenate((many[1][0], many[1][1].ids)), 1, GREEDY)
     assert decoded == [1]
     fresh = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, threads=1))
-    assert fresh.draft(prefixes[1], 5, GREEDY).ids.tolist() == [*many[1].ids.tolist(), *rest.ids.tolist()]
+    assert int(many[1][0][-1]) == int(fresh.draft(behind, 1, GREEDY).ids[0])  # the likeliest token behind the chunk
+    for prefix, drafted in many:
+        assert fresh.draft(prefix, 4, GREEDY).ids.tolist() == drafted.ids.tolist()
+    assert fresh.draft(many[1][0], 5, GREEDY).ids.tolist() == [*many[1][1].ids.tolist(), *rest.ids.tolist()]
     fresh.close()
     drafter.close()
 
@@ -150,10 +154,10 @@ def test_what_was_drafted_ahead_is_not_computed_again(models: tuple[Model, Model
 def test_a_stop_from_another_thread_is_heard(models: tuple[Model, Model], prompts: list[Ids]) -> None:
     draft = models[0]
     drafter = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, n_seq=2, threads=1))
-    drafter.candidates(prompts[0], 1)
+    drafter.draft(prompts[0], 1, GREEDY)
     came = threading.Event()
     threading.Timer(0.02, came.set).start()
-    (chunk,) = drafter.draft_many([np.append(prompts[0], 9).astype(np.int32)], 400, GREEDY, came.is_set)
+    ((_, chunk),) = drafter.draft_many([np.append(prompts[0], 9).astype(np.int32)], 400, GREEDY, came.is_set)
     assert 0 < len(chunk) < 400 or draft.is_eog(int(chunk.ids[-1]))
     drafter.close()
 
@@ -163,7 +167,7 @@ def test_nothing_is_drafted_ahead_beyond_the_context(models: tuple[Model, Model]
     for left in (0, 1, 3):
         context = Context(draft, n_ctx=len(prompt) + left, n_seq=2, spare=8, threads=1)
         drafter = ModelDrafter(draft, context, alternatives=1)
-        drafter.candidates(prompt, 1)
-        (chunk,) = drafter.draft_many([np.append(prompt, 9).astype(np.int32)], 4, GREEDY, lambda: False)
+        drafter.draft(prompt, 1, GREEDY)
+        ((_, chunk),) = drafter.draft_many([np.append(prompt, 9).astype(np.int32)], 4, GREEDY, lambda: False)
         assert len(chunk) <= left
         drafter.close()

@@ -95,10 +95,10 @@ def test_it_comes_back_from_disk(profile: Profile, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "profile.json"
     profile.save(path)
     assert Profile.load(path) == profile
-    path.write_text(path.read_text().replace('"version": 2', '"version": 0'))
+    path.write_text(path.read_text().replace('"version": 3', '"version": 0'))
     with pytest.raises(ProfileUnusable, match="edgellm profile"):
         Profile.load(path)
-    for rubbish in ("", "7", "[]", "{}", '{"version": 2}', '{"version": 2, "predictor": 3, "exits": []}'):
+    for rubbish in ("", "7", "[]", "{}", '{"version": 3}', '{"version": 3, "predictor": 3, "exits": []}'):
         path.write_text(rubbish)
         with pytest.raises(ProfileUnusable):
             Profile.load(path)
@@ -138,9 +138,8 @@ def test_the_budget_is_spent_on_prompts_that_were_not_profiled(
     profile: Profile, drafter: ModelDrafter, draft_model: Model, budget: float
 ) -> None:
     ledger = Ledger()
-    gate = WorthGate(profile, budget, ledger, seed=1)
     for prompt in prompts(draft_model, seed=47, count=4):
-        ids = prompt
+        ids, gate = prompt, WorthGate(profile, budget, ledger, seed=1)  # one for each reply
         while len(ids) < len(prompt) + MOST:
             chunk = drafter.draft(ids, GAMMA, GREEDY)
             gate.decide(chunk, len(ids) - len(prompt), MOST)

@@ -5,7 +5,6 @@ One thread: on a machine that does other work too, two that wait for each other 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,18 +14,6 @@ from edgellm.spec.gates import NeverGate
 from edgellm.spec.options import ReplyOptions
 from edgellm.spec.records import Source, Token
 from tests.spec.real import case, ids
-
-
-@pytest.fixture(scope="module")
-def pair(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
-    with Pair.open(*f32_pair, threads=1) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def alone(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
-    with Pair.open("none", f32_pair[1], threads=1) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("number", range(40))

@@ -1,0 +1,107 @@
+"""Time between tokens on slower and slower networks, with and without compression (Synera, Fig. 13).
+
+    python -m bench.bandwidth [--cases 1] [--budget 0.2] [--megabits 0.1 0.3 1 3 10 100] [--vocabulary 32000]
+
+Sampling at temperature 0.8, where drafts travel with the distributions that they were drawn from; the bundled pair at a
+device's pace (see `bench.pace`), 20 ms of round trip. *Whole* is what went without compression: 4 bytes for every
+token of the vocabulary and every draft are sent along with each chunk, for a vocabulary as large as that of the
+paper's models. Replies differ between the two only in when they come.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from bench.answers import questions
+from bench.pace import PASS, TOKEN, paced_pair, paced_verifier
+from bench.relay import Network
+from bench.report import write
+from bench.stalls import Way
+from edgellm.serve.stream import RemotePending
+from edgellm.store import resolve
+from models.corpus import HELD_OUT_SEED
+
+TEMPERATURE = 0.8
+_UNKNOWN = b"\xfa\x3f"  # field 1023, of bytes: whoever does not know it skips it
+
+
+def _length(n: int) -> bytes:
+    """A protobuf varint."""
+    parts = []
+    while n > 127:
+        parts.append(n & 127 | 128)
+        n >>= 7
+    return bytes([*parts, n])
+
+
+@contextmanager
+def whole_distributions(vocabulary: int) -> Iterator[None]:
+    """Requests carry as many bytes more as whole distributions would."""
+    request = RemotePending.request
+
+    def padded(pending: RemotePending, position: int) -> bytes:
+        data = request(pending, position)
+        n = 4 * vocabulary * len(pending.ask.chunk)
+        pending.bytes_up += n
+        return data + _UNKNOWN + _length(n) + bytes(n) if n else data
+
+    with patch.object(RemotePending, "request", padded):
+        yield
+
+
+def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each network."""
+    asked, rows = questions(arguments.cases), []
+    for megabits in arguments.megabits:
+        network = Network(megabits, 0.020)
+        with ExitStack() as closing:
+            relay = closing.enter_context(paced_verifier(resolve(arguments.verifier), PASS, network))
+            pair = closing.enter_context(paced_pair(arguments.draft, f"127.0.0.1:{relay.port}", TOKEN))
+            ways = {
+                "alone": Way({"gate": "never", "temperature": TEMPERATURE}),
+                "compressed": Way({"budget": arguments.budget, "temperature": TEMPERATURE}),
+                "whole": Way({"budget": arguments.budget, "temperature": TEMPERATURE}),
+            }
+            for seed, question in enumerate(asked):
+                for name in ("alone", "compressed"):
+                    ways[name].answer(pair, question, seed)
+                with whole_distributions(arguments.vocabulary):
+                    ways["whole"].answer(pair, question, seed)
+        base = ways["alone"].seconds / ways["alone"].tokens
+        rows.append({"megabits": megabits, **{name: way.figures(len(asked), base) for name, way in ways.items()}})
+        print(table(rows[-1:]), end="", flush=True)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    return "".join(
+        f"{row['megabits']:>7g} Mbit/s"
+        + "".join(
+            f"   {name} {row[name]['time_between_tokens_ms']:.1f} ms ({row[name]['bytes_per_token']:.0f} B a token)"
+            for name in ("alone", "compressed", "whole")
+        )
+        + "\n"
+        for row in rows
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=1, help="a family")
+    parser.add_argument("--budget", type=float, default=0.2)
+    parser.add_argument("--megabits", type=float, nargs="+", default=[0.1, 0.3, 1.0, 3.0, 10.0, 100.0])
+    parser.add_argument("--vocabulary", type=int, default=32_000, help="of what would be sent whole")
+    parser.add_argument("--draft", default="edgellm-draft")
+    parser.add_argument("--verifier", default="edgellm-verifier")
+    parser.add_argument("--name", default="bandwidth", help="of the result file")
+    arguments = parser.parse_args()
+    figures = {"budget": arguments.budget, "vocabulary": arguments.vocabulary, "networks": run(arguments)}
+    print(f"written: {write(arguments.name, 'bench.bandwidth', figures, HELD_OUT_SEED)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Pictures of the results, each beside a figure of a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Figures = dict[str, Any]
+
+
+def _axes(title: str, x: str, y: str, **more: Any) -> tuple[Any, Any] | None:
+    """An empty figure; None where matplotlib is missing."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        return None
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 4.2))
+    axes.set(title=title, xlabel=x, ylabel=y, **more)
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def _saved(figure: Any, axes: Any, path: Path) -> Path:
+    from matplotlib import pyplot as plt
+
+    axes.legend(fontsize="small")
+    figure.savefig(path, bbox_inches="tight", dpi=130)
+    plt.close(figure)
+    return path
+
+
+def quality(found: Figures, path: Path) -> Path | None:
+    """Mean score against the share that was really verified, a line a gate (Fig. 14)."""
+    made = _axes("What a budget buys", "share of chunks verified", "mean score of all families, %")
+    if made is None:
+        return None
+    figure, axes = made
+    budgets = sorted(found["budgets"], key=float)
+    low, high = found["never"]["mean"], found["always"]["mean"]
+    names = [name for name in found["budgets"][budgets[0]]["gates"] if name != "published"]
+    for name in names:
+        rows = [found["budgets"][budget]["gates"][name] for budget in budgets]
+        shares = [row.get("share") or float(budget) for row, budget in zip(rows, budgets, strict=True)]
+        style = {"auto": "-o", "oracle": ":"}.get(name, "--.")
+        axes.plot([0.0, *shares, 1.0], [low, *(row["mean"] for row in rows), high], style, label=name)
+    return _saved(figure, axes, path)
+
+
+def stalls(found: Figures, path: Path) -> Path | None:
+    """Time between tokens of every way."""
+    made = _axes("A device's pace: 30 ms a token, 60 ms a verification", "time between tokens, ms", "")
+    if made is None:
+        return None
+    figure, axes = made
+    ways = found["ways"]
+    axes.barh(list(ways), [row["time_between_tokens_ms"] for row in ways.values()], label="mean")
+    axes.axvline(ways["draft model alone"]["time_between_tokens_ms"], color="k", ls=":", label="draft model alone")
+    axes.invert_yaxis()
+    return _saved(figure, axes, path)
+
+
+def bandwidth(found: Figures, path: Path) -> Path | None:
+    """Time between tokens against bandwidth (Fig. 13)."""
+    made = _axes(
+        "Slower and slower networks", "bandwidth, Mbit/s", "time between tokens, ms", xscale="log", yscale="log"
+    )
+    if made is None:
+        return None
+    figure, axes = made
+    rows = found["networks"]
+    for name, style in (("alone", ":k"), ("compressed", "-o"), ("whole", "--s")):
+        points = [row[name]["time_between_tokens_ms"] for row in rows]
+        axes.plot([row["megabits"] for row in rows], points, style, label=name)
+    return _saved(figure, axes, path)
+
+
+def exits(found: Figures, path: Path) -> Path | None:
+    """Score and share of tokens that leave early, against the threshold (Fig. 17)."""
+    made = _axes("The early exit's threshold", "threshold of the margin", "%")
+    if made is None:
+        return None
+    figure, axes = made
+    rows = found["thresholds"]
+    for name, style in (("score", "-o"), ("left", "--s"), ("agreement", ":^")):
+        scale = 1.0 if name == "score" else 100.0
+        axes.plot([row["threshold"] for row in rows], [scale * row[name] for row in rows], style, label=name)
+    return _saved(figure, axes, path)
+
+
+FIGURES: dict[str, Callable[[Figures, Path], Path | None]] = {
+    "synera_quality": quality,
+    "stalls": stalls,
+    "bandwidth": bandwidth,
+    "exits": exits,
+}

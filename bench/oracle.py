@@ -1,0 +1,77 @@
+"""An oracle gate: it knows the verdicts and the right replies, and spends its budget where the score gains most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgellm.engine import Model
+from edgellm.spec.protocols import Drafter, VerifierSession
+from edgellm.spec.records import GREEDY, Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """Scores of a reply after 0, 1, 2 ... of its rejected chunks were corrected, in order; chunks of the first."""
+
+    scores: tuple[float, ...]
+    chunks: int
+
+
+def path(
+    prompt: Ids, score: Callable[[str], float], *, alphabet: Model, drafter: Drafter, session: VerifierSession,
+    gamma: int, most: int,
+) -> Path:  # fmt: skip
+    """The reply with its first rejected chunks corrected, for every number of them."""
+    scores: list[float] = []
+    chunks = 0
+    while True:
+        text, corrected, drafted = _written(prompt, len(scores), alphabet, drafter, session, gamma, most)
+        if corrected < len(scores):  # there was nothing more to correct
+            return Path(tuple(scores), chunks)
+        chunks = chunks or drafted
+        scores.append(score(text))
+
+
+def _written(
+    prompt: Ids, corrections: int, alphabet: Model, drafter: Drafter, session: VerifierSession, gamma: int, most: int
+) -> tuple[str, int, int]:
+    """The reply with at most so many corrections; how many there were, and the chunks drafted."""
+    ids, pieces, corrected, chunks = prompt, [], 0, 0
+    while len(ids) < len(prompt) + most:
+        chunk = drafter.draft(ids, gamma, GREEDY)
+        new, chunks = chunk.ids, chunks + 1
+        if corrected < corrections:
+            verdict = session.submit(ids, chunk).result()
+            if verdict.accepted < len(chunk):
+                new = np.concatenate((chunk.ids[: verdict.accepted], verdict.tokens[:1]))
+                corrected += 1
+        ended = next((at for at, token in enumerate(new.tolist()) if alphabet.is_eog(token)), None)
+        pieces += [alphabet.piece(token) for token in new[:ended].tolist()]
+        ids = np.concatenate((ids, new))
+        if ended is not None:
+            break
+    return b"".join(pieces).decode(errors="replace"), corrected, chunks
+
+
+def oracle(paths: Sequence[Path], budget: float) -> list[float]:
+    """Each reply's score where `budget` of all chunks is spent on the corrections that gain most for their number."""
+    left = budget * sum(path.chunks for path in paths)
+    offers = []
+    for at, path in enumerate(paths):
+        best = 0
+        while best < len(path.scores) - 1:  # the upper hull of the path: what each further correction brings on average
+            rates = [(path.scores[k] - path.scores[best]) / (k - best) for k in range(best + 1, len(path.scores))]
+            step = int(np.argmax(rates)) + best + 1
+            if rates[step - best - 1] <= 0:
+                break
+            offers.append((rates[step - best - 1], at, best, step))
+            best = step
+    scores = [path.scores[0] for path in paths]
+    for _, at, start, step in sorted(offers, key=lambda offer: -offer[0]):
+        if step - start <= left:
+            scores[at] = paths[at].scores[step]
+            left -= step - start
+    return scores

@@ -1,0 +1,150 @@
+"""How long a device waits for its verifier, and how much of that parallel inference hides (Synera, 4.4 and Fig. 13).
+
+    python -m bench.stalls [--cases 3] [--budget 0.2] [--token-ms 30] [--pass-ms 60] [--megabits 10]
+
+The bundled pair at a device's pace (see `bench.pace`), greedy, held-out questions of all families. Every question is
+answered in each way in turn. The time between tokens is taken over whole replies, the first token's wait left out, and
+compared with the draft model alone over the same replies: tokens that came, over the time from the first to the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from bench.answers import MOST, Question, questions
+from bench.pace import PASS, TOKEN, paced_pair, paced_verifier
+from bench.relay import Network
+from bench.report import spread, write
+from edgellm.api import Pair
+from edgellm.store import resolve
+from models.corpus import HELD_OUT_SEED
+
+
+@dataclass
+class Way:
+    """One way of answering, and what came of it."""
+
+    options: dict[str, Any]
+    drafted: bool = True
+    seconds: float = 0.0  # from first to last tokens
+    tokens: int = 0  # after the first
+    between: list[float] = field(default_factory=list)
+    written: int = 0
+    passes: float = 0.0
+    tried: int = 0
+    hit: int = 0
+    hidden: float = 0.0
+    asking: float = 0.0
+    up: int = 0
+    down: int = 0
+    score: float = 0.0
+    share: float | None = None
+
+    def answer(self, pair: Pair, question: Question, seed: int) -> None:
+        reply = pair.reply(question.messages, max_tokens=MOST, seed=seed, economy=False, **self.options)
+        moments = [perf_counter() for _ in reply]
+        summary = reply.summary
+        if len(moments) > 1:
+            self.seconds += moments[-1] - moments[0]
+            self.tokens += len(moments) - 1
+            self.between.append((moments[-1] - moments[0]) / (len(moments) - 1))
+        self.written += summary.tokens
+        self.passes += (summary.verifier_passes_per_token or 0.0) * summary.tokens
+        self.tried += summary.guesses_tried
+        self.hit += summary.guesses_hit
+        self.up += summary.bytes_up
+        self.down += summary.bytes_down
+        self.score += question.score(summary.text)
+        self.share = summary.share_offloaded
+        if summary.stall_hidden is not None and summary.chunks_verified:
+            self.hidden += summary.stall_hidden * summary.chunks_verified
+            self.asking += summary.chunks_verified
+
+    def figures(self, replies: int, alone: float) -> dict[str, Any]:
+        between = self.seconds / self.tokens
+        return {
+            "time_between_tokens_ms": 1e3 * between,
+            "of_the_draft_model_alone": between / alone,
+            "spread_over_replies_ms": spread([1e3 * value for value in self.between]),
+            "score": self.score / replies,
+            "share": self.share,
+            "passes_per_token": self.passes / self.written,
+            "hit_rate": self.hit / self.tried if self.tried else None,
+            "stall_hidden": self.hidden / self.asking if self.asking else None,
+            "bytes_per_token": (self.up + self.down) / self.written,
+        }
+
+
+def ways(budget: float) -> dict[str, Way]:
+    """Everything that is compared."""
+    return {
+        "draft model alone": Way({"gate": "never"}),
+        "synera": Way({"gate": "synera", "budget": budget}),
+        "synera, waiting": Way({"gate": "synera", "budget": budget, "parallel": False}),
+        "auto": Way({"budget": budget}),
+        "auto, waiting": Way({"budget": budget, "parallel": False}),
+        "random": Way({"gate": "random", "budget": budget}),
+        "everything verified": Way({"gate": "always"}),
+        "everything, waiting": Way({"gate": "always", "parallel": False}),
+        "verifier alone": Way({}, drafted=False),
+    }
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Answers everything in every way."""
+    network = Network(arguments.megabits, arguments.round_trip_ms / 1e3)
+    asked = questions(arguments.cases)
+    compared = ways(arguments.budget)
+    with ExitStack() as closing:
+        relay = closing.enter_context(paced_verifier(resolve(arguments.verifier), arguments.pass_ms / 1e3, network))
+        address = f"127.0.0.1:{relay.port}"
+        pair = closing.enter_context(paced_pair(arguments.draft, address, arguments.token_ms / 1e3))
+        alone = closing.enter_context(paced_pair("none", address, arguments.token_ms / 1e3))
+        for seed, question in enumerate(asked):
+            for way in compared.values():
+                way.answer(pair if way.drafted else alone, question, seed)
+    base = compared["draft model alone"]
+    return {name: way.figures(len(asked), base.seconds / base.tokens) for name, way in compared.items()}
+
+
+def table(figures: dict[str, Any]) -> str:
+    lines = [
+        f"{'':22}{'TBT ms':>8}{'of alone':>10}{'score':>7}{'share':>7}{'passes':>8}{'hits':>6}{'hidden':>8}{'B/tok':>8}"
+    ]
+    for name, row in figures.items():
+        share, hits, hidden = (
+            "" if row[key] is None else f"{row[key]:.2f}" for key in ("share", "hit_rate", "stall_hidden")
+        )
+        lines.append(
+            f"{name:22}{row['time_between_tokens_ms']:8.1f}{row['of_the_draft_model_alone']:10.3f}{row['score']:7.1f}"
+            f"{share:>7}{row['passes_per_token']:8.3f}{hits:>6}{hidden:>8}{row['bytes_per_token']:8.0f}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=3, help="a family")
+    parser.add_argument("--budget", type=float, default=0.2)
+    parser.add_argument("--token-ms", type=float, default=1e3 * TOKEN)
+    parser.add_argument("--pass-ms", type=float, default=1e3 * PASS)
+    parser.add_argument("--megabits", type=float, default=10.0)
+    parser.add_argument("--round-trip-ms", type=float, default=20.0)
+    parser.add_argument("--draft", default="edgellm-draft")
+    parser.add_argument("--verifier", default="edgellm-verifier")
+    parser.add_argument("--name", default="stalls", help="of the result file")
+    arguments = parser.parse_args()
+    figures = run(arguments)
+    print(table(figures), end="")
+    setting = {
+        key: getattr(arguments, key) for key in ("cases", "budget", "token_ms", "pass_ms", "megabits", "round_trip_ms")
+    }
+    print(f"written: {write(arguments.name, 'bench.stalls', {'setting': setting, 'ways': figures}, HELD_OUT_SEED)}")
+
+
+if __name__ == "__main__":
+    main()

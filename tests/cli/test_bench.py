@@ -1,0 +1,52 @@
+"""`bench`: the measurements of a checkout, behind one command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.figures import FIGURES
+from bench.synera import PARTS
+from edgellm.cli import bench
+from tests.cli.conftest import Done
+
+Edge = Callable[..., Done]
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_part_is_listed() -> None:
+    command = [sys.executable, "-m", "edgellm", "bench", "synera", "--list"]
+    listed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert all(name in listed for name in PARTS)
+
+
+def test_every_part_is_a_benchmark_with_a_name_for_its_results() -> None:
+    for part in PARTS.values():
+        assert '"--name"' in (ROOT / "bench" / f"{part.name}.py").read_text(encoding="utf-8")
+
+
+def test_what_is_not_there_is_said(edge: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = edge("bench", "sinera")
+    assert done.code == 2
+    assert "Choose one of synera" in done.err
+    assert edge("bench", "synera", "nonsense").code == 2
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    done = edge("bench", "synera")
+    assert done.code == 2
+    assert "no checkout" in done.err
+
+
+@pytest.mark.parametrize("kind", FIGURES)
+def test_results_in_the_repository_can_be_drawn(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    results = ROOT / "bench" / "results" / f"{kind}.json"
+    if not results.is_file():
+        pytest.skip("not measured yet")
+    drawn = FIGURES[kind](json.loads(results.read_text(encoding="utf-8")), tmp_path / "drawn.png")
+    assert drawn is not None
+    assert drawn.read_bytes().startswith(b"\x89PNG")
