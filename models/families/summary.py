@@ -100,7 +100,8 @@ NOTABLE = (
     Happening(
         phrasings(
             "cat fed by {n}\n{n} filled the bowl of the cat\n{n}: cat has eaten\n"
-            "{n} gave the cat some food\nthe cat has its food, from {n}\nfood for the cat from {n}\ncat feeding: {n}\n{n} put out food for the cat",
+            "{n} gave the cat some food\nthe cat has its food, from {n}\nfood for the cat from {n}\ncat feeding: {n}\n"
+            "{n} put out food for the cat",
             "{n} gave the cat its food\nfeeding of the cat by {n}",
         ),
         "{n} fed the cat",
