@@ -256,7 +256,11 @@ class World:
             chore = self.rng.choice(CHORES.of(self.split))
             if self.rng.random() < self.strange_share:
                 verb = self.rng.choice(("clean", "fix", "buy", "return", "order", "check", "wash", "paint"))
-                chore = f"{verb} the {strange(self.rng, self.split)}"
+                rest = f"the {strange(self.rng, self.split)}"
+                if self.split is Split.TRAIN:  # what one does is as unknown as what with
+                    verb = verb if self.rng.random() < 0.3 else strange(self.rng, self.split)
+                    rest = rest if self.rng.random() < 0.6 else chore.split(" ", 1)[1]
+                chore = f"{verb} {rest}"
             if chore not in self._used:
                 self._used.add(chore)
                 return chore

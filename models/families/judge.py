@@ -32,6 +32,10 @@ LIKES = phrasings(
     {n} found the {t} wonderful.
     {n} would buy the {t} any time.
     {n} calls the {t} wonderful.
+    {n} says the {t} is great.
+    {n} wrote that the {t} is wonderful.
+    {n} would buy the {t} a second time.
+    {n} would buy the {t} again and again.
     {n} would once more buy the {t}.
     {n} is so happy about the {t} again.
     """,
@@ -68,6 +72,10 @@ DISLIKES = phrasings(
     {n} found the {t} useless.
     {n} would not buy the {t} at any time.
     {n} calls the {t} useless.
+    {n} says the {t} is awful.
+    {n} wrote that the {t} is useless.
+    {n} would not buy the {t} a second time.
+    {n} would not buy the {t} again.
     {n} would not once more buy the {t}.
     {n} is so unhappy about the {t} again.
     """,
@@ -91,6 +99,9 @@ ASK = phrasings(
     Is the {t} something {n} likes?
     Is {n} liking the {t}?
     Do you think the {t} pleases {n}?
+    Do you think {n} is happy with the {t}?
+    Do we think that {n} likes the {t}?
+    Would {n} say yes about the {t}?
     Would {n} say yes to the {t}?
     Do we know if {n} likes the {t}?
     What does {n} think, is the {t} good?

@@ -25,6 +25,13 @@ MESSAGE = phrasings(
     {hi} {me}, I am at the {v} on {d} from {c} on, what about you? {s}
     {hi} {me}, how about {d}? I could be at the {v} at {c}. Regards from {s}
     {hi} {me}, the {v} on {d}, say at {c}? Would you like that? {s}
+    {hi} {me}, the {e} begins on {d} at {c} at the {v}. Will you be there? {s}
+    {hi} {me}, we meet on {d} at {c} at the {v}. Could you come? {s}
+    {hi} {me}, what about {d} at {c} at the {v}? {s}
+    {hi} {me}, the meeting point on {d} at {c} is the {v}. Can you come? {s}
+    {hi} {me}, would you come to the {v} on {d} at {c}? Say yes! Regards, {s}
+    {hi} {me}, would you have time on {d} at {c}? The {v} would be good. Regards, {s}
+    {hi} {me}, on {d} at {c} the {e} starts at the {v}. What do you say? {s}
     """,
     """
     {hi} {me}, would {d} at {c} work for you? We could meet at the {v}. Regards, {s}
