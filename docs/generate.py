@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "commands.md", ROOT / "models" / "README.md")
+PAGES = tuple(ROOT / page for page in ("README.md", "docs/commands.md", "docs/synera.md", "models/README.md"))
 
 _BLOCK = re.compile(r"(<!-- \$ (?P<command>.+?) -->\n```\w*\n)(?:.*?\n)??(```\n<!-- end -->)", re.DOTALL)
 _SLOW = re.compile(r"^loading \S+\n", re.MULTILINE)  # said only where a model takes long
