@@ -26,7 +26,7 @@ class Recipe:
     seed: int = 1
 
 
-VERIFIER = Recipe("verifier", Shape(12, 192, 6, 512, SIZE), 6300, 2048, 0.007, 4e-4, 1.0)
+VERIFIER = Recipe("verifier", Shape(12, 192, 6, 512, SIZE), 6500, 2048, 0.007, 4e-4, 1.0)
 DRAFT = Recipe("draft", Shape(8, 96, 3, 192, SIZE), 900, 2048, 0.02, 2e-3, 0.3)
 RECIPES = {recipe.name: recipe for recipe in (VERIFIER, DRAFT)}
 
@@ -68,8 +68,12 @@ def long_share(progress: float) -> float:
 
 
 def mixture(progress: float) -> dict[str, float]:
-    """Weights of the families: plain copying first, and some of it to the end, with sums alone."""
-    return {"copying": max(2.5 if progress < 0.5 else 1.0, 8.0 * (1 - progress / 0.12)), "sums": 1.0} | WEIGHTS
+    """Weights of the families: plain copying first, and some of it to the end, with sums, and words that come alone."""
+    return {
+        "copying": max(2.5 if progress < 0.5 else 1.0, 8.0 * (1 - progress / 0.12)),
+        "sums": 1.0,
+        "alone": 1.0,
+    } | WEIGHTS
 
 
 def schedule(step: int, recipe: Recipe) -> float:

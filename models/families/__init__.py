@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from models.case import Case
-from models.families import chat, choice, command, copying, judge, qa, quantity, reply, summary, sums
+from models.families import alone, chat, choice, command, copying, judge, qa, quantity, reply, summary, sums
 from models.world import World
 
 FAMILIES: dict[str, Callable[[World, float], Case]] = {
@@ -23,5 +23,9 @@ FAMILIES: dict[str, Callable[[World, float], Case]] = {
 }
 """The families that are judged on held-out cases."""
 
-PRACTICE: dict[str, Callable[[World, float], Case]] = {"copying": copying.make, "sums": sums.make}
+PRACTICE: dict[str, Callable[[World, float], Case]] = {
+    "copying": copying.make,
+    "sums": sums.make,
+    "alone": alone.make,
+}
 """Exercises for the curriculum only."""

@@ -1,0 +1,28 @@
+"""Words that come first and alone, for the curriculum: greetings, and questions that no note can answer."""
+
+from __future__ import annotations
+
+from models.case import Case, assistant, user
+from models.families import chat, facts
+from models.world import World
+
+GREETINGS = ("Hello", "Hi", "Hey", "Hello!", "hi", "Good morning", "Hi there!", "Good evening", "hello there")
+UNKNOWN = "I do not know that yet. Tell me, and I will remember it."
+
+
+def make(world: World, size: float) -> Case:
+    """One turn, now and then a second one."""
+    del size
+    turns = []
+    for _ in range(world.number(1, 2)):
+        roll = world.rng.random()
+        if roll < 0.5:
+            kind = world.rng.choice(tuple(facts.KINDS.values()))
+            turns += [user(kind(world).question), assistant(UNKNOWN)]
+        elif roll < 0.6:
+            turns += [user(world.say(chat.NAME_ASK)), assistant("You have not told me your name yet.")]
+        elif roll < 0.75:
+            turns += [user(world.rng.choice(GREETINGS)), assistant("Hello! What can I do for you?")]
+        else:
+            turns += world.rng.choice((chat.how, chat.thanks, chat.about))(world)
+    return Case("alone", tuple(turns))
