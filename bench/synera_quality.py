@@ -53,13 +53,18 @@ def at_budget(pair: Pair, profile: Profile, asked: Sequence[Question], budget: f
     """Every gate at one budget."""
     found = {gate: answered(asked, reply_with(pair, gate=gate, budget=budget)) for gate in GATES}
     i_th = profile.i_th(budget)
-    found["published"] = answered(
-        asked,
-        lambda question, seed: pair.reply(
-            question.messages, max_tokens=MOST, gate=SyneraGate(profile.c_th, i_th, seed, profile.usual_importance)
-        ),
-    )
+    found["published"] = answered(asked, lambda question, seed: pair.reply(
+        question.messages, max_tokens=MOST, gate=Published(profile, i_th, seed)
+    ))  # fmt: skip
     return found
+
+
+class Published(SyneraGate):
+    """The paper's gate, held to its budget by nothing but its thresholds."""
+
+    def __init__(self, profile: Profile, i_th: float, seed: int) -> None:
+        super().__init__(profile.c_th, i_th, seed, profile.usual_importance)
+        self.layers = profile.layers
 
 
 def against(ours: Answers, other: Answers, asked: Sequence[Question]) -> dict[str, Any]:

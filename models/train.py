@@ -200,7 +200,7 @@ def train(recipe: Recipe, folder: Path, device: str = "cpu", every: int = 100, s
         if step >= last:
             break
         practice = practises(step, step / recipe.steps)
-        if practice and step >= SHARPENING and step // 2 % 2:
+        if practice and step >= SHARPENING and step // 2 % 2:  # every other time
             ids, weights = random_lookups(recipe, step, tokenizer)
         else:
             ids, weights = random_copying(recipe, step) if practice else batch

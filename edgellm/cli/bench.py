@@ -19,7 +19,8 @@ def bench(
     suite: Annotated[str, typer.Argument(metavar="SUITE", help="What to measure: synera.")],
     parts: Annotated[list[str] | None, typer.Argument(metavar="PART", help="Some of it only; see --list.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few cases: to see that all works, and no evidence.")] = False,
-    show: Annotated[bool, typer.Option("--list", help="What there is to measure.")] = False,
+    list_parts: Annotated[bool, typer.Option("--list", help="What there is to measure.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the last results, and measure nothing.")] = False,
 ) -> None:
     if suite not in SUITES:
         raise InvalidOption(f"There is no suite named {suite!r}.", f"Choose one of {', '.join(SUITES)}.")
@@ -27,6 +28,6 @@ def bench(
         raise InvalidOption(
             f"The benchmarks are not installed: {ROOT} is no checkout.", "Clone the repository, and run it there."
         )
-    options = [option for option, given in (("--quick", quick), ("--list", show)) if given]
+    options = [option for option, given in (("--quick", quick), ("--list", list_parts), ("--show", show)) if given]
     command = [sys.executable, "-m", f"bench.{suite}", *(parts or ()), *options]
     raise typer.Exit(subprocess.call(command, cwd=ROOT))

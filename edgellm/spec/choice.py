@@ -169,7 +169,8 @@ def _dial(gate: str, profile: Profile, seed: int) -> Callable[[float], Gate]:
 
 
 def _counted(gate: Gate, reason: str, options: ReplyOptions, ledger: Ledger) -> Choice:
-    return Choice(CountingGate(gate, ledger), reason, options.gamma, ledger=ledger)
+    layers = getattr(gate, "layers", ())  # whose attention a gate of one's own needs
+    return Choice(CountingGate(gate, ledger), reason, options.gamma, layers, ledger=ledger)
 
 
 def _limited(

@@ -39,7 +39,10 @@ class LooksAhead(Protocol):
 
 
 class Gate(Protocol):
-    """Decides whether a chunk is worth the verifier's time."""
+    """Decides whether a chunk is worth the verifier's time.
+
+    One that wants importance measured names the layers whose attention it is, as `layers: tuple[int, ...]`.
+    """
 
     def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:
         """`written` tokens of at most `max_tokens` stand before `chunk`."""

@@ -15,6 +15,7 @@ from edgellm.spec.guess import branches
 from edgellm.spec.options import GATES, ReplyOptions
 from edgellm.spec.predictor import Predictor
 from edgellm.spec.profile import ExitPoint, Profile
+from edgellm.spec.protocols import Gate
 from edgellm.spec.records import Chunk, Verdict
 from edgellm.spec.signals import NAMES, signals
 
@@ -139,3 +140,14 @@ def test_where_an_early_exit_pays() -> None:
     assert replace(PROFILE, exits=points).best_exit()[0] == 5
     assert replace(PROFILE, exits=points[2:]).best_exit()[0] is None  # fast, and wrong
     assert PROFILE.best_exit() == (None, "no early exit was measured")
+
+
+def test_a_gate_of_ones_own_names_the_layers_that_it_needs() -> None:
+    class Own(NeverGate):
+        layers = (1, 2)
+
+    def layers(gate: Gate) -> tuple[int, ...]:
+        return choose(ReplyOptions(gate=gate), 0, profile=None, ledger=Ledger(), economy=None).layers
+
+    assert layers(Own()) == (1, 2)
+    assert layers(NeverGate()) == ()
