@@ -83,7 +83,8 @@ class Chunk:
     [0, 1], and 0 for a token that none of them has seen; empty where it was not measured. `exit_layers` says after
     which layer the draft model stopped, counted from 0, with None for all of them; None where it never stops early.
     `alternatives` are for each place the likeliest tokens beside the drafted one, and their probabilities, where a
-    drafter was asked for them. The first `ahead` tokens were drafted while a verdict was on its way.
+    drafter was asked for them. The first `ahead` tokens were drafted while a verdict was on its way. `reason` says why it
+    is as long as it is, where a drafter explains itself.
     """
 
     ids: Ids = field(default_factory=lambda: NO_IDS)
@@ -95,6 +96,7 @@ class Chunk:
     exit_layers: tuple[int | None, ...] | None = None
     alternatives: tuple[tuple[Ids, Floats], ...] | None = None
     ahead: int = 0
+    reason: str = ""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -106,7 +108,8 @@ class Verdict:
 
     `tokens[0]` is the correction where `accepted < len(chunk)`, else the bonus token; further ones only where the
     verifier was asked to write on alone. `seconds` is the verifier's own computing time, queueing left out;
-    `bytes_up` and `bytes_down` are what crossed a link for it (0 in one process).
+    `bytes_up` and `bytes_down` are what crossed a link for it (0 in one process). `plausible` says of each drafted
+    token whether the verifier gave it some probability where it stood, None where nobody asked.
     """
 
     accepted: int
@@ -115,6 +118,7 @@ class Verdict:
     bytes_up: int = 0
     bytes_down: int = 0
     passes: int = 1
+    plausible: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,105 @@
+"""The cost curve: how long one decode of n rows takes on this device, and the draft length that makes the most of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Rows of a decode that are measured."""
+MOST = KNOTS[-1] - 1
+"""Drafted tokens in a chunk, at most: with the token before them they are one decode."""
+EXPLORED = 0.01
+"""Share of the time that may go into drafts which are not expected to pay, to notice when they begin to."""
+DRIFT = 0.25
+"""A curve that is wrong by more than this share, in the mean, is measured anew."""
+_MEMORY = 0.98  # what a round counts for the next one: a memory of about fifty
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """`seconds[i]` for one decode of `rows[i]` rows, both ascending; `rows` begins with 1."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def table(self) -> list[float]:
+        """Seconds of a decode of 0, 1, 2 … `MOST + 1` rows (0 rows cost nothing)."""
+        wanted = np.arange(1, MOST + 2)
+        known = np.maximum.accumulate(np.array(self.seconds))  # more rows are never faster but for noise
+        found = np.interp(wanted, self.rows, known)
+        beyond = wanted > self.rows[-1]
+        found[beyond] = known[-1] * wanted[beyond] / self.rows[-1]
+        return [0.0, *found.tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How many tokens are worth drafting, and why."""
+
+    tokens: int
+    reason: str
+
+
+class LengthRule:
+    """Chooses the draft length by expected accepted tokens per second: zero is a choice.
+
+    A token more is worth the time that it saves later, and that is what a token has taken of late; so the length that
+    maximises `expected - rate * seconds` is the one that maximises the rate (Dinkelbach 1967).
+    """
+
+    def __init__(self, curve: CostCurve) -> None:
+        self._table = curve.table()
+        self._tokens, self._seconds = 1.0, self._table[1]  # of late
+        self._explored = 0.0
+        self._all = 0.0
+        self._wrong = 0.0  # how much longer decodes take than the curve says, as a share
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second of late."""
+        return self._tokens / self._seconds
+
+    @property
+    def drifted(self) -> bool:
+        """Whether decodes have long taken another time than the curve says."""
+        return abs(self._wrong) > DRIFT
+
+    def choose(self, survives: Sequence[float]) -> int:
+        """How many of the offered tokens to draft; `survives[i]` is the chance that the first i + 1 are all accepted."""
+        table, rate = self._table, self.rate
+        best, gain, expected = 0, -rate * table[1], 0.0
+        for at, chance in enumerate(survives[:MOST], 1):
+            expected += chance
+            now = expected - rate * table[at + 1]
+            if now > gain:
+                best, gain = at, now
+        if best or not survives:
+            return best
+        cost = table[2] - table[1]
+        if self._explored + cost > EXPLORED * self._all:
+            return 0
+        self._explored += cost
+        return 1
+
+    def reason(self, survives: Sequence[float], chosen: int) -> str:
+        """Why `choose` chose so, in words."""
+        if not survives:
+            return "nothing is retrieved"
+        one = self._table[1]
+        if not chosen:
+            extra = (self._table[2] - one) / one
+            return f"a draft is accepted with {survives[0]:.0%}, and a second row costs {extra:.0%} of the first"
+        expected, cost = 1.0 + sum(survives[:chosen]), self._table[chosen + 1] / one
+        return f"{chosen} drafted: {expected:.1f} tokens expected for the time of {cost:.1f}"
+
+    def learn(self, drafted: int, tokens: int, seconds: float) -> None:
+        """A round with `drafted` tokens brought `tokens`, and took `seconds`."""
+        self._tokens = _MEMORY * self._tokens + tokens
+        self._seconds = _MEMORY * self._seconds + seconds
+        self._all += seconds
+        if drafted < len(self._table) - 1:
+            off = seconds / self._table[drafted + 1] - 1.0
+            self._wrong += (1.0 - _MEMORY) * (min(off, 1.0) - self._wrong)

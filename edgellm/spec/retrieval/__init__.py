@@ -1,0 +1,1 @@
+"""Drafts from what has been seen: the context, the reply so far, past conversations (CoordGen)."""

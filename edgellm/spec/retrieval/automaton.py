@@ -1,0 +1,161 @@
+"""A suffix automaton over token ids, grown token by token, with counts (Blumer et al. 1985; CoordGen, section 4.1).
+
+Each state stands for the substrings that end at the same places. From the state of the longest suffix of the text that
+occurs in what was indexed, the transitions are what has followed it, and their counts say how often.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+ROOT = 0
+_NONE = -1
+DEEPEST = 24
+"""Suffix links that a token's count is carried along: one that is nested deeper repeats itself so often that the exact
+number no longer matters, and the bound keeps a token's work constant."""
+
+
+class SuffixAutomaton:
+    """Amortised constant work a token, and at most two states for each.
+
+    Nearly every state has one way on, which lies in two flat arrays; only the others have a dictionary for the rest.
+    """
+
+    __slots__ = ("_first", "_last", "_more", "_to", "count", "end", "length", "link")
+
+    def __init__(self) -> None:
+        self.length = array("i", [0])
+        """Of the longest substring of each state."""
+        self.link = array("i", [_NONE])
+        """The state of each one's longest suffix that occurs in more places."""
+        self.count = array("i", [0])
+        """In how many places the substrings of each state occur."""
+        self.end = array("i", [_NONE])
+        """Where they end first: the place of their last token."""
+        self._first = array("i", [_NONE])  # a token by which a state was left first, and where that leads
+        self._to = array("i", [_NONE])
+        self._more: dict[int, dict[int, int]] = {}
+        self._last = ROOT
+
+    def __len__(self) -> int:
+        """Tokens indexed."""
+        return self.length[self._last]
+
+    @property
+    def states(self) -> int:
+        return len(self.length)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Indexes `tokens` behind what is there. Ids are not negative."""
+        for token in tokens:
+            self._append(token)
+
+    def _append(self, token: int) -> None:
+        length, link, first, to, more = self.length, self.link, self._first, self._to, self._more
+        new = len(length)
+        length.append(length[self._last] + 1)
+        link.append(ROOT)
+        self.count.append(0)
+        self.end.append(length[new] - 1)
+        first.append(_NONE)
+        to.append(_NONE)
+        state = self._last
+        self._last = new
+        while state != _NONE:
+            known = first[state]
+            if known == token:
+                target = to[state]
+                break
+            if known == _NONE:
+                first[state] = token
+                to[state] = new
+            else:
+                others = more.get(state)
+                if others is None:
+                    more[state] = {token: new}
+                elif (target := others.get(token, _NONE)) != _NONE:
+                    break
+                else:
+                    others[token] = new
+            state = link[state]
+        else:
+            self._counted(new)
+            return
+        link[new] = target if length[target] == length[state] + 1 else self._clone(state, token, target)
+        self._counted(new)
+
+    def _clone(self, state: int, token: int, target: int) -> int:
+        """Splits from `target` what is reached over `state`: it occurs in more places now than the rest."""
+        length, link, first, to, more = self.length, self.link, self._first, self._to, self._more
+        clone = len(length)
+        length.append(length[state] + 1)
+        link.append(link[target])
+        self.count.append(self.count[target])
+        self.end.append(self.end[target])
+        first.append(first[target])
+        to.append(to[target])
+        if target in more:
+            more[clone] = more[target].copy()
+        link[target] = clone
+        while state != _NONE:
+            if first[state] == token:
+                if to[state] != target:
+                    break
+                to[state] = clone
+            elif (others := more.get(state)) is not None and others.get(token) == target:
+                others[token] = clone
+            else:
+                break
+            state = link[state]
+        return clone
+
+    def _counted(self, state: int) -> None:
+        count, link = self.count, self.link
+        for _ in range(DEEPEST):
+            if state == ROOT:
+                break
+            count[state] += 1
+            state = link[state]
+
+    @property
+    def seen(self) -> int:
+        """The state of the longest end of what is indexed that occurs earlier too."""
+        return max(ROOT, self.link[self._last])
+
+    def step(self, state: int, token: int) -> int:
+        """Where `token` leads from `state`; -1: it has never followed."""
+        if self._first[state] == token:
+            return self._to[state]
+        others = self._more.get(state)
+        return _NONE if others is None else others.get(token, _NONE)
+
+    def follow(self, state: int, matched: int, token: int) -> tuple[int, int]:
+        """From the longest match of a text, (state, length), to that of the text with `token` behind it."""
+        while (to := self.step(state, token)) == _NONE:
+            if state == ROOT:
+                return ROOT, 0
+            state = self.link[state]
+            matched = self.length[state]
+        return to, matched + 1
+
+    def likeliest(self, state: int) -> tuple[int, int, int]:
+        """The token that has followed most often (of equals, the one that did so first): itself, where it leads, and
+        how often; (-1, -1, 0) at the end of all that was indexed."""
+        token, to = self._first[state], self._to[state]
+        if token == _NONE:
+            return _NONE, _NONE, 0
+        count = self.count
+        most = count[to]
+        for other, target in self._more.get(state, _EMPTY).items():
+            if count[target] > most:
+                token, to, most = other, target, count[target]
+        return token, to, most
+
+    def others(self, state: int) -> dict[int, int]:
+        """All that has followed: token to state."""
+        token = self._first[state]
+        return {} if token == _NONE else {token: self._to[state], **self._more.get(state, _EMPTY)}
+
+
+_EMPTY: dict[int, int] = {}

@@ -1,0 +1,123 @@
+"""A drafter that copies: from the context, past conversations, the model's own expectations, and rejected drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from edgellm.spec.curve import LengthRule
+from edgellm.spec.records import Chunk, Ids, Sampling, Verdict
+from edgellm.spec.retrieval.chances import Chances, Evidence
+from edgellm.spec.retrieval.reuse import Reuse
+from edgellm.spec.retrieval.sources import Source
+
+HOPELESS = 0.02
+"""A draft ends where its next token would be reached and accepted with less than this chance."""
+
+
+class RetrievalDrafter:
+    """Drafts what the sources offer: of several tokens the likeliest, as long as that pays by the cost curve."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        chances: Chances,
+        length: LengthRule,
+        *,
+        inside: Callable[[int], bool],
+        reuse: Reuse | None = None,
+    ) -> None:
+        """`sources` in the order of the priors of `chances`; `reuse` is among them, where drafts are used again.
+        `inside` says whether a token goes on with the word before it.
+        """
+        self._sources, self._chances, self._length, self._inside = sources, chances, length, inside
+        self._reuse = reuse
+        self._known = 0  # tokens of the text that the sources know
+        self._evidence: list[Evidence] = []
+        self.explain = False
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A reply to `prompt` begins."""
+        for source in self._sources:
+            source.begin(prompt)
+        self._known = len(prompt)
+
+    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:  # noqa: ARG002
+        """See `Drafter.draft`. `begin` has been told of the prompt."""
+        if len(prefix) > self._known:
+            new = prefix[self._known :].tolist()
+            for source in self._sources:
+                source.extend(new)
+            self._known = len(prefix)
+        ids, survives = self._retrieve(gamma)
+        n = self._length.choose(survives)
+        reason = self._length.reason(survives, n) if self.explain else ""
+        if not n:
+            return Chunk(reason=reason) if reason else _NOTHING
+        confidence = np.array(survives[:n], dtype=np.float32)
+        return Chunk(np.array(ids[:n], dtype=np.int32), confidence, retrieved=True, reason=reason)
+
+    def _retrieve(self, most: int) -> tuple[list[int], list[float]]:
+        """Up to `most` tokens, and for each the chance that it and all before it are accepted."""
+        cursors = [source.cursor() for source in self._sources]
+        ids: list[int] = []
+        survives: list[float] = []
+        self._evidence = []
+        alive = 1.0
+        while len(ids) < most:
+            evidence = self._best([cursor.offer() for cursor in cursors])
+            if evidence is None:
+                break
+            token, chance, found = evidence
+            alive *= chance
+            if alive < HOPELESS:
+                break
+            ids.append(token)
+            survives.append(alive)
+            self._evidence.append(found)
+            for cursor in cursors:
+                cursor.advance(token)
+        return ids, survives
+
+    def _best(self, offers: list[tuple[int, int, float]]) -> tuple[int, float, Evidence] | None:
+        """Of the tokens that are offered the likeliest, its chance, and what speaks for it."""
+        by_token: dict[int, tuple[int, int, float]] = {}
+        everybody = 0
+        for at, (token, matched, share) in enumerate(offers):
+            if token < 0:
+                continue
+            bit = 1 << at
+            everybody |= bit
+            known = by_token.get(token)
+            by_token[token] = (
+                (bit, matched, share)
+                if known is None
+                else (known[0] | bit, max(known[1], matched), max(known[2], share))
+            )
+        best = None
+        for token, (agree, matched, share) in by_token.items():
+            evidence = Evidence(agree, everybody & ~agree, matched, share, self._inside(token))
+            chance = self._chances.of(evidence)
+            if best is None or chance > best[1]:
+                best = token, chance, evidence
+        return best
+
+    def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
+        """The verdict on the last chunk is here, `seconds` after it was asked for (drafting included)."""
+        n, accepted = len(chunk), verdict.accepted
+        self._length.learn(n, accepted + len(verdict.tokens), seconds)
+        if not chunk.retrieved:
+            return
+        for evidence in self._evidence[:accepted]:
+            self._chances.learn(evidence, True)
+        if accepted < n:
+            self._chances.learn(self._evidence[accepted], False)
+        if self._reuse is not None:
+            self._reuse.rejected(chunk.ids.tolist(), accepted, verdict.plausible)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+_NOTHING = Chunk()
