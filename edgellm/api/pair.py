@@ -28,6 +28,7 @@ from edgellm.api.loading import (
     remote_verifier,
 )
 from edgellm.api.profiling import profile_pair
+from edgellm.api.retrieval import Retrieval
 from edgellm.api.writing import Parts, write
 from edgellm.engine import Message, Model
 from edgellm.errors import InputNotText, InvalidOption, PromptTooLong
@@ -85,8 +86,11 @@ class Pair:
         if not lengths:
             raise InvalidOption("Neither a draft model nor a verifier is given.", "Give at least one of the two.")
         self.context_length = min(lengths)
+        linked = model_hash is not None
+        retrieval = Retrieval(text, self.context_length, threads, linked)
+        self._closing.callback(retrieval.close)
         self._parts = Parts(
-            text, draft, drafters, verifier, knowledge, self.context_length, extra, threads, model_hash is not None
+            text, draft, drafters, verifier, knowledge, self.context_length, extra, threads, linked, retrieval
         )
 
     @classmethod

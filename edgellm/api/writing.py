@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from edgellm.api.drafters import Drafters, Kind, exit_layers
 from edgellm.api.knowledge import Knowledge
+from edgellm.api.retrieval import Copying, Retrieval
 from edgellm.engine import Model
 from edgellm.errors import ModelCorrupt, ModelUnsupported
 from edgellm.spec.ahead import AheadDrafter
 from edgellm.spec.choice import Choice, choose, needs_profile
+from edgellm.spec.curve import MOST
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.edgefm import edgefm
 from edgellm.spec.first import FirstReply
@@ -37,6 +39,7 @@ class Parts:
     extra: int
     threads: int | None
     linked: bool = False
+    retrieval: Retrieval | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +64,38 @@ def write(
     yield from plan.notices
     if explain:
         yield from (Explanation(None, reason) for reason in plan.reasons)
+    copying, why = _copying(parts, options, plan, prompt)
+    if explain:
+        yield Explanation(None, why)
+    try:
+        yield from _written(parts, prompt, options, sampling, stats, explain, stopped, plan, copying)
+    finally:
+        if copying is not None:
+            copying.close()
+    if parts.retrieval is not None and stats.finish_reason == "stop":
+        parts.retrieval.add(prompt, stats.ids)
+
+
+def _written(
+    parts: Parts, prompt: Ids, options: ReplyOptions, sampling: Sampling, stats: Stats, explain: bool,
+    stopped: Callable[[], bool], plan: Plan, copying: Copying | None,
+) -> Generator[Event, None, None]:  # fmt: skip
+    """Writes the reply as `plan` says, with drafts from `copying` too."""
     stats.ledger = plan.choice.ledger
-    own = parts.drafters.take(plan.kind) if parts.drafters is not None else None
-    if own is not None:
+    gate, verifier, gamma = plan.choice.gate, parts.verifier, plan.choice.gamma
+    own = None
+    if parts.drafters is not None and not (copying is not None and verifier is None):
+        own = parts.drafters.take(plan.kind)
         own.doubt = plan.choice.doubt
     drafter: Drafter | None = own
     if plan.branches and isinstance(own, ModelDrafter):
         ahead = AheadDrafter(own, is_eog=parts.text.is_eog, alpha=plan.alpha, branches=plan.branches)
         drafter, stats.guessed = ahead, ahead.guessed
-    limits = Limits(options.max_tokens, parts.context, plan.choice.gamma, parts.extra)
+    extra = parts.extra if drafter is None else 0
+    if copying is not None:
+        drafter, verifier = copying.beside(drafter, gamma, explain), copying.verifier(verifier)
+        gate, gamma = (AlwaysGate() if parts.verifier is None else gate), MOST
+    limits = Limits(options.max_tokens, parts.context, gamma, extra)
     try:
         if plan.choice.rewrite is not None and drafter is not None and parts.verifier is not None:
             yield from edgefm(
@@ -80,7 +106,7 @@ def write(
                 plan.choice.ledger.enter(stats.passes > 0)
         else:
             yield from generate(
-                prompt, alphabet=parts.text, drafter=drafter, gate=plan.choice.gate, verifier=parts.verifier,
+                prompt, alphabet=parts.text, drafter=drafter, gate=gate, verifier=verifier,
                 sampling=sampling, limits=limits, stats=stats, explain=explain, stopped=stopped,
                 watch=_watch(parts.knowledge, plan.first),
             )  # fmt: skip
@@ -90,6 +116,22 @@ def write(
     finally:
         if parts.drafters is not None and own is not None:
             parts.drafters.give(plan.kind, own)
+
+
+def _copying(parts: Parts, options: ReplyOptions, plan: Plan, prompt: Ids) -> tuple[Copying | None, str]:
+    """Drafts that are copied from what was seen, where nothing is kept unchecked; and why."""
+    if not (sources := options.sources()):
+        return None, "nothing is retrieved, as you said"
+    if parts.retrieval is None:
+        return None, "nothing is retrieved: nobody here verifies"
+    lossless = plan.choice.ledger is None or options.budget in (None, 1.0)
+    checked = parts.verifier is None or (lossless and options.gate in ("auto", "always"))
+    if not checked or plan.first is not None or options.budget == 0.0:
+        return None, "nothing is retrieved: not everything is verified"
+    copying = parts.retrieval.begin(prompt, sources)
+    if copying is None:
+        return None, "nothing is retrieved: another reply does so"
+    return copying, f"drafts are retrieved from: {', '.join(sources)}"
 
 
 def plan_reply(parts: Parts, options: ReplyOptions, seed: int) -> Plan:

@@ -15,6 +15,7 @@ EXPLORED = 0.01
 """Share of the time that may go into drafts which are not expected to pay, to notice when they begin to."""
 DRIFT = 0.25
 """A curve that is wrong by more than this share, in the mean, is measured anew."""
+_FAR = 10.0  # times longer than the curve says: more is an interruption
 _MEMORY = 0.98  # what a round counts for the next one: a memory of about fifty
 
 
@@ -55,7 +56,7 @@ class LengthRule:
         self._tokens, self._seconds = 1.0, self._table[1]  # of late
         self._explored = 0.0
         self._all = 0.0
-        self._wrong = 0.0  # how much longer decodes take than the curve says, as a share
+        self._wrong = 0.0  # how much longer rounds take than the curve says, as a share
 
     @property
     def rate(self) -> float:
@@ -67,13 +68,17 @@ class LengthRule:
         """Whether decodes have long taken another time than the curve says."""
         return abs(self._wrong) > DRIFT
 
-    def choose(self, survives: Sequence[float]) -> int:
-        """How many of the offered tokens to draft; `survives[i]` is the chance that the first i + 1 are all accepted."""
-        table, rate = self._table, self.rate
-        best, gain, expected = 0, -rate * table[1], 0.0
+    def choose(self, survives: Sequence[float], instead: tuple[float, float] | None = None) -> int:
+        """How many of the offered tokens to draft; `survives[i]` is the chance that the first i + 1 are all accepted.
+
+        Without a draft come `instead` tokens in so many seconds; None: the verifier's next one alone.
+        """
+        table, price = self._table, self.rate * (1.0 + self._wrong)
+        tokens, seconds = instead or (1.0, table[1])
+        best, gain, expected = 0, tokens - (self.rate * seconds if instead else price * seconds), 1.0
         for at, chance in enumerate(survives[:MOST], 1):
             expected += chance
-            now = expected - rate * table[at + 1]
+            now = expected - price * table[at + 1]
             if now > gain:
                 best, gain = at, now
         if best or not survives:
@@ -84,11 +89,13 @@ class LengthRule:
         self._explored += cost
         return 1
 
-    def reason(self, survives: Sequence[float], chosen: int) -> str:
+    def reason(self, survives: Sequence[float], chosen: int, instead: tuple[float, float] | None = None) -> str:
         """Why `choose` chose so, in words."""
         if not survives:
             return "nothing is retrieved"
         one = self._table[1]
+        if not chosen and instead is not None:
+            return f"a retrieved token is accepted with {survives[0]:.0%}: the small model does better"
         if not chosen:
             extra = (self._table[2] - one) / one
             return f"a draft is accepted with {survives[0]:.0%}, and a second row costs {extra:.0%} of the first"
@@ -100,6 +107,6 @@ class LengthRule:
         self._tokens = _MEMORY * self._tokens + tokens
         self._seconds = _MEMORY * self._seconds + seconds
         self._all += seconds
-        if drafted < len(self._table) - 1:
+        if tokens <= drafted + 1:
             off = seconds / self._table[drafted + 1] - 1.0
-            self._wrong += (1.0 - _MEMORY) * (min(off, 1.0) - self._wrong)
+            self._wrong += (1.0 - _MEMORY) * (min(off, _FAR) - self._wrong)

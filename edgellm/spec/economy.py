@@ -35,6 +35,8 @@ class Economy:
         """A round is over, as a `Watch` is told: `drafting` seconds for the chunk, and `waiting` seconds for the
         verdict on it, if any.
         """
+        if chunk.retrieved:
+            return
         if fresh := len(chunk) - chunk.ahead:
             self.draft_seconds = _smoothed(self.draft_seconds, drafting / fresh)
         if self.due is not None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
 
 from edgellm.engine import Context, Model
 from edgellm.spec.pool import ContextPool
-from edgellm.spec.records import Chunk, Ids, Sampling, Verdict
-from edgellm.spec.verify import judge
+from edgellm.spec.records import Chunk, Expected, Ids, Sampling, Verdict
+from edgellm.spec.sampling import likeliest
+from edgellm.spec.verify import judge, plausible
 
 
 class LocalVerifier:
@@ -29,9 +31,12 @@ class LocalVerifier:
     def context_length(self) -> int:
         return self._context_length
 
-    def open(self, sampling: Sampling) -> LocalSession:
-        """A session for one reply. It never fails: the model is here."""
-        return LocalSession(self._model, self._contexts, sampling)
+    def open(self, sampling: Sampling, foretold: Callable[[Expected], None] | None = None) -> LocalSession:
+        """A session for one reply. It never fails: the model is here.
+
+        `foretold` is told what the model expects behind the positions of the prompt, as they are computed.
+        """
+        return LocalSession(self._model, self._contexts, sampling, foretold)
 
     def close(self) -> None:
         self._contexts.close()
@@ -40,11 +45,18 @@ class LocalVerifier:
 class LocalSession:
     """One reply's state: a context whose cache follows the reply."""
 
-    def __init__(self, model: Model, contexts: ContextPool, sampling: Sampling) -> None:
+    def __init__(
+        self,
+        model: Model,
+        contexts: ContextPool,
+        sampling: Sampling,
+        foretold: Callable[[Expected], None] | None = None,
+    ) -> None:
         self._model = model
         self._contexts = contexts
         self._context: Context | None = contexts.take()
         self._sampling = sampling
+        self._foretold = foretold
 
     def ready(self) -> bool:
         return True
@@ -61,10 +73,12 @@ class LocalSession:
             raise RuntimeError("this session is closed")
         try:
             unseen = prefix[context.sync(prefix) :]
+            if self._foretold is not None and len(unseen) > 1:
+                unseen = self._foretell(context, prefix, len(prefix) - len(unseen))
             ids = np.concatenate((unseen, chunk.ids)) if len(chunk) else unseen
-            accepted, answer = judge(
-                chunk, context.decode(ids, outputs=len(chunk) + 1), self._sampling, position=len(prefix)
-            )
+            rows = context.decode(ids, outputs=len(chunk) + 1)
+            accepted, answer = judge(chunk, rows, self._sampling, position=len(prefix))
+            likely = plausible(chunk, rows, accepted) if chunk.retrieved else None
             tokens = [answer]
             if extra > 0:
                 context.rollback(len(prefix) + accepted)
@@ -74,7 +88,18 @@ class LocalSession:
         except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
             context.clear()
             raise
-        return Verdict(accepted, np.array(tokens, dtype=np.int32), seconds=perf_counter() - started, passes=len(tokens))
+        seconds = perf_counter() - started
+        return Verdict(accepted, np.array(tokens, dtype=np.int32), seconds, passes=len(tokens), plausible=likely)
+
+    def _foretell(self, context: Context, prefix: Ids, known: int) -> Ids:
+        """Decodes `prefix` from place `known` on, all but its last token, and tells what is expected behind each; in
+        slices, because the rows of logits take more memory than all else. Returns what is left.
+        """
+        assert self._foretold is not None
+        for start in range(known, len(prefix) - 1, SLICE):
+            ids = prefix[start : min(start + SLICE, len(prefix) - 1)]
+            self._foretold(likeliest(context.decode(ids, outputs=len(ids)), EXPECTED, start))
+        return prefix[-1:]
 
     def close(self) -> None:
         if self._context is not None:
@@ -100,3 +125,7 @@ class LocalPending:
 
 
 _NOTHING = Chunk()
+SLICE = 32
+"""Rows of logits at once: with a vocabulary of 152,000 tokens these are 19 MB."""
+EXPECTED = 4
+"""Next tokens that are kept for each position."""

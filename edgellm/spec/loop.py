@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from edgellm.spec.line import Line
-from edgellm.spec.protocols import Drafter, Gate, LooksAhead, Verifier
+from edgellm.spec.protocols import Drafter, Gate, Learns, LooksAhead, Verifier
 from edgellm.spec.records import Chunk, Decision, Explanation, Ids, Notice, Sampling, Source, Token, Verdict
 from edgellm.spec.stats import Stats
 
@@ -39,7 +39,8 @@ def _nobody(*_: object) -> None:
 class Limits:
     """`max_tokens` of a reply; `context` positions for prompt and reply together; `gamma` drafted tokens a chunk.
 
-    Where nobody drafts, up to `extra` tokens beyond the next one are asked for at once: fewer round trips on a link.
+    Where nothing is drafted, up to `extra` tokens beyond the next one are asked for at once: fewer round trips on a
+    link.
     """
 
     max_tokens: int
@@ -77,6 +78,7 @@ def generate(
     ahead = (
         partial(drafter.look_ahead, gamma=limits.gamma, sampling=sampling) if isinstance(drafter, LooksAhead) else None
     )
+    learns = drafter if isinstance(drafter, Learns) else None
     try:
         for number in count():
             if stopped():
@@ -89,13 +91,15 @@ def generate(
             began = perf_counter()
             chunk = drafter.draft(text.ids(), min(limits.gamma, room), sampling) if drafter is not None else _NOTHING
             decision = line.shut() or (gate.decide(chunk, stats.tokens, limits.max_tokens) if len(chunk) else _ALONE)
-            extra = min(limits.extra, room - 1) if drafter is None else 0
+            extra = 0 if len(chunk) else min(limits.extra, room - 1)
             asked = perf_counter()
             verdict = line.ask(text.ids(), chunk, extra, ahead) if decision.offload else None
             words = merge(chunk, verdict)
             now = perf_counter()
             stats.round(chunk, verdict, began, asked, now)
             watch(chunk, stats.tokens, verdict, asked - began, now - asked)
+            if learns is not None and verdict is not None:
+                learns.told(chunk, verdict, now - began)
             if not words:
                 if (yield from line.wait(verdict, stopped)):
                     continue
@@ -106,7 +110,7 @@ def generate(
                 yield Explanation(number, _explanation(chunk, decision, verdict))
             for word in words[:room]:
                 if alphabet.is_eog(word.id):
-                    stats.stop(word.source)
+                    stats.stop(word.id, word.source)
                     return
                 text.append(word.id)
                 token, source, confidence, importance, exit_layer = word
@@ -169,8 +173,10 @@ class _Text:
 
 
 def _explanation(chunk: Chunk, decision: Decision, verdict: Verdict | None) -> str:
-    drafted = f"drafted {len(chunk)}"
-    if len(chunk.confidence):
+    drafted = f"{'retrieved' if chunk.retrieved else 'drafted'} {len(chunk)}"
+    if chunk.reason:
+        drafted += f" ({chunk.reason})"
+    elif len(chunk.confidence):
         drafted += f" (mean confidence {float(chunk.confidence.mean()):.2f})"
     if not decision.offload:
         return f"{drafted}, kept unchecked: {decision.reason}"

@@ -14,6 +14,8 @@ GATES = ("auto", "synera", "confidence", "importance", "random", "hybrid", "edge
 """Which drafted chunks are verified. `synera` is the paper's gate, `random`, `hybrid` and `edgefm` are baselines."""
 
 EARLY_EXIT = ("auto", "on", "off")
+SOURCES = ("context", "history", "analogy", "calibration", "reuse")
+"""What drafts are retrieved from; each can be left out."""
 _FREE = ("auto", "confidence", "always", "never")  # these mean something without a budget
 
 
@@ -28,7 +30,9 @@ class ReplyOptions:
     draft model's last layers out for a token that `exit_threshold` calls sure (top-1 minus top-2 probability), `auto`
     where the profile says that it pays. `economy`: with a budget below 1 verification may stop where it is measured
     to change nothing and cost time. `seed` None picks one, which the summary tells. `gamma` is the number of drafted
-    tokens in a chunk, `confidence_threshold` the c_th of the confidence gate without a budget.
+    tokens in a chunk, `confidence_threshold` the c_th of the confidence gate without a budget. `retrieval`: whether
+    drafts are also copied from what was seen, `auto`, `off`, or those of `SOURCES` that may be copied from, with commas
+    between them; only where everything is verified, so it never changes the text.
 
     Raises:
         InvalidOption: a value that cannot be meant, named with the range that can.
@@ -47,6 +51,7 @@ class ReplyOptions:
     economy: bool = True
     confidence_threshold: float = 0.8
     gamma: int = 4
+    retrieval: str = "auto"
 
     def __post_init__(self) -> None:
         _at_least("max_tokens", self.max_tokens, 1)
@@ -65,7 +70,19 @@ class ReplyOptions:
                 raise InvalidOption(f"{name} is {getattr(self, name)}.", "Give a number from 0 to 1, such as 0.8.")
         if self.early_exit not in EARLY_EXIT:
             raise InvalidOption(f"early_exit is {self.early_exit!r}.", f"Choose one of {', '.join(EARLY_EXIT)}.")
+        self.sources()
         self._check_budget()
+
+    def sources(self) -> tuple[str, ...]:
+        """What drafts are retrieved from, in the order of `SOURCES`; none: retrieval is off."""
+        if self.retrieval in ("auto", "off"):
+            return SOURCES if self.retrieval == "auto" else ()
+        wanted = {name.strip() for name in self.retrieval.split(",")}
+        if unknown := sorted(wanted - set(SOURCES)):
+            raise InvalidOption(
+                f"Nothing is retrieved from {unknown[0]!r}.", f"Choose auto, off, or some of {', '.join(SOURCES)}."
+            )
+        return tuple(name for name in SOURCES if name in wanted)
 
     def _check_budget(self) -> None:
         if self.budget is None:

@@ -38,6 +38,15 @@ class LooksAhead(Protocol):
         ...
 
 
+@runtime_checkable
+class Learns(Protocol):
+    """A drafter that learns from verdicts how much to draft."""
+
+    def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
+        """The verdict on the last chunk, empty or not, `seconds` after drafting it began."""
+        ...
+
+
 class Gate(Protocol):
     """Decides whether a chunk is worth the verifier's time.
 

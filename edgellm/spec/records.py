@@ -103,6 +103,16 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Expected:
+    """The likeliest next tokens behind each position from `start` on: `ids` and `probs`, shapes (n, k), the likeliest
+    first."""
+
+    start: int
+    ids: Ids
+    probs: Floats
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What the verifier says of a chunk: the first `accepted` tokens stand, then come its own `tokens`.
 

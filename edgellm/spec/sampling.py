@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.errors import EngineFailed, InvalidOption
-from edgellm.spec.records import Distribution, Floats, Sampling
+from edgellm.spec.records import Distribution, Expected, Floats, Sampling
 
 Uniforms: TypeAlias = npt.NDArray[np.float64]
 Units: TypeAlias = npt.NDArray[np.int64]
@@ -155,3 +155,14 @@ def _largest(logits: Floats, k: int) -> npt.NDArray[np.intp]:
     near = np.flatnonzero(logits >= maxima[columns - k])
     order: npt.NDArray[np.intp] = (-logits[near]).argsort(kind="stable")[:k]
     return near[order]
+
+
+def likeliest(rows: Floats, k: int, start: int) -> Expected:
+    """The `k` likeliest next tokens of each of `rows` (n, n_vocab), logits behind the positions from `start` on."""
+    ids = np.argpartition(rows, rows.shape[1] - k, axis=1)[:, -k:]
+    best = np.take_along_axis(rows, ids, axis=1)
+    order = np.argsort(-best, axis=1)
+    ids, best = np.take_along_axis(ids, order, axis=1), np.take_along_axis(best, order, axis=1)
+    top = best[:, :1]
+    total = np.exp(rows - top).sum(axis=1, keepdims=True)
+    return Expected(start, ids.astype(np.int32), (np.exp(best - top) / total).astype(np.float32))

@@ -18,6 +18,7 @@ class Stats:
     def __init__(self, prepared: float = 0.0) -> None:
         self.started = perf_counter() - prepared
         self.pieces: list[bytes] = []
+        self.ids: list[int] = []  # with the token that ended the turn, if one did
         self.finish_reason = "cancelled"  # until the loop says otherwise
         self.ttft: float | None = None
         self.seconds = 0.0
@@ -64,12 +65,14 @@ class Stats:
         """`token` goes out."""
         self.tokens += 1
         self.pieces.append(token.piece)
+        self.ids.append(token.id)
         self.vouched += token.source in _VOUCHED
         self.first_burst += token.round == 0
 
-    def stop(self, source: Source) -> None:
-        """The turn was ended by a token from `source`. An accepted one leaves no place for the bonus behind it."""
+    def stop(self, token: int, source: Source) -> None:
+        """The turn was ended by `token` from `source`. An accepted one leaves no place for the bonus behind it."""
         self.finish_reason = "stop"
+        self.ids.append(token)
         self.acceptance_length -= source in _DRAFTED
 
     def summary(self, prompt_tokens: int, seed: int = 0) -> Summary:

@@ -55,6 +55,28 @@ def verify_sampling(chunk: Chunk, rows: Floats, sampling: Sampling, uniforms: Un
     return last, draw(exact_distribution(rows[last], sampling), uniforms[last, 1])
 
 
+LIKELY = 0.1
+"""The threshold of equation 3 of CoordGen: a rejected token of this probability may still come."""
+
+
+def plausible(chunk: Chunk, rows: Floats, accepted: int) -> tuple[bool, ...]:
+    """Which tokens of `chunk` have at least the probability `LIKELY` in their row of `rows` (len(chunk) + 1, n_vocab).
+
+    A token cannot have it that is less likely than the row's best by more than that factor: only what is left after
+    that is worth a sum over the vocabulary. Those that stand are likely, whatever their probability.
+    """
+    n = len(chunk)
+    found = [True] * accepted + [False] * (n - accepted)
+    if accepted == n:
+        return tuple(found)
+    left = rows[accepted:n]
+    own = left[np.arange(n - accepted), chunk.ids[accepted:]]
+    best = left.max(axis=1)
+    for at in np.flatnonzero(own - best >= np.log(LIKELY)).tolist():
+        found[accepted + at] = bool(np.exp(own[at] - best[at]) >= LIKELY * np.exp(left[at] - best[at]).sum())
+    return tuple(found)
+
+
 def residual(p: Distribution, q: Distribution | None, drafted: int) -> Distribution:
     """max(0, p - q), renormalised: what is drawn from after a rejection. `q` None is a point mass on `drafted`.
 

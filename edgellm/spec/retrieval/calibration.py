@@ -10,23 +10,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from edgellm.spec.records import Floats, Ids
+from edgellm.spec.records import Expected
 from edgellm.spec.retrieval.sources import NOTHING, Context, Offer
 
 FLOOR = 0.1
 """Expected tokens of less probability are not drafted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """The likeliest next tokens behind each position from `start` on: `ids` and `probs`, shapes (n, k), the likeliest
-    first."""
-
-    start: int
-    ids: Ids
-    probs: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +112,6 @@ class CalibratedCursor:
         before = self._place
         self._place = self._calibration.search(before, token)
         self._matched = self._matched + 1 if 0 <= before == self._place - 1 else 1
-
-
-def likeliest(rows: Floats, k: int, start: int) -> Expected:
-    """The `k` likeliest next tokens of each of `rows` (n, n_vocab), logits behind the positions from `start` on."""
-    ids = np.argpartition(rows, rows.shape[1] - k, axis=1)[:, -k:]
-    best = np.take_along_axis(rows, ids, axis=1)
-    order = np.argsort(-best, axis=1)
-    ids, best = np.take_along_axis(ids, order, axis=1), np.take_along_axis(best, order, axis=1)
-    top = best[:, :1]
-    total = np.exp(rows - top).sum(axis=1, keepdims=True)
-    return Expected(start, ids.astype(np.int32), (np.exp(best - top) / total).astype(np.float32))
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

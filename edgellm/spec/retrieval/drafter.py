@@ -43,16 +43,25 @@ class RetrievalDrafter:
             source.begin(prompt)
         self._known = len(prompt)
 
-    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:  # noqa: ARG002
-        """See `Drafter.draft`. `begin` has been told of the prompt."""
+    def draft(
+        self,
+        prefix: Ids,
+        gamma: int,
+        sampling: Sampling,  # noqa: ARG002
+        *,
+        instead: tuple[float, float] | None = None,
+    ) -> Chunk:
+        """See `Drafter.draft`. `begin` has been told of the prompt. `instead` is what an empty chunk leads to: tokens,
+        and seconds for them; None: the verifier's next token.
+        """
         if len(prefix) > self._known:
             new = prefix[self._known :].tolist()
             for source in self._sources:
                 source.extend(new)
             self._known = len(prefix)
         ids, survives = self._retrieve(gamma)
-        n = self._length.choose(survives)
-        reason = self._length.reason(survives, n) if self.explain else ""
+        n = self._length.choose(survives, instead)
+        reason = self._length.reason(survives, n, instead) if self.explain else ""
         if not n:
             return Chunk(reason=reason) if reason else _NOTHING
         confidence = np.array(survives[:n], dtype=np.float32)

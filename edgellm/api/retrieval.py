@@ -1,0 +1,157 @@
+"""Retrieval for a pair: its memory, the verifier's cost curve, and the verifier that a model alone is for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from edgellm.engine import Context, Model
+from edgellm.spec.curve import KNOTS, CostCurve
+from edgellm.spec.local import LocalVerifier
+from edgellm.spec.pool import ContextPool
+from edgellm.spec.protocols import Drafter, LooksAhead, Verifier, VerifierSession
+from edgellm.spec.records import Expected, Ids, Sampling
+from edgellm.spec.retrieval.drafter import RetrievalDrafter
+from edgellm.spec.retrieval.memory import Memory, Talk
+from edgellm.spec.retrieval.mixed import MixedAheadDrafter, MixedDrafter
+from edgellm.store import fingerprint
+from edgellm.store.curves import curve_path, forget_curve, keep_curve, read_curve
+
+_BEHIND = 128  # positions that a measured decode stands behind
+_REPEATS = 5
+_PATIENCE = 1.0  # seconds for one length, at most, once it was measured twice
+FAR = CostCurve((1, KNOTS[-1]), (0.05, 0.1))
+"""Of a verifier across a link: a round trip, and the rest of a batch is cheap beside it."""
+
+
+class Retrieval:
+    """Of one verifier. Opened with the pair; nothing is measured before it is used."""
+
+    def __init__(self, model: Model, n_ctx: int, threads: int | None, linked: bool) -> None:
+        """`model` verifies in this process, or, where the verifier is `linked`, has its vocabulary."""
+        self.model, self._n_ctx, self._threads, self._linked = model, n_ctx, threads, linked
+        self._itself: LocalVerifier | None = None
+        self._memories: dict[tuple[str, ...], Memory] = {}
+        self._curve: CostCurve | None = None
+        self._past: list[Talk] = []
+
+    def memory(self, sources: tuple[str, ...]) -> Memory:
+        """What is remembered for drafts from these sources."""
+        if sources not in self._memories:
+            memory = self._memories[sources] = Memory(sources, self.curve(), _inside(self.model))
+            for talk in self._past:
+                memory.add(talk)
+        return self._memories[sources]
+
+    def add(self, prompt: Ids, reply: Sequence[int]) -> None:
+        """A reply is complete."""
+        talk = Talk(prompt.tolist(), reply)
+        self._past.append(talk)
+        for memory in self._memories.values():
+            memory.add(talk)
+
+    def curve(self) -> CostCurve:
+        """How long a decode takes, measured once and kept; across a link it is a guess, which rounds then correct."""
+        if self._curve is None and self._linked:
+            self._curve = FAR
+        if self._curve is None:
+            with Context(self.model, n_ctx=_BEHIND + KNOTS[-1], threads=self._threads) as context:
+                path = curve_path(fingerprint(self.model.path), context.threads)
+                known = read_curve(path)
+                self._curve = CostCurve(*known) if known is not None else measure_curve(context)
+                if known is None:
+                    keep_curve(path, self._curve.rows, self._curve.seconds)
+                self._path = path
+        return self._curve
+
+    def begin(self, prompt: Ids, sources: tuple[str, ...]) -> Copying | None:
+        """Retrieval for the reply to `prompt` (n,); None while another reply has it."""
+        memory = self.memory(sources)
+        drafter = memory.take(prompt)
+        return None if drafter is None else Copying(self, memory, drafter)
+
+    def itself(self) -> LocalVerifier:
+        """The model as a verifier of what is copied for it."""
+        if self._itself is None:
+            contexts = ContextPool(partial(Context, self.model, n_ctx=self._n_ctx, threads=self._threads))
+            self._itself = LocalVerifier(self.model, contexts, self._n_ctx)
+        return self._itself
+
+    def close(self) -> None:
+        """A curve that was wrong all the time is measured anew next time."""
+        if not self._linked and any(memory.length.drifted for memory in self._memories.values()):
+            forget_curve(self._path)
+        if self._itself is not None:
+            self._itself.close()
+
+
+def measure_curve(context: Context) -> CostCurve:
+    """The time of one decode of 1, 2, 3 … 64 rows with all their logits looked at, the median of a few."""
+    ids = np.ones(KNOTS[-1], dtype=np.int32)
+    context.clear()
+    context.decode(np.ones(_BEHIND, dtype=np.int32))
+    times: dict[int, list[float]] = {rows: [] for rows in KNOTS}
+    for _ in range(_REPEATS):  # in turns, so that what else the device does slows all of them down
+        for rows in KNOTS:
+            if len(times[rows]) > 1 and sum(times[rows]) > _PATIENCE:
+                continue
+            began = perf_counter()
+            context.decode(ids[:rows], outputs=rows).argmax(axis=1)
+            times[rows].append(perf_counter() - began)
+            context.rollback(_BEHIND)
+    return CostCurve(KNOTS, tuple(float(median(times[rows])) for rows in KNOTS))
+
+
+class Copying:
+    """Retrieval for one reply, to be closed behind it."""
+
+    def __init__(self, retrieval: Retrieval, memory: Memory, drafter: RetrievalDrafter) -> None:
+        self._retrieval, self._memory, self._drafter = retrieval, memory, drafter
+
+    def beside(self, model: Drafter | None, gamma: int, explain: bool) -> Drafter:
+        """A drafter that copies, and asks `model`, if there is one, for up to `gamma` tokens where that is better."""
+        self._drafter.explain = explain
+        if model is None:
+            return self._drafter
+        if isinstance(model, LooksAhead):
+            return MixedAheadDrafter(self._drafter, model, model, gamma)
+        return MixedDrafter(self._drafter, model, gamma)
+
+    def verifier(self, given: Verifier | None) -> Verifier:
+        """The verifier of the reply: the one given, or the model itself. It tells what it expects, where it can."""
+        verifier = given or self._retrieval.itself()
+        if self._memory.calibrates and isinstance(verifier, LocalVerifier):
+            return Foretelling(verifier, self._memory.expect)
+        return verifier
+
+    def close(self) -> None:
+        self._memory.give()
+
+
+class Foretelling:
+    """A verifier that tells what it expects behind the positions of a prompt."""
+
+    def __init__(self, verifier: LocalVerifier, foretold: Callable[[Expected], None]) -> None:
+        self._verifier, self._foretold = verifier, foretold
+        self.name, self.context_length = verifier.name, verifier.context_length
+
+    def open(self, sampling: Sampling) -> VerifierSession:
+        return self._verifier.open(sampling, self._foretold)
+
+    def close(self) -> None:
+        """The verifier is somebody else's."""
+
+
+def _inside(model: Model) -> Callable[[int], bool]:
+    """Whether a token goes on with the word before it: it begins with a letter, a digit, or a byte beyond ASCII."""
+
+    @lru_cache(maxsize=None)
+    def inside(token: int) -> bool:
+        first = model.piece(token)[:1]
+        return first.isalnum() or first >= b"\x80"
+
+    return inside

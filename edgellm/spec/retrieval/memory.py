@@ -1,0 +1,116 @@
+"""What retrieval remembers from reply to reply, and the drafters that it makes of that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from edgellm.spec.curve import CostCurve, LengthRule
+from edgellm.spec.options import SOURCES
+from edgellm.spec.records import Expected, Ids
+from edgellm.spec.retrieval.analogy import Analogy
+from edgellm.spec.retrieval.calibration import Calibration
+from edgellm.spec.retrieval.chances import Chances
+from edgellm.spec.retrieval.drafter import RetrievalDrafter
+from edgellm.spec.retrieval.reuse import Reuse
+from edgellm.spec.retrieval.sources import Context, History, Source
+
+PRIORS = {"context": 0.35, "history": 0.5, "analogy": 0.5, "calibration": 0.3, "reuse": 0.4}
+MOST_TOKENS = 60_000
+"""Of past conversations that are searched: what takes a few tenths of a second to index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A past conversation as tokens: its prompt, or the end of it, and its reply."""
+
+    prompt: Sequence[int]
+    reply: Sequence[int]
+
+
+class Memory:
+    """Of one verifier. It serves one reply at a time; who comes meanwhile does without."""
+
+    def __init__(self, sources: Iterable[str], curve: CostCurve, inside: Callable[[int], bool]) -> None:
+        """`sources` of `SOURCES`; `inside` says whether a token goes on with the word before it."""
+        self._names = [name for name in SOURCES if name in set(sources)]
+        self._inside = inside
+        self._context = Context()
+        self._history = History()
+        self._analogy = Analogy()
+        self._calibration = Calibration(self._context)
+        self._reuse = Reuse(inside)
+        self._chances = Chances([PRIORS[name] for name in self._names])
+        self.length = LengthRule(curve)
+        self._talks: list[Talk] = []
+        self._new: list[Talk] = []
+        self._busy = threading.Lock()
+
+    def take(self, prompt: Ids) -> RetrievalDrafter | None:
+        """A drafter for the reply to `prompt` (n,), to be given back; None while another reply has it."""
+        if not self._busy.acquire(blocking=False):
+            return None
+        self._index()
+        by_name: dict[str, Source] = {
+            "context": self._context,
+            "history": self._history,
+            "analogy": self._analogy,
+            "calibration": self._calibration,
+            "reuse": self._reuse,
+        }
+        drafter = RetrievalDrafter(
+            [by_name[name] for name in self._names],
+            self._chances,
+            self.length,
+            inside=self._inside,
+            reuse=self._reuse if "reuse" in self._names else None,
+        )
+        ids = prompt.tolist()
+        if "context" not in self._names and "calibration" in self._names:
+            self._context.begin(ids)
+        drafter.begin(ids)
+        return drafter
+
+    def give(self) -> None:
+        """The reply is over."""
+        self._busy.release()
+
+    @property
+    def calibrates(self) -> bool:
+        return "calibration" in self._names
+
+    @property
+    def remembers(self) -> bool:
+        """Whether past conversations are searched at all."""
+        return "history" in self._names or "analogy" in self._names
+
+    def expect(self, expected: Expected) -> None:
+        """What the verifier expects behind positions of the prompt."""
+        self._calibration.expect(expected)
+
+    def add(self, talk: Talk) -> None:
+        """A conversation is over; it is searched from the next reply on."""
+        self._new.append(talk)
+
+    def _index(self) -> None:
+        """Takes up what is new; where that makes it too much, the older half is forgotten."""
+        new, self._new = self._new, []
+        self._talks += new
+        if sum(map(_size, self._talks)) > MOST_TOKENS:
+            kept = 0
+            for at in range(len(self._talks), 0, -1):
+                kept += _size(self._talks[at - 1])
+                if kept > MOST_TOKENS // 2:
+                    del self._talks[: at - 1]
+                    break
+            self._history, self._analogy, new = History(), Analogy(), self._talks
+        for talk in new:
+            if "history" in self._names:
+                self._history.add(talk.prompt, talk.reply)
+            if "analogy" in self._names:
+                self._analogy.add(talk.prompt, talk.reply)
+
+
+def _size(talk: Talk) -> int:
+    return len(talk.prompt) + len(talk.reply)
