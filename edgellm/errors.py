@@ -49,6 +49,10 @@ class ProfileUnusable(EdgeError):
     """There is no profile of the pair, or one of other models or of another version."""
 
 
+class HistoryUnusable(EdgeError):
+    """The store of past conversations cannot be read or written, or is not a private file of its own."""
+
+
 class PromptTooLong(EdgeError):
     """The prompt does not fit the context; said before the first token."""
 

@@ -9,6 +9,7 @@ import typer
 from edgellm import __version__
 from edgellm.cli.bench import bench
 from edgellm.cli.chat import chat
+from edgellm.cli.history import history
 from edgellm.cli.models import ls, pull, rm, show
 from edgellm.cli.profile import profile
 from edgellm.cli.serve import serve
@@ -44,6 +45,10 @@ def _edgellm(
 
 _PROFILE = "The prompts should be such as you ask; some dozens do. The profile is found by itself from then on."
 _EVIDENCE = "Results go to bench/results/ as JSON, and as pictures where matplotlib is installed."
+_PRIVATE = (
+    "It is kept on this machine only, at most 1 MiB, readable by you alone, and never sent. "
+    "What the arrow keys bring back at the prompt is kept apart from it."
+)
 _ALONE = "Nothing leaves this machine: the bundled pair of models comes with edgellm."
 
 for _name, _command, _summary, _more in (
@@ -54,6 +59,7 @@ for _name, _command, _summary, _more in (
     ("ls", ls, "List the models that are on this machine.", ""),
     ("show", show, "Show what is known of a model.", ""),
     ("rm", rm, "Remove a pulled model.", "Your own files and the bundled pair are never removed."),
+    ("history", history, "See, forget or switch off the past conversations that replies are drafted from.", _PRIVATE),
     ("bench", bench, "Measure what the papers measured, on this machine.", _EVIDENCE),
 ):
     app.command(_name, help=taught(_name, _summary, _more))(_command)

@@ -57,6 +57,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm rm user/repo:Q8_0", "one quantisation"),
         ("edgellm rm user/repo --yes", "all of a repository, without asking"),
     ),
+    "history": (
+        ("edgellm history", "how many conversations are kept, and since when"),
+        ("edgellm history clear", "forget them all; --yes does it without asking"),
+        ("edgellm history off", "keep and read nothing from now on; `on` takes it back"),
+        ("edgellm history path", "where they lie: a file with one JSON object a line"),
+    ),
 }
 
 

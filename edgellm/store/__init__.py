@@ -1,14 +1,22 @@
-"""Models on disk: what they are called, where they are, how they come and go. Knows no network but the model hub's."""
+"""What is kept on disk: models, what they are called, how they come and go; and past conversations.
+
+Knows no network but the model hub's.
+"""
 
 from edgellm.store.cache import StoredModel, find, list_models, removable, remove
 from edgellm.store.fingerprint import fingerprint, quick_fingerprint
+from edgellm.store.history import History, HistoryFacts
 from edgellm.store.names import ALIASES, HubName, bundled, parse_hub_name, resolve
+from edgellm.store.past import Past
 from edgellm.store.places import cache_dir, data_dir
 from edgellm.store.pull import Plan, Pulled, Transfer, fetch, plan, pull
 
 __all__ = [
     "ALIASES",
+    "History",
+    "HistoryFacts",
     "HubName",
+    "Past",
     "Plan",
     "Pulled",
     "StoredModel",

@@ -1,0 +1,147 @@
+"""`edgellm history`: the user sees how much is kept, where, and is rid of it when they say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgellm.cli import history as command
+from edgellm.store import History
+from tests.cli.conftest import Done
+
+Edge = Callable[..., Done]
+
+
+@pytest.fixture
+def kept() -> History:
+    """The user's own history, with two conversations in it."""
+    history = History()
+    history.add("Where is my mug?", "On the shelf.")
+    history.add("And the drill?", "Ben has it.")
+    return history
+
+
+def test_path_is_for_scripts(edge: Edge, tmp_path: Path) -> None:
+    path = tmp_path / "home" / "data" / "history" / "conversations.jsonl"
+    assert edge("history", "path") == Done(0, f"{path}\n", "")
+    assert edge("history", "path", "--json").answer == {"path": str(path)}
+    assert not path.parent.exists()
+
+
+@pytest.mark.parametrize("words", [("history",), ("history", "show")])
+def test_show_tells_how_much_is_kept_and_since_when(edge: Edge, kept: History, words: tuple[str, ...]) -> None:
+    facts = kept.facts()
+    done = edge(*words)
+    assert (done.code, done.err) == (0, "")
+    shown = dict(line.split(maxsplit=1) for line in done.out.splitlines())
+    assert {name: value.strip() for name, value in shown.items()} == {
+        "history": "on",
+        "conversations": "2",
+        "size": f"{facts.size} B",
+        "from": f"{facts.first:%Y-%m-%d %H:%M} UTC",
+        "to": f"{facts.last:%Y-%m-%d %H:%M} UTC",
+        "path": str(kept.path),
+    }
+    assert "mug" not in done.out
+
+
+def test_show_as_json(edge: Edge, kept: History) -> None:
+    facts = kept.facts()
+    assert facts.first is not None
+    assert facts.last is not None
+    assert edge("history", "--json").answer == {
+        "path": str(kept.path), "on": True, "conversations": 2, "size": facts.size,
+        "first": facts.first.isoformat(), "last": facts.last.isoformat(),
+    }  # fmt: skip
+
+
+def test_show_where_nothing_is_kept(edge: Edge) -> None:
+    assert "conversations  0" in edge("history").out
+    answer = edge("history", "show", "--json").answer
+    assert (answer["conversations"], answer["first"], answer["last"]) == (0, None, None)
+
+
+def test_clear_wants_yes_where_it_cannot_ask(edge: Edge, kept: History) -> None:
+    refused = edge("history", "clear", stdin=b"y\n")
+    assert (refused.code, refused.out) == (2, "")
+    assert "This would forget 2 conversations (" in refused.err
+    assert "Add --yes" in refused.err
+    assert len(kept.recent()) == 2
+    assert edge("history", "clear", "--yes") == Done(0, "", "forgot 2 conversations\n")
+    assert not kept.path.exists()
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 0), (b"n\n", 1, 2), (b"\n", 1, 2), (b"", 130, 2)])
+def test_clear_asks_at_a_terminal(
+    edge: Edge, kept: History, monkeypatch: pytest.MonkeyPatch, answer: bytes, code: int, left: int
+) -> None:
+    monkeypatch.setattr(command, "is_terminal", lambda _: True)
+    done = edge("history", "clear", stdin=answer)
+    assert (done.code, done.out.strip()) == (code, "")
+    assert "Forget 2 conversations (" in done.err
+    assert len(kept.recent()) == left
+
+
+def test_clear_of_nothing_needs_no_yes(edge: Edge) -> None:
+    assert edge("history", "clear").err == "forgot 0 conversations\n"
+    History().add("q", "r")
+    assert edge("history", "clear", "-y", "--json").answer == {"forgotten": 1}
+
+
+def test_clear_asks_for_damaged_remains_too(edge: Edge, kept: History) -> None:
+    kept.path.write_text("half a conversa")
+    assert edge("history", "clear").code == 2
+    assert kept.path.exists()
+
+
+def test_off_and_on_say_what_they_did(edge: Edge, kept: History) -> None:
+    off = edge("history", "off")
+    assert (off.code, off.out) == (0, "")
+    assert "neither kept nor read" in off.err
+    assert "edgellm history clear" in off.err
+    assert not kept.on
+    assert "off: nothing is kept or read" in edge("history").out
+    assert edge("history", "--json").answer["conversations"] == 2
+    on = edge("history", "on")
+    assert (on.code, on.out) == (0, "")
+    assert str(kept.path) in on.err
+    assert len(kept.recent()) == 2
+    assert edge("history", "off", "--json").answer == {"on": False}
+    assert edge("history", "on", "--json").answer == {"on": True}
+
+
+@pytest.mark.parametrize("action", ["path", "show", "off", "on"])
+def test_yes_to_what_asks_nothing_is_wrong_usage(edge: Edge, kept: History, action: str) -> None:
+    done = edge("history", action, "--yes")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: --yes")
+    assert kept.on
+
+
+def test_what_cannot_be_meant_is_wrong_usage(edge: Edge) -> None:
+    done = edge("history", "frob")
+    assert done.code == 2
+    assert "'clear'" in done.err
+    assert "--help" in done.err
+
+
+@pytest.mark.parametrize("words", [("show",), ("clear", "--yes"), ("clear",)])
+def test_a_history_that_is_a_link_is_one_clear_line(
+    edge: Edge, kept: History, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    kept.path.rename(tmp_path / "mine")
+    kept.path.symlink_to(tmp_path / "mine")
+    done = edge("history", *words)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"error: {kept.path} is a link")
+    assert done.err.count("\n") == 1
+    assert len((tmp_path / "mine").read_text().splitlines()) == 2
+
+
+def test_the_help_says_that_it_is_private(edge: Edge) -> None:
+    shown = " ".join(edge("history", "--help").out.split())
+    assert "never sent" in shown
+    for action in command.Action:
+        assert f"{action}: " in shown
