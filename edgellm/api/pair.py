@@ -89,6 +89,7 @@ class Pair:
         linked = model_hash is not None
         retrieval = Retrieval(text, self.context_length, threads, linked)
         self._closing.callback(retrieval.close)
+        self._retrieval = retrieval
         self._parts = Parts(
             text, draft, drafters, verifier, knowledge, self.context_length, extra, threads, linked, retrieval
         )
@@ -174,6 +175,11 @@ class Pair:
         )
         self._replies.add(reply)
         return reply
+
+    def remember(self, conversations: Sequence[tuple[str, str]]) -> None:
+        """Past questions and their replies, the oldest first, to retrieve drafts from; replies of this pair are
+        remembered without it. They stay in this process."""
+        self._retrieval.remember(conversations)
 
     def profile(
         self,

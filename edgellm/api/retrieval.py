@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from contextlib import suppress
+from functools import cache, partial
 from statistics import median
 from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, Message, Model
+from edgellm.errors import EdgeError
 from edgellm.spec.curve import KNOTS, CostCurve
 from edgellm.spec.local import LocalVerifier
 from edgellm.spec.pool import ContextPool
@@ -38,14 +40,28 @@ class Retrieval:
         self._memories: dict[tuple[str, ...], Memory] = {}
         self._curve: CostCurve | None = None
         self._past: list[Talk] = []
+        self._texts: list[tuple[str, str]] = []  # not yet tokens
 
     def memory(self, sources: tuple[str, ...]) -> Memory:
         """What is remembered for drafts from these sources."""
+        self._read()
         if sources not in self._memories:
             memory = self._memories[sources] = Memory(sources, self.curve(), _inside(self.model))
             for talk in self._past:
                 memory.add(talk)
         return self._memories[sources]
+
+    def remember(self, conversations: Sequence[tuple[str, str]]) -> None:
+        """Questions and replies of before, the oldest first. They are read when they are needed."""
+        self._texts += conversations
+
+    def _read(self) -> None:
+        texts, self._texts = self._texts, []
+        end = [token] if (token := self.model.end_of_turn) is not None else []
+        for question, reply in texts:
+            with suppress(EdgeError, UnicodeEncodeError):  # what this model cannot read helps it to no draft
+                prompt = self.model.chat_prompt([Message("user", question)])
+                self.add(prompt, [*self.model.tokenize(reply).tolist(), *end])
 
     def add(self, prompt: Ids, reply: Sequence[int]) -> None:
         """A reply is complete."""
@@ -149,7 +165,7 @@ class Foretelling:
 def _inside(model: Model) -> Callable[[int], bool]:
     """Whether a token goes on with the word before it: it begins with a letter, a digit, or a byte beyond ASCII."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def inside(token: int) -> bool:
         first = model.piece(token)[:1]
         return first.isalnum() or first >= b"\x80"

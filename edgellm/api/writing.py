@@ -128,6 +128,8 @@ def _copying(parts: Parts, options: ReplyOptions, plan: Plan, prompt: Ids) -> tu
     checked = parts.verifier is None or (lossless and options.gate in ("auto", "always"))
     if not checked or plan.first is not None or options.budget == 0.0:
         return None, "nothing is retrieved: not everything is verified"
+    if options.temperature > 0.0 and parts.verifier is not None and parts.draft is not None:
+        return None, "nothing is retrieved: beside the small model's draws a seed would not repeat the reply"
     copying = parts.retrieval.begin(prompt, sources)
     if copying is None:
         return None, "nothing is retrieved: another reply does so"

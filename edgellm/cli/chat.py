@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 from edgellm.cli.loading import Loading
+from edgellm.cli.past import recall
 from edgellm.cli.screen import is_terminal
 from edgellm.cli.speak import speak
 from edgellm.cli.talk import Talk
-from edgellm.cli.teach import GATES, gate_names, model_names
+from edgellm.cli.teach import GATES, SOURCES, gate_names, model_names, source_names
 from edgellm.cli.text import decode
 from edgellm.errors import InvalidOption
 
@@ -83,6 +84,16 @@ def chat(
     economy: Annotated[
         bool, typer.Option("--economy/--no-economy", help="With a budget: stop verifying what proves needless.")
     ] = True,
+    retrieval: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|off|SOURCES", autocompletion=source_names,
+            help=f"Copy drafts from what was seen: {', '.join(SOURCES)}, with commas between them.",
+        ),
+    ] = "auto",
+    history: Annotated[
+        bool, typer.Option("--history/--no-history", help="Draft from past conversations, and remember this one.")
+    ] = True,
     profile: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The pair's profile, from edgellm profile.", show_default="its own"),
@@ -106,6 +117,7 @@ def chat(
     options = ReplyOptions(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, gate=gate.value,
         budget=budget, parallel=parallel, early_exit=early_exit.value, exit_threshold=exit_threshold, economy=economy,
+        retrieval=retrieval,
     )  # fmt: skip
     texts = [_read(path) for path in context or ()]
     question = " ".join(prompt) if prompt else None
@@ -122,12 +134,14 @@ def chat(
     with Loading() as loading:
         pair = Pair.open(draft, verifier, profile=profile, progress=loading)
     with pair:
-        talk = Talk(pair, options, context=texts, system=system)
+        remember = recall(pair) if history and options.sources() else None
+        talk = Talk(pair, options, context=texts, system=system, remember=remember)
         if question is None:
             from edgellm.cli.interactive import converse
 
             return converse(talk, explain=explain, stats=stats)
         summary = speak(talk.ask(question), as_json=as_json, explain=explain, stats=stats)
+        talk.heard(summary)
         return INTERRUPTED if summary.finish_reason == "cancelled" else 0
 
 

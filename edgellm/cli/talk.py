@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 class Talk:
     """Turns so far. `context` texts stand in the first turn, and again in the first one after `clear`."""
 
-    def __init__(self, pair: Pair, options: ReplyOptions, *, context: Sequence[str], system: str | None) -> None:
+    def __init__(
+        self,
+        pair: Pair,
+        options: ReplyOptions,
+        *,
+        context: Sequence[str],
+        system: str | None,
+        remember: Callable[[str, str], None] | None = None,
+    ) -> None:
+        """`remember` is told of each question, without the context, and of its reply, once that is complete."""
         self.pair = pair
         self.options = options
         self.summary: Summary | None = None
@@ -24,11 +33,14 @@ class Talk:
         self._system = system
         self._history: list[Message] = []
         self._asked: list[Message] = []
+        self._question = ""
+        self._remember = remember
 
     def ask(self, prompt: str) -> Reply:
         """A reply to `prompt` after all that was said. Raises what `Pair.reply` raises, and forgets the prompt then."""
         from edgellm.api import compose
 
+        self._question = prompt
         context = () if self._history else self._context
         self._asked = compose(prompt, context=context, history=self._history, system=self._system)
         return self.pair.reply(self._asked, self.options)
@@ -40,6 +52,8 @@ class Talk:
         self.summary = summary
         if summary.text:
             self._history = [*self._asked, Message("assistant", summary.text)]
+            if self._remember is not None and summary.finish_reason == "stop":
+                self._remember(self._question, summary.text)
 
     def clear(self) -> None:
         """Forgets all that was said."""

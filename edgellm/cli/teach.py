@@ -20,6 +20,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm chat --verifier localhost:50151", "a verifier started by `edgellm serve`"),
         ("edgellm chat --budget 0.2", "only one chunk in five is verified: those that matter most"),
         ("edgellm chat --budget 0.2 --gate synera --explain", "by the paper's gate; and why each chunk was or was not"),
+        ("edgellm chat --retrieval off", "nothing copied from the context or from past conversations"),
         ("edgellm chat --verifier localhost:50151 --no-parallel", "without drafting on while the verifier checks"),
         ('edgellm chat --json "Hello" | jq -r .text', "one JSON object a token, then a summary"),
     ),
@@ -91,6 +92,24 @@ def gate_names(incomplete: str) -> Iterator[tuple[str, str]]:
     for name, meaning in GATES.items():
         if name.startswith(incomplete.lower()):
             yield name, meaning
+
+
+SOURCES = {
+    "context": "the prompt and the reply so far",
+    "history": "past conversations, word by word",
+    "analogy": "the reply to a similar prompt, with this one's names in it",
+    "calibration": "what the model expected while it read the prompt",
+    "reuse": "the rest of a rejected draft",
+}
+
+
+def source_names(incomplete: str) -> Iterator[tuple[str, str]]:
+    """For shell completion: what drafts are copied from; the last of those already typed is completed."""
+    *before, last = incomplete.split(",")
+    choices = SOURCES if before else {"auto": "from all of them", "off": "from none", **SOURCES}
+    for name, meaning in choices.items():
+        if name.startswith(last.lower()) and name not in before:
+            yield ",".join([*before, name]), meaning
 
 
 def model_names(incomplete: str) -> Iterator[tuple[str, str]]:

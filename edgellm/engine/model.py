@@ -183,6 +183,13 @@ class Model:
         self._check_open()
         return bool(lib.llama_vocab_is_eog(self._vocab, token))
 
+    @property
+    def end_of_turn(self) -> int | None:
+        """The token that usually ends a turn; None where the vocabulary names none."""
+        self._check_open()
+        ends = (lib.llama_vocab_eot(self._vocab), lib.llama_vocab_eos(self._vocab))
+        return next((end for end in ends if end >= 0), None)
+
     def chat_prompt(self, messages: Sequence[Message]) -> Ids:
         """Ids of the conversation in the model's chat template, ready for the assistant's turn.
 

@@ -1,4 +1,4 @@
-"""The cost curve: how long one decode of n rows takes on this device, and the draft length that makes the most of it."""
+"""The cost curve: how long one decode of n rows takes on this device, and which draft length makes the most of it."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class LocalSession:
         try:
             unseen = prefix[context.sync(prefix) :]
             if self._foretold is not None and len(unseen) > 1:
-                unseen = self._foretell(context, prefix, len(prefix) - len(unseen))
+                unseen = _foretell(context, prefix, len(prefix) - len(unseen), self._foretold)
             ids = np.concatenate((unseen, chunk.ids)) if len(chunk) else unseen
             rows = context.decode(ids, outputs=len(chunk) + 1)
             accepted, answer = judge(chunk, rows, self._sampling, position=len(prefix))
@@ -90,16 +90,6 @@ class LocalSession:
             raise
         seconds = perf_counter() - started
         return Verdict(accepted, np.array(tokens, dtype=np.int32), seconds, passes=len(tokens), plausible=likely)
-
-    def _foretell(self, context: Context, prefix: Ids, known: int) -> Ids:
-        """Decodes `prefix` from place `known` on, all but its last token, and tells what is expected behind each; in
-        slices, because the rows of logits take more memory than all else. Returns what is left.
-        """
-        assert self._foretold is not None
-        for start in range(known, len(prefix) - 1, SLICE):
-            ids = prefix[start : min(start + SLICE, len(prefix) - 1)]
-            self._foretold(likeliest(context.decode(ids, outputs=len(ids)), EXPECTED, start))
-        return prefix[-1:]
 
     def close(self) -> None:
         if self._context is not None:
@@ -129,3 +119,14 @@ SLICE = 32
 """Rows of logits at once: with a vocabulary of 152,000 tokens these are 19 MB."""
 EXPECTED = 4
 """Next tokens that are kept for each position."""
+
+
+def _foretell(context: Context, prefix: Ids, known: int, foretold: Callable[[Expected], None]) -> Ids:
+    """Decodes `prefix` from place `known` on, all but its last token, and tells what is expected behind each.
+
+    In slices, because the rows of logits take more memory than all else. Returns what is left.
+    """
+    for start in range(known, len(prefix) - 1, SLICE):
+        ids = prefix[start : min(start + SLICE, len(prefix) - 1)]
+        foretold(likeliest(context.decode(ids, outputs=len(ids)), EXPECTED, start))
+    return prefix[-1:]

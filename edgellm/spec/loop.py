@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from edgellm.spec.line import Line
-from edgellm.spec.protocols import Drafter, Gate, Learns, LooksAhead, Verifier
+from edgellm.spec.protocols import Copies, Drafter, Gate, Learns, LooksAhead, Verifier
 from edgellm.spec.records import Chunk, Decision, Explanation, Ids, Notice, Sampling, Source, Token, Verdict
 from edgellm.spec.stats import Stats
 
@@ -74,7 +74,9 @@ def generate(
         VerifierLost: the verifier is gone, and no draft model is there to go on.
     """
     text = _Text(prompt, limits)
-    line = Line(verifier.open(sampling) if verifier is not None else None, alone=drafter is None)
+    copies = drafter if isinstance(drafter, Copies) else None
+    alone = drafter is None or (copies is not None and copies.only)
+    line = Line(verifier.open(sampling) if verifier is not None else None, alone=alone)
     ahead = (
         partial(drafter.look_ahead, gamma=limits.gamma, sampling=sampling) if isinstance(drafter, LooksAhead) else None
     )
@@ -84,9 +86,7 @@ def generate(
             if stopped():
                 return
             if not (room := text.room()):
-                stats.finish_reason = "length"
-                if stats.tokens < limits.max_tokens:
-                    yield Notice(f"The context of {limits.context} tokens is full, and the reply ends here.")
+                yield from _full(stats, limits)
                 return
             began = perf_counter()
             chunk = drafter.draft(text.ids(), min(limits.gamma, room), sampling) if drafter is not None else _NOTHING
@@ -94,6 +94,8 @@ def generate(
             extra = 0 if len(chunk) else min(limits.extra, room - 1)
             asked = perf_counter()
             verdict = line.ask(text.ids(), chunk, extra, ahead) if decision.offload else None
+            if chunk.retrieved and verdict is None and copies is not None:
+                chunk = copies.unchecked(text.ids(), min(limits.gamma, room), sampling)
             words = merge(chunk, verdict)
             now = perf_counter()
             stats.round(chunk, verdict, began, asked, now)
@@ -170,6 +172,13 @@ class _Text:
     def append(self, token: int) -> None:
         self._ids[self._length] = token
         self._length += 1
+
+
+def _full(stats: Stats, limits: Limits) -> Iterator[Notice]:
+    """No room is left."""
+    stats.finish_reason = "length"
+    if stats.tokens < limits.max_tokens:
+        yield Notice(f"The context of {limits.context} tokens is full, and the reply ends here.")
 
 
 def _explanation(chunk: Chunk, decision: Decision, verdict: Verdict | None) -> str:

@@ -39,6 +39,20 @@ class LooksAhead(Protocol):
 
 
 @runtime_checkable
+class Copies(Protocol):
+    """A drafter whose drafts may be copied, from what no model wrote: those never stand without a verdict."""
+
+    @property
+    def only(self) -> bool:
+        """Whether it has nothing else, so that without a verifier nobody writes."""
+        ...
+
+    def unchecked(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
+        """As `draft`, but nothing copied: what may stand where no verdict comes. Empty where it only copies."""
+        ...
+
+
+@runtime_checkable
 class Learns(Protocol):
     """A drafter that learns from verdicts how much to draft."""
 

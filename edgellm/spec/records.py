@@ -83,8 +83,8 @@ class Chunk:
     [0, 1], and 0 for a token that none of them has seen; empty where it was not measured. `exit_layers` says after
     which layer the draft model stopped, counted from 0, with None for all of them; None where it never stops early.
     `alternatives` are for each place the likeliest tokens beside the drafted one, and their probabilities, where a
-    drafter was asked for them. The first `ahead` tokens were drafted while a verdict was on its way. `reason` says why it
-    is as long as it is, where a drafter explains itself.
+    drafter was asked for them. The first `ahead` tokens were drafted while a verdict was on its way. `reason` says why
+    the chunk is as long as it is, where its drafter explains itself.
     """
 
     ids: Ids = field(default_factory=lambda: NO_IDS)

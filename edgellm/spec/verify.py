@@ -41,16 +41,20 @@ def verify_greedy(draft_ids: Ids, rows: Floats) -> tuple[int, int]:
 def verify_sampling(chunk: Chunk, rows: Floats, sampling: Sampling, uniforms: Uniforms) -> tuple[int, int]:
     """Accepts a draft x with probability min(1, p(x)/q(x)), and answers a rejection from the residual.
 
-    p is the verifier's distribution after its temperature, top-k and top-p; q is what x was drawn from, or a point
-    mass where the chunk brings no distributions. `rows` is (n + 1, n_vocab); `uniforms` (n + 1, at least 2) holds the
-    test of place i at [i, 0] and the draw there at [i, 1].
+    p is the verifier's distribution after its temperature, top-k and top-p; q is what x was drawn from. Where the chunk
+    brings no distributions, x was not drawn at all, and what the verifier draws is compared with it: so it is accepted
+    with p(x) and else answered from the residual, and the text is the one that is drawn without any drafts. `rows` is
+    (n + 1, n_vocab); `uniforms` (n + 1, at least 2) holds the test of place i at [i, 0] and the draw there at [i, 1].
     """
     for i, drafted in enumerate(chunk.ids.tolist()):
         p = exact_distribution(rows[i], sampling)
-        q = chunk.distributions[i] if chunk.distributions is not None else None
-        drawn_with = 1.0 if q is None else probability(q, drafted)
-        if uniforms[i, 0] * drawn_with >= probability(p, drafted):
-            return i, draw(residual(p, q, drafted), uniforms[i, 1])
+        if chunk.distributions is None:
+            if (drawn := draw(p, uniforms[i, 1])) != drafted:
+                return i, drawn
+            continue
+        q = chunk.distributions[i]
+        if uniforms[i, 0] * probability(q, drafted) >= probability(p, drafted):
+            return i, draw(residual(p, q), uniforms[i, 1])
     last = len(chunk)
     return last, draw(exact_distribution(rows[last], sampling), uniforms[last, 1])
 
@@ -77,19 +81,16 @@ def plausible(chunk: Chunk, rows: Floats, accepted: int) -> tuple[bool, ...]:
     return tuple(found)
 
 
-def residual(p: Distribution, q: Distribution | None, drafted: int) -> Distribution:
-    """max(0, p - q), renormalised: what is drawn from after a rejection. `q` None is a point mass on `drafted`.
+def residual(p: Distribution, q: Distribution) -> Distribution:
+    """max(0, p - q), renormalised: what is drawn from after a rejection.
 
     Over the full support of p; q is aligned by token id, and a token that q cut off keeps all of its p.
     """
     left = p.probs.astype(np.float64)
-    if q is None:
-        left[p.ids == drafted] = 0.0
-    else:
-        places = p.ids.searchsorted(q.ids)
-        places[places == len(p.ids)] = 0
-        shared = p.ids[places] == q.ids
-        left[places[shared]] -= q.probs[shared]
+    places = p.ids.searchsorted(q.ids)
+    places[places == len(p.ids)] = 0
+    shared = p.ids[places] == q.ids
+    left[places[shared]] -= q.probs[shared]
     ids = p.ids[left > 0.0]
     left = left[left > 0.0]
     if not len(ids):  # p equals q up to rounding: a rejection has no weight, and p is what remains

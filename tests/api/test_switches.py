@@ -57,7 +57,7 @@ def test_with_a_budget_of_nothing_the_draft_model_writes(local: Pair, f32_pair: 
 
 def test_the_default_is_lossless_and_says_why(local: Pair) -> None:
     heard: list[Explanation] = []
-    reply = local.reply(case(5), max_tokens=12)
+    reply = local.reply(case(5), max_tokens=12, retrieval="off")
     reply.on_explain = heard.append
     sources = {token.source for token in reply}
     assert sources <= {Source.ACCEPTED, Source.CORRECTED, Source.BONUS}
@@ -116,7 +116,7 @@ def test_importance_is_measured_where_the_gate_needs_it(local: Pair, gate: str) 
 def test_parallel_inference_guesses_across_a_link_and_not_beside_the_verifier(linked: Pair, local: Pair) -> None:
     tried = hit = 0
     for number in range(6):
-        reply = linked.reply(case(number), max_tokens=32)
+        reply = linked.reply(case(number), max_tokens=32, retrieval="off")
         list(reply)
         summary = reply.summary
         tried, hit = tried + summary.guesses_tried, hit + summary.guesses_hit

@@ -75,11 +75,13 @@ def test_context_can_be_given_several_times(edge: Edge, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "sources"),
     [
-        (("--draft", "none"), {"verifier"}),
-        (("--verifier", "none"), {"draft"}),
+        (("--draft", "none", "--retrieval", "off"), {"verifier"}),
+        (("--verifier", "none", "--retrieval", "off"), {"draft"}),
+        (("--draft", "none"), {"verifier", "retrieved", "corrected", "bonus"}),
+        (("--verifier", "none"), {"verifier", "retrieved", "corrected", "bonus"}),
         (("--gate", "never"), {"draft"}),
-        (("--gate", "always"), {"accepted", "corrected", "bonus"}),
-        (("-m", "edgellm-verifier", "--verifier", "none"), {"draft"}),
+        (("--gate", "always"), {"accepted", "corrected", "bonus", "retrieved"}),
+        (("-m", "edgellm-verifier", "--verifier", "none", "--retrieval", "off"), {"draft"}),
     ],
 )
 def test_baselines_are_one_flag(edge: Edge, flags: tuple[str, ...], sources: set[str]) -> None:
@@ -90,7 +92,8 @@ def test_baselines_are_one_flag(edge: Edge, flags: tuple[str, ...], sources: set
 
 def test_models_can_be_chosen_by_environment(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGELLM_DRAFT", "none")
-    assert {row["source"] for row in edge("chat", "--json", "Hello", *SHORT).lines[:-1]} == {"verifier"}
+    done = edge("chat", "--json", "Hello", *SHORT, "--retrieval", "off")
+    assert {row["source"] for row in done.lines[:-1]} == {"verifier"}
 
 
 def test_a_seed_repeats_a_sampled_reply(edge: Edge) -> None:

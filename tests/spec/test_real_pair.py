@@ -63,5 +63,5 @@ def test_text_pieces_and_summary_agree(pair: Pair) -> None:
 
 
 def test_the_verifier_alone_says_so(alone: Pair) -> None:
-    reply = alone.reply(case(1), max_tokens=10)
+    reply = alone.reply(case(1), max_tokens=10, retrieval="off")
     assert {token.source for token in reply} == {Source.VERIFIER}

@@ -75,7 +75,7 @@ def test_acceptance_and_residual_add_up_to_p(seed: int, top_k: int, top_p: float
     made = accepted.copy()
     for drafted in q.ids.tolist():
         rejected = full_q[drafted] - accepted[drafted]
-        rest = residual(p, None if point else q, drafted)
+        rest = residual(p, q)
         assert np.all(rest.probs > 0)
         assert abs(rest.probs.sum() - 1) < 1e-5
         made[rest.ids] += rejected * rest.probs
@@ -95,17 +95,26 @@ def test_a_certain_rejection_and_a_certain_acceptance() -> None:
 
 def test_residual_of_equal_distributions_is_p() -> None:
     p = Distribution(ids(1, 4), np.array([0.5, 0.5], np.float32))
-    assert residual(p, p, 1) is p
+    assert residual(p, p) is p
 
 
-def test_a_point_mass_is_accepted_with_its_probability_under_p() -> None:
+def test_a_point_mass_is_accepted_where_the_verifier_draws_the_same() -> None:
     rows = np.log(np.array([[0.2, 0.5, 0.3], [1.0, 1.0, 1.0]], dtype=np.float32))
     sampling, chunk = Sampling(1.0, 0, 1.0), Chunk(ids(1))
-    below, above = (np.array([[u, 0.5, 0, 0], [0, 0.5, 0, 0]]) for u in (0.499, 0.501))
-    assert verify_sampling(chunk, rows, sampling, below) == (1, 1)
-    accepted, answer = verify_sampling(chunk, rows, sampling, above)
-    assert (accepted, answer) == (0, 2)  # of {0: 0.4, 2: 0.6}, 0.5 falls on 2
-    assert residual(distribution(rows[0], sampling), None, 1).ids.tolist() == [0, 2]
+    for drawn_with, verdict in ((0.1, (0, 0)), (0.21, (1, 1)), (0.69, (1, 1)), (0.71, (0, 2))):
+        numbers = np.array([[0.0, drawn_with, 0, 0], [0, 0.5, 0, 0]])
+        assert verify_sampling(chunk, rows, sampling, numbers) == verdict
+
+
+@given(seed=st.integers(0, 10_000), drafted=st.lists(st.integers(0, N_VOCAB - 1), min_size=1, max_size=4))
+def test_copied_drafts_leave_a_sampled_text_as_it_is_drawn_without_them(seed: int, drafted: list[int]) -> None:
+    rng = np.random.default_rng(seed)
+    rows = (rng.normal(size=(len(drafted) + 1, N_VOCAB)) * 3).astype(np.float32)
+    sampling = Sampling(0.9, seed=seed)
+    accepted, answer = judge(Chunk(ids(*drafted)), rows, sampling, 40)
+    text = [*drafted[:accepted], answer]
+    alone = [judge(Chunk(), rows[at : at + 1], sampling, 40 + at)[1] for at in range(len(text))]
+    assert text == alone
 
 
 def test_a_replay_draws_the_same() -> None:
@@ -119,10 +128,8 @@ def test_a_replay_draws_the_same() -> None:
 # --- speculative sampling, counted ----------------------------------------------------------------------------------
 
 
-def by_index(p: Distribution, q: Distribution | None, drafted: int) -> Distribution:
+def by_index(p: Distribution, q: Distribution) -> Distribution:
     """The mistake of subtracting truncated lists place by place instead of token by token."""
-    if q is None:
-        return p
     left = p.probs.astype(np.float64)
     n = min(len(left), len(q.probs))
     left[:n] -= q.probs[:n]
@@ -130,20 +137,21 @@ def by_index(p: Distribution, q: Distribution | None, drafted: int) -> Distribut
     return Distribution(p.ids, (left / left.sum()).astype(np.float32)) if left.sum() else p
 
 
-def untouched(p: Distribution, q: Distribution | None, drafted: int) -> Distribution:
+def untouched(p: Distribution, q: Distribution) -> Distribution:
     """The mistake of drawing from p again."""
     return p
 
 
-def without_the_draft(p: Distribution, q: Distribution | None, drafted: int) -> Distribution:
-    """The mistake of only leaving out the rejected token, as if the draft had been a point mass."""
-    return residual(p, None, drafted)
+def only_what_was_not_drafted(p: Distribution, q: Distribution) -> Distribution:
+    """The mistake of leaving out all that could have been drafted."""
+    left = np.where(np.isin(p.ids, q.ids), 0.0, p.probs.astype(np.float64))
+    return Distribution(p.ids, (left / left.sum()).astype(np.float32)) if left.sum() else p
 
 
-def on_the_support_of_q(p: Distribution, q: Distribution | None, drafted: int) -> Distribution:
+def on_the_support_of_q(p: Distribution, q: Distribution) -> Distribution:
     """The mistake of forgetting what q had cut off."""
-    rest = residual(p, q, drafted)
-    inside = np.isin(rest.ids, q.ids) if q is not None else np.ones(len(rest.ids), bool)
+    rest = residual(p, q)
+    inside = np.isin(rest.ids, q.ids)
     return Distribution(rest.ids[inside], rest.probs[inside]) if inside.any() else rest
 
 
@@ -225,7 +233,7 @@ def test_drafts_may_be_rounded_and_cut_as_roughly_as_one_likes(monkeypatch: pyte
     assert excess(seen, model, SETTINGS["plain"]) < 1
 
 
-@pytest.mark.parametrize("wrong", [by_index, untouched, without_the_draft, on_the_support_of_q])
+@pytest.mark.parametrize("wrong", [by_index, untouched, only_what_was_not_drafted, on_the_support_of_q])
 def test_the_same_statistic_rejects_a_wrong_residual(wrong: Residual, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "residual", wrong)
     model, drafts = markov(1, N_VOCAB, 0.8), markov(2, N_VOCAB, 0.8)

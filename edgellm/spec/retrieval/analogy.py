@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from edgellm.spec.retrieval.sources import NOTHING, Offer
+from edgellm.spec.retrieval.sources import NOTHING, SILENT, Cursor, Offer
 
 COMMON = 16
 """A pair of tokens that more past prompts have says nothing about which of them is similar."""
@@ -57,11 +58,11 @@ class Analogy:
         self._having: dict[tuple[int, int], list[int]] = {}
         self._prompt: list[int] = []
         self._places: dict[int, list[int]] = {}
-        self.thread = Thread(None, [], {})
+        self.thread: Thread | None = None
 
     def add(self, prompt: Sequence[int], reply: Sequence[int]) -> None:
         """A conversation is over."""
-        for pair in set(zip(prompt, prompt[1:], strict=False)):
+        for pair in set(pairwise(prompt)):
             self._having.setdefault(pair, []).append(len(self._past))
         self._past.append(Past(tuple(prompt), tuple(reply), tuple(origins(prompt, reply))))
 
@@ -71,20 +72,21 @@ class Analogy:
         for at, token in enumerate(prompt):
             self._places.setdefault(token, []).append(at)
         alike: Counter[int] = Counter()
-        for pair in set(zip(prompt, prompt[1:], strict=False)):
+        for pair in set(pairwise(prompt)):
             having = self._having.get(pair)
             if having is not None and len(having) <= COMMON:
                 for at in having:
                     alike[at] += 1
         best = max(alike, key=lambda at: (alike[at], at), default=-1)
-        self.thread = Thread(self._past[best] if best >= 0 else None, self._prompt, self._places)
+        self.thread = Thread(self._past[best], self._prompt, self._places) if best >= 0 else None
 
     def extend(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            self.thread.advance(token)
+        if self.thread is not None:
+            for token in tokens:
+                self.thread.advance(token)
 
-    def cursor(self) -> Thread:
-        return self.thread.copy()
+    def cursor(self) -> Cursor:
+        return SILENT if self.thread is None else self.thread.copy()
 
 
 class Thread:
@@ -92,9 +94,9 @@ class Thread:
 
     __slots__ = ("_at", "_copied", "_followed", "_past", "_places", "_prompt", "_resume")
 
-    def __init__(self, past: Past | None, prompt: list[int], places: dict[int, list[int]]) -> None:
+    def __init__(self, past: Past, prompt: list[int], places: dict[int, list[int]]) -> None:
         self._past, self._prompt, self._places = past, prompt, places
-        self._at = 0 if past is not None else _END  # of the past reply
+        self._at = 0  # of the past reply; -1: it is over
         self._copied = _END  # the place in the prompt that is copied next
         self._resume = 0  # where the past reply goes on behind the run
         self._followed = 0
@@ -110,7 +112,7 @@ class Thread:
 
     def _next(self) -> int:
         past = self._past
-        if past is None or self._at < 0:
+        if self._at < 0:
             return _END
         if self._copied >= 0:
             if not self._over():
@@ -124,7 +126,6 @@ class Thread:
     def _over(self) -> bool:
         """Whether the run that is copied ends here, as the past one did: with the token that stood behind that one."""
         past = self._past
-        assert past is not None
         place, left = past.origins[self._at]
         behind = place + left
         here = self._copied
@@ -133,7 +134,6 @@ class Thread:
     def _alike(self, at: int) -> int:
         """Where in this prompt stands what the run at `at` is in the past one; -1: nowhere, or it is no run."""
         past = self._past
-        assert past is not None
         place, _ = past.origins[at]
         if place < 1:
             return _END
@@ -155,7 +155,7 @@ class Thread:
 
     def advance(self, token: int) -> None:
         past = self._past
-        if past is None or self._at < 0:
+        if self._at < 0:
             return
         if self._copied >= 0:
             if self._over() and self._resume < len(past.reply) and token == past.reply[self._resume]:
@@ -188,14 +188,13 @@ class Thread:
         """The reply took another token: a run from another place, or words of its own."""
         places = self._places.get(token)
         self._followed = 0
-        if places and self._past is not None and self._past.origins[self._at][0] >= 0:
+        if places and self._past.origins[self._at][0] >= 0:
             self._copied = places[-1] + 1
         else:
             self._lost(token)
 
     def _lost(self, token: int) -> None:
         past = self._past
-        assert past is not None
         for at in range(self._at, min(len(past.reply), self._at + 12)):
             if past.reply[at] == token:
                 self._at, self._copied = at + 1, _END

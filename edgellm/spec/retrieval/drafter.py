@@ -67,6 +67,15 @@ class RetrievalDrafter:
         confidence = np.array(survives[:n], dtype=np.float32)
         return Chunk(np.array(ids[:n], dtype=np.int32), confidence, retrieved=True, reason=reason)
 
+    @property
+    def only(self) -> bool:
+        """See `Copies.only`."""
+        return True
+
+    def unchecked(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:  # noqa: ARG002
+        """See `Copies.unchecked`."""
+        return _NOTHING
+
     def _retrieve(self, most: int) -> tuple[list[int], list[float]]:
         """Up to `most` tokens, and for each the chance that it and all before it are accepted."""
         cursors = [source.cursor() for source in self._sources]

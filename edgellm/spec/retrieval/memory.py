@@ -85,6 +85,11 @@ class Memory:
         """Whether past conversations are searched at all."""
         return "history" in self._names or "analogy" in self._names
 
+    @property
+    def tokens(self) -> int:
+        """Of past conversations that are kept."""
+        return sum(map(_size, (*self._talks, *self._new)))
+
     def expect(self, expected: Expected) -> None:
         """What the verifier expects behind positions of the prompt."""
         self._calibration.expect(expected)

@@ -32,6 +32,15 @@ class MixedDrafter:
         drafted = self._model.draft(prefix, min(gamma, self._gamma), sampling)
         return replace(drafted, reason=f"{chunk.reason}; the small model drafts") if chunk.reason else drafted
 
+    @property
+    def only(self) -> bool:
+        """See `Copies.only`."""
+        return False
+
+    def unchecked(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
+        """See `Copies.unchecked`: the small model's."""
+        return self._model.draft(prefix, min(gamma, self._gamma), sampling)
+
     def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
         """See `Learns.told`."""
         self._retrieval.told(chunk, verdict, seconds)

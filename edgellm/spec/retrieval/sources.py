@@ -26,6 +26,20 @@ class Cursor(Protocol):
         ...
 
 
+class Silent:
+    """A cursor that offers nothing."""
+
+    __slots__ = ()
+
+    def offer(self) -> Offer:
+        return NOTHING
+
+    def advance(self, token: int) -> None: ...
+
+
+SILENT = Silent()
+
+
 class Source(Protocol):
     """One place where drafts come from, for one reply at a time."""
 
@@ -45,17 +59,18 @@ class Source(Protocol):
 class AutomatonCursor:
     """Reads the likeliest continuation of the longest match; where that ends, of a shorter one."""
 
-    __slots__ = ("_automaton", "_matched", "_state")
+    __slots__ = ("_automaton", "_matched", "_open", "_state")
 
-    def __init__(self, automaton: SuffixAutomaton, state: int, matched: int) -> None:
-        self._automaton, self._state, self._matched = automaton, state, matched
+    def __init__(self, automaton: SuffixAutomaton, state: int, matched: int, open_end: int = 0) -> None:
+        """`open_end`: 1 where the match is also the end of what is indexed, which nothing follows yet."""
+        self._automaton, self._state, self._matched, self._open = automaton, state, matched, open_end
 
     def offer(self) -> Offer:
         automaton, state, matched = self._automaton, self._state, self._matched
         while matched > 0:
             token, _, count = automaton.likeliest(state)
             if token >= 0:
-                return token, matched, count / automaton.count[state]
+                return token, matched, count / max(count, automaton.count[state] - self._open)
             if token == PART:
                 return NOTHING
             state = automaton.link[state]
@@ -64,6 +79,7 @@ class AutomatonCursor:
 
     def advance(self, token: int) -> None:
         self._state, self._matched = self._automaton.follow(self._state, self._matched, token)
+        self._open = 0
 
 
 class Context:
@@ -85,7 +101,7 @@ class Context:
 
     def cursor(self) -> AutomatonCursor:
         automaton = self.automaton
-        return AutomatonCursor(automaton, automaton.seen, automaton.length[automaton.seen])
+        return AutomatonCursor(automaton, automaton.seen, automaton.length[automaton.seen], 1)
 
 
 TAIL = 16

@@ -1,0 +1,90 @@
+"""The cost curve and the draft length that it makes best."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.spec.curve import DRIFT, EXPLORED, KNOTS, MOST, CostCurve, LengthRule
+
+FLAT = CostCurve((1, 64), (1.0, 1.0))
+LINEAR = CostCurve((1, 64), (1.0, 64.0))
+chances = st.lists(st.floats(0.01, 0.999), min_size=1, max_size=20).map(
+    lambda each: list(itertools.accumulate(each, lambda one, other: one * other))
+)
+curves = st.lists(st.floats(0.0, 3.0), min_size=len(KNOTS) - 1, max_size=len(KNOTS) - 1).map(
+    lambda more: CostCurve(KNOTS, tuple(itertools.accumulate([1.0, *more])))
+)
+
+
+@given(curves)
+def test_the_table_goes_through_what_was_measured_and_never_falls(curve: CostCurve) -> None:
+    table = curve.table()
+    assert len(table) == MOST + 2
+    assert table[0] == 0.0
+    for rows, seconds in zip(curve.rows, curve.seconds, strict=True):
+        assert table[rows] == pytest.approx(seconds)
+    assert all(one <= other + 1e-12 for one, other in itertools.pairwise(table))
+
+
+def test_noise_that_makes_more_rows_faster_is_not_believed() -> None:
+    assert CostCurve((1, 2, 64), (1.0, 0.5, 3.0)).table()[2] == 1.0
+
+
+@given(curves, chances)
+def test_the_length_is_the_one_that_brings_most_for_its_time(curve: CostCurve, survives: list[float]) -> None:
+    rule, table = LengthRule(curve), curve.table()
+    rate = rule.rate
+    gains = [1.0 + sum(survives[:n]) - rate * table[n + 1] for n in range(len(survives) + 1)]
+    chosen = rule.choose(survives)
+    assert gains[chosen] == pytest.approx(max(gains))
+    assert rule.reason(survives, chosen)
+
+
+def test_where_rows_cost_nothing_everything_is_drafted_and_where_they_cost_all_nothing() -> None:
+    assert LengthRule(FLAT).choose([0.5, 0.25, 0.1]) == 3
+    assert LengthRule(LINEAR).choose([0.9, 0.8, 0.7]) == 0
+    assert LengthRule(FLAT).choose([]) == 0
+
+
+def test_against_a_small_model_that_does_better_nothing_is_copied() -> None:
+    rule = LengthRule(CostCurve((1, 2, 64), (1.0, 1.5, 60.0)))
+    assert rule.choose([0.8]) == 1
+    assert rule.choose([0.8], instead=(4.0, 1.5)) == 0
+    assert rule.choose([0.8], instead=(1.0, 1.5)) == 1
+
+
+def test_what_a_token_has_taken_of_late_is_what_another_is_worth() -> None:
+    curve = CostCurve((1, 2, 64), (1.0, 1.5, 60.0))
+    slow, fast = LengthRule(curve), LengthRule(curve)
+    for _ in range(200):
+        fast.learn(1, 2, 1.5)  # each draft was accepted, and its token took 0.75
+        slow.learn(0, 1, 1.0)
+    assert slow.choose([0.6]) == 1
+    assert [fast.choose([0.6]) for _ in range(20)][-1] == 0  # what may be explored is used up by then
+
+
+def test_exploring_takes_its_share_of_the_time_and_no_more() -> None:
+    rule = LengthRule(CostCurve((1, 2, 64), (1.0, 1.9, 120.0)))
+    extra = explored = 0.0
+    rounds = 2_000
+    for _ in range(rounds):
+        drafted = rule.choose([0.2])
+        explored += drafted
+        extra += 0.9 * drafted
+        rule.learn(drafted, 1, 1.9 if drafted else 1.0)
+    assert explored > 0
+    assert extra <= EXPLORED * (rounds + extra)
+
+
+def test_a_curve_that_is_wrong_is_noticed_and_meanwhile_scaled() -> None:
+    rule = LengthRule(CostCurve((1, 2, 64), (1.0, 1.9, 120.0)))
+    assert not rule.drifted
+    for _ in range(300):
+        rule.learn(0, 1, 1.0 + 2 * DRIFT)
+    assert rule.drifted
+    # everything takes longer alike: what pays is what paid before
+    assert rule.choose([0.95]) == LengthRule(CostCurve((1, 2, 64), (1.5, 2.85, 180.0))).choose([0.95])
