@@ -35,7 +35,7 @@ class Way:
     exits: int = 0
 
     def answer(self, pair: Pair, question: Question) -> None:
-        reply = pair.reply(question.messages, max_tokens=MOST, **self.options)
+        reply = pair.reply(question.messages, max_tokens=MOST, retrieval="off", **self.options)
         moments = [perf_counter() for _ in reply]
         summary = reply.summary
         self.texts.append(summary.text)

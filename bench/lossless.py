@@ -1,6 +1,7 @@
 """Is the reply with every chunk verified the verifier's own, token by token?
 
     python -m bench.lossless [PROMPTS] [--max-tokens 64] [--threads N] [--draft PATH] [--verifier PATH]
+        [--retrieval auto|off]
 
 Greedy, on f32 copies of the pair made on the spot, and held-out cases of every family in turn. At the first difference
 the verifier's logits after the common text are computed anew, in one pass: where the two tokens are nearly equal there,
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="1 where the machine does other work too")
     parser.add_argument("--draft", default="edgellm-draft")
     parser.add_argument("--verifier", default="edgellm-verifier")
+    parser.add_argument("--retrieval", default="auto", help="as for `edgellm chat`")
     parser.add_argument("--name", default="lossless", help="of the result file")
     arguments = parser.parse_args()
     counts: Counter[str] = Counter()
@@ -81,9 +83,10 @@ def main() -> None:
         ):
             for number, case in enumerate(prompts(arguments.prompts)):
                 messages = [Message(turn.role, turn.text) for turn in case.prompt]
-                reply = pair.reply(messages, max_tokens=arguments.max_tokens)
+                reply = pair.reply(messages, max_tokens=arguments.max_tokens, retrieval=arguments.retrieval)
                 ours = [token.id for token in reply]
-                theirs = [token.id for token in alone.reply(messages, max_tokens=arguments.max_tokens)]
+                bare = alone.reply(messages, max_tokens=arguments.max_tokens, retrieval="off")
+                theirs = [token.id for token in bare]
                 lengths.append(reply.summary.mean_acceptance_length or 0.0)
                 counts["tokens"] += len(ours)
                 if ours == theirs:

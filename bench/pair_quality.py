@@ -73,7 +73,7 @@ def rouge_1(right: str, written: str) -> float:
 def replies(pair: edgellm.Pair, cases: list[Case]) -> Iterator[tuple[Case, str, Summary]]:
     """Greedy replies to `cases`."""
     for case in cases:
-        reply = pair.reply([Message(turn.role, turn.text) for turn in case.prompt], max_tokens=96)
+        reply = pair.reply([Message(turn.role, turn.text) for turn in case.prompt], max_tokens=96, retrieval="off")
         for _ in reply:
             pass
         yield case, reply.summary.text, reply.summary

@@ -82,7 +82,7 @@ class Ways:
         written: list[list[int]] = []
         for start in range(0, len(asked), 2):
             pairs = zip((self.one, self.two), asked[start : start + 2], strict=False)
-            replies = [pair.reply(messages, max_tokens=self._most, gate="always") for pair, messages in pairs]
+            replies = [pair.reply(messages, max_tokens=self._most, gate="always", retrieval="off") for pair, messages in pairs]
             texts: list[list[int]] = [[] for _ in replies]
             left = list(zip(replies, texts, strict=True))
             while left:
@@ -106,7 +106,7 @@ class Ways:
         return written
 
     def _whole(self, pair: Pair, messages: list[Message], found: Found, **options: Any) -> list[int]:
-        reply = pair.reply(messages, max_tokens=self._most, gate="always", **options)
+        reply = pair.reply(messages, max_tokens=self._most, gate="always", retrieval="off", **options)
         ids = [token.id for token in reply]
         found.add(reply)
         return ids
@@ -118,7 +118,7 @@ def run(draft: Path, verifier: Path, asked: Sequence[list[Message]], most: int) 
         ways = Ways(draft, verifier, most, closing)
         alone = closing.enter_context(Pair.open("none", verifier, threads=1))
         model = closing.enter_context(Model.load(verifier))
-        right = [[token.id for token in alone.reply(messages, max_tokens=most)] for messages in asked]
+        right = [[token.id for token in alone.reply(messages, max_tokens=most, retrieval="off")] for messages in asked]
         there: dict[str, Callable[[Found], list[list[int]]]] = {
             "parallel": lambda found: ways.straight(asked, found),
             "waiting": lambda found: ways.straight(asked, found, parallel=False),

@@ -13,7 +13,6 @@ from edgellm.spec.retrieval.reuse import Reuse
 from edgellm.spec.retrieval.sources import Source
 
 HOPELESS = 0.02
-"""A draft ends where its next token would be reached and accepted with less than this chance."""
 
 
 class RetrievalDrafter:
@@ -27,12 +26,14 @@ class RetrievalDrafter:
         *,
         inside: Callable[[int], bool],
         reuse: Reuse | None = None,
+        hopeless: float = HOPELESS,
     ) -> None:
         """`sources` in the order of the priors of `chances`; `reuse` is among them, where drafts are used again.
-        `inside` says whether a token goes on with the word before it.
+        `inside` says whether a token goes on with the word before it. A draft ends where its next token would be
+        reached and accepted with less than `hopeless`.
         """
         self._sources, self._chances, self._length, self._inside = sources, chances, length, inside
-        self._reuse = reuse
+        self._reuse, self._hopeless = reuse, hopeless
         self._known = 0  # tokens of the text that the sources know
         self._evidence: list[Evidence] = []
         self.explain = False
@@ -89,7 +90,7 @@ class RetrievalDrafter:
                 break
             token, chance, found = evidence
             alive *= chance
-            if alive < HOPELESS:
+            if alive < self._hopeless:
                 break
             ids.append(token)
             survives.append(alive)

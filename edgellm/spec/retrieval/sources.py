@@ -128,5 +128,10 @@ class History:
         for token in tokens:
             self._state, self._matched = follow(self._state, self._matched, token)
 
+    @property
+    def match(self) -> tuple[int, int]:
+        """The longest end of the reply that occurs in the past: its state, and its length."""
+        return self._state, self._matched
+
     def cursor(self) -> AutomatonCursor:
         return AutomatonCursor(self.automaton, self._state, self._matched)

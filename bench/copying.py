@@ -1,0 +1,217 @@
+"""What the retrieval benchmarks share: the tasks, replies recorded greedily, and the ways to copy drafts.
+
+The tasks are four families of the little world, as in CoordGen's evaluation: `summary` (a day's log), `rag` (questions
+about notes), `ui` (device commands), `reply` (answers to messages). Cases of a task come one after another, as on a
+device, so that past ones can be drafted from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgellm.engine import Context, Message, Model
+from edgellm.spec.curve import CostCurve, LengthRule
+from edgellm.spec.records import Chunk, Expected, Ids, Sampling, Verdict
+from edgellm.spec.retrieval.analogy import Analogy
+from edgellm.spec.retrieval.calibration import Calibration
+from edgellm.spec.retrieval.chances import Chances
+from edgellm.spec.retrieval.drafter import HOPELESS, RetrievalDrafter
+from edgellm.spec.retrieval.memory import PRIORS
+from edgellm.spec.retrieval.reuse import Reuse
+from edgellm.spec.retrieval.sources import NOTHING, PART, TAIL, Offer, Source
+from edgellm.spec.retrieval.sources import Context as Seen
+from edgellm.spec.retrieval.sources import History as Past
+from models.corpus import held_out
+
+TASKS = {"summary": "summary", "rag": "qa", "ui": "command", "reply": "reply"}
+"""Families of the little world by the paper's names of its tasks."""
+SEED = 4004
+MOST = 40
+"""Tokens of a draft where nothing weighs their cost, for every method: what SAM's authors draft."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A prompt as the model sees it, and its greedy reply, with the token that ends the turn if one did."""
+
+    prompt: Ids
+    reply: tuple[int, ...]
+
+
+def recorded(model: Model, task: str, cases: int, most: int = 120, seed: int = SEED) -> list[Reply]:
+    """Greedy replies of `model` to `cases` of a task."""
+    found = []
+    with Context(model, n_ctx=model.n_ctx_train) as context:
+        for case in held_out(TASKS[task], cases, seed):
+            prompt = model.chat_prompt([Message(turn.role, turn.text) for turn in case.prompt])
+            row = context.decode(prompt[context.sync(prompt) :])[0]
+            reply = [int(row.argmax())]
+            while not model.is_eog(reply[-1]) and len(reply) < most:
+                reply.append(int(context.decode(np.array(reply[-1:], dtype=np.int32))[0].argmax()))
+            found.append(Reply(prompt, tuple(reply)))
+    return found
+
+
+class Everything(LengthRule):
+    """Drafts all that is offered: for acceptance lengths, where time does not count."""
+
+    def __init__(self) -> None:
+        super().__init__(CostCurve((1, 64), (1.0, 1.0)))
+
+    def choose(self, survives: Sequence[float], instead: tuple[float, float] | None = None) -> int:  # noqa: ARG002
+        return min(len(survives), MOST)
+
+
+class TextCursor:
+    """Reads a text on from a place."""
+
+    def __init__(self, text: Sequence[int], at: int, matched: int) -> None:
+        self._text, self._at, self._matched = text, at, matched
+
+    def offer(self) -> Offer:
+        if not 0 <= self._at < len(self._text) or (token := self._text[self._at]) == PART:
+            return NOTHING
+        return token, self._matched, 1.0
+
+    def advance(self, token: int) -> None:
+        if self._at >= 0 and self.offer()[0] == token:
+            self._at, self._matched = self._at + 1, self._matched + 1
+        else:
+            self._at = -1
+
+
+class PromptLookup:
+    """PLD (Saxena 2023): what followed the first place where the last three, two or one tokens occur in the text."""
+
+    longest = 3
+
+    def __init__(self) -> None:
+        self.text: list[int] = []
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.text = list(prompt)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.text += tokens
+
+    def cursor(self) -> TextCursor:
+        text = self.text
+        for n in range(min(self.longest, len(text) - 1), 0, -1):
+            end = text[-n:]
+            for at in range(len(text) - n):
+                if text[at : at + n] == end:
+                    return TextCursor(text, at + n, n)
+        return TextCursor(text, -1, 0)
+
+
+class SuffixLookup:
+    """SAM (Hu et al. 2024): what followed the first place of the longest match, in the text or in past ones."""
+
+    def __init__(self) -> None:
+        self._seen, self._past = Seen(), Past()
+        self._texts: list[int] = []
+        self._read: list[int] = []
+
+    def add(self, prompt: Sequence[int], reply: Sequence[int]) -> None:
+        self._past.add(prompt, reply)
+        self._texts += [*prompt[-TAIL:], *reply, PART]
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._seen.begin(prompt)
+        self._past.begin(prompt)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._seen.extend(tokens)
+        self._past.extend(tokens)
+
+    def cursor(self) -> TextCursor:
+        here = self._seen.automaton
+        matched = here.length[here.seen]
+        before, deep = self._past.match
+        if deep > matched:
+            return TextCursor(self._texts, self._past.automaton.end[before] + 1, deep)
+        return TextCursor(self._seen.text, here.end[here.seen] + 1 if matched else -1, matched)
+
+
+class Method:
+    """A way to draft, with what it remembers of past cases."""
+
+    def __init__(
+        self, base: Source, others: Sequence[str], length: LengthRule, inside: Callable[[int], bool], prior: float
+    ) -> None:
+        """`others` of `edgellm chat --retrieval` go beside `base`, whose lone offers are accepted with `prior`."""
+        self._seen = Seen()  # where calibration looks for the reply's end
+        self.base = base
+        self._analogy, self._past = Analogy(), Past()
+        self._calibration, self._reuse = Calibration(self._seen), Reuse(inside)
+        beside: dict[str, Source] = {
+            "history": self._past,
+            "analogy": self._analogy,
+            "calibration": self._calibration,
+            "reuse": self._reuse,
+        }
+        self.calibrates = "calibration" in others
+        sources = [base, *(beside[name] for name in others)]
+        if self.calibrates:
+            sources.append(_Mute(self._seen))
+        self.drafter = RetrievalDrafter(
+            sources,
+            Chances([prior, *(PRIORS[name] for name in others), 0.0]),
+            length,
+            inside=inside,
+            reuse=self._reuse if "reuse" in others else None,
+            hopeless=0.0 if not others else HOPELESS,
+        )
+        self._remembers = [part for part in (base, self._past, self._analogy) if hasattr(part, "add")]
+
+    def begin(self, prompt: Ids) -> None:
+        self.drafter.begin(prompt.tolist())
+
+    def expect(self, expected: Expected) -> None:
+        self._calibration.expect(expected)
+
+    def end(self, case: Reply) -> None:
+        for part in self._remembers:
+            part.add(case.prompt.tolist(), case.reply)
+
+
+class _Mute:
+    """Kept in line with the reply, and never asked."""
+
+    def __init__(self, seen: Seen) -> None:
+        self._seen = seen
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._seen.begin(prompt)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._seen.extend(tokens)
+
+    def cursor(self) -> TextCursor:
+        return TextCursor((), -1, 0)
+
+
+class Oracle:
+    """Knows the reply, and drafts as much of it as pays."""
+
+    def __init__(self, length: LengthRule) -> None:
+        self._length = length
+        self._left: tuple[int, ...] = ()
+        self._end = 0
+
+    def begin(self, case: Reply) -> None:
+        self._end = len(case.prompt) + len(case.reply)
+        self._left = case.reply
+
+    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:  # noqa: ARG002
+        left = self._left[len(self._left) - (self._end - len(prefix)) :][:gamma]
+        n = self._length.choose([1.0] * len(left))
+        return Chunk(np.array(left[:n], dtype=np.int32), retrieved=True)
+
+    def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
+        self._length.learn(len(chunk), verdict.accepted + len(verdict.tokens), seconds)
+
+    def close(self) -> None: ...
