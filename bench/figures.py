@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.gantt import progressive
+
 Figures = dict[str, Any]
 
 
@@ -96,4 +98,5 @@ FIGURES: dict[str, Callable[[Figures, Path], Path | None]] = {
     "stalls": stalls,
     "bandwidth": bandwidth,
     "exits": exits,
+    "progressive": progressive,
 }

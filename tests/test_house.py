@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +63,14 @@ def test_imports_go_down_the_house(path: Path) -> None:
         if parts[0] in LIBRARIES:
             assert mine in LIBRARIES[parts[0]], f"{mine} imports {name}"
         assert parts[0] not in ("models", "bench", "tests", "tools", "docs"), f"the package imports {name}"
+
+
+@pytest.mark.parametrize("path", sources(PACKAGE / "coldstart"), ids=lambda path: path.name)
+def test_the_planner_knows_numbers_and_nothing_else(path: Path) -> None:
+    pure = {*sys.stdlib_module_names, "numpy"} - {"os", "pathlib", "random", "socket", "subprocess", "time"}
+    for name in imports(path):
+        ours = name.startswith(("edgellm.coldstart.", "edgellm.errors"))
+        assert ours or name.split(".")[0] in pure, f"coldstart imports {name}"
 
 
 def test_the_package_itself_needs_nothing_to_be_imported() -> None:

@@ -1,0 +1,1 @@
+"""Cost models and planners: pure functions over numbers. Knows nothing but numpy."""

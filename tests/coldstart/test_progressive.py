@@ -1,0 +1,294 @@
+"""Progressive graph scheduling: times that can be, the paper's greedy, and plans that are really the best."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import combinations, combinations_with_replacement, pairwise, permutations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from bench.progressive import EXAMPLES, HEAD, WAYS, drawn, measured, partition, table
+from edgellm.coldstart.progressive import naive, progressive, synchronous, unhurried
+from edgellm.coldstart.search import beam, floor, optimum
+from edgellm.coldstart.switching import Compute, Instance, Load, Plan, Switch, latency, simulate
+from edgellm.errors import InvalidOption
+from tests.coldstart.clock import least_ticks
+
+FIG_8 = EXAMPLES[0][1]
+
+
+def switches(*pairs: tuple[int, int]) -> Plan:
+    return tuple(Switch(block, step) for block, step in pairs)
+
+
+@st.composite
+def instances(draw: st.DrawFn, blocks: int = 6, chunks: int = 4, most: int = 9) -> Instance:
+    """Whole times, zero among them: sums are exact, and ties are common."""
+    m = draw(st.integers(1, blocks))
+    times = st.lists(st.integers(0, most), min_size=m, max_size=m)
+    prefill, slower, load = draw(times), draw(times), draw(times)
+    decode = tuple(float(fast + more) for fast, more in zip(prefill, slower, strict=True))
+    return Instance(tuple(map(float, prefill)), decode, tuple(map(float, load)), draw(st.integers(1, chunks)))
+
+
+@st.composite
+def planned(draw: st.DrawFn) -> tuple[Instance, Plan]:
+    instance = draw(instances())
+    steps = draw(st.lists(st.integers(0, instance.steps), min_size=instance.blocks, max_size=instance.blocks))
+    return instance, switches(*zip(draw(st.permutations(range(instance.blocks))), sorted(steps), strict=True))
+
+
+# --- the simulation -------------------------------------------------------------------------------------------------
+
+
+@given(planned())
+@settings(deadline=None)
+def test_whatever_the_plan_nothing_overlaps_and_everything_is_done(case: tuple[Instance, Plan]) -> None:
+    instance, plan = case
+    line = simulate(instance, plan)
+    lanes: tuple[Sequence[Compute | Load], ...] = (line.computes, line.loads)
+    assert [(done.chunk, done.block) for done in line.computes] == [
+        (chunk, block) for chunk in range(instance.chunks) for block in range(instance.blocks)
+    ]
+    assert [load.block for load in line.loads] == [switch.block for switch in plan]
+    for lane in lanes:
+        assert all(one.end <= two.start for one, two in pairwise(lane))
+    for done in line.computes:
+        load = next(load for load in line.loads if load.block == done.block)
+        assert load.end <= done.start if done.switched else done.end <= load.start
+        assert done.end - done.start == (instance.decode if done.switched else instance.prefill)[done.block]
+    assert all(load.end - load.start == instance.load[load.block] for load in line.loads)
+    assert line.latency == max(interval.end for lane in lanes for interval in lane)
+    assert line.latency == latency(instance, plan)
+
+
+@given(planned())
+@settings(deadline=None)
+def test_loads_keep_to_their_step_and_nothing_waits_without_a_cause(case: tuple[Instance, Plan]) -> None:
+    instance, plan = case
+    line = simulate(instance, plan)
+    ends = {0.0, *(done.end for done in line.computes), *(load.end for load in line.loads)}
+    assert ends >= {*(done.start for done in line.computes), *(load.start for load in line.loads)}
+    for switch, load in zip(plan, line.loads, strict=True):
+        assert all(done.end <= load.start for done in line.computes[: switch.step])
+        mine = [at for at, done in enumerate(line.computes) if done.block == load.block and done.switched]
+        assert mine == list(
+            range(switch.step + (load.block - switch.step) % instance.blocks, instance.steps, instance.blocks)
+        )
+
+
+def test_a_computation_waits_for_its_graph_and_a_load_for_the_one_before() -> None:
+    instance = Instance((1.0, 1.0), (2.0, 3.0), (5.0, 7.0), chunks=1)
+    line = simulate(instance, switches((0, 0), (1, 1)))
+    assert [(done.start, done.end) for done in line.computes] == [(5.0, 7.0), (14.0, 17.0)]
+    assert [(load.start, load.end) for load in line.loads] == [(0.0, 5.0), (7.0, 14.0)]
+    assert (line.prefill_end, line.switch_end, line.latency) == (17.0, 14.0, 17.0)
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        (switches((0, 0)), r"blocks \[0\]"),
+        (switches((0, 0), (0, 1)), r"blocks \[0, 0\]"),
+        (switches((0, 0), (2, 1)), r"blocks \[0, 2\]"),
+        (switches((0, 2), (1, 1)), r"steps \[2, 1\]"),
+        (switches((0, -1), (1, 1)), r"steps \[-1, 1\]"),
+        (switches((0, 0), (1, 5)), r"steps \[0, 5\].* 0 to 4"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(plan: Plan, says: str) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        simulate(Instance((1.0, 1.0), (1.0, 1.0), (1.0, 1.0), chunks=2), plan)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "load", "chunks", "says"),
+    [
+        ((), (), (), 1, "0 .prefill., 0 .decode. and 0"),
+        ((1.0,), (1.0, 1.0), (1.0,), 1, "1 .prefill., 2 .decode. and 1"),
+        ((1.0,), (1.0,), (1.0, 1.0), 1, "and 2 .load."),
+        ((1.0,), (1.0,), (1.0,), 0, "chunks is 0"),
+        ((1.0,), (1.0,), (1.0,), 1.5, "chunks is 1.5"),
+        ((-1.0,), (1.0,), (1.0,), 1, "prefill time of block 0 is -1.0"),
+        ((1.0,), (float("inf"),), (1.0,), 1, "decode time of block 0 is inf"),
+        ((1.0,), (1.0,), (float("nan"),), 1, "load time of block 0 is nan"),
+        ((1.0, 2.0), (1.0, 1.5), (1.0, 1.0), 1, "Block 1 .* 1.5 .* 2.0"),
+    ],
+)
+def test_an_instance_that_cannot_be_is_refused(
+    prefill: tuple[float, ...], decode: tuple[float, ...], load: tuple[float, ...], chunks: int, says: str
+) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        Instance(prefill, decode, load, chunks)
+
+
+# --- the paper's ways -----------------------------------------------------------------------------------------------
+
+
+def test_figure_8() -> None:
+    plan, reason = progressive(FIG_8)
+    assert plan == switches((3, 0), (1, 2), (2, 4), (0, 6))
+    first = [done for done in simulate(FIG_8, plan).computes if done.chunk == 0]
+    assert [done.switched for done in first] == [False, False, False, True]
+    assert [latency(FIG_8, way(FIG_8)[0]) for way in (synchronous, naive, progressive, optimum)] == [32, 26, 18, 18]
+    assert reason.endswith("18, where a prefill that switches nothing takes 16")
+
+
+def test_a_round_is_of_the_fewest_computations_that_hide_its_load() -> None:
+    instance = Instance((2.0,) * 4, (2.5,) * 4, (4.0, 4.0, 4.0, 3.9), chunks=2)
+    assert progressive(instance)[0][:2] == switches((3, 0), (1, 2))
+    longer = Instance((2.0,) * 4, (2.5,) * 4, (4.0, 4.0, 4.0, 4.1), chunks=2)
+    assert progressive(longer)[0][:2] == switches((3, 0), (2, 3))
+
+
+def test_a_round_counts_the_graphs_that_the_blocks_have_by_then() -> None:
+    instance = Instance((2.0,) * 4, (2.5,) * 4, (4.0, 4.5, 4.0, 4.0), chunks=2)
+    assert progressive(instance)[0][:3] == switches((3, 0), (1, 2), (2, 4))  # block 2 takes 2, and block 3 then 2.5
+
+
+def test_a_round_wraps_around_to_the_next_chunk() -> None:
+    instance = Instance((1.0,) * 3, (1.0,) * 3, (1.0, 2.0, 1.0), chunks=2)
+    assert progressive(instance)[0] == switches((2, 0), (0, 1), (1, 2))
+
+
+def test_where_a_load_cannot_be_hidden_yet_the_greedy_computes_on() -> None:
+    # at step 3 block 1 is left and nearly next: only behind its own computation is there time for its load
+    instance = Instance((1.0, 1.0, 1.0), (1.0, 1.0, 1.0), (2.0, 2.0, 1.0), chunks=3)
+    assert progressive(instance)[0] == switches((2, 0), (0, 1), (1, 5))
+
+
+def test_what_no_round_is_left_for_comes_after_the_prefill() -> None:
+    instance = Instance((1.0, 1.0, 1.0), (1.0, 1.0, 1.0), (9.0, 9.0, 9.0), chunks=1)
+    assert progressive(instance)[0] == switches((2, 0), (1, 2), (0, 3))
+
+
+@given(instances())
+@settings(deadline=None)
+def test_the_greedy_loads_the_last_block_not_switched(instance: Instance) -> None:
+    left = set(range(instance.blocks))
+    for switch in progressive(instance)[0]:
+        if switch.step < instance.steps:
+            assert (switch.block - switch.step) % instance.blocks == max(
+                (b - switch.step) % instance.blocks for b in left
+            )
+        left.remove(switch.block)
+
+
+def test_the_comparators_load_after_all_and_behind_each_last_computation() -> None:
+    instance = Instance((1.0, 2.0), (1.0, 2.0), (5.0, 6.0), chunks=3)
+    assert [load.start for load in simulate(instance, synchronous(instance)[0]).loads] == [9.0, 14.0]
+    assert [load.start for load in simulate(instance, naive(instance)[0]).loads] == [7.0, 12.0]
+
+
+# --- better ways ----------------------------------------------------------------------------------------------------
+
+
+def test_without_haste_the_greedy_waits_where_its_graphs_are_slow() -> None:
+    instance = EXAMPLES[1][1]
+    plan, reason = unhurried(instance)
+    assert plan[0].step > 0
+    assert latency(instance, plan) < latency(instance, progressive(instance)[0])
+    assert f"begun behind {plan[0].step} of 12" in reason
+
+
+def test_without_haste_it_is_naive_where_no_round_pays() -> None:
+    instance = Instance((1.0,) * 3, (9.0,) * 3, (1.5,) * 3, chunks=1)
+    plan, reason = unhurried(instance)
+    assert plan == naive(instance)[0]
+    assert reason.startswith("no round pays")
+
+
+def test_no_beam_is_narrower_than_one() -> None:
+    with pytest.raises(InvalidOption, match="beam is 0"):
+        beam(FIG_8, width=0)
+
+
+def test_a_search_that_would_not_end_is_refused() -> None:
+    instance = drawn(random.Random(1), 12, 4, 2.0)
+    with pytest.raises(InvalidOption, match=r"12 blocks and 4 chunks takes more than 5000 .* beam"):
+        optimum(instance, most=5000)
+    assert latency(instance, beam(instance)[0]) >= floor(instance)
+
+
+@given(instances(), st.integers(1, 3))
+@settings(deadline=None)
+@example(Instance((3.0, 0.0), (6.0, 4.0), (0.0, 0.0), chunks=2), 1)
+def test_nothing_undercuts_the_optimum_and_the_better_ways_are_never_worse(instance: Instance, width: int) -> None:
+    taken = {name: latency(instance, way(instance)[0]) for name, way in WAYS.items()}
+    narrow, sure = beam(instance, width)
+    taken["narrow"], best = latency(instance, narrow), latency(instance, optimum(instance)[0])
+    assert floor(instance) <= best * (1 + 1e-9)
+    assert best <= min(taken.values())
+    assert max(taken["beam"], taken["narrow"]) <= taken["unhurried"]
+    assert taken["unhurried"] <= min(taken[name] for name in ("synchronous", "naive", "progressive"))
+    assert not sure.startswith("the best plan there is") or taken["narrow"] == pytest.approx(best)
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 1.5, 3.0])
+def test_a_narrow_beam_says_so_and_is_still_a_plan(slowdown: float) -> None:
+    rng = random.Random(2)
+    told = [beam(drawn(rng, 7, 4, slowdown), 1)[1] for _ in range(8)]
+    assert any(reason.startswith("the best of a beam 1 wide") for reason in told)
+
+
+def tried(instance: Instance) -> float:
+    """The best of all plans, each simulated."""
+    steps = list(combinations_with_replacement(range(instance.steps + 1), instance.blocks))
+    orders = list(permutations(range(instance.blocks)))
+    return min(latency(instance, switches(*zip(order, at, strict=True))) for order in orders for at in steps)
+
+
+@given(instances(blocks=3, chunks=2, most=5))
+@settings(deadline=None, max_examples=60)
+@example(Instance((2.0, 1.0, 0.0), (5.0, 3.0, 2.0), (5.0, 2.0, 3.0), chunks=2))
+@example(Instance((3.0, 2.0, 1.0), (6.0, 3.0, 1.0), (1.0, 4.0, 4.0), chunks=1))
+def test_the_optimum_is_the_best_of_all_plans(instance: Instance) -> None:
+    assert latency(instance, optimum(instance)[0]) == pytest.approx(tried(instance))
+
+
+@given(instances(blocks=3, chunks=3, most=3))
+@settings(deadline=None, max_examples=60)
+def test_the_optimum_is_the_best_there_is_even_without_plans(instance: Instance) -> None:
+    assert latency(instance, optimum(instance)[0]) == pytest.approx(least_ticks(instance))
+
+
+@pytest.mark.parametrize(
+    "instance",
+    [
+        Instance((0.0, 2.0, 1.0, 2.0), (1.0, 3.0, 1.0, 3.0), (4.0, 1.0, 4.0, 4.0), chunks=2),
+        Instance((4.0, 4.0, 2.0, 4.0), (8.0, 8.0, 4.0, 4.0), (3.0, 3.0, 8.0, 2.0), chunks=1),
+    ],
+)
+def test_a_beginning_that_waits_for_another_block_is_not_beaten(instance: Instance) -> None:
+    assert latency(instance, optimum(instance)[0]) == least_ticks(instance)
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=5))
+@settings(deadline=None, max_examples=40)
+def test_hiding_every_load_is_number_partitioning(items: list[int]) -> None:
+    """Appendix A."""
+    instance = partition(items)
+    sums = {sum(some) for many in range(len(items)) for some in combinations(items, many)}
+    hidden = latency(instance, optimum(instance)[0]) == instance.chunks * sum(instance.prefill)
+    assert hidden == (sum(items) / 2 in sums)
+
+
+@pytest.mark.parametrize("way", [*WAYS.values(), optimum])
+@given(instances(blocks=4, chunks=3))
+@settings(deadline=None, max_examples=20)
+def test_every_way_tells_what_its_plan_takes(way: Callable[[Instance], tuple[Plan, str]], instance: Instance) -> None:
+    plan, reason = way(instance)
+    assert f": {latency(instance, plan):.4g}, where a prefill" in reason
+    assert "\n" not in reason
+
+
+def test_what_is_measured_is_the_distance_from_the_optimum() -> None:
+    ways = measured([FIG_8], lambda _: 18.0)
+    assert ways["synchronous"]["mean"] == pytest.approx(32 / 18 - 1)
+    assert ways["beam"]["best"] == 1.0
+    shown = table({"slowdowns": [{"slowdown": 1.25, "ways": ways}], "partition": ways, "large": ways})
+    assert shown.startswith(HEAD)
+    assert "77.78" in shown
