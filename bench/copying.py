@@ -154,9 +154,9 @@ class Method:
             "reuse": self._reuse,
         }
         self.calibrates = "calibration" in others
-        sources = [base, *(beside[name] for name in others)]
+        sources: dict[str, Source] = {"base": base, **{name: beside[name] for name in others}}
         if self.calibrates:
-            sources.append(_Mute(self._seen))
+            sources["none"] = _Mute(self._seen)
         self.drafter = RetrievalDrafter(
             sources,
             Chances([prior, *(PRIORS[name] for name in others), 0.0]),

@@ -82,7 +82,9 @@ class Ways:
         written: list[list[int]] = []
         for start in range(0, len(asked), 2):
             pairs = zip((self.one, self.two), asked[start : start + 2], strict=False)
-            replies = [pair.reply(messages, max_tokens=self._most, gate="always", retrieval="off") for pair, messages in pairs]
+            replies = [
+                pair.reply(messages, max_tokens=self._most, gate="always", retrieval="off") for pair, messages in pairs
+            ]
             texts: list[list[int]] = [[] for _ in replies]
             left = list(zip(replies, texts, strict=True))
             while left:

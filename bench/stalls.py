@@ -45,7 +45,9 @@ class Way:
     share: float | None = None
 
     def answer(self, pair: Pair, question: Question, seed: int) -> None:
-        reply = pair.reply(question.messages, max_tokens=MOST, seed=seed, economy=False, retrieval="off", **self.options)
+        reply = pair.reply(
+            question.messages, max_tokens=MOST, seed=seed, economy=False, retrieval="off", **self.options
+        )
         moments = [perf_counter() for _ in reply]
         summary = reply.summary
         if len(moments) > 1:

@@ -46,7 +46,7 @@ class Retrieval:
         """What is remembered for drafts from these sources."""
         self._read()
         if sources not in self._memories:
-            memory = self._memories[sources] = Memory(sources, self.curve(), _inside(self.model))
+            memory = self._memories[sources] = Memory(sources, self.curve(), inside_of(self.model))
             for talk in self._past:
                 memory.add(talk)
         return self._memories[sources]
@@ -144,6 +144,11 @@ class Copying:
             return Foretelling(verifier, self._memory.expect)
         return verifier
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Accepted tokens by source; it goes on counting."""
+        return self._drafter.copied
+
     def close(self) -> None:
         self._memory.give()
 
@@ -162,7 +167,7 @@ class Foretelling:
         """The verifier is somebody else's."""
 
 
-def _inside(model: Model) -> Callable[[int], bool]:
+def inside_of(model: Model) -> Callable[[int], bool]:
     """Whether a token goes on with the word before it: it begins with a letter, a digit, or a byte beyond ASCII."""
 
     @cache

@@ -94,6 +94,7 @@ def _written(
     extra = parts.extra if drafter is None else 0
     if copying is not None:
         drafter, verifier = copying.beside(drafter, gamma, explain), copying.verifier(verifier)
+        stats.copied = copying.counts
         gate, gamma = (AlwaysGate() if parts.verifier is None else gate), MOST
     limits = Limits(options.max_tokens, parts.context, gamma, extra)
     try:

@@ -58,12 +58,19 @@ def _headline(summary: Summary) -> list[str]:
         parts.append(f"{summary.acceptance_rate:.0%} of drafts accepted")
     if summary.mean_acceptance_length is not None:
         parts.append(f"{summary.mean_acceptance_length:.2f} tokens a check")
+    if summary.retrieved:
+        parts.append(f"{summary.retrieved} copied")
     if summary.verifier_passes_per_token:
         parts.append(f"{summary.verifier_passes_per_token:.2f} verifier passes a token")
     if summary.share_offloaded is not None and summary.share_offloaded < 1.0:
         parts.append(f"{summary.share_offloaded:.0%} offloaded so far")
     if summary.guesses_tried:
         parts.append(f"{summary.guesses_hit} of {summary.guesses_tried} guesses right")
+    return [*parts, *_bytes_and_end(summary)]
+
+
+def _bytes_and_end(summary: Summary) -> list[str]:
+    parts = []
     if summary.bytes_up or summary.bytes_down:
         parts.append(f"{size(summary.bytes_up)} up, {size(summary.bytes_down)} down")
     elif summary.share_verified is not None:
@@ -99,6 +106,7 @@ def _rows(summary: Summary) -> list[tuple[str, str, str]]:
         (number(summary.verifier_passes_per_token, ".2f"), "verifier passes a token", "1 is what it needs alone"),
         (f"{summary.chunks_accepted_whole} of {summary.chunks_verified}", "chunks whole", "accepted to the last token"),
         (str(summary.drafted), "drafted", f"in {summary.rounds} rounds"),
+        (str(summary.retrieved), "copied", _copied(summary)),
         (str(summary.exits), "left early", "drafted without the draft model's last layers"),
         (number(summary.share_offloaded, ".1%"), "offloaded", "of all chunks under this budget so far"),
         (f"{summary.guesses_hit} of {summary.guesses_tried}", "guesses right", "at verdicts that were on their way"),
@@ -109,6 +117,11 @@ def _rows(summary: Summary) -> list[tuple[str, str, str]]:
         (str(summary.seed), "seed", "--seed repeats a sampled reply"),
         (summary.finish_reason, "end", "stop: the model; length: the limit; cancelled: you"),
     ]
+
+
+def _copied(summary: Summary) -> str:
+    found = ", ".join(f"{name} {count}" for name, count in summary.retrieved_from)
+    return f"accepted ones that were offered by: {found}" if found else "drafts from what was seen, and accepted"
 
 
 def print_legend() -> None:

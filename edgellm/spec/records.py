@@ -168,6 +168,8 @@ class Summary:
     verified chunk, the prompt's share included; None without a link. Of `guesses_tried` at a verdict `guesses_hit` were
     right; `stall_hidden` is the share of the time from asking for verdicts to having them that went into drafts which
     were taken over, None where nothing was guessed. `exits` are drafted tokens that left the draft model early.
+    `retrieved` are accepted tokens that were copied; `retrieved_from` says for each source how many of them it offered,
+    so one that several offered counts for each.
     """
 
     text: str
@@ -193,3 +195,5 @@ class Summary:
     guesses_hit: int = 0
     stall_hidden: float | None = None
     exits: int = 0
+    retrieved: int = 0
+    retrieved_from: tuple[tuple[str, int], ...] = ()

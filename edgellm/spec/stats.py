@@ -27,6 +27,8 @@ class Stats:
         self.passes = self.bytes_up = self.bytes_down = self.exits = 0
         self.waited = 0.0
         self.guessed: Guessed | None = None  # kept by the drafter, where it looks ahead
+        self.copied: dict[str, int] = {}  # kept by the drafter, where it retrieves
+        self.retrieved = 0
         self.ledger: Ledger | None = None  # of the pair, where chunks are counted
 
     def round(self, chunk: Chunk, verdict: Verdict | None, began: float, asked: float, now: float) -> None:
@@ -67,6 +69,7 @@ class Stats:
         self.pieces.append(token.piece)
         self.ids.append(token.id)
         self.vouched += token.source in _VOUCHED
+        self.retrieved += token.source is Source.RETRIEVED
         self.first_burst += token.round == 0
 
     def stop(self, token: int, source: Source) -> None:
@@ -106,4 +109,6 @@ class Stats:
             guesses_hit=guessed.hits,
             stall_hidden=guessed.hidden_seconds / self.waited if guessed.tries and self.waited else None,
             exits=self.exits,
+            retrieved=self.retrieved,
+            retrieved_from=tuple(self.copied.items()),
         )

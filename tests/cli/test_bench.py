@@ -10,30 +10,32 @@ from pathlib import Path
 
 import pytest
 
+from bench import retrieval, synera
 from bench.figures import FIGURES
-from bench.synera import PARTS
 from edgellm.cli import bench
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]
 ROOT = Path(__file__).parents[2]
+SUITES = {"synera": synera.PARTS, "retrieval": retrieval.PARTS}
 
 
-def test_every_part_is_listed() -> None:
-    command = [sys.executable, "-m", "edgellm", "bench", "synera", "--list"]
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_part_is_listed(suite: str) -> None:
+    command = [sys.executable, "-m", "edgellm", "bench", suite, "--list"]
     listed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
-    assert all(name in listed for name in PARTS)
+    assert all(name in listed for name in SUITES[suite])
 
 
 def test_every_part_is_a_benchmark_with_a_name_for_its_results() -> None:
-    for part in PARTS.values():
+    for part in (part for parts in SUITES.values() for part in parts.values()):
         assert '"--name"' in (ROOT / "bench" / f"{part.name}.py").read_text(encoding="utf-8")
 
 
 def test_what_is_not_there_is_said(edge: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = edge("bench", "sinera")
     assert done.code == 2
-    assert "Choose one of synera" in done.err
+    assert "Choose one of synera, retrieval" in done.err
     assert edge("bench", "synera", "nonsense").code == 2
     monkeypatch.setattr(bench, "ROOT", tmp_path)
     done = edge("bench", "synera")

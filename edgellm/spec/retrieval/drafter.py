@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class RetrievalDrafter:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Mapping[str, Source],
         chances: Chances,
         length: LengthRule,
         *,
@@ -28,20 +28,24 @@ class RetrievalDrafter:
         reuse: Reuse | None = None,
         hopeless: float = HOPELESS,
     ) -> None:
-        """`sources` in the order of the priors of `chances`; `reuse` is among them, where drafts are used again.
-        `inside` says whether a token goes on with the word before it. A draft ends where its next token would be
+        """`sources` by name, in the order of the priors of `chances`; `reuse` is one of them, where drafts are used
+        again. `inside` says whether a token goes on with the word before it. A draft ends where its next token would be
         reached and accepted with less than `hopeless`.
         """
-        self._sources, self._chances, self._length, self._inside = sources, chances, length, inside
+        self._sources = tuple(sources.values())
+        self._chances, self._length, self._inside = chances, length, inside
         self._reuse, self._hopeless = reuse, hopeless
         self._known = 0  # tokens of the text that the sources know
         self._evidence: list[Evidence] = []
         self.explain = False
+        self.copied = dict.fromkeys(sources, 0)
+        """Of the reply, by source: accepted tokens that it offered."""
 
     def begin(self, prompt: Sequence[int]) -> None:
         """A reply to `prompt` begins."""
         for source in self._sources:
             source.begin(prompt)
+        self.copied = dict.fromkeys(self.copied, 0)
         self._known = len(prompt)
 
     def draft(
@@ -130,6 +134,8 @@ class RetrievalDrafter:
             return
         for evidence in self._evidence[:accepted]:
             self._chances.learn(evidence, True)
+            for at, name in enumerate(self.copied):
+                self.copied[name] += evidence.agree >> at & 1
         if accepted < n:
             self._chances.learn(self._evidence[accepted], False)
         if self._reuse is not None:

@@ -60,7 +60,7 @@ class Memory:
             "reuse": self._reuse,
         }
         drafter = RetrievalDrafter(
-            [by_name[name] for name in self._names],
+            {name: by_name[name] for name in self._names},
             self._chances,
             self.length,
             inside=self._inside,

@@ -1,0 +1,127 @@
+"""Tokens a verification brings, by PLD, by SAM, and with our techniques on top (CoordGen, Table 4), and what each adds.
+
+    python -m bench.retrieval_acceptance [--cases 80] [--models edgellm-verifier edgellm-draft] [--name ...]
+
+Mean acceptance length: tokens of the replies over verifications, the verifier's own token included, so 1 is plain
+decoding; the prefill's token is left out. Every method drafts all it finds, up to the same length. `calibration +
+reuse` are the paper's two techniques; `ours` adds past conversations, word by word and by analogy. Replies are greedy,
+and each method must write the recorded one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bench.copying import MOST, SEED, TASKS, Everything, Method, PromptLookup, Reply, SuffixLookup, recorded
+from bench.report import write
+from edgellm.api.retrieval import inside_of
+from edgellm.engine import Context, Model
+from edgellm.spec.local import LocalVerifier
+from edgellm.spec.pool import ContextPool
+from edgellm.spec.records import GREEDY, Chunk
+from edgellm.spec.retrieval.sources import Context as Seen
+from edgellm.spec.retrieval.sources import Source
+from edgellm.store import resolve
+
+_EMPTY = Chunk()
+PAPERS = ("calibration", "reuse")
+OURS = ("history", "analogy", *PAPERS)
+BASES: dict[str, tuple[Callable[[], Source], float]] = {
+    "PLD": (PromptLookup, 0.35),
+    "SAM": (SuffixLookup, 0.45),
+    "automaton with counts": (Seen, 0.35),
+}
+TOPPINGS: dict[str, tuple[str, ...]] = {
+    "": (),
+    " + calibration": ("calibration",),
+    " + reuse": ("reuse",),
+    " + calibration + reuse": PAPERS,
+    " + history": ("history",),
+    " + history + analogy": ("history", "analogy"),
+    " + ours": OURS,
+}
+
+
+def length(model: Model, verifier: LocalVerifier, method: Method, cases: list[Reply]) -> float:
+    """Tokens a verification over `cases`, one after another."""
+    tokens = rounds = 0
+    for case in cases:
+        method.begin(case.prompt)
+        session = verifier.open(GREEDY, method.expect if method.calibrates else None)
+        try:
+            text = case.prompt
+            first = session.submit(text, _EMPTY).result()
+            text = np.append(text, first.tokens).astype(np.int32)
+            end = len(case.prompt) + len(case.reply)
+            while len(text) < end:
+                chunk = method.drafter.draft(text, min(MOST, end - len(text)), GREEDY)
+                verdict = session.submit(text, chunk).result()
+                method.drafter.told(chunk, verdict, 0.0)
+                new = np.append(chunk.ids[: verdict.accepted], verdict.tokens)[: end - len(text)]
+                text = np.append(text, new).astype(np.int32)
+                tokens, rounds = tokens + len(new), rounds + 1
+        finally:
+            session.close()
+        if tuple(text[len(case.prompt) :].tolist()) != case.reply:
+            sys.exit(f"another reply was written than the recorded one: {model.detokenize(text).decode()!r}")
+        method.end(case)
+    return tokens / max(1, rounds)
+
+
+def measured(model: Model, cases: int) -> dict[str, dict[str, float]]:
+    """Acceptance lengths of every method, by task."""
+    found: dict[str, dict[str, float]] = {}
+    inside = inside_of(model)
+    verifier = LocalVerifier(model, ContextPool(partial(Context, model, n_ctx=model.n_ctx_train)), model.n_ctx_train)
+    for task in TASKS:
+        asked = recorded(model, task, cases)
+        found[task] = {}
+        for base, (make, prior) in BASES.items():
+            for topping, others in TOPPINGS.items():
+                method = Method(make(), others, Everything(), inside, prior)
+                found[task][base + topping] = length(model, verifier, method, asked)
+    verifier.close()
+    return found
+
+
+def table(models: dict[str, Any]) -> str:
+    """Markdown: a row a method, a column a task, and the mean ratio to its base."""
+    lines = []
+    for model, found in models.items():
+        lines += [
+            f"{model}:",
+            "",
+            f"| method | {' | '.join(TASKS)} | to its base |",
+            "|---|" + "---|" * (len(TASKS) + 1),
+        ]
+        for method in next(iter(found.values())):
+            base = next(name for name in BASES if method.startswith(name))
+            ratio = float(np.mean([found[task][method] / found[task][base] for task in TASKS]))
+            lines.append(f"| {method} | {' | '.join(f'{found[task][method]:.2f}' for task in TASKS)} | {ratio:.2f} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=80, help="of each task")
+    parser.add_argument("--models", nargs="+", default=["edgellm-verifier", "edgellm-draft"])
+    parser.add_argument("--name", default="retrieval_acceptance", help="of the result file")
+    arguments = parser.parse_args()
+    models = {}
+    for name in arguments.models:
+        with Model.load(resolve(name)) as model:
+            models[name] = measured(model, arguments.cases)
+    sys.stdout.write(table(models) + "\n")
+    figures = {"cases": arguments.cases, "most": MOST, "models": models}
+    sys.stdout.write(f"written: {write(arguments.name, 'bench.retrieval_acceptance', figures, SEED)}\n")
+
+
+if __name__ == "__main__":
+    main()

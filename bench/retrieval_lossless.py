@@ -1,0 +1,101 @@
+"""Is the text the verifier's own, token by token, whatever drafts are retrieved from?
+
+    python -m bench.retrieval_lossless [--rounds 17] [--max-tokens 64] [--threads N] [--name ...]
+
+On f32 copies of the bundled pair. Each round writes one held-out case with every combination of sources, greedy and
+sampled: by the verifier alone, by the draft model alone, and greedily by both together. All of them one after another
+in one process, so that past replies are there to be copied. Greedy and sampled text must be what is written without
+retrieval from the same seed; a greedy difference of nearly equal logits counts as a tie. Exit code 1 at a bug.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from bench.lossless import difference, prompts
+from bench.report import write
+from edgellm.api import Pair
+from edgellm.engine import Message, Model, to_f32
+from edgellm.spec.options import SOURCES
+from edgellm.store import resolve
+from models.corpus import HELD_OUT_SEED
+
+
+def switches() -> list[str]:
+    """Every combination of sources, as `--retrieval` takes it."""
+    return [",".join(some) for n in range(1, len(SOURCES) + 1) for some in combinations(SOURCES, n)]
+
+
+def asked(rounds: int) -> Iterator[tuple[int, str, list[Message]]]:
+    """Number, sources and prompt of each reply; every combination meets `rounds` prompts."""
+    cases = prompts(rounds * len(switches()))
+    for number, (case, sources) in enumerate(zip(cases, switches() * rounds, strict=True)):
+        yield number, sources, [Message(turn.role, turn.text) for turn in case.prompt]
+
+
+def table(found: dict[str, Any]) -> str:
+    """Markdown: a row a way."""
+    lines = ["| way | replies | equal | ties | bugs | tokens | copied |", "|---|---|---|---|---|---|---|"]
+    for way, row in found["ways"].items():
+        cells = (row.get(key, 0) for key in ("replies", "equal", "tie", "bug", "tokens", "copied"))
+        lines.append(f"| {way} | {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=17, help=f"prompts for each of {len(switches())} combinations")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--name", default="retrieval_lossless", help="of the result file")
+    arguments = parser.parse_args()
+    counts: dict[str, Counter[str]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        small, big = Path(folder) / "draft.gguf", Path(folder) / "verifier.gguf"
+        to_f32(resolve("edgellm-draft"), small)
+        to_f32(resolve("edgellm-verifier"), big)
+        pairs: list[tuple[str, Path | str, Path | str]] = [
+            ("the verifier alone", "none", big),
+            ("the draft model alone", small, "none"),
+            ("both", small, big),
+        ]
+        for way, draft, verifier in pairs:
+            with (
+                Pair.open(draft, verifier, threads=arguments.threads) as pair,
+                Pair.open("none" if way == "both" else draft, verifier, threads=arguments.threads) as bare,
+                Model.load(small if verifier == "none" else big) as model,
+            ):
+                for temperature in (0.0, 0.8) if way != "both" else (0.0,):
+                    name = way + (", sampled" if temperature else "")
+                    found = counts[name] = Counter()
+                    for number, sources, messages in asked(arguments.rounds):
+                        options = {"max_tokens": arguments.max_tokens, "temperature": temperature, "seed": number}
+                        reply = pair.reply(messages, retrieval=sources, **options)
+                        ours = [token.id for token in reply]
+                        theirs = [token.id for token in bare.reply(messages, retrieval="off", **options)]
+                        found["replies"] += 1
+                        found["tokens"] += len(ours)
+                        found["copied"] += reply.summary.retrieved
+                        if ours == theirs:
+                            found["equal"] += 1
+                            continue
+                        kind = difference(model, pair.prompt_ids(messages), ours, theirs)[0]
+                        found[kind] += 1
+                        sys.stdout.write(f"{name}, prompt {number}, {sources}: {kind}\n")
+                    sys.stdout.write(f"{name}: {dict(found)}\n")
+                    sys.stdout.flush()
+    figures = {"rounds": arguments.rounds, "ways": {name: dict(found) for name, found in counts.items()}}
+    sys.stdout.write(table(figures) + "\n")
+    sys.stdout.write(f"written: {write(arguments.name, 'bench.retrieval_lossless', figures, HELD_OUT_SEED)}\n")
+    sys.exit(1 if any(found["bug"] for found in counts.values()) else 0)
+
+
+if __name__ == "__main__":
+    main()
