@@ -5,15 +5,17 @@
 Mean acceptance length: tokens of the replies over verifications, the verifier's own token included, so 1 is plain
 decoding; the prefill's token is left out. Every method drafts all it finds, up to the same length. `calibration +
 reuse` are the paper's two techniques; `ours` adds past conversations, word by word and by analogy. Replies are greedy,
-and each method must write the recorded one.
+of f32 copies of the models, and each method must write the recorded one.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ import numpy as np
 from bench.copying import MOST, SEED, TASKS, Everything, Method, PromptLookup, Reply, SuffixLookup, recorded
 from bench.report import write
 from edgellm.api.retrieval import inside_of
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, Model, to_f32
 from edgellm.spec.local import LocalVerifier
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.records import GREEDY, Chunk
@@ -116,8 +118,10 @@ def main() -> None:
     arguments = parser.parse_args()
     models = {}
     for name in arguments.models:
-        with Model.load(resolve(name)) as model:
-            models[name] = measured(model, arguments.cases)
+        with tempfile.TemporaryDirectory() as folder:
+            to_f32(resolve(name), Path(folder) / "exact.gguf")
+            with Model.load(Path(folder) / "exact.gguf") as model:
+                models[name] = measured(model, arguments.cases)
     sys.stdout.write(table(models) + "\n")
     figures = {"cases": arguments.cases, "most": MOST, "models": models}
     sys.stdout.write(f"written: {write(arguments.name, 'bench.retrieval_acceptance', figures, SEED)}\n")

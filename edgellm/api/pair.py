@@ -32,6 +32,7 @@ from edgellm.api.retrieval import Retrieval
 from edgellm.api.writing import Parts, write
 from edgellm.engine import Message, Model
 from edgellm.errors import InputNotText, InvalidOption, PromptTooLong
+from edgellm.spec.curve import CostCurve
 from edgellm.spec.options import ReplyOptions
 from edgellm.spec.profile import Profile
 from edgellm.spec.protocols import Verifier
@@ -180,6 +181,12 @@ class Pair:
         """Past questions and their replies, the oldest first, to retrieve drafts from; replies of this pair are
         remembered without it. They stay in this process."""
         self._retrieval.remember(conversations)
+
+    def curve(self) -> CostCurve:
+        """How long the verifier (the draft model, where that is alone) takes for a decode of so many rows. Measured at
+        the first call, in some seconds at most, and kept for later processes."""
+        self._check_open()
+        return self._retrieval.curve()
 
     def profile(
         self,

@@ -16,6 +16,7 @@ from tests.cli.conftest import Done
 Edge = Callable[..., Done]
 
 SHORT = ("--max-tokens", "6")
+LONG = ("--max-tokens", "60")
 KEYS = {"id", "text", "source", "confidence", "importance", "exit_layer", "round"}
 FIGURES = {
     "text", "prompt_tokens", "tokens", "ttft_ms", "tokens_per_second", "share_verified", "acceptance_rate",
@@ -208,3 +209,41 @@ def test_input_that_is_not_text(edge: Edge, tmp_path: Path) -> None:
     ):
         assert done.code == 1
         assert "is not UTF-8 text: byte 3 is 0xe9" in done.err
+
+
+def test_a_question_asked_again_is_answered_from_memory(edge: Edge) -> None:
+    words = ("chat", "--json", "--draft", "none", "Where is my mug?", *LONG)
+    first, again = (edge(*words).lines[-1]["summary"] for _ in range(2))
+    assert first["text"] == again["text"]
+    assert again["retrieved"] > first["retrieved"]
+    assert again["rounds"] < first["rounds"]
+
+
+@pytest.mark.parametrize("off", [("--no-history",), ("--retrieval", "off")])
+def test_what_is_not_to_be_remembered_is_not(edge: Edge, off: tuple[str, ...]) -> None:
+    edge("chat", "--draft", "none", "Where is my mug?", *LONG, *off)
+    assert edge("history", "--json").answer["conversations"] == 0
+
+
+def test_history_that_is_off_is_neither_read_nor_written(edge: Edge) -> None:
+    words = ("chat", "--json", "--draft", "none", "Where is my mug?", *LONG)
+    first = edge(*words).lines[-1]["summary"]
+    edge("history", "off")
+    again = edge(*words).lines[-1]["summary"]
+    assert again["retrieved"] == first["retrieved"]
+    assert edge("history", "--json").answer["conversations"] == 1
+
+
+def test_a_history_that_cannot_be_used_is_told_and_does_no_harm(edge: Edge, tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "data"
+    folder.mkdir(parents=True)
+    (folder / "history").write_text("a file in the way")
+    done = edge("chat", "--draft", "none", "Hello", *SHORT)
+    assert done.code == 0
+    assert "Past conversations are not used" in done.err
+
+
+def test_a_source_that_there_is_not_is_named(edge: Edge) -> None:
+    done = edge("chat", "Hello", "--retrieval", "context,dreams")
+    assert done.code == 2
+    assert "'dreams'" in done.err

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgellm.errors import VerifierLost
 from edgellm.spec.curve import CostCurve
 from edgellm.spec.gates import AlwaysGate
 from edgellm.spec.loop import Limits, generate
@@ -158,6 +160,41 @@ def test_beside_a_small_model_the_better_of_the_two_drafts() -> None:
     assert copied.retrieved
     assert asked == [3]
     known.give()
+
+
+@pytest.mark.parametrize("model", [False, True])
+def test_what_is_copied_never_stands_unchecked(model: bool) -> None:
+    known = memory()
+    reply(known, [1, 2, 3], FakeVerifier(chain(3, eog_at=30)), model=model)
+    verifier = FakeVerifier(chain(3, eog_at=30), lost={1, 3}, absence=2)
+    own = known.take(np.array([1, 2, 3], dtype=np.int32))
+    assert own is not None
+    small = FakeDrafter(chain(99))  # disagrees with the verifier, and with all that can be copied
+    events = generate(
+        np.array([1, 2, 3], dtype=np.int32),
+        alphabet=Letters(),
+        drafter=MixedDrafter(own, small, 3) if model else own,
+        gate=AlwaysGate(),
+        verifier=verifier,
+        sampling=GREEDY,
+        limits=Limits(40, 200, 63),
+        stats=Stats(),
+    )
+    text = [1, 2, 3]
+    lost = False
+    try:
+        for event in events:
+            if not isinstance(event, Token):
+                continue
+            if event.source is Source.DRAFT:
+                assert event.id == int(small.logits(np.array(text, dtype=np.int32)).argmax())
+            else:
+                assert event.id == int(verifier.logits(np.array(text, dtype=np.int32)).argmax())
+            text.append(event.id)
+    except VerifierLost:
+        lost = True
+    known.give()
+    assert lost is not model  # who only copies has nobody to go on with
 
 
 def test_one_reply_at_a_time_has_it() -> None:

@@ -1,0 +1,128 @@
+"""Retrieval on the real pair: the text is the same, and what was replied before is copied."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgellm.api import Pair
+from edgellm.engine import Model
+from edgellm.spec.curve import KNOTS
+from edgellm.spec.options import SOURCES
+from edgellm.spec.records import Explanation, Source
+from edgellm.store.curves import curve_path
+from tests.spec.real import case, ids
+
+NUMBERS = (2, 5, 6, 5, 2)  # two of them twice: there the first reply can be copied
+MOST = 32
+
+
+@pytest.mark.parametrize("retrieval", ["auto", *SOURCES, "history,reuse", "context,calibration"])
+def test_the_verifier_writes_what_it_writes_alone(f32_pair: tuple[Path, Path], alone: Pair, retrieval: str) -> None:
+    copied = 0
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        for number in NUMBERS:
+            reply = pair.reply(case(number), max_tokens=MOST, retrieval=retrieval)
+            wanted = ids(alone.reply(case(number), max_tokens=MOST, retrieval="off"))
+            assert ids(reply) == wanted
+            copied += reply.summary.retrieved
+            assert set(dict(reply.summary.retrieved_from)) <= set(SOURCES)
+    if retrieval in ("auto", "history", "analogy", "history,reuse"):
+        assert copied > 10
+
+
+def test_so_does_the_draft_model_and_so_do_both_together(f32_pair: tuple[Path, Path], alone: Pair) -> None:
+    with Pair.open(f32_pair[0], "none", threads=1) as small, Pair.open(*f32_pair, threads=1) as pair:
+        copied = [0, 0]
+        for number in NUMBERS:
+            one = small.reply(case(number), max_tokens=MOST)
+            assert ids(one) == ids(small.reply(case(number), max_tokens=MOST, retrieval="off"))
+            both = pair.reply(case(number), max_tokens=MOST)
+            assert ids(both) == ids(alone.reply(case(number), max_tokens=MOST, retrieval="off"))
+            copied = [copied[0] + one.summary.retrieved, copied[1] + both.summary.retrieved]
+    assert min(copied) > 10
+
+
+def test_a_seed_repeats_a_sampled_reply_whatever_is_copied(f32_pair: tuple[Path, Path], alone: Pair) -> None:
+    options: dict[str, Any] = {"max_tokens": MOST, "temperature": 1.2, "top_k": 0, "top_p": 1.0}
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        copied = 0
+        for seed in (1, 2, 1, 2, 3):
+            reply = pair.reply(case(5), seed=seed, **options)
+            assert ids(reply) == ids(alone.reply(case(5), seed=seed, retrieval="off", **options))
+            copied += reply.summary.retrieved
+    assert copied > 0
+
+
+def test_a_conversation_of_before_is_copied(f32_pair: tuple[Path, Path], alone: Pair) -> None:
+    wanted = alone.reply(case(5), max_tokens=MOST, retrieval="off")
+    written = ids(wanted)
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        pair.remember([(case(5)[-1].content, wanted.summary.text), ("\ud800", "not UTF-8")])
+        reply = pair.reply(case(5), max_tokens=MOST)
+        assert ids(reply) == written
+        assert reply.summary.retrieved > len(written) // 2
+        assert reply.summary.rounds < len(written) // 2
+
+
+def test_two_replies_at_once_are_both_right(f32_pair: tuple[Path, Path], alone: Pair) -> None:
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        for _ in range(2):
+            replies = [pair.reply(case(number), max_tokens=MOST) for number in (2, 5)]
+            rows = [[next(reply).id for reply in replies] for _ in range(4)]
+            texts = [[row[at] for row in rows] + ids(reply) for at, reply in enumerate(replies)]
+            assert texts == [ids(alone.reply(case(n), max_tokens=MOST, retrieval="off")) for n in (2, 5)]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"retrieval": "off"}, "as you said"),
+        ({"budget": 0.2, "gate": "random"}, "not everything is verified"),
+        ({"temperature": 1.0}, "a seed would not repeat the reply"),
+        ({"retrieval": "context,reuse"}, "retrieved from: context, reuse"),
+    ],
+)
+def test_it_says_whether_and_from_what_it_copies(pair: Pair, options: dict[str, Any], reason: str) -> None:
+    heard: list[Explanation] = []
+    reply = pair.reply(case(5), max_tokens=8, **options)
+    reply.on_explain = heard.append
+    sources = {token.source for token in reply}
+    assert any(reason in explanation.text for explanation in heard)
+    if "context" not in str(options):
+        assert Source.RETRIEVED not in sources
+
+
+def test_the_cost_curve_is_measured_once_and_kept(
+    f32_pair: tuple[Path, Path], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        ids(pair.reply(case(5), max_tokens=4))
+    (kept,) = (home / "cache" / "curves").iterdir()
+    curve = json.loads(kept.read_text())
+    assert curve["rows"] == list(KNOTS)
+    assert len(curve["seconds"]) == len(KNOTS)
+    monkeypatch.setattr("edgellm.api.retrieval.measure_curve", None)
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        ids(pair.reply(case(5), max_tokens=4))
+        assert pair.curve().seconds == tuple(curve["seconds"])
+
+
+def test_a_curve_that_proves_wrong_is_measured_anew(f32_pair: tuple[Path, Path], home: Path) -> None:
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        ids(pair.reply(case(5), max_tokens=2))
+    (kept,) = (home / "cache" / "curves").iterdir()
+    curve = json.loads(kept.read_text())
+    kept.write_text(json.dumps({**curve, "seconds": [second * 100 for second in curve["seconds"]]}))
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        for number in range(6):
+            ids(pair.reply(case(number), max_tokens=MOST))
+    assert not kept.exists()
+
+
+def test_a_curve_belongs_to_a_model_and_its_threads(verifier_model: Model) -> None:
+    assert curve_path("a" * 64, 1) != curve_path("b" * 64, 1)
+    assert curve_path("a" * 64, 1) != curve_path("a" * 64, 2)
