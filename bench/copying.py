@@ -7,11 +7,13 @@ device, so that past ones can be drafted from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
+from edgellm.api.retrieval import inside_of
 from edgellm.engine import Context, Message, Model
 from edgellm.spec.curve import CostCurve, LengthRule
 from edgellm.spec.records import Chunk, Expected, Ids, Sampling, Verdict
@@ -139,10 +141,9 @@ class SuffixLookup:
 class Method:
     """A way to draft, with what it remembers of past cases."""
 
-    def __init__(
-        self, base: Source, others: Sequence[str], length: LengthRule, inside: Callable[[int], bool], prior: float
-    ) -> None:
+    def __init__(self, base: Source, others: Sequence[str], length: LengthRule, model: Model, prior: float) -> None:
         """`others` of `edgellm chat --retrieval` go beside `base`, whose lone offers are accepted with `prior`."""
+        inside = inside_of(model)
         self._seen = Seen()  # where calibration looks for the reply's end
         self.base = base
         self._analogy, self._past = Analogy(), Past()
@@ -162,6 +163,7 @@ class Method:
             Chances([prior, *(PRIORS[name] for name in others), 0.0]),
             length,
             inside=inside,
+            is_eog=cache(model.is_eog),
             reuse=self._reuse if "reuse" in others else None,
             hopeless=0.0 if not others else HOPELESS,
         )

@@ -22,7 +22,6 @@ import numpy as np
 
 from bench.copying import MOST, SEED, TASKS, Everything, Method, PromptLookup, Reply, SuffixLookup, recorded
 from bench.report import write
-from edgellm.api.retrieval import inside_of
 from edgellm.engine import Context, Model, to_f32
 from edgellm.spec.local import LocalVerifier
 from edgellm.spec.pool import ContextPool
@@ -79,14 +78,13 @@ def length(model: Model, verifier: LocalVerifier, method: Method, cases: list[Re
 def measured(model: Model, cases: int) -> dict[str, dict[str, float]]:
     """Acceptance lengths of every method, by task."""
     found: dict[str, dict[str, float]] = {}
-    inside = inside_of(model)
     verifier = LocalVerifier(model, ContextPool(partial(Context, model, n_ctx=model.n_ctx_train)), model.n_ctx_train)
     for task in TASKS:
         asked = recorded(model, task, cases)
         found[task] = {}
         for base, (make, prior) in BASES.items():
             for topping, others in TOPPINGS.items():
-                method = Method(make(), others, Everything(), inside, prior)
+                method = Method(make(), others, Everything(), model, prior)
                 found[task][base + topping] = length(model, verifier, method, asked)
     verifier.close()
     return found

@@ -30,7 +30,7 @@ from bench import random_gguf
 from bench.copying import SEED, TASKS, Method, Oracle, PromptLookup, Reply, SuffixLookup, recorded
 from bench.forced import ForcedVerifier
 from bench.report import spread, write
-from edgellm.api.retrieval import inside_of, measure_curve
+from edgellm.api.retrieval import measure_curve
 from edgellm.engine import Context, Model
 from edgellm.spec.curve import MOST, CostCurve, LengthRule
 from edgellm.spec.gates import AlwaysGate
@@ -119,27 +119,26 @@ class Way:
             self.method.end(case)
 
 
-def ways(curve: CostCurve, inside: Callable[[int], bool]) -> list[Way]:
+def ways(curve: CostCurve, model: Model) -> list[Way]:
     """All of them, plain decoding first."""
     return [
         Way("plain", lambda: None),
         Way("llama-cpp-python", TheirLookup),
-        Way("PLD", lambda: Method(PromptLookup(), (), LengthRule(curve), inside, 0.35)),
-        Way("SAM", lambda: Method(SuffixLookup(), (), LengthRule(curve), inside, 0.45)),
-        Way("ours", lambda: Method(Seen(), OURS, LengthRule(curve), inside, 0.35)),
+        Way("PLD", lambda: Method(PromptLookup(), (), LengthRule(curve), model, 0.35)),
+        Way("SAM", lambda: Method(SuffixLookup(), (), LengthRule(curve), model, 0.45)),
+        Way("ours", lambda: Method(Seen(), OURS, LengthRule(curve), model, 0.35)),
         Way("oracle", lambda: Oracle(LengthRule(curve))),
     ]
 
 
 def measured(model: Model, tasks: Mapping[str, Sequence[Reply]], threads: int | None, repeats: int) -> dict[str, Any]:
     """Speed of every way on every task, against plain decoding."""
-    inside = inside_of(model)
     with Context(model, n_ctx=N_CTX, threads=threads) as context:
         curve = measure_curve(context)
         verifier = ForcedVerifier(model, context)
         found: dict[str, Any] = {"curve_ms": dict(zip(curve.rows, [1e3 * s for s in curve.seconds], strict=True))}
         for task, cases in tasks.items():
-            all_ways = ways(curve, inside)
+            all_ways = ways(curve, model)
             for repeat in range(repeats):
                 for number, case in enumerate(cases):
                     turn = all_ways if (number + repeat) % 2 else all_ways[::-1]

@@ -16,7 +16,9 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = tuple(ROOT / page for page in ("README.md", "docs/commands.md", "docs/synera.md", "models/README.md"))
+PAGES = tuple(
+    ROOT / page for page in ("README.md", "docs/commands.md", "docs/synera.md", "docs/retrieval.md", "models/README.md")
+)
 
 _BLOCK = re.compile(r"(<!-- \$ (?P<command>.+?) -->\n```\w*\n)(?:.*?\n)??(```\n<!-- end -->)", re.DOTALL)
 _SLOW = re.compile(r"^loading \S+\n", re.MULTILINE)  # said only where a model takes long
@@ -24,6 +26,10 @@ _VARIES = (
     (re.compile(r"\d[\d,.]* tokens/s"), "N tokens/s"),
     (re.compile(r"first after \d+ ms"), "first after N ms"),
     (re.compile(r'"confidence": [\d.]+'), '"confidence": N'),
+    (re.compile(r"^■ .+$", re.MULTILINE), "■ who wrote how many"),  # what is copied depends on what it costs here
+    (re.compile(r"100% verified · .* · 0 B up"), "100% verified · 0 B up"),
+    (re.compile(r'"source": "(accepted|corrected|bonus|retrieved|verifier)"'), '"source": "CHECKED"'),
+    (re.compile(r'"round": \d+'), '"round": N'),
 )
 
 

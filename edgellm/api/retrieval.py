@@ -46,7 +46,9 @@ class Retrieval:
         """What is remembered for drafts from these sources."""
         self._read()
         if sources not in self._memories:
-            memory = self._memories[sources] = Memory(sources, self.curve(), inside_of(self.model))
+            memory = self._memories[sources] = Memory(
+                sources, self.curve(), inside_of(self.model), cache(self.model.is_eog)
+            )
             for talk in self._past:
                 memory.add(talk)
         return self._memories[sources]

@@ -119,6 +119,7 @@ def first(chunk: Chunk, n: int) -> Chunk:
         distributions=None if chunk.distributions is None else chunk.distributions[:n],
         exit_layers=None if chunk.exit_layers is None else chunk.exit_layers[:n],
         alternatives=None if chunk.alternatives is None else chunk.alternatives[:n],
+        tail=max(0, chunk.tail - (len(chunk) - n)),
     )
 
 

@@ -89,6 +89,17 @@ class LengthRule:
         self._explored += cost
         return 1
 
+    def more(self, rows: int, survives: Sequence[float]) -> int:
+        """How many of the offered tokens to draft behind `rows` that are drafted anyway."""
+        table, price = self._table, self.rate * (1.0 + self._wrong)
+        best, gain, expected = 0, 0.0, 0.0
+        for at, chance in enumerate(survives[: max(0, MOST - rows)], 1):
+            expected += chance
+            now = expected - price * (table[rows + at + 1] - table[rows + 1])
+            if now > gain:
+                best, gain = at, now
+        return best
+
     def reason(self, survives: Sequence[float], chosen: int, instead: tuple[float, float] | None = None) -> str:
         """Why `choose` chose so, in words."""
         if not survives:

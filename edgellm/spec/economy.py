@@ -37,7 +37,7 @@ class Economy:
         """
         if chunk.retrieved:
             return
-        if fresh := len(chunk) - chunk.ahead:
+        if fresh := len(chunk) - chunk.ahead - chunk.tail:
             self.draft_seconds = _smoothed(self.draft_seconds, drafting / fresh)
         if self.due is not None:
             used = chunk.ahead * (self.draft_seconds or 0.0)

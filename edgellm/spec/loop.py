@@ -94,8 +94,8 @@ def generate(
             extra = 0 if len(chunk) else min(limits.extra, room - 1)
             asked = perf_counter()
             verdict = line.ask(text.ids(), chunk, extra, ahead) if decision.offload else None
-            if chunk.retrieved and verdict is None and copies is not None:
-                chunk = copies.unchecked(text.ids(), min(limits.gamma, room), sampling)
+            if verdict is None and copies is not None:
+                chunk = copies.unchecked(chunk, text.ids(), min(limits.gamma, room), sampling)
             words = merge(chunk, verdict)
             now = perf_counter()
             stats.round(chunk, verdict, began, asked, now)
@@ -143,6 +143,8 @@ def merge(chunk: Chunk, verdict: Verdict | None) -> list[Word]:
     confidence, importance = chunk.confidence.tolist() or nothing, chunk.importance.tolist() or nothing
     known = zip(chunk.ids.tolist(), confidence, importance, chunk.exit_layers or nothing, strict=True)
     words = [Word(token, stands, c, i, layer) for token, c, i, layer in known][:kept]
+    for at in range(n - chunk.tail, kept):
+        words[at] = words[at]._replace(source=Source.RETRIEVED)
     if verdict is None and chunk.ahead:
         words[: chunk.ahead] = [word._replace(source=Source.PARALLEL) for word in words[: chunk.ahead]]
     if verdict is not None:

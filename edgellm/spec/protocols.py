@@ -47,8 +47,8 @@ class Copies(Protocol):
         """Whether it has nothing else, so that without a verifier nobody writes."""
         ...
 
-    def unchecked(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
-        """As `draft`, but nothing copied: what may stand where no verdict comes. Empty where it only copies."""
+    def unchecked(self, chunk: Chunk, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
+        """What may stand where no verdict came on `chunk`: nothing copied. Empty where it only copies."""
         ...
 
 

@@ -32,7 +32,7 @@ class Token:
     """One token of a reply, and where it came from.
 
     `piece` are its bytes, which need not be whole UTF-8 characters. `confidence` is the top-1 probability under the
-    draft model, or None where it did not draft. `importance` and `exit_layer` are as in `Chunk`, None where nothing
+    draft model, of a copied token the chance that it and all before it are accepted, or None where nobody drafted. `importance` and `exit_layer` are as in `Chunk`, None where nothing
     was measured. `round` counts draft-gate-verify rounds from 0.
     """
 
@@ -83,7 +83,8 @@ class Chunk:
     [0, 1], and 0 for a token that none of them has seen; empty where it was not measured. `exit_layers` says after
     which layer the draft model stopped, counted from 0, with None for all of them; None where it never stops early.
     `alternatives` are for each place the likeliest tokens beside the drafted one, and their probabilities, where a
-    drafter was asked for them. The first `ahead` tokens were drafted while a verdict was on its way. `reason` says why
+    drafter was asked for them. The first `ahead` tokens were drafted while a verdict was on its way; the
+    last `tail` ones were copied behind what a model drafted (of a `retrieved` chunk all were). `reason` says why
     the chunk is as long as it is, where its drafter explains itself.
     """
 
@@ -96,6 +97,7 @@ class Chunk:
     exit_layers: tuple[int | None, ...] | None = None
     alternatives: tuple[tuple[Ids, Floats], ...] | None = None
     ahead: int = 0
+    tail: int = 0
     reason: str = ""
 
     def __len__(self) -> int:

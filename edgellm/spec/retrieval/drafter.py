@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from edgellm.spec.curve import LengthRule
-from edgellm.spec.records import Chunk, Ids, Sampling, Verdict
+from edgellm.spec.records import NO_IDS, Chunk, Ids, Sampling, Verdict
 from edgellm.spec.retrieval.chances import Chances, Evidence
 from edgellm.spec.retrieval.reuse import Reuse
 from edgellm.spec.retrieval.sources import Source
@@ -25,15 +26,17 @@ class RetrievalDrafter:
         length: LengthRule,
         *,
         inside: Callable[[int], bool],
+        is_eog: Callable[[int], bool],
         reuse: Reuse | None = None,
         hopeless: float = HOPELESS,
     ) -> None:
         """`sources` by name, in the order of the priors of `chances`; `reuse` is one of them, where drafts are used
-        again. `inside` says whether a token goes on with the word before it. A draft ends where its next token would be
+        again. `inside` says whether a token goes on with the word before it, `is_eog` whether it ends the turn. A draft
+        ends where its next token would be
         reached and accepted with less than `hopeless`.
         """
         self._sources = tuple(sources.values())
-        self._chances, self._length, self._inside = chances, length, inside
+        self._chances, self._length, self._inside, self._is_eog = chances, length, inside, is_eog
         self._reuse, self._hopeless = reuse, hopeless
         self._known = 0  # tokens of the text that the sources know
         self._evidence: list[Evidence] = []
@@ -59,11 +62,7 @@ class RetrievalDrafter:
         """See `Drafter.draft`. `begin` has been told of the prompt. `instead` is what an empty chunk leads to: tokens,
         and seconds for them; None: the verifier's next token.
         """
-        if len(prefix) > self._known:
-            new = prefix[self._known :].tolist()
-            for source in self._sources:
-                source.extend(new)
-            self._known = len(prefix)
+        self._read(prefix)
         ids, survives = self._retrieve(gamma)
         n = self._length.choose(survives, instead)
         reason = self._length.reason(survives, n, instead) if self.explain else ""
@@ -72,22 +71,58 @@ class RetrievalDrafter:
         confidence = np.array(survives[:n], dtype=np.float32)
         return Chunk(np.array(ids[:n], dtype=np.int32), confidence, retrieved=True, reason=reason)
 
+    def behind(self, prefix: Ids, chunk: Chunk, gamma: int) -> Chunk:
+        """`chunk`, which another drafter wrote behind `prefix`, with what may be copied behind it, up to `gamma` tokens
+        in all; unchanged where nothing pays. `draft` has been asked for this prefix.
+        """
+        n = len(chunk)
+        alive = float(chunk.confidence.prod())
+        if alive < self._hopeless or self._is_eog(int(chunk.ids[-1])):
+            return chunk
+        ids, survives = self._retrieve(gamma - n, chunk.ids.tolist(), alive)
+        more = self._length.more(n, survives)
+        if not more:
+            return chunk
+        confidence = np.array(survives[:more], dtype=np.float32)
+        return replace(
+            chunk,
+            ids=np.concatenate((chunk.ids, np.array(ids[:more], dtype=np.int32))),
+            confidence=np.concatenate((chunk.confidence, confidence)),
+            margin=np.concatenate((chunk.margin, confidence)),
+            importance=np.empty(0, dtype=np.float32),
+            exit_layers=None if chunk.exit_layers is None else chunk.exit_layers + (None,) * more,
+            alternatives=None if chunk.alternatives is None else chunk.alternatives + (_NO_OTHERS,) * more,
+            tail=more,
+        )
+
+    def _read(self, prefix: Ids) -> None:
+        """Tells the sources what stands in the reply now."""
+        if len(prefix) > self._known:
+            new = prefix[self._known :].tolist()
+            for source in self._sources:
+                source.extend(new)
+            self._known = len(prefix)
+
     @property
     def only(self) -> bool:
         """See `Copies.only`."""
         return True
 
-    def unchecked(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:  # noqa: ARG002
+    def unchecked(self, chunk: Chunk, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:  # noqa: ARG002
         """See `Copies.unchecked`."""
         return _NOTHING
 
-    def _retrieve(self, most: int) -> tuple[list[int], list[float]]:
-        """Up to `most` tokens, and for each the chance that it and all before it are accepted."""
+    def _retrieve(self, most: int, drafted: Sequence[int] = (), alive: float = 1.0) -> tuple[list[int], list[float]]:
+        """Up to `most` tokens behind the reply and `drafted`, which is accepted with the chance `alive`; and for each the
+        chance that it and all before it are accepted.
+        """
         cursors = [source.cursor() for source in self._sources]
+        for token in drafted:
+            for cursor in cursors:
+                cursor.advance(token)
         ids: list[int] = []
         survives: list[float] = []
         self._evidence = []
-        alive = 1.0
         while len(ids) < most:
             evidence = self._best([cursor.offer() for cursor in cursors])
             if evidence is None:
@@ -99,6 +134,8 @@ class RetrievalDrafter:
             ids.append(token)
             survives.append(alive)
             self._evidence.append(found)
+            if self._is_eog(token):
+                break
             for cursor in cursors:
                 cursor.advance(token)
         return ids, survives
@@ -130,15 +167,14 @@ class RetrievalDrafter:
         """The verdict on the last chunk is here, `seconds` after it was asked for (drafting included)."""
         n, accepted = len(chunk), verdict.accepted
         self._length.learn(n, accepted + len(verdict.tokens), seconds)
-        if not chunk.retrieved:
-            return
-        for evidence in self._evidence[:accepted]:
+        begins = 0 if chunk.retrieved else n - chunk.tail
+        for evidence in self._evidence[: max(0, accepted - begins)]:
             self._chances.learn(evidence, True)
             for at, name in enumerate(self.copied):
                 self.copied[name] += evidence.agree >> at & 1
-        if accepted < n:
-            self._chances.learn(self._evidence[accepted], False)
-        if self._reuse is not None:
+        if begins <= accepted < n:
+            self._chances.learn(self._evidence[accepted - begins], False)
+        if self._reuse is not None and chunk.retrieved:
             self._reuse.rejected(chunk.ids.tolist(), accepted, verdict.plausible)
 
     def close(self) -> None:
@@ -146,3 +182,4 @@ class RetrievalDrafter:
 
 
 _NOTHING = Chunk()
+_NO_OTHERS = (NO_IDS, np.empty(0, dtype=np.float32))

@@ -32,10 +32,18 @@ class Talk:
 class Memory:
     """Of one verifier. It serves one reply at a time; who comes meanwhile does without."""
 
-    def __init__(self, sources: Iterable[str], curve: CostCurve, inside: Callable[[int], bool]) -> None:
-        """`sources` of `SOURCES`; `inside` says whether a token goes on with the word before it."""
+    def __init__(
+        self,
+        sources: Iterable[str],
+        curve: CostCurve,
+        inside: Callable[[int], bool],
+        is_eog: Callable[[int], bool],
+    ) -> None:
+        """`sources` of `SOURCES`; `inside` says whether a token goes on with the word before it, `is_eog` whether it
+        ends the turn.
+        """
         self._names = [name for name in SOURCES if name in set(sources)]
-        self._inside = inside
+        self._inside, self._is_eog = inside, is_eog
         self._context = Context()
         self._history = History()
         self._analogy = Analogy()
@@ -64,6 +72,7 @@ class Memory:
             self._chances,
             self.length,
             inside=self._inside,
+            is_eog=self._is_eog,
             reuse=self._reuse if "reuse" in self._names else None,
         )
         ids = prompt.tolist()

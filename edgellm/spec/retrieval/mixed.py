@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from edgellm.spec.ahead import first
 from edgellm.spec.protocols import Drafter, LooksAhead
 from edgellm.spec.records import Chunk, Ids, Sampling, Verdict
 from edgellm.spec.retrieval.drafter import RetrievalDrafter
@@ -30,21 +31,28 @@ class MixedDrafter:
         if len(chunk):
             return chunk
         drafted = self._model.draft(prefix, min(gamma, self._gamma), sampling)
-        return replace(drafted, reason=f"{chunk.reason}; the small model drafts") if chunk.reason else drafted
+        if len(drafted) and drafted.distributions is None:
+            drafted = self._retrieval.behind(prefix, drafted, gamma)
+        if not chunk.reason:
+            return drafted
+        behind = f", and {drafted.tail} tokens are copied behind it" if drafted.tail else ""
+        return replace(drafted, reason=f"{chunk.reason}; the small model drafts{behind}")
 
     @property
     def only(self) -> bool:
         """See `Copies.only`."""
         return False
 
-    def unchecked(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
-        """See `Copies.unchecked`: the small model's."""
-        return self._model.draft(prefix, min(gamma, self._gamma), sampling)
+    def unchecked(self, chunk: Chunk, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
+        """See `Copies.unchecked`: what the small model drafted, or drafts now."""
+        if chunk.retrieved:
+            return self._model.draft(prefix, min(gamma, self._gamma), sampling)
+        return first(chunk, len(chunk) - chunk.tail)
 
     def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
         """See `Learns.told`."""
         self._retrieval.told(chunk, verdict, seconds)
-        if len(chunk) and not chunk.retrieved:
+        if len(chunk) and not chunk.retrieved and not chunk.tail:
             keep = min(_MEMORY, self._rounds / (self._rounds + 1.0))
             self._rounds += 1
             self._tokens += (1.0 - keep) * (verdict.accepted + len(verdict.tokens) - self._tokens)

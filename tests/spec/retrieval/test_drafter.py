@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from edgellm.errors import VerifierLost
 from edgellm.spec.curve import CostCurve
 from edgellm.spec.gates import AlwaysGate
-from edgellm.spec.loop import Limits, generate
+from edgellm.spec.loop import Limits, generate, merge
 from edgellm.spec.options import SOURCES
 from edgellm.spec.records import GREEDY, Chunk, Expected, Explanation, Ids, Sampling, Source, Token, Verdict
 from edgellm.spec.retrieval.memory import MOST_TOKENS, Memory, Talk
 from edgellm.spec.retrieval.mixed import MixedDrafter
 from edgellm.spec.stats import Stats
-from tests.spec.fakes import FakeDrafter, FakeVerifier, Letters, chain, markov
+from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, Letters, chain, markov
 
 CHEAP = CostCurve((1, 64), (1.0, 1.1))
 
 
 def memory(*sources: str, curve: CostCurve = CHEAP) -> Memory:
-    return Memory(sources or SOURCES, curve, lambda token: token % 3 == 0)
+    return Memory(sources or SOURCES, curve, lambda token: token % 3 == 0, lambda token: token == EOG)
 
 
 def reply(
@@ -195,6 +195,35 @@ def test_what_is_copied_never_stands_unchecked(model: bool) -> None:
         lost = True
     known.give()
     assert lost is not model  # who only copies has nobody to go on with
+
+
+def follows(prompt: list[int]) -> MixedDrafter:
+    """A small model that says 1 + (last mod 9), beside a context that goes on otherwise behind 4."""
+    own = memory("context").take(np.array(prompt, dtype=np.int32))
+    assert own is not None
+    return MixedDrafter(own, FakeDrafter(lambda prefix: 9 * np.eye(20, dtype=np.float32)[1 + int(prefix[-1]) % 9]), 3)
+
+
+def test_what_the_small_model_drafts_is_continued_by_a_copy() -> None:
+    prompt = np.array([2, 3, 4, 15, 16, 17, 18, 19, 1], dtype=np.int32)
+    mixed = follows(prompt.tolist())
+    chunk = mixed.draft(prompt, 63, GREEDY)
+    assert chunk.ids.tolist()[:8] == [2, 3, 4, 15, 16, 17, 18, 19]
+    assert chunk.tail == len(chunk) - 3
+    assert not chunk.retrieved
+    words = merge(chunk, Verdict(5, np.array([7], dtype=np.int32)))
+    assert [word.source for word in words] == [Source.ACCEPTED] * 3 + [Source.RETRIEVED] * 2 + [Source.CORRECTED]
+    alone = mixed.unchecked(chunk, prompt, 63, GREEDY)
+    assert (alone.ids.tolist(), alone.tail) == ([2, 3, 4], 0)
+
+
+def test_behind_the_end_of_a_turn_nothing_is_copied() -> None:
+    known = memory("context")
+    prompt = np.array([5, 6, EOG, 7, 8, 5], dtype=np.int32)
+    own = known.take(prompt)
+    assert own is not None
+    assert own.draft(prompt, 10, GREEDY).ids.tolist() == [6, EOG]
+    known.give()
 
 
 def test_one_reply_at_a_time_has_it() -> None:
