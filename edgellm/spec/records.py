@@ -32,8 +32,9 @@ class Token:
     """One token of a reply, and where it came from.
 
     `piece` are its bytes, which need not be whole UTF-8 characters. `confidence` is the top-1 probability under the
-    draft model, of a copied token the chance that it and all before it are accepted, or None where nobody drafted. `importance` and `exit_layer` are as in `Chunk`, None where nothing
-    was measured. `round` counts draft-gate-verify rounds from 0.
+    draft model, of a copied token the chance that it and all before it are accepted, or None where nobody drafted.
+    `importance` and `exit_layer` are as in `Chunk`, None where nothing was measured. `round` counts draft-gate-verify
+    rounds from 0.
     """
 
     id: int

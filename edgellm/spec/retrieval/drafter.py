@@ -71,9 +71,9 @@ class RetrievalDrafter:
         confidence = np.array(survives[:n], dtype=np.float32)
         return Chunk(np.array(ids[:n], dtype=np.int32), confidence, retrieved=True, reason=reason)
 
-    def behind(self, prefix: Ids, chunk: Chunk, gamma: int) -> Chunk:
-        """`chunk`, which another drafter wrote behind `prefix`, with what may be copied behind it, up to `gamma` tokens
-        in all; unchanged where nothing pays. `draft` has been asked for this prefix.
+    def behind(self, chunk: Chunk, gamma: int) -> Chunk:
+        """`chunk`, which another drafter wrote for the prefix that `draft` was asked about last, with what may be copied
+        behind it, up to `gamma` tokens in all; unchanged where nothing pays.
         """
         n = len(chunk)
         alive = float(chunk.confidence.prod())
@@ -113,8 +113,8 @@ class RetrievalDrafter:
         return _NOTHING
 
     def _retrieve(self, most: int, drafted: Sequence[int] = (), alive: float = 1.0) -> tuple[list[int], list[float]]:
-        """Up to `most` tokens behind the reply and `drafted`, which is accepted with the chance `alive`; and for each the
-        chance that it and all before it are accepted.
+        """Up to `most` tokens behind the reply and `drafted`, which is accepted with the chance `alive`; and for each
+        the chance that it and all before it are accepted.
         """
         cursors = [source.cursor() for source in self._sources]
         for token in drafted:

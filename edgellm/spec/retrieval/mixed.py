@@ -32,7 +32,7 @@ class MixedDrafter:
             return chunk
         drafted = self._model.draft(prefix, min(gamma, self._gamma), sampling)
         if len(drafted) and drafted.distributions is None:
-            drafted = self._retrieval.behind(prefix, drafted, gamma)
+            drafted = self._retrieval.behind(drafted, gamma)
         if not chunk.reason:
             return drafted
         behind = f", and {drafted.tail} tokens are copied behind it" if drafted.tail else ""
