@@ -106,7 +106,7 @@ SOURCES = {
 def source_names(incomplete: str) -> Iterator[tuple[str, str]]:
     """For shell completion: what drafts are copied from; the last of those already typed is completed."""
     *before, last = incomplete.split(",")
-    choices = SOURCES if before else {"auto": "from all of them", "off": "from none", **SOURCES}
+    choices = SOURCES if before else {"auto": "from all that pay", "off": "from none", **SOURCES}
     for name, meaning in choices.items():
         if name.startswith(last.lower()) and name not in before:
             yield ",".join([*before, name]), meaning

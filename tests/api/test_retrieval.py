@@ -20,7 +20,7 @@ NUMBERS = (2, 5, 6, 5, 2)  # two of them twice: there the first reply can be cop
 MOST = 32
 
 
-@pytest.mark.parametrize("retrieval", ["auto", *SOURCES, "history,reuse", "context,calibration"])
+@pytest.mark.parametrize("retrieval", ["auto", *SOURCES, "history,reuse", "context,calibration", ",".join(SOURCES)])
 def test_the_verifier_writes_what_it_writes_alone(f32_pair: tuple[Path, Path], alone: Pair, retrieval: str) -> None:
     copied = 0
     with Pair.open("none", f32_pair[1], threads=1) as pair:

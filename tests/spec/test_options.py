@@ -6,7 +6,7 @@ import pytest
 
 from edgellm.errors import InvalidOption
 from edgellm.spec.gates import NeverGate
-from edgellm.spec.options import GATES, ReplyOptions
+from edgellm.spec.options import AUTO_SOURCES, GATES, ReplyOptions
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,11 @@ def test_a_gate_that_keeps_no_budget_is_refused_with_one(gate: str, budget: floa
 def test_a_seed_is_picked_where_none_is_given() -> None:
     assert ReplyOptions().sampling().seed != ReplyOptions().sampling().seed
     assert ReplyOptions(seed=0).sampling().seed == 0
+
+
+def test_sources_are_named_in_any_order_and_come_in_one() -> None:
+    assert ReplyOptions(retrieval="off").sources() == ()
+    assert ReplyOptions().sources() == AUTO_SOURCES
+    assert ReplyOptions(retrieval="reuse, context").sources() == ("context", "reuse")
+    with pytest.raises(InvalidOption, match="'dreams'"):
+        ReplyOptions(retrieval="context,dreams")

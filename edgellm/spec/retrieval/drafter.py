@@ -72,8 +72,8 @@ class RetrievalDrafter:
         return Chunk(np.array(ids[:n], dtype=np.int32), confidence, retrieved=True, reason=reason)
 
     def behind(self, chunk: Chunk, gamma: int) -> Chunk:
-        """`chunk`, which another drafter wrote for the prefix that `draft` was asked about last, with what may be copied
-        behind it, up to `gamma` tokens in all; unchanged where nothing pays.
+        """`chunk`, which another drafter wrote for the prefix that `draft` was asked about last, with what may be
+        copied behind it, up to `gamma` tokens in all; unchanged where nothing pays.
         """
         n = len(chunk)
         alive = float(chunk.confidence.prod())
