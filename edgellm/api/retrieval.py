@@ -92,6 +92,13 @@ class Retrieval:
         drafter = memory.take(prompt)
         return None if drafter is None else Copying(self, memory, drafter)
 
+    def foretells_cheaply(self, given: Verifier | None) -> bool:
+        """Whether calibration costs next to nothing: what the model expects can be read off a layer. `given`: the
+        reply's verifier, or None for the model itself.
+        """
+        verifier = given or self.itself()
+        return isinstance(verifier, LocalVerifier) and verifier.lens is not None
+
     def itself(self) -> LocalVerifier:
         """The model as a verifier of what is copied for it."""
         if self._itself is None:

@@ -131,10 +131,14 @@ def _copying(parts: Parts, options: ReplyOptions, plan: Plan, prompt: Ids) -> tu
         return None, "nothing is retrieved: not everything is verified"
     if options.temperature > 0.0 and parts.verifier is not None and parts.draft is not None:
         return None, "nothing is retrieved: beside the small model's draws a seed would not repeat the reply"
+    without = ""
+    if options.retrieval == "auto" and not parts.retrieval.foretells_cheaply(parts.verifier):
+        sources = tuple(name for name in sources if name != "calibration")
+        without = "; not calibration, for which this model would have to compute the logits of the whole prompt"
     copying = parts.retrieval.begin(prompt, sources)
     if copying is None:
         return None, "nothing is retrieved: another reply does so"
-    return copying, f"drafts are retrieved from: {', '.join(sources)}"
+    return copying, f"drafts are retrieved from: {', '.join(sources)}{without}"
 
 
 def plan_reply(parts: Parts, options: ReplyOptions, seed: int) -> Plan:

@@ -7,6 +7,7 @@ from edgellm.engine.context import Context
 from edgellm.engine.convert import to_f32
 from edgellm.engine.facts import Top2, top2, top_k
 from edgellm.engine.gguf import GgufHeader, TensorInfo, check_gguf
+from edgellm.engine.lens import Lens
 from edgellm.engine.model import Model
 from edgellm.engine.shard import cut
 from edgellm.engine.types import Floats, Ids
@@ -18,6 +19,7 @@ __all__ = [
     "Floats",
     "GgufHeader",
     "Ids",
+    "Lens",
     "Message",
     "Model",
     "Recorder",

@@ -249,6 +249,11 @@ class Context:
         self.rollback(common, seq)
         return common
 
+    @property
+    def pointer(self) -> Any:
+        """For llama.cpp's own functions."""
+        return self._open().pointer
+
     def close(self) -> None:
         """Gives the memory back, once nobody holds a view of the logits any more."""
         self._owned = None

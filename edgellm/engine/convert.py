@@ -8,9 +8,11 @@ from io import BufferedReader
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from edgellm.engine.gguf import TENSOR_TYPES, TensorInfo, check_gguf
 from edgellm.engine.rewrite import NewTensor, number, raw_entries, write
+from edgellm.engine.types import Floats
 from edgellm.errors import ModelUnsupported
 
 _F32 = 0
@@ -40,15 +42,20 @@ def to_f32(src: Path, dst: Path) -> None:
 
 def _dequantised(source: BufferedReader, tensor: TensorInfo) -> Iterator[bytes]:
     source.seek(tensor.offset)
-    yield _floats(tensor, source.read(tensor.nbytes)).tobytes()
+    rows = np.frombuffer(source.read(tensor.nbytes), dtype=np.uint8)
+    yield dequantised(tensor, rows.reshape(tensor.n_elements // tensor.shape[0], -1)).tobytes()
 
 
-def _floats(tensor: TensorInfo, data: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def dequantised(tensor: TensorInfo, rows: npt.NDArray[np.uint8]) -> Floats:
+    """Rows of a tensor as they are in the file, (n, bytes of a row), as float32 (n, columns).
+
+    Raises:
+        ModelUnsupported: a tensor type that the gguf package does not dequantise.
+    """
+    if tensor.kind == _F32:
+        return np.ascontiguousarray(rows).view(np.float32)
     import gguf  # takes a while to import, and only this needs it
 
-    rows = np.frombuffer(data, dtype=np.uint8)
-    if tensor.kind != _F32:
-        rows = rows.reshape(tensor.n_elements // tensor.shape[0], -1)
     try:
         return gguf.dequantize(rows, gguf.GGMLQuantizationType(tensor.kind)).astype(np.float32, copy=False)
     except (NotImplementedError, ValueError) as error:

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, Lens, Model
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.records import Chunk, Expected, Ids, Sampling, Verdict
 from edgellm.spec.sampling import likeliest
@@ -22,6 +22,15 @@ class LocalVerifier:
         self._model = model
         self._contexts = contexts
         self._context_length = context_length
+        self._lens: Lens | None = None
+        self._looked = False
+
+    @property
+    def lens(self) -> Lens | None:
+        """What reads off cheaply what the model is about to say; None where that cannot be done with it."""
+        if not self._looked:
+            self._lens, self._looked = Lens.open(self._model), True
+        return self._lens
 
     @property
     def name(self) -> str:
@@ -36,7 +45,8 @@ class LocalVerifier:
 
         `foretold` is told what the model expects behind the positions of the prompt, as they are computed.
         """
-        return LocalSession(self._model, self._contexts, sampling, foretold)
+        lens = self.lens if foretold is not None else None
+        return LocalSession(self._model, self._contexts, sampling, foretold, lens)
 
     def close(self) -> None:
         self._contexts.close()
@@ -51,12 +61,13 @@ class LocalSession:
         contexts: ContextPool,
         sampling: Sampling,
         foretold: Callable[[Expected], None] | None = None,
+        lens: Lens | None = None,
     ) -> None:
         self._model = model
         self._contexts = contexts
         self._context: Context | None = contexts.take()
         self._sampling = sampling
-        self._foretold = foretold
+        self._foretold, self._lens = foretold, lens
 
     def ready(self) -> bool:
         return True
@@ -74,7 +85,8 @@ class LocalSession:
         try:
             unseen = prefix[context.sync(prefix) :]
             if self._foretold is not None and len(unseen) > 1:
-                unseen = _foretell(context, prefix, len(prefix) - len(unseen), self._foretold)
+                tell = _read_off if self._lens is not None else _foretell
+                unseen = tell(context, prefix, len(prefix) - len(unseen), self._foretold, self._lens)
             ids = np.concatenate((unseen, chunk.ids)) if len(chunk) else unseen
             rows = context.decode(ids, outputs=len(chunk) + 1)
             accepted, answer = judge(chunk, rows, self._sampling, position=len(prefix))
@@ -121,11 +133,27 @@ EXPECTED = 4
 """Next tokens that are kept for each position."""
 
 
-def _foretell(context: Context, prefix: Ids, known: int, foretold: Callable[[Expected], None]) -> Ids:
-    """Decodes `prefix` from place `known` on, all but its last token, and tells what is expected behind each.
-
-    In slices, because the rows of logits take more memory than all else. Returns what is left.
+def _read_off(
+    context: Context, prefix: Ids, known: int, foretold: Callable[[Expected], None], lens: Lens | None
+) -> Ids:
+    """Decodes `prefix` from place `known` on, all but its last token, and tells which tokens of it are expected behind
+    each: the tree is searched for in the prompt, so no others are needed. Returns what is left.
     """
+    if lens is None:
+        raise RuntimeError("there is no lens")
+    tokens = np.unique(prefix)
+    head = lens.rows(tokens)
+    for start in range(known, len(prefix) - 1, context.n_batch):
+        ids = prefix[start : min(start + context.n_batch, len(prefix) - 1)]
+        found = likeliest(lens.read(context, ids, head), min(EXPECTED, len(tokens)), start)
+        foretold(Expected(start, tokens[found.ids], found.probs))
+    return prefix[-1:]
+
+
+def _foretell(
+    context: Context, prefix: Ids, known: int, foretold: Callable[[Expected], None], _lens: Lens | None
+) -> Ids:
+    """The same with the model's logits, all of them: in slices, because they take more memory than all else."""
     for start in range(known, len(prefix) - 1, SLICE):
         ids = prefix[start : min(start + SLICE, len(prefix) - 1)]
         foretold(likeliest(context.decode(ids, outputs=len(ids)), EXPECTED, start))

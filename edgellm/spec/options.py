@@ -16,8 +16,6 @@ GATES = ("auto", "synera", "confidence", "importance", "random", "hybrid", "edge
 EARLY_EXIT = ("auto", "on", "off")
 SOURCES = ("context", "history", "analogy", "calibration", "reuse")
 """What drafts are retrieved from; each can be left out."""
-AUTO_SOURCES = ("context", "history", "analogy", "reuse")
-"""Calibration wants logits of every position of the prompt, which takes more of a prefill than its drafts save."""
 _FREE = ("auto", "confidence", "always", "never")  # these mean something without a budget
 
 
@@ -78,7 +76,7 @@ class ReplyOptions:
     def sources(self) -> tuple[str, ...]:
         """What drafts are retrieved from, in the order of `SOURCES`; none: retrieval is off."""
         if self.retrieval in ("auto", "off"):
-            return AUTO_SOURCES if self.retrieval == "auto" else ()
+            return SOURCES if self.retrieval == "auto" else ()
         wanted = {name.strip() for name in self.retrieval.split(",")}
         if unknown := sorted(wanted - set(SOURCES)):
             raise InvalidOption(

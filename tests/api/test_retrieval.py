@@ -20,6 +20,7 @@ NUMBERS = (2, 5, 6, 5, 2)  # two of them twice: there the first reply can be cop
 MOST = 32
 
 
+@pytest.mark.usefixtures("rows_are_cheap")
 @pytest.mark.parametrize("retrieval", ["auto", *SOURCES, "history,reuse", "context,calibration", ",".join(SOURCES)])
 def test_the_verifier_writes_what_it_writes_alone(f32_pair: tuple[Path, Path], alone: Pair, retrieval: str) -> None:
     copied = 0
@@ -34,6 +35,7 @@ def test_the_verifier_writes_what_it_writes_alone(f32_pair: tuple[Path, Path], a
         assert copied > 10
 
 
+@pytest.mark.usefixtures("rows_are_cheap")
 def test_so_does_the_draft_model_and_so_do_both_together(f32_pair: tuple[Path, Path], alone: Pair) -> None:
     with Pair.open(f32_pair[0], "none", threads=1) as small, Pair.open(*f32_pair, threads=1) as pair:
         copied = [0, 0]
@@ -46,6 +48,7 @@ def test_so_does_the_draft_model_and_so_do_both_together(f32_pair: tuple[Path, P
     assert min(copied) > 10
 
 
+@pytest.mark.usefixtures("rows_are_cheap")
 def test_a_seed_repeats_a_sampled_reply_whatever_is_copied(f32_pair: tuple[Path, Path], alone: Pair) -> None:
     options: dict[str, Any] = {"max_tokens": MOST, "temperature": 1.2, "top_k": 0, "top_p": 1.0}
     with Pair.open("none", f32_pair[1], threads=1) as pair:
@@ -57,6 +60,7 @@ def test_a_seed_repeats_a_sampled_reply_whatever_is_copied(f32_pair: tuple[Path,
     assert copied > 0
 
 
+@pytest.mark.usefixtures("rows_are_cheap")
 def test_a_conversation_of_before_is_copied(f32_pair: tuple[Path, Path], alone: Pair) -> None:
     wanted = alone.reply(case(5), max_tokens=MOST, retrieval="off")
     written = ids(wanted)

@@ -211,6 +211,7 @@ def test_input_that_is_not_text(edge: Edge, tmp_path: Path) -> None:
         assert "is not UTF-8 text: byte 3 is 0xe9" in done.err
 
 
+@pytest.mark.usefixtures("rows_are_cheap")
 def test_a_question_asked_again_is_answered_from_memory(edge: Edge) -> None:
     words = ("chat", "--json", "--draft", "none", "Where is my mug?", *LONG)
     first, again = (edge(*words).lines[-1]["summary"] for _ in range(2))
@@ -225,6 +226,7 @@ def test_what_is_not_to_be_remembered_is_not(edge: Edge, off: tuple[str, ...]) -
     assert edge("history", "--json").answer["conversations"] == 0
 
 
+@pytest.mark.usefixtures("rows_are_cheap")
 def test_history_that_is_off_is_neither_read_nor_written(edge: Edge) -> None:
     words = ("chat", "--json", "--draft", "none", "Where is my mug?", *LONG)
     first = edge(*words).lines[-1]["summary"]

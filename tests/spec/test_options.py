@@ -6,7 +6,7 @@ import pytest
 
 from edgellm.errors import InvalidOption
 from edgellm.spec.gates import NeverGate
-from edgellm.spec.options import AUTO_SOURCES, GATES, ReplyOptions
+from edgellm.spec.options import GATES, SOURCES, ReplyOptions
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_seed_is_picked_where_none_is_given() -> None:
 
 def test_sources_are_named_in_any_order_and_come_in_one() -> None:
     assert ReplyOptions(retrieval="off").sources() == ()
-    assert ReplyOptions().sources() == AUTO_SOURCES
+    assert ReplyOptions().sources() == SOURCES
     assert ReplyOptions(retrieval="reuse, context").sources() == ("context", "reuse")
     with pytest.raises(InvalidOption, match="'dreams'"):
         ReplyOptions(retrieval="context,dreams")
