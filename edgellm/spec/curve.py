@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp, log
 
 import numpy as np
 
@@ -15,7 +16,7 @@ EXPLORED = 0.01
 """Share of the time that may go into drafts which are not expected to pay, to notice when they begin to."""
 DRIFT = 0.25
 """A curve that is wrong by more than this share, in the mean, is measured anew."""
-_FAR = 10.0  # times longer than the curve says: more is an interruption
+_ROUNDS = 50  # that a curve is judged by, at least
 _MEMORY = 0.98  # what a round counts for the next one: a memory of about fifty
 
 
@@ -56,7 +57,8 @@ class LengthRule:
         self._tokens, self._seconds = 1.0, self._table[1]  # of late
         self._explored = 0.0
         self._all = 0.0
-        self._wrong = 0.0  # how much longer rounds take than the curve says, as a share
+        self._wrong = 0.0  # the logarithm of how much longer rounds take than the curve says
+        self._rounds = 0
 
     @property
     def rate(self) -> float:
@@ -66,14 +68,14 @@ class LengthRule:
     @property
     def drifted(self) -> bool:
         """Whether decodes have long taken another time than the curve says."""
-        return abs(self._wrong) > DRIFT
+        return self._rounds >= _ROUNDS and abs(self._wrong) > log(1.0 + DRIFT)
 
     def choose(self, survives: Sequence[float], instead: tuple[float, float] | None = None) -> int:
         """How many of the offered tokens to draft; `survives[i]` is the chance that the first i + 1 are all accepted.
 
         Without a draft come `instead` tokens in so many seconds; None: the verifier's next one alone.
         """
-        table, price = self._table, self.rate * (1.0 + self._wrong)
+        table, price = self._table, self.rate * exp(self._wrong)
         tokens, seconds = instead or (1.0, table[1])
         best, gain, expected = 0, tokens - (self.rate * seconds if instead else price * seconds), 1.0
         for at, chance in enumerate(survives[:MOST], 1):
@@ -91,7 +93,7 @@ class LengthRule:
 
     def more(self, rows: int, survives: Sequence[float]) -> int:
         """How many of the offered tokens to draft behind `rows` that are drafted anyway."""
-        table, price = self._table, self.rate * (1.0 + self._wrong)
+        table, price = self._table, self.rate * exp(self._wrong)
         best, gain, expected = 0, 0.0, 0.0
         for at, chance in enumerate(survives[: max(0, MOST - rows)], 1):
             expected += chance
@@ -119,5 +121,6 @@ class LengthRule:
         self._seconds = _MEMORY * self._seconds + seconds
         self._all += seconds
         if tokens <= drafted + 1:
-            off = seconds / self._table[drafted + 1] - 1.0
-            self._wrong += (1.0 - _MEMORY) * (min(off, _FAR) - self._wrong)
+            off = log(max(seconds, 1e-9) / self._table[drafted + 1]) - self._wrong
+            self._wrong += (1.0 - _MEMORY) * max(-1.0, min(1.0, off))  # an interruption counts as any slow round
+            self._rounds += 1
