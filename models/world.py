@@ -167,12 +167,26 @@ _NUCLEI = ("a", "e", "i", "o", "u", "ai", "ea", "ou", "ie")
 _CODAS = ("", "", "n", "r", "l", "s", "m", "x", "nd", "rt", "ck", "th")
 
 
+_SMALL = "the i we to you no in is it at be my he of on or and for do so as ask".split()
+
+
 def strange(rng: random.Random, split: Split) -> str:
-    """A word that stands for an entity though it is none: ordinary, two joined, or invented; held-out ones invented."""
+    """A word that stands for an entity though it is none; held-out ones are always invented.
+
+    In training it is an ordinary word, or made of two (whole, halves, or one that begins like a small word, as Isaac
+    and Thelma do), or invented: so every piece of a word is copied before and behind every other.
+    """
     roll = rng.random() if split is Split.TRAIN else 1.0
+    if roll < 0.4:
+        return rng.choice(WORDS if roll < 0.15 else LONG)
     if roll < 0.5:
-        return rng.choice(WORDS if roll < 0.2 else LONG)
-    return rng.choice(WORDS) + rng.choice(WORDS) if roll < 0.65 else invented(rng)
+        return rng.choice(WORDS) + rng.choice(WORDS)
+    if roll < 0.6:
+        first, second = rng.choice(LONG), rng.choice(LONG)
+        return first[: rng.randint(2, len(first) - 1)] + second[rng.randint(1, len(second) - 2) :]
+    if roll < 0.68:
+        return rng.choice(_SMALL) + rng.choice((rng.choice(LONG)[2:], invented(rng)))
+    return invented(rng)
 
 
 def invented(rng: random.Random) -> str:
@@ -235,7 +249,13 @@ class World:
     def thing(self) -> str:
         """`mug`, or `blue mug`."""
         thing = self.pick(THINGS)
-        return f"{self.rng.choice(ADJECTIVES.of(self.split))} {thing}" if self.rng.random() < 0.4 else thing
+        return f"{self.adjective()} {thing}" if self.rng.random() < 0.4 else thing
+
+    def adjective(self) -> str:
+        """One that is known, and in training also any other word: what stands before a thing need not be known."""
+        if self.split is Split.TRAIN and self.rng.random() < self.strange_share:
+            return strange(self.rng, self.split)
+        return self.rng.choice(ADJECTIVES.of(self.split))
 
     def room(self) -> str:
         return self.pick(ROOMS)
@@ -265,6 +285,11 @@ class World:
                 self._used.add(chore)
                 return chore
         return f"clean the {invented(self.rng)}"
+
+    def verb(self) -> str:
+        """A word that stands where a verb does: nobody can know them all, and what they say about is found all the
+        same."""
+        return strange(self.rng, self.split)
 
     def day(self) -> str:
         return self.rng.choice(DAYS)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from models.case import Case, conversation, look, sentence
 from models.families.page import page
-from models.world import ADJECTIVES, Phrasings, World, phrasings
+from models.world import Phrasings, World, phrasings
 
 ON = phrasings(
     """
@@ -27,6 +27,14 @@ ON = phrasings(
     Let us have the {t} on.
     Run the {t}.
     Up with the {t}, give it power.
+    Give power to the {t}.
+    Power to the {t}, please.
+    I want the {t} up and running.
+    I want the {t} going.
+    Would you get the {t} going, please?
+    Make the {t} run.
+    May the {t} run?
+    The {t} has to run now.
     """,
     """
     Power up the {t}.
@@ -136,7 +144,7 @@ def device(world: World) -> str:
     return (
         f"{world.room()} {kind}"
         if world.rng.random() < 0.7
-        else f"{world.rng.choice(ADJECTIVES.of(world.split))} {kind}"
+        else f"{world.adjective()} {kind}"
     )
 
 
