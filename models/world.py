@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from models.lexicon import LONG, WORDS
+from models.strange import any_word, invented
 
 
 class Split(StrEnum):
@@ -133,67 +133,17 @@ CHORES = pool(
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 SIDES = ("on", "under", "behind", "in", "next to", "beside", "near", "on top of", "in front of")
 
-_ONSETS = (
-    "b",
-    "d",
-    "f",
-    "g",
-    "h",
-    "k",
-    "l",
-    "m",
-    "n",
-    "p",
-    "r",
-    "s",
-    "t",
-    "v",
-    "z",
-    "br",
-    "dr",
-    "gl",
-    "kr",
-    "pl",
-    "st",
-    "tr",
-)
 NEEDLESS_SHARE = 0.15
 _NEEDLESS = """
     really now again there just also then today perhaps soon well always still maybe here later almost quite indeed
     though anyway simply surely once only even already yesterday often mostly finally actually certainly
 """
 NEEDLESS = tuple(_NEEDLESS.split())
-_NUCLEI = ("a", "e", "i", "o", "u", "ai", "ea", "ou", "ie")
-_CODAS = ("", "", "n", "r", "l", "s", "m", "x", "nd", "rt", "ck", "th")
-
-
-_SMALL = "the i we to you no in is it at be my he of on or and for do so as ask".split()
 
 
 def strange(rng: random.Random, split: Split) -> str:
-    """A word that stands for an entity though it is none; held-out ones are always invented.
-
-    In training it is an ordinary word, or made of two (whole, halves, or one that begins like a small word, as Isaac
-    and Thelma do), or invented: so every piece of a word is copied before and behind every other.
-    """
-    roll = rng.random() if split is Split.TRAIN else 1.0
-    if roll < 0.4:
-        return rng.choice(WORDS if roll < 0.15 else LONG)
-    if roll < 0.5:
-        return rng.choice(WORDS) + rng.choice(WORDS)
-    if roll < 0.6:
-        first, second = rng.choice(LONG), rng.choice(LONG)
-        return first[: rng.randint(2, len(first) - 1)] + second[rng.randint(1, len(second) - 2) :]
-    if roll < 0.68:
-        return rng.choice(_SMALL) + rng.choice((rng.choice(LONG)[2:], invented(rng)))
-    return invented(rng)
-
-
-def invented(rng: random.Random) -> str:
-    """A word that nobody has seen: one to three syllables, lower case."""
-    return "".join(
-        rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS) for _ in range(rng.choice((1, 2, 2, 2, 3)))
-    )
+    """A word that stands for an entity though it is none; held-out ones are always invented."""
+    return any_word(rng) if split is Split.TRAIN else invented(rng)
 
 
 @dataclass(frozen=True, slots=True)

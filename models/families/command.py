@@ -141,11 +141,7 @@ INTENTS: dict[str, tuple[Phrasings, Callable[[World], int], str]] = {
 def device(world: World) -> str:
     """`hall lamp`, `blue fan`."""
     kind = world.rng.choice(("lamp", "heater", "fan", "radio", "blinds", "oven", "pump", "speaker", "camera", "light"))
-    return (
-        f"{world.room()} {kind}"
-        if world.rng.random() < 0.7
-        else f"{world.adjective()} {kind}"
-    )
+    return f"{world.room()} {kind}" if world.rng.random() < 0.7 else f"{world.adjective()} {kind}"
 
 
 def make(world: World, size: float) -> Case:
