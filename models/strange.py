@@ -32,7 +32,10 @@ _ONSETS = (
 )
 _NUCLEI = ("a", "e", "i", "o", "u", "ai", "ea", "ou", "ie")
 _CODAS = ("", "", "n", "r", "l", "s", "m", "x", "nd", "rt", "ck", "th")
-_SMALL = tuple("the i we to you no in is it at be my he of on or and for do so as ask".split())  # noqa: SIM905
+_SMALL_WORDS = """
+    the i we to you no in is it at be my he of on or and for do so as ask
+"""
+_SMALL = tuple(_SMALL_WORDS.split())
 
 
 def any_word(rng: random.Random) -> str:

@@ -141,9 +141,21 @@ _NEEDLESS = """
 NEEDLESS = tuple(_NEEDLESS.split())
 
 
+HELD_OUT = frozenset(
+    entity.lower()
+    for words in (NAMES, THINGS, ADJECTIVES, ROOMS, FURNITURE, EVENTS, VENUES, CHORES)
+    for entity in words.test
+)
+
+
 def strange(rng: random.Random, split: Split) -> str:
-    """A word that stands for an entity though it is none; held-out ones are always invented."""
-    return any_word(rng) if split is Split.TRAIN else invented(rng)
+    """A word that stands for an entity though it is none; held-out ones are always invented, and training never hits
+    upon a held-out entity."""
+    if split is Split.TEST:
+        return invented(rng)
+    while (word := any_word(rng)) in HELD_OUT:
+        pass
+    return word
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +198,7 @@ class World:
             if word not in self._used:
                 self._used.add(word)
                 return word
-        return invented(self.rng)
+        return strange(self.rng, self.split)
 
     def questions(self, most: int) -> int:
         """How many questions a context is asked: one where it is judged, several where it teaches."""
@@ -234,7 +246,7 @@ class World:
             if chore not in self._used:
                 self._used.add(chore)
                 return chore
-        return f"clean the {invented(self.rng)}"
+        return f"clean the {strange(self.rng, self.split)}"
 
     def verb(self) -> str:
         """A word that stands where a verb does: nobody can know them all, and what they say about is found all the
