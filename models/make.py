@@ -1,6 +1,6 @@
 """Makes the bundled pair again from nothing: tokenizer, verifier, draft model, GGUFs. Resumes where it was interrupted.
 
-python -m models.make                      # about 105 minutes for the verifier and 5 for the draft model on two cores
+python -m models.make                      # about 105 minutes for the verifier and 4 for the draft model on two cores
 """
 
 from __future__ import annotations

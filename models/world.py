@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from models.lexicon import LONG, WORDS
+from models.strange import any_word, invented
 
 
 class Split(StrEnum):
@@ -133,53 +133,29 @@ CHORES = pool(
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 SIDES = ("on", "under", "behind", "in", "next to", "beside", "near", "on top of", "in front of")
 
-_ONSETS = (
-    "b",
-    "d",
-    "f",
-    "g",
-    "h",
-    "k",
-    "l",
-    "m",
-    "n",
-    "p",
-    "r",
-    "s",
-    "t",
-    "v",
-    "z",
-    "br",
-    "dr",
-    "gl",
-    "kr",
-    "pl",
-    "st",
-    "tr",
-)
 NEEDLESS_SHARE = 0.15
 _NEEDLESS = """
     really now again there just also then today perhaps soon well always still maybe here later almost quite indeed
     though anyway simply surely once only even already yesterday often mostly finally actually certainly
 """
 NEEDLESS = tuple(_NEEDLESS.split())
-_NUCLEI = ("a", "e", "i", "o", "u", "ai", "ea", "ou", "ie")
-_CODAS = ("", "", "n", "r", "l", "s", "m", "x", "nd", "rt", "ck", "th")
+
+
+HELD_OUT = frozenset(
+    entity.lower()
+    for words in (NAMES, THINGS, ADJECTIVES, ROOMS, FURNITURE, EVENTS, VENUES, CHORES)
+    for entity in words.test
+)
 
 
 def strange(rng: random.Random, split: Split) -> str:
-    """A word that stands for an entity though it is none: ordinary, two joined, or invented; held-out ones invented."""
-    roll = rng.random() if split is Split.TRAIN else 1.0
-    if roll < 0.5:
-        return rng.choice(WORDS if roll < 0.2 else LONG)
-    return rng.choice(WORDS) + rng.choice(WORDS) if roll < 0.65 else invented(rng)
-
-
-def invented(rng: random.Random) -> str:
-    """A word that nobody has seen: one to three syllables, lower case."""
-    return "".join(
-        rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS) for _ in range(rng.choice((1, 2, 2, 2, 3)))
-    )
+    """A word that stands for an entity though it is none; held-out ones are always invented, and training never hits
+    upon a held-out entity."""
+    if split is Split.TEST:
+        return invented(rng)
+    while (word := any_word(rng)) in HELD_OUT:
+        pass
+    return word
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +198,7 @@ class World:
             if word not in self._used:
                 self._used.add(word)
                 return word
-        return invented(self.rng)
+        return strange(self.rng, self.split)
 
     def questions(self, most: int) -> int:
         """How many questions a context is asked: one where it is judged, several where it teaches."""
@@ -235,7 +211,13 @@ class World:
     def thing(self) -> str:
         """`mug`, or `blue mug`."""
         thing = self.pick(THINGS)
-        return f"{self.rng.choice(ADJECTIVES.of(self.split))} {thing}" if self.rng.random() < 0.4 else thing
+        return f"{self.adjective()} {thing}" if self.rng.random() < 0.4 else thing
+
+    def adjective(self) -> str:
+        """One that is known, and in training also any other word: what stands before a thing need not be known."""
+        if self.split is Split.TRAIN and self.rng.random() < self.strange_share:
+            return strange(self.rng, self.split)
+        return self.rng.choice(ADJECTIVES.of(self.split))
 
     def room(self) -> str:
         return self.pick(ROOMS)
@@ -264,7 +246,12 @@ class World:
             if chore not in self._used:
                 self._used.add(chore)
                 return chore
-        return f"clean the {invented(self.rng)}"
+        return f"clean the {strange(self.rng, self.split)}"
+
+    def verb(self) -> str:
+        """A word that stands where a verb does: nobody can know them all, and what they say about is found all the
+        same."""
+        return strange(self.rng, self.split)
 
     def day(self) -> str:
         return self.rng.choice(DAYS)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from models.case import Case, conversation, look, sentence
 from models.families.page import page
-from models.world import ADJECTIVES, Phrasings, World, phrasings
+from models.world import Phrasings, World, phrasings
 
 ON = phrasings(
     """
@@ -27,6 +27,14 @@ ON = phrasings(
     Let us have the {t} on.
     Run the {t}.
     Up with the {t}, give it power.
+    Give power to the {t}.
+    Power to the {t}, please.
+    I want the {t} up and running.
+    I want the {t} going.
+    Would you get the {t} going, please?
+    Make the {t} run.
+    May the {t} run?
+    The {t} has to run now.
     """,
     """
     Power up the {t}.
@@ -133,11 +141,7 @@ INTENTS: dict[str, tuple[Phrasings, Callable[[World], int], str]] = {
 def device(world: World) -> str:
     """`hall lamp`, `blue fan`."""
     kind = world.rng.choice(("lamp", "heater", "fan", "radio", "blinds", "oven", "pump", "speaker", "camera", "light"))
-    return (
-        f"{world.room()} {kind}"
-        if world.rng.random() < 0.7
-        else f"{world.rng.choice(ADJECTIVES.of(world.split))} {kind}"
-    )
+    return f"{world.room()} {kind}" if world.rng.random() < 0.7 else f"{world.adjective()} {kind}"
 
 
 def make(world: World, size: float) -> Case:

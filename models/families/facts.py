@@ -46,6 +46,8 @@ def _fact(
     note, ask = world.say(notes), world.say(asks)
     if "{n}" in note and "n" not in slots:
         slots["n"] = world.name()
+    if "{v}" in note + ask:
+        slots["v"] = world.verb()
     return Fact(kind, _filled(note, slots), _filled(ask, slots), answer, key, value)
 
 

@@ -37,6 +37,9 @@ LIKES = phrasings(
     {n} would buy the {t} a second time.
     {n} would buy the {t} again and again.
     {n} would once more buy the {t}.
+    {n} would take the {t} once more.
+    {n} would choose the {t} once more.
+    {n} would want the {t} once more.
     {n} is so happy about the {t} again.
     """,
     """
@@ -77,6 +80,8 @@ DISLIKES = phrasings(
     {n} would not buy the {t} a second time.
     {n} would not buy the {t} again.
     {n} would not once more buy the {t}.
+    {n} would not take the {t} once more.
+    {n} would not choose the {t} once more.
     {n} is so unhappy about the {t} again.
     """,
     """
@@ -108,6 +113,9 @@ ASK = phrasings(
     Is the {t} to {n} a good thing?
     What would {n} say about the {t}?
     Was the {t} to the taste of {n}?
+    Is the {t} to the delight of {n}?
+    Is the {t} much to the taste of {n}?
+    Would {n} say that the {t} is any good?
     """,
     """
     Is the {t} to the liking of {n}?

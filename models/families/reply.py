@@ -32,6 +32,10 @@ MESSAGE = phrasings(
     {hi} {me}, would you come to the {v} on {d} at {c}? Say yes! Regards, {s}
     {hi} {me}, would you have time on {d} at {c}? The {v} would be good. Regards, {s}
     {hi} {me}, on {d} at {c} the {e} starts at the {v}. What do you say? {s}
+    {hi} {me}, the {e} goes on from {c} on {d}, our meeting point is the {v}. Is that possible? {s}
+    {hi} {me}, {d} at {c}, the {e}, meeting place the {v}. Can you? {s}
+    {hi} {me}, the {e} is on {d} at {c}, and the point to meet is the {v}. Will you make it? {s}
+    {hi} {me}, would you meet me on {d} at {c}? I could be at the {v}. {s}
     """,
     """
     {hi} {me}, would {d} at {c} work for you? We could meet at the {v}. Regards, {s}
@@ -40,7 +44,8 @@ MESSAGE = phrasings(
     """,
 )
 HELLO = phrasings(
-    "Hi\nHello\nDear\nHey\nGood evening\nGood day\nHello there\nHey there\nHi again\nMorning\nGood afternoon\nHi dear",
+    "Hi\nHello\nDear\nHey\nGood evening\nGood day\nHello there\nHey there\nHi again\nMorning\nGood afternoon\nHi dear"
+    "\nFine morning\nBright morning\nWhat a morning\nGood weekend\nGood old\nHappy morning",
     "Good morning\nHi there",
 )
 

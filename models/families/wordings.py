@@ -37,6 +37,8 @@ PLACE_NOTE = phrasings(
     The {t} once was up {p}.
     The {t} must stay {p}.
     We looked for a long time, then we saw the {t} {p}.
+    {n} {v} the {t} {p}.
+    The {t} has {v} {p}.
     """,
     """
     Look for the {t} {p}.
@@ -101,6 +103,8 @@ WHEN_NOTE = phrasings(
     Be there for the {e}: {d}, {c}.
     {n} takes us to the {e} on {d} at {c}.
     The {e} takes the place of the walk on {d} at {c}.
+    We {v} the {e} on {d} at {c}.
+    {n} {v} for the {e} on {d} at {c}.
     """,
     """
     Come to our {e} on {d} at {c}.
@@ -127,6 +131,8 @@ WHEN_ASK = phrasings(
     Will you tell me when the {e} is?
     So when is the {e} again?
     When will it be, the {e}?
+    When {v} the {e}?
+    When will the {e} {v}?
     """,
     """
     When will the {e} be?
@@ -164,6 +170,8 @@ WHO_NOTE = phrasings(
     I told you to {h}, {n}.
     We have to {h}, and {n} will do it.
     I do not want to {h}, so I asked {n}.
+    You {v} to {h}, {n}.
+    Please {v} to {h}, {n}.
     """,
     """
     You must {h}, {n}.
@@ -187,6 +195,8 @@ WHO_ASK = phrasings(
     Say who will {h}.
     Which one of us has to {h}?
     Please say who must {h}.
+    Who {v} to {h}?
+    Can you {v} who will {h}?
     """,
     """
     Who is the one to {h}?
@@ -223,6 +233,8 @@ HAS_NOTE = phrasings(
     Yesterday I gave the {t} to {n}.
     Somebody handed the {t} to {n}.
     The {t} is still at home with {n}.
+    I {v} the {t} to {n}.
+    Yesterday we {v} the {t} to {n}.
     """,
     """
     We handed the {t} to {n}.
@@ -245,6 +257,9 @@ HAS_ASK = phrasings(
     Could you tell me who has the {t}?
     Who is it that has the {t}?
     Whom did we give the {t}?
+    With whom {v} the {t}?
+    With whom is it, the {t}?
+    Who {v} the {t}?
     """,
     """
     With whom is the {t}?
@@ -267,6 +282,7 @@ CODE_NOTE = phrasings(
     You open the {t} with {k}.
     At the {t} {n} types {k}.
     To open the {t}, you need {k}.
+    To {v} the {t}, use {k}.
     """,
     """
     To open the {t}, type {k}.
@@ -287,6 +303,7 @@ CODE_ASK = phrasings(
     Which code belongs to the {t}?
     What do I type to open the {t}?
     How do we get into the {t}? What is the code?
+    How can I {v} the {t}? I need the code.
     """,
     """
     How do I open the {t}? I need the code.

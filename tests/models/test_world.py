@@ -30,6 +30,12 @@ def test_training_and_held_out_share_neither_entities_nor_wordings() -> None:
         assert not set(each.train) & set(each.test)
 
 
+def test_a_made_up_word_of_the_training_text_is_no_held_out_entity(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = iter(["kevin", "chess club", "mug"])
+    monkeypatch.setattr(world, "any_word", lambda _rng: next(words))
+    assert world.strange(random.Random(0), Split.TRAIN) == "mug"
+
+
 @pytest.mark.parametrize("family", [*FAMILIES, *PRACTICE])
 @pytest.mark.parametrize("size", [0.0, 1.0, 6.0])
 def test_every_family_ends_with_an_answer_whose_look_ups_stand_in_it(family: str, size: float) -> None:
