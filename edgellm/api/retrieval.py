@@ -23,9 +23,11 @@ from edgellm.spec.retrieval.mixed import MixedAheadDrafter, MixedDrafter
 from edgellm.store import fingerprint
 from edgellm.store.curves import curve_path, forget_curve, keep_curve, read_curve
 
-_BEHIND = 128  # positions that a measured decode stands behind
+_BEHIND = 16  # positions that a measured decode stands behind
 _REPEATS = 5
-_PATIENCE = 1.0  # seconds for one length, at most, once it was measured twice
+_FEWEST = 4  # lengths that are measured on any device, however slow
+_PATIENCE = 0.3  # seconds, after which no length is measured once more
+_MOST = 1.0  # seconds, after which no longer ones are tried: what is beyond is as slow a row as the last
 FAR = CostCurve((1, KNOTS[-1]), (0.05, 0.1))
 """Of a verifier across a link: a round trip, and the rest of a batch is cheap beside it."""
 
@@ -115,20 +117,24 @@ class Retrieval:
 
 
 def measure_curve(context: Context) -> CostCurve:
-    """The time of one decode of 1, 2, 3 … 64 rows with all their logits looked at, the median of a few."""
+    """The time of one decode of 1, 2, 3 … 64 rows with all their logits looked at, the median of a few.
+
+    A reply waits for it, so a slow device measures fewer lengths, and once.
+    """
     ids = np.ones(KNOTS[-1], dtype=np.int32)
     context.clear()
-    context.decode(np.ones(_BEHIND, dtype=np.int32))
-    times: dict[int, list[float]] = {rows: [] for rows in KNOTS}
+    context.decode(ids[:_BEHIND])
+    times: dict[int, list[float]] = {}
+    started = perf_counter()
     for _ in range(_REPEATS):  # in turns, so that what else the device does slows all of them down
         for rows in KNOTS:
-            if len(times[rows]) > 1 and sum(times[rows]) > _PATIENCE:
-                continue
             began = perf_counter()
+            if len(times) >= _FEWEST and began - started > (_PATIENCE if rows in times else _MOST):
+                break
             context.decode(ids[:rows], outputs=rows).argmax(axis=1)
-            times[rows].append(perf_counter() - began)
+            times.setdefault(rows, []).append(perf_counter() - began)
             context.rollback(_BEHIND)
-    return CostCurve(KNOTS, tuple(float(median(times[rows])) for rows in KNOTS))
+    return CostCurve(tuple(times), tuple(float(median(some)) for some in times.values()))
 
 
 class Copying:

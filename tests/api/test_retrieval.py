@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from edgellm.api import Pair
-from edgellm.engine import Model
+from edgellm.api.retrieval import measure_curve
+from edgellm.engine import Context, Model
 from edgellm.spec.curve import KNOTS
 from edgellm.spec.options import SOURCES
-from edgellm.spec.records import Explanation, Source
+from edgellm.spec.records import Explanation, Ids, Source
 from edgellm.store.curves import curve_path
 from tests.spec.real import case, ids
 
@@ -107,12 +109,42 @@ def test_the_cost_curve_is_measured_once_and_kept(
         ids(pair.reply(case(5), max_tokens=4))
     (kept,) = (home / "cache" / "curves").iterdir()
     curve = json.loads(kept.read_text())
-    assert curve["rows"] == list(KNOTS)
-    assert len(curve["seconds"]) == len(KNOTS)
+    assert curve["rows"] == list(KNOTS[: len(curve["rows"])])
+    assert len(curve["seconds"]) == len(curve["rows"]) >= 4
     monkeypatch.setattr("edgellm.api.retrieval.measure_curve", None)
     with Pair.open("none", f32_pair[1], threads=1) as pair:
         ids(pair.reply(case(5), max_tokens=4))
         assert pair.curve().seconds == tuple(curve["seconds"])
+
+
+class Slow:
+    """A context whose rows take their time on a clock of its own."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self._seconds, self.decoded = 0.0, seconds, 0
+
+    def clear(self) -> None: ...
+
+    def rollback(self, _length: int) -> None: ...
+
+    def decode(self, ids: Ids, outputs: int = 1) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+        self.now += self._seconds * len(ids)
+        self.decoded += len(ids)
+        return np.zeros((outputs, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("row", "knots", "longest"), [(1e-6, 12, 0.002), (1e-3, 12, 0.4), (0.05, 6, 2.5), (9.0, 4, 240)]
+)
+def test_measuring_a_slow_device_takes_little_time(
+    row: float, knots: int, longest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(row)
+    monkeypatch.setattr("edgellm.api.retrieval.perf_counter", lambda: slow.now)
+    curve = measure_curve(cast(Context, slow))
+    assert curve.rows == KNOTS[:knots]
+    assert curve.seconds == pytest.approx([row * rows for rows in curve.rows])
+    assert slow.now <= longest
 
 
 def test_a_curve_that_proves_wrong_is_measured_anew(f32_pair: tuple[Path, Path], home: Path) -> None:
