@@ -15,13 +15,14 @@ import numpy as np
 
 from edgellm.api.retrieval import inside_of
 from edgellm.engine import Context, Message, Model
+from edgellm.spec.curve import MOST as LONGEST
 from edgellm.spec.curve import CostCurve, LengthRule
 from edgellm.spec.records import Chunk, Expected, Ids, Sampling, Verdict
 from edgellm.spec.retrieval.analogy import Analogy
 from edgellm.spec.retrieval.calibration import Calibration
 from edgellm.spec.retrieval.chances import Chances
 from edgellm.spec.retrieval.drafter import HOPELESS, RetrievalDrafter
-from edgellm.spec.retrieval.memory import PRIORS
+from edgellm.spec.retrieval.memory import PRIORS, Memory, Talk
 from edgellm.spec.retrieval.reuse import Reuse
 from edgellm.spec.retrieval.sources import NOTHING, PART, TAIL, Offer, Source
 from edgellm.spec.retrieval.sources import Context as Seen
@@ -58,13 +59,17 @@ def recorded(model: Model, task: str, cases: int, most: int = 120, seed: int = S
 
 
 class Everything(LengthRule):
-    """Drafts all that is offered: for acceptance lengths, where time does not count."""
+    """Drafts all that is offered, up to a length: time does not count."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
         super().__init__(CostCurve((1, 64), (1.0, 1.0)))
+        self._most = most
 
     def choose(self, survives: Sequence[float], instead: tuple[float, float] | None = None) -> int:  # noqa: ARG002
-        return min(len(survives), MOST)
+        return min(len(survives), self._most)
+
+    def floors(self, rows: int = 0) -> list[float]:
+        return [0.0] * (LONGEST - rows)
 
 
 class TextCursor:
@@ -169,8 +174,8 @@ class Method:
         )
         self._remembers = [part for part in (base, self._past, self._analogy) if hasattr(part, "add")]
 
-    def begin(self, prompt: Ids) -> None:
-        self.drafter.begin(prompt.tolist())
+    def begin(self, case: Reply) -> None:
+        self.drafter.begin(case.prompt.tolist())
 
     def expect(self, expected: Expected) -> None:
         self._calibration.expect(expected)
@@ -178,6 +183,30 @@ class Method:
     def end(self, case: Reply) -> None:
         for part in self._remembers:
             part.add(case.prompt.tolist(), case.reply)
+
+
+class Ours:
+    """What edgellm does, with its cost curve and all it remembers."""
+
+    def __init__(
+        self, sources: Sequence[str], curve: CostCurve, model: Model, length: LengthRule | None = None
+    ) -> None:
+        """`sources` as of `edgellm chat --retrieval`; `length` instead of the rule that minds the curve."""
+        self._memory = Memory(sources, curve, inside_of(model), cache(model.is_eog))
+        if length is not None:
+            self._memory.length = length
+        self.calibrates = self._memory.calibrates
+        self.drafter: RetrievalDrafter | None = None
+
+    def begin(self, case: Reply) -> None:
+        self.drafter = self._memory.take(case.prompt)
+
+    def expect(self, expected: Expected) -> None:
+        self._memory.expect(expected)
+
+    def end(self, case: Reply) -> None:
+        self._memory.give()
+        self._memory.add(Talk(case.prompt.tolist(), case.reply))
 
 
 class _Mute:
@@ -199,7 +228,10 @@ class _Mute:
 class Oracle:
     """Knows the reply, and drafts as much of it as pays."""
 
+    calibrates = False
+
     def __init__(self, length: LengthRule) -> None:
+        self.drafter = self
         self._length = length
         self._left: tuple[int, ...] = ()
         self._end = 0
@@ -207,6 +239,10 @@ class Oracle:
     def begin(self, case: Reply) -> None:
         self._end = len(case.prompt) + len(case.reply)
         self._left = case.reply
+
+    def expect(self, expected: Expected) -> None: ...
+
+    def end(self, case: Reply) -> None: ...
 
     def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:  # noqa: ARG002
         left = self._left[len(self._left) - (self._end - len(prefix)) :][:gamma]

@@ -23,9 +23,8 @@ class ForcedVerifier:
         self._reply: tuple[int, ...] = ()
 
     def says(self, prompt: Ids, reply: tuple[int, ...]) -> None:
-        """What it writes behind `prompt` from now on; its cache is emptied."""
+        """What it writes behind `prompt` from now on."""
         self._prompt, self._reply = len(prompt), reply
-        self._context.clear()
 
     def open(self, sampling: Sampling) -> ForcedVerifier:  # noqa: ARG002
         return self

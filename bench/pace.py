@@ -46,9 +46,9 @@ class Paced(Context):
         self._pace = pace
         super().__init__(*arguments, **options)
 
-    def _run(self, n: int, batch: Any) -> None:
+    def _run(self, n: int, batch: Any, copies: int = 0) -> None:
         end = time.perf_counter() + self._pace
-        super()._run(n, batch)
+        super()._run(n, batch, copies)
         time.sleep(max(0.0, end - time.perf_counter()))
 
 

@@ -53,7 +53,7 @@ def length(model: Model, verifier: LocalVerifier, method: Method, cases: list[Re
     """Tokens a verification over `cases`, one after another."""
     tokens = rounds = 0
     for case in cases:
-        method.begin(case.prompt)
+        method.begin(case)
         session = verifier.open(GREEDY, method.expect if method.calibrates else None)
         try:
             text = case.prompt

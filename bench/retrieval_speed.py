@@ -3,11 +3,12 @@
     python -m bench.retrieval_speed [--cases 40] [--models bundled 0.5b] [--threads N] [--repeats 3] [--name ...]
 
 For each task every case is written by every method in turn, in one process: plain decoding; llama-cpp-python's prompt
-lookup; PLD, SAM and ours with the same cost curve; an oracle that knows the reply and drafts as much of it as pays. The
-text is the bundled verifier's reply, and every pass is computed in full; at the 0.5B shape (random weights) the verdict
-is read off that reply, at the bundled verifier's too, so that all methods write the same. `none` is a task on which
-nothing can be copied: replies of random words behind prompts of others. Decoding speed leaves the prefill out; whole
-speed does not, and has calibration, indexing and all else of ours in it.
+lookup, PLD and SAM, which draft ten tokens whatever they cost; ours on top of those; ours, and ours without one of its
+parts; an oracle that knows the reply and drafts as much of it as pays. The text is the bundled verifier's reply, and
+every pass is computed in full; the verdict is read off that reply, so that weights may be random (the 0.5B shape) and
+all methods write the same. `none` is a task on which nothing can be copied: replies of random words behind prompts of
+others. Decoding speed leaves the prefill out, which is timed alone, once with calibration and once without; whole speed
+has it in, and so all that ours costs.
 """
 
 from __future__ import annotations
@@ -21,38 +22,67 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from bench import random_gguf
-from bench.copying import SEED, TASKS, Method, Oracle, PromptLookup, Reply, SuffixLookup, recorded
+from bench.copying import SEED, TASKS, Everything, Method, Oracle, Ours, PromptLookup, Reply, SuffixLookup, recorded
 from bench.forced import ForcedVerifier
 from bench.report import spread, write
 from edgellm.api.retrieval import measure_curve
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, Lens, Model
 from edgellm.spec.curve import MOST, CostCurve, LengthRule
 from edgellm.spec.gates import AlwaysGate
+from edgellm.spec.local import foretell
 from edgellm.spec.loop import Limits, generate
+from edgellm.spec.options import SOURCES
 from edgellm.spec.protocols import Drafter
-from edgellm.spec.records import GREEDY, Chunk, Ids, Sampling
-from edgellm.spec.retrieval.sources import Context as Seen
+from edgellm.spec.records import GREEDY, Chunk, Expected, Ids, Sampling
 from edgellm.spec.stats import Stats
 from edgellm.store import resolve
 
 NONE = "none"
 N_CTX = 1024
-OURS = ("history", "analogy", "reuse")
+FIXED = 10
+"""Tokens of a draft where nothing weighs their cost: llama-cpp-python's default."""
+BESIDE = ("history", "analogy", "calibration", "reuse")
 
 
-class TheirLookup:
-    """llama-cpp-python's drafter in our loop, as its `Llama` asks it: always, for ten tokens."""
+class Drafting(Protocol):
+    """A method, with what it remembers of past cases."""
 
-    def __init__(self) -> None:
-        self._lookup = LlamaPromptLookupDecoding()
+    calibrates: bool
+
+    @property
+    def drafter(self) -> Drafter | None: ...
+
+    def begin(self, case: Reply) -> None: ...
+
+    def expect(self, expected: Expected) -> None: ...
+
+    def end(self, case: Reply) -> None: ...
+
+
+class Plain:
+    """Plain decoding, or llama-cpp-python's drafter in our loop, as its `Llama` asks it: always, for ten tokens."""
+
+    calibrates = False
+
+    def __init__(self, lookup: LlamaPromptLookupDecoding | None = None) -> None:
+        self._lookup = lookup
+        self.drafter: Drafter | None = None if lookup is None else self
+
+    def begin(self, case: Reply) -> None: ...
+
+    def expect(self, expected: Expected) -> None: ...
+
+    def end(self, case: Reply) -> None: ...
 
     def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:  # noqa: ARG002
+        if self._lookup is None:
+            return Chunk()
         found = np.asarray(self._lookup(prefix.astype(np.intc)))[:gamma]
         return Chunk(found.astype(np.int32), retrieved=True)
 
@@ -75,7 +105,7 @@ def nothing_to_copy(cases: int, vocabulary: int) -> list[Reply]:
 class Way:
     """A method on a stream of cases, and what it has taken."""
 
-    def __init__(self, name: str, make: Callable[[], Any]) -> None:
+    def __init__(self, name: str, make: Callable[[], Drafting]) -> None:
         self.name, self._make = name, make
         self.method = make()
         self.decoding: list[float] = []
@@ -86,47 +116,55 @@ class Way:
         """Forgets past cases."""
         self.method = self._make()
 
-    def write(self, verifier: ForcedVerifier, alphabet: Model, case: Reply) -> None:
-        """Writes one case, and notes the seconds."""
-        verifier.says(case.prompt, case.reply)
-        stats, began = Stats(), perf_counter()
-        drafter: Drafter | None = None
-        if isinstance(self.method, Method):
-            self.method.begin(case.prompt)
-            drafter = self.method.drafter
-        elif isinstance(self.method, Oracle):
-            self.method.begin(case)
-            drafter = self.method
-        elif self.method is not None:
-            drafter = self.method
+    def write(
+        self, verifier: ForcedVerifier, alphabet: Model, case: Reply, expected: Sequence[Expected], prefill: float
+    ) -> None:
+        """Writes one case behind its prompt, which took `prefill` seconds, and notes the seconds."""
         taken: list[float] = []
+        began = perf_counter()
+        self.method.begin(case)
+        if self.method.calibrates:
+            for some in expected:
+                self.method.expect(some)
+        ready = perf_counter()
         for _ in generate(
             case.prompt,
             alphabet=alphabet,
-            drafter=drafter,
+            drafter=self.method.drafter,
             gate=AlwaysGate(),
             verifier=verifier,
             sampling=GREEDY,
             limits=Limits(len(case.reply), N_CTX, MOST),
-            stats=stats,
+            stats=Stats(),
             watch=lambda _chunk, _written, _verdict, drafting, _waiting: taken.append(drafting),
         ):
             pass
-        self.whole.append(perf_counter() - began)
-        self.decoding.append(stats.seconds)
+        now = perf_counter()
+        self.method.end(case)
+        self.decoding.append(now - ready)
+        self.whole.append(prefill + now - began)
         self.drafting += taken
-        if isinstance(self.method, Method):
-            self.method.end(case)
 
 
 def ways(curve: CostCurve, model: Model) -> list[Way]:
     """All of them, plain decoding first."""
+
+    def ours(*left_out: str) -> Callable[[], Drafting]:
+        return lambda: Ours([name for name in SOURCES if name not in left_out], curve, model)
+
     return [
-        Way("plain", lambda: None),
-        Way("llama-cpp-python", TheirLookup),
-        Way("PLD", lambda: Method(PromptLookup(), (), LengthRule(curve), model, 0.35)),
-        Way("SAM", lambda: Method(SuffixLookup(), (), LengthRule(curve), model, 0.45)),
-        Way("ours", lambda: Method(Seen(), OURS, LengthRule(curve), model, 0.35)),
+        Way("plain", Plain),
+        Way("llama-cpp-python", lambda: Plain(LlamaPromptLookupDecoding())),
+        Way("PLD", lambda: Method(PromptLookup(), (), Everything(FIXED), model, 0.35)),
+        Way("PLD + ours", lambda: Method(PromptLookup(), BESIDE, LengthRule(curve), model, 0.35)),
+        Way("SAM", lambda: Method(SuffixLookup(), (), Everything(FIXED), model, 0.45)),
+        Way("SAM + ours", lambda: Method(SuffixLookup(), BESIDE, LengthRule(curve), model, 0.45)),
+        Way("ours", ours()),
+        Way("without calibration", ours("calibration")),
+        Way("without reuse", ours("reuse")),
+        Way("without past replies", ours("history", "analogy")),
+        Way("context alone", ours(*BESIDE)),
+        Way("without the cost curve", lambda: Ours(SOURCES, curve, model, Everything(FIXED))),
         Way("oracle", lambda: Oracle(LengthRule(curve))),
     ]
 
@@ -134,28 +172,22 @@ def ways(curve: CostCurve, model: Model) -> list[Way]:
 def measured(model: Model, tasks: Mapping[str, Sequence[Reply]], threads: int | None, repeats: int) -> dict[str, Any]:
     """Speed of every way on every task, against plain decoding."""
     with Context(model, n_ctx=N_CTX, threads=threads) as context:
-        curve = measure_curve(context)
+        curve, lens = measure_curve(context), Lens.open(model)
         verifier = ForcedVerifier(model, context)
         found: dict[str, Any] = {"curve_ms": dict(zip(curve.rows, [1e3 * s for s in curve.seconds], strict=True))}
         for task, cases in tasks.items():
             all_ways = ways(curve, model)
             for repeat in range(repeats):
                 for number, case in enumerate(cases):
-                    turn = all_ways if (number + repeat) % 2 else all_ways[::-1]
-                    for way in turn:
-                        way.write(verifier, model, case)
+                    expected: list[Expected] = []
+                    plain = prefill(context, case.prompt, None, lens)
+                    calibrated = prefill(context, case.prompt, expected.append, lens)
+                    verifier.says(case.prompt, case.reply)
+                    for way in all_ways if (number + repeat) % 2 else all_ways[::-1]:
+                        way.write(verifier, model, case, expected, calibrated if way.method.calibrates else plain)
                 for way in all_ways:
                     way.again()
-            plain = all_ways[0]
-            found[task] = {
-                way.name: {
-                    "decoding": spread(ratios(plain.decoding, way.decoding)),
-                    "decoding_total": sum(plain.decoding) / sum(way.decoding),
-                    "whole_total": sum(plain.whole) / sum(way.whole),
-                    "drafting_us": 1e6 * median(way.drafting),
-                }
-                for way in all_ways
-            }
+            found[task] = {way.name: figures(way, all_ways[0], repeats) for way in all_ways}
             sys.stdout.write(f"{task}: " + ", ".join(
                 f"{name} {row['decoding_total']:.2f}" for name, row in found[task].items()
             ) + "\n")  # fmt: skip
@@ -163,8 +195,30 @@ def measured(model: Model, tasks: Mapping[str, Sequence[Reply]], threads: int | 
     return found
 
 
-def ratios(plain: Sequence[float], other: Sequence[float]) -> list[float]:
-    return [one / two for one, two in zip(plain, other, strict=True) if two]
+def prefill(context: Context, prompt: Ids, told: Callable[[Expected], None] | None, lens: Lens | None) -> float:
+    """Seconds for all of `prompt` but its last token, told of or not."""
+    context.clear()
+    began = perf_counter()
+    if told is not None:
+        foretell(context, prompt, 0, told, lens)
+    else:
+        context.decode(prompt[:-1])
+    return perf_counter() - began
+
+
+def figures(way: Way, plain: Way, repeats: int) -> dict[str, Any]:
+    """What is kept of a way: its speed over plain decoding's, and the time of a drafting step."""
+    return {
+        "decoding": spread([one / two for one, two in zip(plain.decoding, way.decoding, strict=True)]),
+        "decoding_total": total(plain.decoding, repeats) / total(way.decoding, repeats),
+        "whole_total": total(plain.whole, repeats) / total(way.whole, repeats),
+        "drafting_us": 1e6 * median(way.drafting),
+    }
+
+
+def total(seconds: Sequence[float], repeats: int) -> float:
+    """Of all cases, each taken as the median of its repeats: others use this processor too."""
+    return float(np.median(np.reshape(seconds, (repeats, -1)), axis=0).sum())
 
 
 def table(models: dict[str, Any]) -> str:
@@ -216,8 +270,8 @@ def main() -> None:
             half = stack.enter_context(Model.load(path))
             models["Qwen2.5-0.5B shape, Q4_0"] = measured(half, few, arguments.threads, 1)
     sys.stdout.write(table(models) + "\n")
-    figures = {"cases": arguments.cases, "repeats": arguments.repeats, "models": models}
-    sys.stdout.write(f"written: {write(arguments.name, 'bench.retrieval_speed', figures, SEED)}\n")
+    kept = {"cases": arguments.cases, "repeats": arguments.repeats, "models": models}
+    sys.stdout.write(f"written: {write(arguments.name, 'bench.retrieval_speed', kept, SEED)}\n")
 
 
 if __name__ == "__main__":

@@ -64,6 +64,13 @@ class Batch:
         self._flags[end - outputs : end] = 1
         return end
 
+    def put_pair(self, seq: int, start: int, token: int) -> int:
+        """Writes `token` for positions `start` and `start + 1`, with logits of the first; returns the row after."""
+        self._ids[:2], self._seqs[:2] = token, seq
+        self._positions[:2] = self._count_up[start : start + 2]
+        self._flags[0], self._flags[1] = 1, 0
+        return 2
+
     def embeddings(self, rows: Floats) -> Any:
         """A batch over contiguous `rows`, which must outlive its decoding; positions and flags are this batch's."""
         return self._native(None, rows)

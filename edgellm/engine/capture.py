@@ -74,6 +74,7 @@ class Recorder:
         self._one_graph = unified or n_seq == 1  # for each of its batches; streams may need several
         self._visible = np.empty(0, dtype=np.bool_)
         self.stops = capture.stop_after is not None
+        self.copies = 0  # rows at the end of a batch that are not to be seen
         self.error: BaseException | None = None
         self._to_come = 0
         self._parts: dict[bytes, list[Floats]] = {}
@@ -175,7 +176,7 @@ class Recorder:
             self._library.ggml_backend_tensor_get(address, data.ctypes.data, 0, data.nbytes)
             return data
         if self.shared:
-            self._visible = self._mask(tensor.src[1], cols, rows - 1)
+            self._visible = self._mask(tensor.src[1], cols, rows - 1 - self.copies)
         first, end, _ = (self._keys or slice(None)).indices(cols)
         width = max(0, end - first)
         data = self._room.take((streams * heads, rows, width))
@@ -183,6 +184,8 @@ class Recorder:
             self._library.ggml_backend_tensor_get_2d(
                 address, data.ctypes.data, 4 * first, 4 * width, streams * heads * rows, 4 * cols, 4 * width
             )
+        if self.copies:
+            return data[:, : rows - self.copies]
         # several streams hold one sequence each: their rows follow each other
         return np.concatenate(np.split(data, streams), axis=1) if streams > 1 else data
 

@@ -14,18 +14,18 @@ import numpy as np
 
 from edgellm.engine import driver, native
 from edgellm.engine.batch import Batch, SeqRows, split
+from edgellm.engine.cache import Cache
 from edgellm.engine.capture import Capture, Recorder
 from edgellm.engine.model import Model
 from edgellm.engine.native import lib
-from edgellm.engine.sequences import Sequences
 from edgellm.engine.types import Floats, Ids
-from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
+from edgellm.errors import ContextFull, InvalidOption, ModelUnsupported
 
 _UNWATCHED = nullcontext()
 NO_ID = -1  # stands in the cache where an embedding row was decoded instead of a token
 
 
-class Context:
+class Context(Cache):
     """`n_seq` sequences of up to `n_ctx` positions each, decoded by one model. For one thread at a time.
 
     `unified`: one buffer for all sequences, in which branching copies nothing; without it each has its own, which is
@@ -34,7 +34,8 @@ class Context:
     physical cores that this process may use, and to one for a tiny model. `exact` keeps the cache in float32 and does
     without flash attention, so that logits do not depend on how the ids were batched (1e-5 of the largest; flash
     attention on a CPU rounds to 16 bits, and differently for other batch sizes: 1e-3). It defaults to what the weights
-    are: exact for a model in float32.
+    are: exact for a model in float32. Without flash attention a single token of a small model is decoded beside a copy
+    of itself, which is forgotten at once: llama.cpp has a fast attention for two rows and more.
     Logits are views into llama.cpp's buffer: copy what must outlive the next decode.
     """
 
@@ -50,8 +51,9 @@ class Context:
         spare: int | None = None,
         capture: Capture | None = None,
         exact: bool | None = None,
+        flash: bool | None = None,
     ) -> None:
-        """Reserves the cache.
+        """Reserves the cache. `flash` attention is left to `flash_pays`, where it can be had.
 
         Raises:
             InvalidOption: a size that is not positive, too many sequences, fewer rows in a batch than sequences (where
@@ -61,13 +63,15 @@ class Context:
         driver.check_sizes(n_ctx, n_seq, n_batch, threads, unified, spare)
         if capture is not None:
             capture.check(model.n_layer)
-        self.model, self.n_ctx, self.n_seq, self.unified = model, n_ctx, n_seq, unified
+        super().__init__(model, n_ctx, n_seq, unified)
         cells = n_ctx * n_seq if spare is None else min(n_ctx + spare, n_ctx * n_seq)
         self.n_batch = max(n_seq, min(n_batch, cells))
         self.threads = threads or native.default_threads(model.n_params)
         self.exact = model.is_f32 if exact is None else exact
+        flash = native.flash_pays(model.n_params, self.n_batch) if flash is None else flash
+        self.flash = flash and not self.exact and not (capture and capture.attention)
         self.captured = None if capture is None else Recorder(capture, n_seq, unified)
-        self._owned: native.Owned | None = driver.open_context(
+        self._owned = driver.open_context(
             model.owned,
             positions=cells,
             sequences=n_seq,
@@ -76,18 +80,18 @@ class Context:
             unified=unified,
             exact=self.exact,
             callback=self.captured and self.captured.callback,
-            flash_attention=not (capture and capture.attention),
+            flash_attention=self.flash,
         )
         if not lib.llama_get_memory(self._owned.pointer):
             raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
-        self._sequences = Sequences(n_seq, n_ctx)
-        self._lengths = self._sequences.lengths
         self._logits = driver.LogitsView(model.n_vocab)
         self._batch = Batch(self.n_batch, n_ctx)
         outer = None if capture is None else {capture.stop_after, *capture.outputs}
         # the last layer's output holds only the rows of which logits are wanted
         self._flag_all = bool(outer and model.n_layer - 1 in outer)
         self._plain = not self._flag_all and (capture is None or capture.stop_after is None)
+        rows_only = capture is None or not (capture.outputs or (self.captured and self.captured.stops))
+        self._pairs = rows_only and not self.flash and not self.exact and native.is_small(model.n_params)
 
     def decode(self, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
         """Appends `ids`, shape (n,), to a sequence; returns the logits of the last `outputs` rows, (outputs, n_vocab).
@@ -104,6 +108,8 @@ class Context:
             return self.decode_rows((SeqRows(seq, ids, outputs),))[0]
         start = self._begin(seq, n, outputs)
         try:
+            if self._pairs and n == 1 == outputs and start + 1 < self.n_ctx:
+                return self._decode_pair(seq, ids, start)
             self._run(self._place(0, seq, ids, outputs), self._batch.tokens)
             self._lengths[seq] = start + n
         except BaseException:
@@ -112,6 +118,18 @@ class Context:
         if self._plain:
             return self._logits.rows(self._open(), outputs)
         return self._views([(n, outputs)])[0]
+
+    def _decode_pair(self, seq: int, ids: Ids, start: int) -> Floats:
+        """Decodes the one of `ids` twice, and forgets the copy."""
+        self._sequences.note(seq, ids)
+        try:
+            self._run(self._batch.put_pair(seq, start, int(ids[0])), self._batch.tokens, 1)
+        except ContextFull:  # there is a cell for one
+            self._run(self._place(0, seq, ids, 1), self._batch.tokens)
+        else:
+            self._forget(seq, start + 1)
+        self._lengths[seq] = start + 1
+        return self._logits.rows(self._open(), 1)
 
     def decode_rows(self, rows: Sequence[SeqRows]) -> list[Floats]:
         """Appends to several sequences in one llama.cpp batch; one view of (outputs, n_vocab) per entry.
@@ -169,86 +187,6 @@ class Context:
             raise
         return self._views([(size, outputs)])[0]
 
-    def cached(self, seq: int = 0) -> Ids:
-        """The ids in a sequence's cache, shape (length,), as a read-only view until the sequence changes."""
-        return self._sequences.view(seq)
-
-    def length(self, seq: int = 0) -> int:
-        """Positions in a sequence's cache."""
-        return self._lengths[self._sequences.known(seq)]
-
-    def rollback(self, length: int, seq: int = 0) -> None:
-        """Keeps the first `length` positions of a sequence.
-
-        Raises:
-            InvalidOption: the sequence is shorter than that.
-            ModelUnsupported: the model's state is recurrent and can only be dropped whole, which has been done.
-        """
-        self._open()
-        now = self.length(seq)
-        if not 0 <= length <= now:
-            raise InvalidOption(f"Cannot roll back to {length} positions.", f"The sequence has {now}.")
-        if length == now:
-            return
-        self._lengths[seq] = length
-        if not self._forget(seq, length):
-            self.clear(seq)
-            raise ModelUnsupported(
-                f"{self.model.name} cannot forget single tokens: its state is recurrent.", "Use a transformer model."
-            )
-
-    def branch(self, src: int, dst: int) -> None:
-        """Makes sequence `dst` a copy of `src`; no keys or values are copied.
-
-        Raises:
-            InvalidOption: the context is not unified, or a sequence does not exist.
-        """
-        if not self.unified:
-            raise InvalidOption("Sequences of a context with separate buffers cannot branch.", "Open it unified.")
-        native_context = self._open()
-        if self._sequences.known(src) == dst:
-            return
-        self.clear(dst)
-        lib.llama_memory_seq_cp(lib.llama_get_memory(native_context.pointer), src, dst, -1, -1)
-        self._sequences.copy(src, dst)
-
-    def copy_prefix(self, src: int, dst: int, length: int) -> None:
-        """Makes sequence `dst` the first `length` positions of `src`, without computing them; also across buffers.
-
-        llama.cpp copies separate buffers only whole, when it next decodes; so this is for prefixes worth that.
-
-        Raises:
-            InvalidOption: `src` is shorter than that, or a sequence does not exist.
-            ModelUnsupported: the model's state is recurrent, and has no beginning to be copied; `dst` is empty then.
-        """
-        memory = lib.llama_get_memory(self._open().pointer)
-        if not 0 <= length <= self.length(src):
-            raise InvalidOption(f"Cannot copy {length} positions.", f"The sequence has {self.length(src)}.")
-        if self._sequences.known(dst) != src:
-            self.clear(dst)
-            lib.llama_memory_seq_cp(memory, src, dst, -1, -1)
-            self._sequences.copy(src, dst)
-        self.rollback(length, dst)
-
-    def clear(self, seq: int = 0) -> None:
-        """Empties a sequence."""
-        self._lengths[self._sequences.known(seq)] = 0
-        self._forget(seq, -1)
-
-    def sync(self, ids: Ids, seq: int = 0) -> int:
-        """Rolls back to what the cache and `ids` have in common, but at most all of `ids` but one; returns its length.
-
-        Decoding `ids[that:]` then brings the cache in line and gives fresh logits for the last id.
-
-        Raises:
-            InvalidOption: no ids.
-        """
-        if len(ids) == 0:
-            raise InvalidOption("There are no ids to bring the cache in line with.", "Give at least one.")
-        common = self._sequences.common(seq, ids[:-1])
-        self.rollback(common, seq)
-        return common
-
     @property
     def pointer(self) -> Any:
         """For llama.cpp's own functions."""
@@ -265,12 +203,6 @@ class Context:
     def __exit__(self, *_raised: object) -> None:
         self.close()
 
-    def _open(self) -> native.Owned:
-        if self._owned is None:
-            raise EngineFailed("The context is closed.", "Open another.")
-        native.ending.pass_by()
-        return self._owned
-
     def _begin(self, seq: int, n: int, outputs: int) -> int:
         """The length of the sequence, if `n` more positions with `outputs` rows of logits are possible."""
         self._open()
@@ -286,20 +218,12 @@ class Context:
         """Puts `ids` into the batch from row `at` on, and into the record; returns the row after them."""
         return self._batch.put(at, seq, self._sequences.note(seq, ids), ids, outputs, self._flag_all)
 
-    def _run(self, n: int, batch: Any) -> None:
+    def _run(self, n: int, batch: Any, copies: int = 0) -> None:
+        """Decodes the first `n` rows of a batch; the last `copies` of them are not to be seen."""
+        if self.captured is not None:
+            self.captured.copies = copies
         with self.captured or _UNWATCHED:
             driver.decode(self._open(), batch, n)
-
-    def _forget(self, seq: int, start: int) -> bool:
-        """Drops the cache of a sequence from `start` on (all of it from -1 on); False where that is impossible."""
-        native_context = self._open()
-        return bool(lib.llama_memory_seq_rm(lib.llama_get_memory(native_context.pointer), seq, start, -1))
-
-    def _restore(self, starts: dict[int, int]) -> None:
-        for seq, start in starts.items():
-            self._lengths[seq] = start
-            if self._owned is not None:  # it may have been closed from elsewhere
-                self._forget(seq, start)
 
     def _views(self, rows: Sequence[tuple[int, int]]) -> list[Floats]:
         """Logits for the entries of the last batch, given as (rows, rows with logits wanted)."""

@@ -69,7 +69,7 @@ def open_context(
         params.cb_eval = callback
     if exact:
         params.type_k = params.type_v = lib.GGML_TYPE_F32
-    if exact or not flash_attention:
+    if not flash_attention:
         params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
     mark = native.log.count
     with native.Guard():

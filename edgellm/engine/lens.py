@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as binding
+from threadpoolctl import ThreadpoolController
 
 from edgellm.engine.context import Context
 from edgellm.engine.convert import dequantised
@@ -39,6 +40,7 @@ class Lens:
         self._norm = dequantised(norm, data[norm.offset : norm.offset + norm.nbytes].reshape(1, -1))[0]
         self.rows(np.zeros(1, dtype=np.int32))
         self._set, self._get = getattr(_library, _SET), getattr(_library, _GET)
+        self._numpy = ThreadpoolController()
         self._set.argtypes, self._set.restype = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool], None
         self._get.argtypes, self._get.restype = [ctypes.c_void_p, ctypes.c_uint32], ctypes.c_void_p
 
@@ -77,6 +79,8 @@ class Lens:
             buffer: Any = (ctypes.c_float * (len(ids) * self._width)).from_address(address)
             hidden = np.frombuffer(buffer, dtype=np.float32).reshape(len(ids), self._width)
             scale = np.sqrt(np.square(hidden).mean(axis=1, keepdims=True) + self._epsilon)
-            return np.asarray((hidden * (self._norm / scale)) @ head.T, dtype=np.float32)
+            # its threads would go on spinning for a while, and the next decodes take twice as long beside them
+            with self._numpy.limit(limits=1, user_api="blas"):
+                return np.asarray((hidden * (self._norm / scale)) @ head.T, dtype=np.float32)
         finally:
             self._set(pointer, self._layer, False)

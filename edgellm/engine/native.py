@@ -20,6 +20,8 @@ import llama_cpp.llama_cpp
 lib: Any = llama_cpp.llama_cpp
 
 _TINY = 4_000_000  # parameters
+_SMALL = 50_000_000
+_TILE = 64  # rows that flash attention computes together
 _WARN, _CONTINUED = 3, 5
 _Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
@@ -184,6 +186,22 @@ def default_threads(n_params: int) -> int:
     with two), and where other programs take a core, threads that wait for each other lose whole time slices.
     """
     return 1 if n_params < _TINY else available_threads()
+
+
+def flash_pays(n_params: int, rows: int) -> bool:
+    """Whether flash attention is the faster one for a model of that size, decoding up to so many `rows` at once.
+
+    On a processor llama.cpp's flash attention takes the rows of a batch of fewer than 64 one by one (see
+    `bench/attention.py`): a pass that verifies then takes several times as long where attention is most of the work, in
+    a small model, and a tenth more in one of 0.5 billion parameters. There a prefill in long batches counts for more,
+    and that it does a tenth faster.
+    """
+    return bool(lib.llama_supports_gpu_offload()) or (rows >= _TILE and not is_small(n_params))
+
+
+def is_small(n_params: int) -> bool:
+    """Whether attention is most of the work of a model of that size."""
+    return n_params < _SMALL
 
 
 def available_threads() -> int:

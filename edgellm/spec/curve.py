@@ -12,6 +12,8 @@ KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Rows of a decode that are measured."""
 MOST = KNOTS[-1] - 1
 """Drafted tokens in a chunk, at most: with the token before them they are one decode."""
+LEAST = 0.02
+"""Tokens that a draft has to bring beyond what it costs: a curve is not measured more exactly than that."""
 EXPLORED = 0.01
 """Share of the time that may go into drafts which are not expected to pay, to notice when they begin to."""
 DRIFT = 0.25
@@ -54,6 +56,7 @@ class LengthRule:
 
     def __init__(self, curve: CostCurve) -> None:
         self._table = curve.table()
+        self._slopes = _least_slopes(self._table)
         self._tokens, self._seconds = 1.0, self._table[1]  # of late
         self._explored = 0.0
         self._all = 0.0
@@ -77,7 +80,7 @@ class LengthRule:
         """
         table, price = self._table, self.rate * exp(self._wrong)
         tokens, seconds = instead or (1.0, table[1])
-        best, gain, expected = 0, tokens - (self.rate * seconds if instead else price * seconds), 1.0
+        best, gain, expected = 0, LEAST + tokens - (self.rate * seconds if instead else price * seconds), 1.0
         for at, chance in enumerate(survives[:MOST], 1):
             expected += chance
             now = expected - price * table[at + 1]
@@ -85,11 +88,16 @@ class LengthRule:
                 best, gain = at, now
         if best or not survives:
             return best
-        cost = table[2] - table[1]
+        cost = max(table[2] - table[1], LEAST * table[1])
         if self._explored + cost > EXPLORED * self._all:
             return 0
         self._explored += cost
         return 1
+
+    def floors(self, rows: int = 0) -> list[float]:
+        """For every place behind `rows` drafted tokens: with less chance to survive, no token there or later pays."""
+        price = self.rate * exp(self._wrong)
+        return [price * slope for slope in self._slopes[rows:]]
 
     def more(self, rows: int, survives: Sequence[float]) -> int:
         """How many of the offered tokens to draft behind `rows` that are drafted anyway."""
@@ -124,3 +132,11 @@ class LengthRule:
             off = log(max(seconds, 1e-9) / self._table[drafted + 1]) - self._wrong
             self._wrong += (1.0 - _MEMORY) * max(-1.0, min(1.0, off))  # an interruption counts as any slow round
             self._rounds += 1
+
+
+def _least_slopes(table: Sequence[float]) -> list[float]:
+    """`[i]`: what a row costs at least, in the mean of all up to any length, behind the first token and i drafted."""
+    return [
+        min((table[end] - table[at]) / (end - at) for end in range(at + 1, len(table)))
+        for at in range(1, len(table) - 1)
+    ]

@@ -85,8 +85,7 @@ class LocalSession:
         try:
             unseen = prefix[context.sync(prefix) :]
             if self._foretold is not None and len(unseen) > 1:
-                tell = _read_off if self._lens is not None else _foretell
-                unseen = tell(context, prefix, len(prefix) - len(unseen), self._foretold, self._lens)
+                unseen = foretell(context, prefix, len(prefix) - len(unseen), self._foretold, self._lens)
             ids = np.concatenate((unseen, chunk.ids)) if len(chunk) else unseen
             rows = context.decode(ids, outputs=len(chunk) + 1)
             accepted, answer = judge(chunk, rows, self._sampling, position=len(prefix))
@@ -133,28 +132,23 @@ EXPECTED = 4
 """Next tokens that are kept for each position."""
 
 
-def _read_off(
-    context: Context, prefix: Ids, known: int, foretold: Callable[[Expected], None], lens: Lens | None
-) -> Ids:
-    """Decodes `prefix` from place `known` on, all but its last token, and tells which tokens of it are expected behind
-    each: the tree is searched for in the prompt, so no others are needed. Returns what is left.
+def foretell(context: Context, prefix: Ids, known: int, foretold: Callable[[Expected], None], lens: Lens | None) -> Ids:
+    """Decodes `prefix` from place `known` on, all but its last token, and tells what is expected behind each. Returns
+    what is left.
+
+    With a lens only tokens of the prefix itself are weighed: the tree is searched for in it, so no others are needed.
+    Without, it takes the model's logits, all of them: in slices, because they take more memory than all else.
     """
+    end = len(prefix) - 1
     if lens is None:
-        raise RuntimeError("there is no lens")
+        for start in range(known, end, SLICE):
+            ids = prefix[start : min(start + SLICE, end)]
+            foretold(likeliest(context.decode(ids, outputs=len(ids)), EXPECTED, start))
+        return prefix[-1:]
     tokens = np.unique(prefix)
     head = lens.rows(tokens)
-    for start in range(known, len(prefix) - 1, context.n_batch):
-        ids = prefix[start : min(start + context.n_batch, len(prefix) - 1)]
+    for start in range(known, end, context.n_batch):
+        ids = prefix[start : min(start + context.n_batch, end)]
         found = likeliest(lens.read(context, ids, head), min(EXPECTED, len(tokens)), start)
         foretold(Expected(start, tokens[found.ids], found.probs))
-    return prefix[-1:]
-
-
-def _foretell(
-    context: Context, prefix: Ids, known: int, foretold: Callable[[Expected], None], _lens: Lens | None
-) -> Ids:
-    """The same with the model's logits, all of them: in slices, because they take more memory than all else."""
-    for start in range(known, len(prefix) - 1, SLICE):
-        ids = prefix[start : min(start + SLICE, len(prefix) - 1)]
-        foretold(likeliest(context.decode(ids, outputs=len(ids)), EXPECTED, start))
     return prefix[-1:]

@@ -7,6 +7,7 @@ import numpy as np
 from edgellm.engine import Context, Floats, Ids, Model
 
 CLOSE = 1e-4  # of the largest logit
+ROUNDED = 0.02  # a cache of 16 bits, and 8-bit products
 
 
 def some_ids(n: int, n_vocab: int = 1_000, seed: int = 0) -> Ids:

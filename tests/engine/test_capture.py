@@ -229,3 +229,21 @@ def test_the_same_memory_serves_every_decode(draft_model: Model) -> None:
         context.rollback(5)
         context.decode(IDS[5:])
         assert np.shares_memory(first, recorder(context).attention(0))
+
+
+def test_a_copy_decoded_beside_a_token_is_not_seen(draft_model: Model) -> None:
+    layers = (0, draft_model.n_layer - 1)
+    with (
+        Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=layers)) as paired,
+        Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=layers), exact=True) as single,
+        Context(draft_model, n_ctx=64, n_seq=2, spare=8, threads=1, capture=Capture(attention=layers)) as shared,
+    ):
+        for context in (paired, single, shared):
+            context.decode(IDS)
+            context.decode(IDS[:1])
+            assert context.length() == len(IDS) + 1
+        for layer in layers:
+            row, wanted = recorder(paired).attention(layer), recorder(single).attention(layer)
+            assert row.shape == wanted.shape
+            np.testing.assert_allclose(row, wanted, atol=0.02)
+        assert recorder(shared).visible().sum() == len(IDS) + 1

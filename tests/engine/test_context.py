@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import Context, Model, SeqRows
+from edgellm.engine import Context, Model, SeqRows, native
 from edgellm.errors import ContextFull, InvalidOption
 from tests.engine.conftest import QWEN, MakeModel
-from tests.engine.logits import CLOSE, difference, one_by_one, some_ids
+from tests.engine.logits import CLOSE, ROUNDED, difference, one_by_one, some_ids
 
 
 @pytest.mark.parametrize("k", [2, 5, 33])
@@ -215,3 +215,51 @@ def test_any_history_ends_in_the_same_logits(exact_model: Model, steps: list[tup
             logits = context.decode(last[context.length(seq) :], seq=seq).copy()
             with Context(exact_model, n_ctx=48, threads=1) as fresh:
                 assert difference(logits, fresh.decode(last)) < CLOSE
+
+
+def test_flash_attention_is_left_out_where_it_is_slower(draft_model: Model, exact_model: Model) -> None:
+    with Context(draft_model, n_ctx=8) as small, Context(exact_model, n_ctx=8, flash=True) as exact:
+        assert not small.flash
+        assert not exact.flash  # whose logits would depend on the batch
+    with Context(draft_model, n_ctx=8, flash=True) as asked:
+        assert asked.flash
+    pays = native.flash_pays
+    assert (pays(500_000_000, 512), pays(500_000_000, 32), pays(5_000_000, 512)) == (True, False, False)
+
+
+def test_a_single_token_of_a_small_model_is_decoded_beside_a_copy(
+    draft_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = some_ids(12)
+    sizes: list[int] = []
+    run = Context._run
+
+    def counted(self: Context, n: int, batch: object, copies: int = 0) -> None:
+        sizes.append(n)
+        run(self, n, batch, copies)
+
+    monkeypatch.setattr(Context, "_run", counted)
+    with (
+        Context(draft_model, n_ctx=12, threads=1) as paired,
+        Context(draft_model, n_ctx=12, threads=1, flash=True) as single,
+    ):
+        one = np.concatenate([paired.decode(ids[i : i + 1]).copy() for i in range(12)])
+        assert sizes == [2] * 11 + [1]  # no room for a copy at the end
+        assert paired.cached().tolist() == ids.tolist()
+        two = np.concatenate([single.decode(ids[i : i + 1]).copy() for i in range(12)])
+        assert sizes[12:] == [1] * 12
+        assert difference(one, two) < ROUNDED
+        paired.rollback(5)
+        assert difference(paired.decode(ids[5:], outputs=7), two[5:]) < ROUNDED
+
+
+def test_where_no_cell_is_left_for_the_copy_the_token_goes_alone(draft_model: Model) -> None:
+    # llama.cpp rounds the cells up to 256: two sequences fill all but one of them
+    with Context(draft_model, n_ctx=255, n_seq=2, spare=1, threads=1) as context:
+        context.decode(some_ids(150), seq=0)
+        context.decode(some_ids(105), seq=1)
+        context.decode(some_ids(1), seq=1)
+        assert context.length(1) == 106
+        with pytest.raises(ContextFull):
+            context.decode(some_ids(1), seq=0)
+        assert context.length(0) == 150

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.spec.curve import DRIFT, EXPLORED, KNOTS, MOST, CostCurve, LengthRule
+from edgellm.spec.curve import DRIFT, EXPLORED, KNOTS, LEAST, MOST, CostCurve, LengthRule
 
 FLAT = CostCurve((1, 64), (1.0, 1.0))
 LINEAR = CostCurve((1, 64), (1.0, 64.0))
@@ -34,11 +34,34 @@ def test_noise_that_makes_more_rows_faster_is_not_believed() -> None:
     assert CostCurve((1, 2, 64), (1.0, 0.5, 3.0)).table()[2] == 1.0
 
 
+@given(curves, chances, st.integers(0, 20))
+def test_what_is_below_a_floor_changes_no_choice(curve: CostCurve, survives: list[float], rows: int) -> None:
+    rule = LengthRule(curve)
+    floors = rule.floors(rows)
+    assert len(floors) == MOST - rows
+    kept = list(itertools.takewhile(lambda pair: pair[0] >= pair[1], zip(survives, floors, strict=False)))
+    kept_survives = [chance for chance, _ in kept]
+    if rows:
+        assert rule.more(rows, kept_survives) == rule.more(rows, survives)
+    elif kept_survives:
+        assert rule.choose(kept_survives) == rule.choose(survives)
+
+
+def test_a_second_row_that_costs_nothing_is_no_reason_to_explore_for_ever() -> None:
+    rule, drafted = LengthRule(FLAT), 0
+    for _ in range(1000):
+        n = rule.choose([LEAST / 2])
+        drafted += n
+        rule.learn(n, 1, 1.0)
+    assert 0 < drafted <= 1000 * EXPLORED / LEAST
+
+
 @given(curves, chances)
 def test_the_length_is_the_one_that_brings_most_for_its_time(curve: CostCurve, survives: list[float]) -> None:
     rule, table = LengthRule(curve), curve.table()
     rate = rule.rate
     gains = [1.0 + sum(survives[:n]) - rate * table[n + 1] for n in range(len(survives) + 1)]
+    gains[0] += LEAST
     chosen = rule.choose(survives)
     assert gains[chosen] == pytest.approx(max(gains))
     assert rule.reason(survives, chosen)

@@ -34,12 +34,17 @@ class Chances:
     def __init__(self, priors: Sequence[float]) -> None:
         """`priors[i]` is the chance of a token that only source i offers, before anything was seen."""
         self._priors = tuple(priors)
+        self._unseen: dict[tuple[int, int, int], float] = {}  # chances before anything was seen
         self._seen: dict[tuple[int, ...], list[float]] = {}  # hits and tries
 
     def of(self, evidence: Evidence) -> float:
         """The chance in (0, 1) that the verifier accepts the token, where it has accepted those before it."""
-        chance = self._prior(evidence)
-        for kind in _kinds(evidence):
+        coarse, middle, fine = _kinds(evidence)
+        unseen = agree, deep, often = middle[:3]
+        chance = self._unseen.get(unseen)
+        if chance is None:
+            chance = self._unseen[unseen] = self._prior(agree, deep, often)
+        for kind in (coarse, middle, fine):
             known = self._seen.get(kind)
             if known is not None:
                 chance = (known[0] + WEIGHT * chance) / (known[1] + WEIGHT)
@@ -58,18 +63,16 @@ class Chances:
                 known[0] *= 0.5
                 known[1] *= 0.5
 
-    def _prior(self, evidence: Evidence) -> float:
-        best = max(prior for bit, prior in enumerate(self._priors) if evidence.agree >> bit & 1)
-        best += (1.0 - best) * min(evidence.matched, DEEP) / (DEEP + 2.0)
-        return best * (0.4, 0.7, 1.0)[_often(evidence.share)]
+    def _prior(self, agree: int, deep: int, often: int) -> float:
+        best = max(prior for bit, prior in enumerate(self._priors) if agree >> bit & 1)
+        if not deep:  # offered for its place alone
+            best *= 0.2
+        return (best + (1.0 - best) * deep / (DEEP + 2.0)) * (0.4, 0.7, 1.0)[often]
 
 
-def _kinds(evidence: Evidence) -> tuple[tuple[int, ...], ...]:
+def _kinds(evidence: Evidence) -> tuple[tuple[int, bool], tuple[int, int, int, bool], tuple[int, int, int, int, bool]]:
     """The kinds it belongs to, the coarsest first."""
     agree, differ, matched, share, inside = evidence
-    deep, often = min(matched, DEEP), _often(share)
+    deep = min(DEEP, matched)
+    often = 2 if share > 0.8 else 1 if share > 0.4 else 0
     return (agree, inside), (agree, deep, often, inside), (agree, differ, deep, often, inside)
-
-
-def _often(share: float) -> int:
-    return 2 if share > 0.8 else 1 if share > 0.4 else 0

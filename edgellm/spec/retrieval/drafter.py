@@ -11,7 +11,7 @@ from edgellm.spec.curve import LengthRule
 from edgellm.spec.records import NO_IDS, Chunk, Ids, Sampling, Verdict
 from edgellm.spec.retrieval.chances import Chances, Evidence
 from edgellm.spec.retrieval.reuse import Reuse
-from edgellm.spec.retrieval.sources import Source
+from edgellm.spec.retrieval.sources import Cursor, Source
 
 HOPELESS = 0.02
 
@@ -114,7 +114,7 @@ class RetrievalDrafter:
 
     def _retrieve(self, most: int, drafted: Sequence[int] = (), alive: float = 1.0) -> tuple[list[int], list[float]]:
         """Up to `most` tokens behind the reply and `drafted`, which is accepted with the chance `alive`; and for each
-        the chance that it and all before it are accepted.
+        the chance that it and all before it are accepted. None is sought where it could not pay, but for the first.
         """
         cursors = [source.cursor() for source in self._sources]
         for token in drafted:
@@ -123,13 +123,13 @@ class RetrievalDrafter:
         ids: list[int] = []
         survives: list[float] = []
         self._evidence = []
-        while len(ids) < most:
-            evidence = self._best([cursor.offer() for cursor in cursors])
+        for floor in self._length.floors(len(drafted))[:most]:
+            evidence = self._best(cursors)
             if evidence is None:
                 break
             token, chance, found = evidence
             alive *= chance
-            if alive < self._hopeless:
+            if alive < self._hopeless or (ids and alive < floor):
                 break
             ids.append(token)
             survives.append(alive)
@@ -140,23 +140,23 @@ class RetrievalDrafter:
                 cursor.advance(token)
         return ids, survives
 
-    def _best(self, offers: list[tuple[int, int, float]]) -> tuple[int, float, Evidence] | None:
+    def _best(self, cursors: Sequence[Cursor]) -> tuple[int, float, Evidence] | None:
         """Of the tokens that are offered the likeliest, its chance, and what speaks for it."""
-        by_token: dict[int, tuple[int, int, float]] = {}
-        everybody = 0
-        for at, (token, matched, share) in enumerate(offers):
-            if token < 0:
-                continue
-            bit = 1 << at
-            everybody |= bit
-            known = by_token.get(token)
-            by_token[token] = (
-                (bit, matched, share)
-                if known is None
-                else (known[0] | bit, max(known[1], matched), max(known[2], share))
-            )
+        offers: dict[int, tuple[int, int, float]] = {}
+        everybody, bit = 0, 1
+        for cursor in cursors:
+            token, matched, share = cursor.offer()
+            if token >= 0:
+                known = offers.get(token)
+                if known is not None:
+                    agree, deeper, oftener = known
+                    offers[token] = agree | bit, max(matched, deeper), max(share, oftener)
+                else:
+                    offers[token] = bit, matched, share
+                everybody |= bit
+            bit <<= 1
         best = None
-        for token, (agree, matched, share) in by_token.items():
+        for token, (agree, matched, share) in offers.items():
             evidence = Evidence(agree, everybody & ~agree, matched, share, self._inside(token))
             chance = self._chances.of(evidence)
             if best is None or chance > best[1]:

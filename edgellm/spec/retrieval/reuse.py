@@ -84,7 +84,7 @@ class ReuseCursor:
     def offer(self) -> Offer:
         if self._at >= len(self._rest):
             return NOTHING
-        return self._rest[self._at], self._at, 1.0
+        return self._rest[self._at], self._at + 1, 1.0  # the correction stands in the place of one
 
     def advance(self, token: int) -> None:
         if self._at < len(self._rest) and token == self._rest[self._at]:

@@ -32,9 +32,9 @@ def test_what_is_plausible_is_spliced_behind_the_correction() -> None:
     reuse.rejected([1, 2, 3, 4, 5], 1, (True, False, True, True, False))
     reuse.extend([1, 9])
     cursor = reuse.cursor()
-    assert cursor.offer() == (3, 0, 1.0)
+    assert cursor.offer() == (3, 1, 1.0)
     cursor.advance(3)
-    assert cursor.offer() == (4, 1, 1.0)
+    assert cursor.offer() == (4, 2, 1.0)
     cursor.advance(4)
     assert cursor.offer() == NOTHING
 
