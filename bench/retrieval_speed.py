@@ -47,7 +47,6 @@ NONE = "none"
 N_CTX = 1024
 FIXED = 10
 """Tokens of a draft where nothing weighs their cost: llama-cpp-python's default."""
-BESIDE = ("history", "analogy", "calibration", "reuse")
 
 
 class Drafting(Protocol):
@@ -146,27 +145,30 @@ class Way:
         self.drafting += taken
 
 
-def ways(curve: CostCurve, model: Model) -> list[Way]:
-    """All of them, plain decoding first."""
+def ways(curve: CostCurve, model: Model, calibrates: bool) -> list[Way]:
+    """All of them, plain decoding first. `calibrates`: calibration is cheap, so that `--retrieval auto` does it."""
+    all_sources = tuple(name for name in SOURCES if calibrates or name != "calibration")
+    beside = tuple(name for name in all_sources if name != "context")
 
     def ours(*left_out: str) -> Callable[[], Drafting]:
-        return lambda: Ours([name for name in SOURCES if name not in left_out], curve, model)
+        return lambda: Ours([name for name in all_sources if name not in left_out], curve, model)
 
-    return [
+    found = [
         Way("plain", Plain),
         Way("llama-cpp-python", lambda: Plain(LlamaPromptLookupDecoding())),
         Way("PLD", lambda: Method(PromptLookup(), (), Everything(FIXED), model, 0.35)),
-        Way("PLD + ours", lambda: Method(PromptLookup(), BESIDE, LengthRule(curve), model, 0.35)),
+        Way("PLD + ours", lambda: Method(PromptLookup(), beside, LengthRule(curve), model, 0.35)),
         Way("SAM", lambda: Method(SuffixLookup(), (), Everything(FIXED), model, 0.45)),
-        Way("SAM + ours", lambda: Method(SuffixLookup(), BESIDE, LengthRule(curve), model, 0.45)),
+        Way("SAM + ours", lambda: Method(SuffixLookup(), beside, LengthRule(curve), model, 0.45)),
         Way("ours", ours()),
         Way("without calibration", ours("calibration")),
         Way("without reuse", ours("reuse")),
         Way("without past replies", ours("history", "analogy")),
-        Way("context alone", ours(*BESIDE)),
-        Way("without the cost curve", lambda: Ours(SOURCES, curve, model, Everything(FIXED))),
+        Way("context alone", ours(*beside)),
+        Way("without the cost curve", lambda: Ours(all_sources, curve, model, Everything(FIXED))),
         Way("oracle", lambda: Oracle(LengthRule(curve))),
     ]
+    return found if calibrates else [way for way in found if way.name != "without calibration"]
 
 
 def measured(model: Model, tasks: Mapping[str, Sequence[Reply]], threads: int | None, repeats: int) -> dict[str, Any]:
@@ -176,12 +178,12 @@ def measured(model: Model, tasks: Mapping[str, Sequence[Reply]], threads: int | 
         verifier = ForcedVerifier(model, context)
         found: dict[str, Any] = {"curve_ms": dict(zip(curve.rows, [1e3 * s for s in curve.seconds], strict=True))}
         for task, cases in tasks.items():
-            all_ways = ways(curve, model)
+            all_ways = ways(curve, model, lens is not None)
             for repeat in range(repeats):
                 for number, case in enumerate(cases):
                     expected: list[Expected] = []
                     plain = prefill(context, case.prompt, None, lens)
-                    calibrated = prefill(context, case.prompt, expected.append, lens)
+                    calibrated = plain if lens is None else prefill(context, case.prompt, expected.append, lens)
                     verifier.says(case.prompt, case.reply)
                     for way in all_ways if (number + repeat) % 2 else all_ways[::-1]:
                         way.write(verifier, model, case, expected, calibrated if way.method.calibrates else plain)

@@ -21,7 +21,9 @@ from edgellm.engine.model import Model
 from edgellm.engine.types import Floats, Ids
 from edgellm.errors import ModelUnsupported
 
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")  # whose head is a root-mean-square norm and a matrix, and no more
+# whose head is a root-mean-square norm and a matrix, and no more; and whose graph has what is asked for: llama.cpp ends
+# the process where it has not, as for qwen2
+ARCHITECTURES = ("llama", "qwen3", "qwen3moe")
 # from llama.cpp's llama-ext.h, which promises nothing: where they are missing there is no lens
 _SET = "_Z30llama_set_embeddings_layer_inpP13llama_contextjb"
 _GET = "_Z30llama_get_embeddings_layer_inpP13llama_contextj"
@@ -48,7 +50,7 @@ class Lens:
     def open(cls, model: Model) -> Lens | None:
         """None: this model's head is another, its file is split, or this llama.cpp does not hand out what it takes."""
         epsilon = model.header.metadata.get(f"{model.architecture}.attention.layer_norm_rms_epsilon")
-        if model.architecture not in _ARCHITECTURES or not isinstance(epsilon, float):
+        if model.architecture not in ARCHITECTURES or not isinstance(epsilon, float):
             return None
         if not all(hasattr(_library, name) for name in (_SET, _GET)):
             return None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edgellm.engine import Context, Lens, Message, Model
+from edgellm.engine.lens import ARCHITECTURES
 from models.corpus import held_out
+from tests.engine.conftest import QWEN, TINY, MakeModel
 
 
 def prompt(model: Model) -> np.ndarray:
@@ -54,6 +57,21 @@ def test_its_rows_are_those_of_the_head(f32_pair: tuple[Path, Path], verifier_mo
         assert whole is not None
         np.testing.assert_array_equal(quantised.rows(tokens), whole.rows(tokens))
         np.testing.assert_array_equal(whole.rows(tokens)[0], whole.rows(tokens)[2])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_it_reads_every_architecture_it_opens(architecture: str, make_model: MakeModel) -> None:
+    shape = replace(TINY, arch=architecture, n_layer=3, n_embd=64, n_expert=4 if "moe" in architecture else 0)
+    model = make_model(shape, "F32")
+    lens = Lens.open(model)
+    assert lens is not None
+    ids = np.arange(20, 40, dtype=np.int32)
+    with Context(model, n_ctx=64, threads=1) as context:
+        assert np.abs(lens.read(context, ids, lens.rows(ids))).max() > 0.1
+
+
+def test_where_llama_cpp_would_end_the_process_there_is_none(make_model: MakeModel) -> None:
+    assert Lens.open(make_model(QWEN)) is None
 
 
 def test_another_head_or_another_library_has_none(verifier_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
