@@ -5,16 +5,21 @@
 Greedy replies of the bundled pair to held-out cases of all families in random order, with the pair's own profile, which
 was made on other cases. Exact match, and ROUGE-1 for free text, in percent. Every gate is asked for the same share of
 chunks (of tokens, replies for `hybrid` and `edgefm`) and held to it; what it really spent stands beside its score.
-`published` is the paper's gate without anything that holds it to its budget. The oracle knows the verdicts and the
+Chunks are as long as the profile's; `published` is the paper's gate, with the paper's chunks of four and nothing that
+holds it to its budget. The oracle knows the verdicts and the
 right replies: it verifies rejected chunks only, where that changes the score most.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +41,7 @@ from edgellm.store import fingerprint, resolve
 from models.corpus import HELD_OUT_SEED
 from models.families import FAMILIES
 
-POSITIONS, GAMMA = 1024, 4
+POSITIONS = 1024
 GATES = ("auto", "synera", "confidence", "importance", "random", "hybrid", "edgefm")
 
 
@@ -96,39 +101,47 @@ def figures_at(
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """All budgets; prints each when it is done."""
+    """All budgets, each in a process of its own, as many at a time as there are cores."""
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
+        several = list(pool.map(partial(at_one, arguments), arguments.budgets))
+    figures = several[0]
+    for found in several:
+        figures["budgets"] |= found["budgets"]
+    for budget in figures["budgets"]:
+        sys.stdout.write(table(figures, budget))
+    return figures
+
+
+def at_one(arguments: argparse.Namespace, budget: float) -> dict[str, Any]:
+    """One budget, with what it is compared with."""
     asked = questions(arguments.cases)
     with ExitStack() as closing:
         small, big = (
             closing.enter_context(Model.load(resolve(name))) for name in (arguments.draft, arguments.verifier)
         )
         profile = profile_of(small, big, arguments.profile)
-        local = LocalVerifier(big, ContextPool(lambda: Context(big, n_ctx=POSITIONS)), POSITIONS)
+        local = LocalVerifier(big, ContextPool(lambda: Context(big, n_ctx=POSITIONS, threads=1)), POSITIONS)
         closing.callback(local.close)
         verifier = Remembering(local)
         pair = closing.enter_context(Pair(big, draft=small, verifier=verifier, profile=arguments.profile))
         never = answered(asked, reply_with(pair, gate="never"))
         always = answered(asked, reply_with(pair, gate="always"))
-        drafter = ModelDrafter(small, Context(small, n_ctx=POSITIONS))
+        drafter = ModelDrafter(small, Context(small, n_ctx=POSITIONS, threads=1))
         closing.callback(drafter.close)
         session = verifier.open(GREEDY)
         paths = [
             path(
                 pair.prompt_ids(question.messages), question.score, alphabet=small, drafter=drafter, session=session,
-                gamma=GAMMA, most=MOST,
+                gamma=profile.gamma, most=MOST,
             )
             for question in asked
         ]  # fmt: skip
-        figures: dict[str, Any] = {
-            "cases": arguments.cases, "evidence": profile.evidence, "alpha": profile.alpha, "c_th": profile.c_th,
-            "never": never.figures(asked), "always": always.figures(asked), "budgets": {},
+        found = at_budget(pair, profile, asked, budget)
+        return {
+            "cases": arguments.cases, "gamma": profile.gamma, "evidence": profile.evidence, "alpha": profile.alpha,
+            "c_th": profile.c_th, "never": never.figures(asked), "always": always.figures(asked),
+            "budgets": {str(budget): figures_at(found, oracle(paths, budget), never, always, asked)},
         }  # fmt: skip
-        for budget in arguments.budgets:
-            found = at_budget(pair, profile, asked, budget)
-            figures["budgets"][str(budget)] = figures_at(found, oracle(paths, budget), never, always, asked)
-            sys.stdout.write(table(figures, str(budget)))
-            sys.stdout.flush()
-    return figures
 
 
 def table(figures: dict[str, Any], budget: str) -> str:

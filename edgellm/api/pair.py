@@ -33,7 +33,7 @@ from edgellm.api.writing import Parts, write
 from edgellm.engine import Message, Model
 from edgellm.errors import InputNotText, InvalidOption, PromptTooLong
 from edgellm.spec.curve import CostCurve
-from edgellm.spec.options import ReplyOptions
+from edgellm.spec.options import FINE, ReplyOptions
 from edgellm.spec.profile import Profile
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.records import Ids
@@ -192,7 +192,7 @@ class Pair:
         self,
         prompts: Sequence[str | Sequence[Message]],
         *,
-        gamma: int = 4,
+        gamma: int = FINE,
         max_tokens: int = 96,
         layers: tuple[int, ...] | None = None,
         progress: Callable[[int, int], None] | None = None,

@@ -19,7 +19,7 @@ from edgellm.spec.first import FirstReply
 from edgellm.spec.gates import AlwaysGate, NeverGate
 from edgellm.spec.guess import BRANCHES, MOST_BRANCHES, branches
 from edgellm.spec.loop import Event, Limits, Watch, generate
-from edgellm.spec.options import ReplyOptions
+from edgellm.spec.options import CHUNK, FINE, ReplyOptions
 from edgellm.spec.profile import Profile
 from edgellm.spec.protocols import Drafter, Verifier
 from edgellm.spec.records import Chunk, Explanation, Ids, Notice, Sampling, Verdict
@@ -151,7 +151,8 @@ def plan_reply(parts: Parts, options: ReplyOptions, seed: int) -> Plan:
         news: tuple[Notice, ...] = ()
         if options.budget not in (None, 1.0 if draft is None else 0.0):
             news = (Notice(f"The budget of {options.budget} says nothing here: {who} writes alone."),)
-        return Plan(Choice(alone, "", options.gamma), kind, notices=news, reasons=(f"{who} writes alone", reason))
+        choice = Choice(alone, "", options.gamma or CHUNK)
+        return Plan(choice, kind, notices=news, reasons=(f"{who} writes alone", reason))
     needed = needs_profile(options)
     profile = known.profile(needed)
     first: FirstReply | None = None
@@ -160,7 +161,7 @@ def plan_reply(parts: Parts, options: ReplyOptions, seed: int) -> Plan:
     if needed and profile is None:
         first, notices = known.begin_first()
         layers = default_layers(draft)
-        choice = Choice(AlwaysGate(), "the pair has no profile yet", options.gamma, layers)
+        choice = Choice(AlwaysGate(), "the pair has no profile yet", options.gamma or FINE, layers)
     else:
         economy = known.economy if options.economy else None
         choice = choose(options, seed, profile=profile, ledger=ledger, economy=economy, linked=parts.linked)

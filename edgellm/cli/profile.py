@@ -40,7 +40,7 @@ def profile(
         typer.Option(metavar="MODEL|HOST:PORT", envvar="EDGELLM_VERIFIER", autocompletion=model_names,
                      help="The bigger model, or where one is served."),
     ] = "edgellm-verifier",
-    gamma: Annotated[int, typer.Option(metavar="N", help="Drafted tokens a chunk.")] = 4,
+    gamma: Annotated[int | None, typer.Option(metavar="N", help="Drafted tokens a chunk, where not 2.")] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="The longest reply.")] = 96,
     layer: Annotated[
         list[int] | None,
@@ -54,10 +54,12 @@ def profile(
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile's figures as JSON.")] = False,
 ) -> None:  # fmt: skip
     from edgellm.api import Pair
+    from edgellm.spec.options import FINE
 
     asked = read_prompts(prompts)
+    gamma = FINE if gamma is None else gamma
     if gamma < 1 or max_tokens < 1:
-        raise InvalidOption("--gamma and --max-tokens are 1 or more.", "Leave them out for 4 and 96.")
+        raise InvalidOption("--gamma and --max-tokens are 1 or more.", f"Leave them out for {FINE} and 96.")
     with Loading() as loading:
         pair = Pair.open(draft, verifier, progress=loading)
     columns = (TextColumn("profiling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
@@ -127,11 +129,13 @@ def read_prompts(path: Path) -> list[str | list[Message]]:
 
 def figures(found: Profile) -> dict[str, Any]:
     """What is worth telling of a profile; the chunks that it keeps are left out."""
-    kept = ("confidence", "importance", "worth", "tokens", "perplexities", "predictor")
+    kept = ("confidence", "importance", "tokens", "perplexities", "policies")
+    from edgellm.spec.policy import SHARES
+
     layer, why = found.best_exit()
     return {name: value for name, value in asdict(found).items() if name not in kept} | {
         "early_exit": {"layer": layer, "reason": why},
-        "best_gates": {str(share): _best(found, share) for share in (0.1, 0.2, 0.4)},
+        "best_gates": {str(share): _best(found, share) for share in SHARES},
     }
 
 
@@ -143,6 +147,9 @@ def _best(found: Profile, share: float) -> dict[str, str]:
 
 
 def _show(found: Profile) -> None:
+    from edgellm.spec.choice import AUTO
+    from edgellm.spec.policy import SHARES
+
     console = out()
     acceptance = ", ".join(f"{share:.0%}" for share in found.acceptance)
     batch = " / ".join(f"{seconds * 1e3:.2f}" for seconds in found.batch_seconds)
@@ -160,19 +167,22 @@ def _show(found: Profile) -> None:
     console.print(facts)
     console.print()
     signals = Table(box=None, pad_edge=False)
-    for name in ("signal", "AUC", "0.1", "0.2", "0.4"):
-        signals.add_column(name, justify="left" if name == "signal" else "right")
-    names = [key.removeprefix("auc ") for key in found.evidence if key.startswith("auc ")]
-    for name in sorted(names, key=lambda name: -found.evidence.get(f"gain {name} at 0.2", 0.0)):
-        cells = (found.evidence.get(f"gain {name} at {share}") for share in (0.1, 0.2, 0.4))
-        signals.add_row(
-            name, f"{found.evidence[f'auc {name}']:.2f}", *("-" if gain is None else f"{gain:.0%}" for gain in cells)
-        )
-    console.print(
-        "AUC: telling rejected chunks from accepted ones. Then, for three budgets: what the chunks that score"
-    )
-    console.print("highest gain, of all that corrections gain.")
+    signals.add_column("signal")
+    signals.add_column("AUC", justify="right")
+    known = {key.removeprefix("auc "): value for key, value in found.evidence.items() if key.startswith("auc ")}
+    for name, value in sorted(known.items(), key=lambda each: -each[1]):
+        signals.add_row(name, f"{value:.2f}")
+    console.print("how well each signal tells rejected chunks from accepted ones (0.5: not at all)")
     console.print(signals)
     console.print()
-    for share in (0.1, 0.2, 0.4):
+    gates = Table(box=None, pad_edge=False)
+    for name in ("gate", *map(str, SHARES)):
+        gates.add_column(name, justify="left" if name == "gate" else "right")
+    for name in AUTO:
+        cells = (found.evidence.get(f"gate {name} at {share}") for share in SHARES)
+        gates.add_row(name, *("-" if right is None else f"{right:.0%}" for right in cells))
+    console.print("replies that come out as the verifier's own, at three budgets")
+    console.print(gates)
+    console.print()
+    for share in SHARES:
         console.print(f"at a budget of {share:g}: {_best(found, share)['reason']}")

@@ -9,7 +9,6 @@ from math import inf
 
 from edgellm.spec.budget import Ledger
 from edgellm.spec.economy import Economy
-from edgellm.spec.evidence import SHARES
 from edgellm.spec.gates import (
     AlwaysGate,
     ConfidenceGate,
@@ -21,7 +20,8 @@ from edgellm.spec.gates import (
     SyneraGate,
     TailGate,
 )
-from edgellm.spec.options import ReplyOptions
+from edgellm.spec.options import CHUNK, ReplyOptions
+from edgellm.spec.policy import SHARES
 from edgellm.spec.profile import Profile
 from edgellm.spec.protocols import Gate
 from edgellm.spec.records import Chunk, Decision
@@ -108,25 +108,27 @@ def choose(
     the verifier is across a link, and the device has to wait for it.
     """
     gate, budget = options.gate, options.budget
+    gamma = options.gamma or CHUNK
     if not isinstance(gate, str):
-        return _counted(gate, "the gate is your own", options, ledger)
+        return _counted(gate, "the gate is your own", gamma, ledger)
     if gate == "never" or budget == 0.0:
-        return Choice(NeverGate(), "nothing is verified, as you said", options.gamma)
+        return Choice(NeverGate(), "nothing is verified, as you said", gamma)
     if gate == "always" or budget == 1.0:
-        return _counted(AlwaysGate(), "everything is verified, as you said", options, ledger)
+        return _counted(AlwaysGate(), "everything is verified, as you said", gamma, ledger)
     if budget is None:
         if gate == "confidence":
             fixed = ConfidenceGate(options.confidence_threshold, seed)
-            return _counted(fixed, "a confidence threshold without a budget", options, ledger)
-        return _counted(AlwaysGate(), "no budget is given, so everything is verified", options, ledger)
+            return _counted(fixed, "a confidence threshold without a budget", gamma, ledger)
+        return _counted(AlwaysGate(), "no budget is given, so everything is verified", gamma, ledger)
+    gamma = options.gamma or (CHUNK if profile is None else profile.gamma)
     if gate == "random" or profile is None:
         chance = BudgetGate(lambda share: RandomGate(share, seed), budget, ledger)
-        return _limited(chance, "chunks are chosen at random", options, ledger, economy)
+        return _limited(chance, "chunks are chosen at random", gamma, ledger, economy)
     if gate == "edgefm":
         aim = ledger.aim(budget)
         above = profile.reply_threshold(aim) if 0.0 < aim < 1.0 else inf if aim <= 0.0 else -inf
         return Choice(
-            NeverGate(), f"replies of a perplexity above {above:.3g} are written anew", options.gamma, (), above, ledger
+            NeverGate(), f"replies of a perplexity above {above:.3g} are written anew", gamma, (), above, ledger
         )
     reason = f"the {gate} gate, as you said"
     if gate == "auto":
@@ -135,8 +137,8 @@ def choose(
         found: Gate = WorthGate(profile, budget, ledger, seed)
     else:
         found = BudgetGate(_dial(gate, profile, seed), budget, ledger)
-    layers = profile.layers if gate in ("worth", "importance", "synera") else ()
-    limited = _limited(found, reason, options, ledger, economy, layers=layers, gamma=1 if gate == "hybrid" else None)
+    layers = profile.layers if gate in ("importance", "synera") else ()
+    limited = _limited(found, reason, 1 if gate == "hybrid" else gamma, ledger, economy, layers)
     return replace(limited, doubt=DOUBT) if linked and gate == "worth" else limited
 
 
@@ -146,8 +148,8 @@ def best_gate(profile: Profile, budget: float) -> tuple[str, str]:
     gains = {name: profile.evidence.get(f"gate {name} at {share}", 0.0) for name in AUTO}
     best = max(AUTO, key=lambda name: gains[name])
     others = ", ".join(f"{name} {gains[name]:.0%}" for name in AUTO if name != best)
-    shown = "the fitted predictor" if best == "worth" else f"the {best} gate"
-    found = f"with {share:.0%} of chunks it found {gains[best]:.0%} of what corrections gain in profiling"
+    shown = "the fitted gate" if best == "worth" else f"the {best} gate"
+    found = f"with {share:.0%} of chunks it makes {gains[best]:.0%} of profiled replies the verifier's own"
     return best, f"{shown}: {found} ({others})"
 
 
@@ -168,23 +170,16 @@ def _dial(gate: str, profile: Profile, seed: int) -> Callable[[float], Gate]:
     return lambda share: at(min(_STEPS, max(1, round(share * _STEPS))))
 
 
-def _counted(gate: Gate, reason: str, options: ReplyOptions, ledger: Ledger) -> Choice:
+def _counted(gate: Gate, reason: str, gamma: int, ledger: Ledger) -> Choice:
     layers = getattr(gate, "layers", ())  # whose attention a gate of one's own needs
-    return Choice(CountingGate(gate, ledger), reason, options.gamma, layers, ledger=ledger)
+    return Choice(CountingGate(gate, ledger), reason, gamma, layers, ledger=ledger)
 
 
 def _limited(
-    gate: Gate,
-    reason: str,
-    options: ReplyOptions,
-    ledger: Ledger,
-    economy: Economy | None,
-    *,
-    layers: tuple[int, ...] = (),
-    gamma: int | None = None,
+    gate: Gate, reason: str, gamma: int, ledger: Ledger, economy: Economy | None, layers: tuple[int, ...] = ()
 ) -> Choice:
     """With what holds for every budget below 1: the tail of a long reply, and the question whether it pays at all."""
     gate = TailGate(gate, ledger=ledger)
     if economy is not None:
         gate = EconomyGate(gate, economy)
-    return Choice(gate, reason, gamma or options.gamma, layers, ledger=ledger)
+    return Choice(gate, reason, gamma, layers, ledger=ledger)

@@ -8,81 +8,86 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from edgellm.spec.policy import SHARES, fit_policies, follow
 from edgellm.spec.predictor import auc, fit
 from edgellm.spec.profiling import Observed, Run
-from edgellm.spec.signals import NAMES
+from edgellm.spec.signals import JUDGED, NAMES
 
 if TYPE_CHECKING:
     from edgellm.spec.profile import Profile
 
-SHARES = (0.1, 0.2, 0.4)
-"""Budgets at which evidence is collected."""
-
-
-def worth_of(seen: Sequence[Observed]) -> npt.NDArray[np.float64]:
-    """What verifying each chunk gains, in 0..1; a correction that makes the reply worse is worth nothing."""
-    return np.clip([each.gain for each in seen], 0.0, 1.0)
-
 
 def evidence(runs: Sequence[Run]) -> dict[str, float]:
-    """What each score is good for, on prompts that it was not fitted on.
+    """What each signal is good for: `auc ...`, the chance that a rejected chunk scores higher than an accepted one.
 
-    `auc ...`: the chance that a rejected chunk scores higher than an accepted one. `gain ... at b`: the share of all
-    that corrections of single chunks gain which lies in the b highest-scored chunks.
+    `auc rejected` is that of the fitted predictor, on prompts that it was not fitted on.
     """
-    halves = [[seen for run in runs[start::2] for seen in run.alone] for start in (0, 1)]
-    if not all(halves):
-        return {}
-    collected: dict[str, list[npt.NDArray[np.float64]]] = {"worth": [], **{name: [] for name in NAMES}}
-    for ours, others in (halves, halves[::-1]):
-        x = np.array([seen.signals for seen in ours])
-        trained = fit(np.array([seen.signals for seen in others]), worth_of(others))
-        collected["worth"].append(trained.scores(x))
-        for place, name in enumerate(NAMES):
-            sign = -1.0 if "margin" in name else 1.0
-            collected[name].append(sign * x[:, place])
-    seen = [*halves[0], *halves[1]]
-    rejected = np.array([not each.whole for each in seen])
-    gains = np.array([each.gain for each in seen])
-    found: dict[str, float] = {}
-    for name, parts in collected.items():
-        scores = np.concatenate(parts)
-        found[f"auc {name}"] = auc(scores, rejected)
-        order = np.argsort(-scores, kind="stable")
-        for share in SHARES:
-            taken = gains[order[: round(share * len(order))]].sum()
-            found[f"gain {name} at {share}"] = float(taken / gains.sum()) if gains.sum() > 0 else 0.0
+    seen = [chunk for run in runs for chunk in run.verified]
+    x, wrong = np.array([chunk.signals for chunk in seen]), np.array([not chunk.whole for chunk in seen])
+    found = {f"auc {name}": auc(-x[:, at] if "margin" in name else x[:, at], wrong) for at, name in enumerate(NAMES)}
+    scores, truth = [], []
+    for ours, others in ((runs[::2], runs[1::2]), (runs[1::2], runs[::2])):
+        fitted = [chunk for run in others for chunk in run.verified]
+        judged = [chunk for run in ours for chunk in run.verified]
+        if not fitted or not judged:
+            return {}
+        trained = fit(_judged(fitted), np.array([float(not chunk.whole) for chunk in fitted]))
+        scores.append(trained.scores(_judged(judged)))
+        truth.append([not chunk.whole for chunk in judged])
+    found["auc rejected"] = auc(np.concatenate(scores), np.concatenate(truth))
     return {name: round(value, 4) for name, value in found.items() if np.isfinite(value)}
 
 
-def gate_evidence(profile: Profile, seen: Sequence[Observed]) -> dict[str, float]:
-    """What each gate would find: the expected share of all that corrections of single chunks gain, at some budgets.
+def gate_evidence(profile: Profile, runs: Sequence[Run]) -> dict[str, float]:
+    """`gate ... at b`: the share of replies that come out as the verifier's own where a gate spends the budget b.
 
-    `gate ... at b`. The gates' settings come from the same chunks, but for the predictor (`worth`), which is judged on
-    prompts that it was not fitted on.
+    A reply does so where each chunk that would be rejected is offloaded. The gates' settings come from the same
+    chunks, but for the fitted one (`worth`), which is judged on prompts that it was not fitted on.
     """
-    gains = np.array([each.gain for each in seen])
-    total = float(gains.sum())
-    if total <= 0.0:
-        return {}
-    confidence = np.array([each.confidence for each in seen])
-    importance = np.array([each.importance for each in seen])
+    seen = [chunk for run in runs for chunk in run.verified]
+    confidence, importance = (np.array([getattr(each, name) for each in seen]) for name in ("confidence", "importance"))
+    wrong = np.array([not chunk.whole for chunk in seen])
+    reply = np.repeat(np.arange(len(runs)), [len(run.verified) for run in runs])
     coarse = all_conf(confidence, profile.c_th)
+
+    def right(chances: npt.NDArray[np.float64]) -> float:
+        kept = np.ones(len(runs))
+        np.multiply.at(kept, reply[wrong], chances[wrong])
+        return float(kept.mean())
+
     found: dict[str, float] = {}
-    for share in SHARES:
+    for at, share in enumerate(SHARES):
         chances = {
             "confidence": all_conf(confidence, profile.confidence_threshold(share)),
             "importance": all_imp(importance, profile.i_th(share, coarse=False)),
             "synera": coarse * all_imp(importance, profile.i_th(share)),
+            "random": np.full(len(seen), share),
         }
-        # what a gate offloads beyond or below the budget is set right by its ledger, as if at random
         for name, chance in chances.items():
-            found[f"gate {name} at {share}"] = (
-                float((chance * gains).sum()) / total * min(1.0, share / max(chance.mean(), 1e-9))
-            )
-        found[f"gate worth at {share}"] = profile.evidence.get(f"gain worth at {share}", 0.0)
-        found[f"gate random at {share}"] = share
+            found[f"gate {name} at {share}"] = right(_at_share(chance, share))
+        halves = []
+        for ours, others in ((runs[::2], runs[1::2]), (runs[1::2], runs[::2])):
+            if any(run.verified for run in others):
+                followed = [run for run in ours if run.verified]
+                taken = follow(followed, fit_policies(others)[at])
+                halves += [
+                    all(flag or chunk.whole for flag, chunk in zip(flags.tolist(), run.verified, strict=True))
+                    for flags, run in zip(taken, followed, strict=True)
+                ]
+        found[f"gate worth at {share}"] = float(np.mean(halves)) if halves else 0.0
     return {name: round(value, 4) for name, value in found.items()}
+
+
+def _judged(seen: Sequence[Observed]) -> npt.NDArray[np.float64]:
+    return np.array([chunk.signals for chunk in seen])[:, list(JUDGED)]
+
+
+def _at_share(chances: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.float64]:
+    """What a ledger makes of a gate that offloads more than the budget, or less: as if the rest fell at random."""
+    mean = float(chances.mean())
+    if mean > share:
+        return chances * (share / mean)
+    return chances + (1.0 - chances) * ((share - mean) / max(1.0 - mean, 1e-9))
 
 
 def all_conf(c: npt.NDArray[np.float64], c_th: float, k: float = 10.0) -> npt.NDArray[np.float64]:

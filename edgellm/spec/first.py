@@ -11,13 +11,14 @@ import numpy as np
 from edgellm.spec.profile import Profile, build
 from edgellm.spec.profiling import Observed, Run, observed
 from edgellm.spec.records import Chunk, Verdict
+from edgellm.spec.signals import surprise
 
 ENOUGH = 64
 """Verified chunks that make a profile."""
 
 
 class FirstReplies:
-    """What was seen in them so far. A rejection counts as a loss here, as nobody knows what it would have cost."""
+    """What was seen in them so far."""
 
     def __init__(self, enough: int = ENOUGH) -> None:
         self.enough = enough
@@ -75,12 +76,14 @@ class FirstReply:
         self._confidence: list[float] = []
         self._draft_seconds: list[float] = []
         self._verify_seconds: list[float] = []
+        self._so_far = 0.0
 
     def watch(self, chunk: Chunk, written: int, verdict: Verdict | None, drafting: float, _waiting: float) -> None:
         """A `Watch`."""
         if not len(chunk) or verdict is None:
             return
-        self._seen.append(observed(chunk, written, verdict, float(verdict.accepted < len(chunk))))
+        self._seen.append(observed(chunk, written, verdict, self._so_far))
+        self._so_far += surprise(chunk)
         self._confidence += chunk.confidence.tolist()
         if fresh := len(chunk) - chunk.ahead:
             self._draft_seconds.append(drafting / fresh)
@@ -92,7 +95,7 @@ class FirstReply:
             return None
         seen = tuple(self._seen)
         times = tuple(self._draft_seconds), tuple(self._verify_seconds)
-        return Run(seen, seen, 0.0, tuple(self._confidence), *times)
+        return Run(seen, seen, tuple(self._confidence), *times)
 
 
 def _run(fields: dict[str, object]) -> Run:
@@ -102,4 +105,4 @@ def _run(fields: dict[str, object]) -> Run:
     seen = tuple(Observed(**{**row, "signals": np.array(row["signals"], dtype=np.float64)}) for row in rows)
     names = ("confidence", "draft_seconds", "verify_seconds")
     lists = {name: tuple(map(float, fields[name])) for name in names}  # type: ignore[call-overload]
-    return Run(verified=seen, alone=seen, closeness=0.0, **lists)
+    return Run(verified=seen, alone=seen, **lists)

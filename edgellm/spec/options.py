@@ -19,6 +19,12 @@ SOURCES = ("context", "history", "analogy", "calibration", "reuse")
 _FREE = ("auto", "confidence", "always", "never")  # these mean something without a budget
 
 
+CHUNK = 4
+"""Drafted tokens in a chunk where everything is verified, or nothing."""
+FINE = 2
+"""The same where a budget chooses: a budget of small chunks goes to those that are wrong, not to their neighbours."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyOptions:
     """Choices for one reply; the defaults are greedy, and lossless: everything is verified.
@@ -30,9 +36,10 @@ class ReplyOptions:
     draft model's last layers out for a token that `exit_threshold` calls sure (top-1 minus top-2 probability), `auto`
     where the profile says that it pays. `economy`: with a budget below 1 verification may stop where it is measured
     to change nothing and cost time. `seed` None picks one, which the summary tells. `gamma` is the number of drafted
-    tokens in a chunk, `confidence_threshold` the c_th of the confidence gate without a budget. `retrieval`: whether
-    drafts are also copied from what was seen, `auto`, `off`, or those of `SOURCES` that may be copied from, with commas
-    between them; only where everything is verified, so it never changes the text.
+    tokens in a chunk, None for as many as the profile has where a budget is kept, else `CHUNK`. `confidence_threshold`
+    is the c_th of the confidence gate without a budget. `retrieval`: whether drafts are also copied from what was seen,
+    `auto`, `off`, or those of `SOURCES` that may be copied from, with commas between them; only where everything is
+    verified, so it never changes the text.
 
     Raises:
         InvalidOption: a value that cannot be meant, named with the range that can.
@@ -50,12 +57,13 @@ class ReplyOptions:
     exit_threshold: float = 0.7
     economy: bool = True
     confidence_threshold: float = 0.8
-    gamma: int = 4
+    gamma: int | None = None
     retrieval: str = "auto"
 
     def __post_init__(self) -> None:
         _at_least("max_tokens", self.max_tokens, 1)
-        _at_least("gamma", self.gamma, 1)
+        if self.gamma is not None:
+            _at_least("gamma", self.gamma, 1)
         _at_least("top_k", self.top_k, 0)
         if self.seed is not None:
             _at_least("seed", self.seed, 0)

@@ -6,18 +6,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.spec.budget import solve
-from edgellm.spec.evidence import all_conf, all_imp, evidence, gate_evidence, worth_of
-from edgellm.spec.predictor import Predictor, fit
+from edgellm.spec.evidence import all_conf, all_imp, evidence, gate_evidence
+from edgellm.spec.policy import KEPT, Policy, fit_policies
+from edgellm.spec.predictor import Predictor
 from edgellm.spec.profiling import Run
 
-VERSION = 3
-KEPT = 512
-"""Sampled chunks that a profile keeps: quantiles of a budget need no more."""
+VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class Profile:
     """What is known of a pair of models, bound to their hashes.
 
     `c_th`, `alpha` and `acceptance` (share of chunks whose first i + 1 tokens are accepted, i in 0..gamma-1) come from
-    fully verified replies. `confidence` and `importance` (n,) are chunk means in replies that nobody verified, `worth`
-    (n,) the predictor's scores of the same chunks; `tokens` are confidences of single tokens there, `perplexities`
-    those of whole replies. Times in seconds; `batch_seconds[i]` is what the draft model takes for i + 1 rows, empty
-    where that was not measured. `origin` says what it was made from: `prompts`, or the pair's `first replies`.
+    fully verified replies, and so do `policies`. `confidence` and `importance` (n,) are chunk means in replies that
+    nobody verified; `tokens` are confidences of single tokens there, `perplexities` those of whole replies. Times in
+    seconds; `batch_seconds[i]` is what the draft model takes for i + 1 rows, empty where that was not measured.
+    `origin` says what it was made from: `prompts`, or the pair's `first replies`.
     """
 
     draft_hash: str
@@ -63,10 +63,9 @@ class Profile:
     layers: tuple[int, ...]
     confidence: tuple[float, ...]
     importance: tuple[float, ...]
-    worth: tuple[float, ...]
     tokens: tuple[float, ...]
     perplexities: tuple[float, ...]
-    predictor: Predictor
+    policies: tuple[Policy, ...]
     evidence: dict[str, float]
     draft_seconds: float
     verify_seconds: float
@@ -78,6 +77,10 @@ class Profile:
     def usual_importance(self) -> float:
         """The median of a chunk's importance."""
         return float(np.median(self.importance)) if self.importance else 0.0
+
+    def policy(self, budget: float) -> Policy:
+        """The one for the budget nearest to this one."""
+        return min(self.policies, key=lambda policy: abs(policy.share - budget))
 
     def best_exit(self) -> tuple[int | None, str]:
         """The layer after which an early exit pays most, None where it pays nowhere, and why."""
@@ -140,11 +143,10 @@ class Profile:
             fields = json.loads(path.read_text(encoding="utf-8"))
             if fields.pop("version") != VERSION:
                 raise ValueError(f"it is not of version {VERSION}")
-            fitted = fields.pop("predictor")
-            predictor = Predictor(tuple(fitted["weights"]), fitted["bias"])
+            policies = tuple(_policy(fitted) for fitted in fields.pop("policies"))
             fields["exits"] = [ExitPoint(**point) for point in fields["exits"]]
             lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-            return cls(**{**fields, **lists}, predictor=predictor)
+            return cls(**{**fields, **lists}, policies=policies)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProfileUnusable(
                 f"{path} is no profile that can be used ({error}).", "Make it anew with edgellm profile."
@@ -176,9 +178,6 @@ def build(
         float(np.mean([seen.accepted > place for seen in verified if seen.tokens > place] or [False]))
         for place in range(gamma)
     ]
-    x = np.array([seen.signals for seen in alone])
-    worth = worth_of(alone)
-    predictor = fit(x, worth)
     step = max(1, len(alone) // KEPT)
     tokens = [c for run in runs for c in run.confidence]
     profile = Profile(
@@ -193,10 +192,9 @@ def build(
         layers=layers,
         confidence=_rounded([seen.confidence for seen in alone[::step]]),
         importance=_rounded([seen.importance for seen in alone[::step]]),
-        worth=_rounded(predictor.scores(x)[::step].tolist()),
         tokens=_rounded(tokens[:: max(1, len(tokens) // KEPT)]),
         perplexities=_rounded([perplexity(run.confidence) for run in runs][:KEPT]),
-        predictor=predictor,
+        policies=fit_policies(runs),
         evidence=evidence(runs),
         draft_seconds=float(np.median([s for run in runs for s in run.draft_seconds])),
         verify_seconds=float(np.median([s for run in runs for s in run.verify_seconds])),
@@ -204,7 +202,12 @@ def build(
         batch_seconds=batch_seconds,
         exits=exits,
     )
-    return replace(profile, evidence=profile.evidence | gate_evidence(profile, alone))
+    return replace(profile, evidence=profile.evidence | gate_evidence(profile, runs))
+
+
+def _policy(fields: dict[str, Any]) -> Policy:
+    rejected, hope = (Predictor(tuple(fields[name]["weights"]), fields[name]["bias"]) for name in ("rejected", "hope"))
+    return Policy(fields["share"], rejected, hope, tuple(fields["scores"]))
 
 
 def alpha_of(tokens: float, gamma: int) -> float:

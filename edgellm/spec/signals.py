@@ -21,11 +21,13 @@ NAMES = (
     "importance of the least sure",
     "tokens",
     "place",  # log of 1 + tokens written before
-    "doubt before",  # surprise of the chunks before it that nobody verified: is there still a right reply to save?
+    "doubt so far",  # surprise of all chunks before it: is this a reply that needs many corrections?
 )
+JUDGED = tuple(at for at, name in enumerate(NAMES) if "importance" not in name)
+"""Places of those that the fitted gate weighs: importance told it nothing that confidence does not (evidence in the
+profile), and measuring it costs time."""
 
 _FLOOR = 1e-4  # confidences of 1 to all digits are told apart no further
-_LOST = 6.0  # with so much doubt before it a reply is hardly right any more, and more changes nothing
 
 
 def surprise(chunk: Chunk) -> float:
@@ -33,11 +35,11 @@ def surprise(chunk: Chunk) -> float:
     return float(-np.log(np.clip(chunk.confidence.astype(np.float64), _FLOOR, 1.0)).sum())
 
 
-def signals(chunk: Chunk, written: int, usual: float = 0.0, before: float = 0.0) -> Vector:
+def signals(chunk: Chunk, written: int, usual: float = 0.0, so_far: float = 0.0) -> Vector:
     """The signals of a chunk of at least one token behind `written` ones, shape (len(NAMES),).
 
     `usual` stands for the importance of tokens of which it was not measured, because they were drafted ahead;
-    `before` is the surprise of all chunks of the reply so far that were kept unverified.
+    `so_far` is the surprise of all chunks of the reply before it.
     """
     confidence = chunk.confidence.astype(np.float64)
     doubt = -np.log(np.clip(confidence, _FLOOR, 1.0))
@@ -58,6 +60,6 @@ def signals(chunk: Chunk, written: int, usual: float = 0.0, before: float = 0.0)
             importance[least] if has else usual,
             len(chunk),
             np.log1p(written),
-            min(before, _LOST),
+            so_far,
         )
     )

@@ -1,4 +1,4 @@
-"""The gate that a profile fits: chunks are offloaded where that is predicted to be worth most."""
+"""The gate that a profile fits: chunks are offloaded where that is most likely to save the reply."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from edgellm.spec.signals import signals, surprise
 
 
 class WorthGate:
-    """Offloads the chunks of highest predicted worth; how many is the budget. One gate serves one reply."""
+    """Offloads the chunks of highest worth (`spec/policy.py`); how many is the budget. One gate serves one reply."""
 
     def __init__(self, profile: Profile, budget: float, ledger: Ledger, seed: int = 0) -> None:
         """`ledger` is shared by all replies of a pair: the budget holds over them together."""
-        self._predictor = profile.predictor
-        self._threshold = Threshold(profile.worth, budget, ledger)
+        self._policy = profile.policy(budget)
+        self._threshold = Threshold(self._policy.scores, budget, ledger)
         self._seed, self._usual = seed, profile.usual_importance
-        self._before = 0.0
+        self._so_far = 0.0
+        self._alive = 1.0  # the chance that what stands in the reply is what the verifier would have written
 
     def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:  # noqa: ARG002
         tie = float(uniforms(self._seed, written, 1, Purpose.GATE)[0, 2])
-        score = self._predictor.score(signals(chunk, written, self._usual, self._before))
-        decision = Decision(*self._threshold.decide(score, tie))
-        if not decision.offload:
-            self._before += surprise(chunk)
-        return decision
+        rejected, hope = self._policy.judge(signals(chunk, written, self._usual, self._so_far))
+        offload, reason = self._threshold.decide(self._alive * rejected * hope, tie)
+        why = f"wrong with {rejected:.0%}, in a reply that is right so far with {self._alive:.0%}: {reason}"
+        self._so_far += surprise(chunk)
+        if not offload:
+            self._alive *= 1.0 - rejected
+        return Decision(offload, why)

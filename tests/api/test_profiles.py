@@ -56,15 +56,16 @@ def test_profile_from_end_to_end(
     kept = profile_path(*hashes(f32_pair))  # by what the models are, wherever they are
     assert str(kept) in err.replace("\n", "")
     profile = Profile.load(kept)
+    assert profile.gamma == 2
     assert len(profile.batch_seconds) == 4
     assert [point.layer for point in profile.exits] == [5, 6]
     assert all(0.0 <= point.left <= 1.0 and point.seconds > 0 for point in profile.exits)
-    assert profile.evidence["gate random at 0.2"] == 0.2
+    assert profile.evidence["gate random at 0.2"] >= 0.2
     for other in (str(f32_pair[1]), address):
         code, out, err = shell("chat", "Where is my mug?", "--budget", "0.2", "--explain", "--max-tokens", "8",
                                "--draft", str(f32_pair[0]), "--verifier", other)  # fmt: skip
         assert code == 0, err
-        assert "of what corrections gain in profiling" in err
+        assert "of profiled replies the verifier's own" in err
 
 
 def test_profile_as_json(shell: Shell, f32_pair: tuple[Path, Path], prompt_file: Path, tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_a_pair_without_a_profile_makes_one_of_its_first_replies(
         reply = pair.reply(case(1), max_tokens=24, budget=0.2)
         reply.on_notice, reply.on_explain = news.append, heard.append
         list(reply)
-        assert "in profiling" in heard[0].text
+        assert "of profiled replies" in heard[0].text
     assert "has a profile now" in news[-1].text
 
 
@@ -183,7 +184,7 @@ def test_a_profile_of_another_version_is_refused(home: Path, f32_pair: tuple[Pat
 
     own = place(*hashes(f32_pair))
     own.parent.mkdir(parents=True)
-    own.write_text(profile_path.read_text().replace('"version": 3', '"version": 1'))
+    own.write_text(profile_path.read_text().replace('"version": 4', '"version": 1'))
     with Pair.open(*f32_pair, threads=1) as pair:
         with pytest.raises(ProfileUnusable, match="anew with edgellm profile"):
             list(pair.reply("Hello", budget=0.2, max_tokens=4))

@@ -13,22 +13,24 @@ from edgellm.spec.economy import Economy
 from edgellm.spec.gates import ImportanceGate, NeverGate, RandomGate
 from edgellm.spec.guess import branches
 from edgellm.spec.options import GATES, ReplyOptions
+from edgellm.spec.policy import Policy
 from edgellm.spec.predictor import Predictor
 from edgellm.spec.profile import ExitPoint, Profile
 from edgellm.spec.protocols import Gate
 from edgellm.spec.records import Chunk, Verdict
-from edgellm.spec.signals import NAMES, signals
+from edgellm.spec.signals import JUDGED, NAMES, signals
 
 RNG = np.random.default_rng(3)
 CONFIDENCE = tuple(RNG.beta(5, 1, 300).tolist())
+HOPE, SCORES = Predictor((0.0,) * (len(JUDGED) + 1), 1.0), tuple(RNG.uniform(0, 0.5, 300).tolist())
 PROFILE = Profile(
     draft_hash="a", verifier_hash="b", gamma=4, prompts=50, chunks=300, c_th=0.8, alpha=0.8,
     acceptance=(0.8, 0.7, 0.6, 0.5), layers=(1,), confidence=CONFIDENCE,
-    importance=tuple(RNG.uniform(0.1, 0.4, 300).tolist()), worth=tuple(RNG.uniform(0, 1, 300).tolist()),
+    importance=tuple(RNG.uniform(0.1, 0.4, 300).tolist()),
     tokens=CONFIDENCE, perplexities=tuple(RNG.uniform(1, 2, 50).tolist()),
-    predictor=Predictor((1.0, *[0.0] * (len(NAMES) - 1)), -1.0), evidence={"gate synera at 0.2": 0.6,
-    "gate worth at 0.2": 0.7, "gate random at 0.2": 0.2, "gate confidence at 0.4": 0.5}, draft_seconds=0.01,
-    verify_seconds=0.05, batch_seconds=(0.01, 0.012, 0.02, 0.03),
+    policies=(Policy(0.2, Predictor((1.0, *[0.0] * (len(JUDGED) - 1)), -1.0), HOPE, SCORES),),
+    evidence={"gate synera at 0.2": 0.6, "gate worth at 0.2": 0.7, "gate random at 0.2": 0.2,
+    "gate confidence at 0.4": 0.5}, draft_seconds=0.01, verify_seconds=0.05, batch_seconds=(0.01, 0.012, 0.02, 0.03),
 )  # fmt: skip
 
 
@@ -70,7 +72,8 @@ def test_auto_takes_the_best_evidence_and_says_it() -> None:
     assert "70%" in best_gate(PROFILE, 0.25)[1]
     assert best_gate(PROFILE, 0.9)[0] == "confidence"
     assert best_gate(replace(PROFILE, evidence={}), 0.2)[0] == AUTO[0]
-    assert chosen("auto", 0.2).layers == (1,)
+    assert chosen("auto", 0.2).layers == ()  # which weighs no importance
+    assert chosen("synera", 0.2).layers == (1,)
     assert chosen("confidence", 0.2).layers == ()
 
 
