@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,7 +26,7 @@ import numpy as np
 
 from bench.answers import MOST, Answers, Question, Remembering, answered, by_family, questions, reply_with
 from bench.oracle import oracle, path
-from bench.report import write
+from bench.report import machine, write
 from edgellm.api import Pair
 from edgellm.api.profiles import find_profile, read_profile
 from edgellm.engine import Context, Model
@@ -102,7 +101,7 @@ def figures_at(
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """All budgets, each in a process of its own, as many at a time as there are cores."""
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(machine()["cores"], multiprocessing.get_context("spawn")) as pool:
         several = list(pool.map(partial(at_one, arguments), arguments.budgets))
     figures = several[0]
     for found in several:

@@ -170,8 +170,8 @@ def _show(found: Profile) -> None:
     signals.add_column("signal")
     signals.add_column("AUC", justify="right")
     known = {key.removeprefix("auc "): value for key, value in found.evidence.items() if key.startswith("auc ")}
-    for name, value in sorted(known.items(), key=lambda each: -each[1]):
-        signals.add_row(name, f"{value:.2f}")
+    for name, area in sorted(known.items(), key=lambda each: -each[1]):
+        signals.add_row(name, f"{area:.2f}")
     console.print("how well each signal tells rejected chunks from accepted ones (0.5: not at all)")
     console.print(signals)
     console.print()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import log
 
 import numpy as np
 
@@ -19,6 +19,8 @@ EXPLORED = 0.01
 DRIFT = 0.25
 """A curve that is wrong by more than this share, in the mean, is measured anew."""
 _ROUNDS = 50  # that a curve is judged by, at least
+_REFIT = 8  # rounds, after which what they took goes into the table
+_FRESH = 0.1  # weight of the last round in what rounds of its length take
 _MEMORY = 0.98  # what a round counts for the next one: a memory of about fifty
 
 
@@ -55,12 +57,15 @@ class LengthRule:
     """
 
     def __init__(self, curve: CostCurve) -> None:
-        self._table = curve.table()
+        self._curve = curve
+        self._rows = np.log(curve.rows)
+        self._off = np.zeros(len(curve.rows))  # the logarithm of how much longer decodes take than the curve says
+        self._tries = np.zeros(len(curve.rows))
+        self._plain = self._table = curve.table()
         self._slopes = _least_slopes(self._table)
         self._tokens, self._seconds = 1.0, self._table[1]  # of late
         self._explored = 0.0
         self._all = 0.0
-        self._wrong = 0.0  # the logarithm of how much longer rounds take than the curve says
         self._rounds = 0
 
     @property
@@ -71,16 +76,17 @@ class LengthRule:
     @property
     def drifted(self) -> bool:
         """Whether decodes have long taken another time than the curve says."""
-        return self._rounds >= _ROUNDS and abs(self._wrong) > log(1.0 + DRIFT)
+        wrong = float(np.average(self._off, weights=self._tries)) if self._tries.any() else 0.0
+        return self._rounds >= _ROUNDS and abs(wrong) > log(1.0 + DRIFT)
 
     def choose(self, survives: Sequence[float], instead: tuple[float, float] | None = None) -> int:
         """How many of the offered tokens to draft; `survives[i]` is the chance that the first i + 1 are all accepted.
 
         Without a draft come `instead` tokens in so many seconds; None: the verifier's next one alone.
         """
-        table, price = self._table, self.rate * exp(self._wrong)
+        table, price = self._table, self.rate
         tokens, seconds = instead or (1.0, table[1])
-        best, gain, expected = 0, LEAST + tokens - (self.rate * seconds if instead else price * seconds), 1.0
+        best, gain, expected = 0, LEAST + tokens - price * seconds, 1.0
         for at, chance in enumerate(survives[:MOST], 1):
             expected += chance
             now = expected - price * table[at + 1]
@@ -96,12 +102,12 @@ class LengthRule:
 
     def floors(self, rows: int = 0) -> list[float]:
         """For every place behind `rows` drafted tokens: with less chance to survive, no token there or later pays."""
-        price = self.rate * exp(self._wrong)
+        price = self.rate
         return [price * slope for slope in self._slopes[rows:]]
 
     def more(self, rows: int, survives: Sequence[float]) -> int:
         """How many of the offered tokens to draft behind `rows` that are drafted anyway."""
-        table, price = self._table, self.rate * exp(self._wrong)
+        table, price = self._table, self.rate
         best, gain, expected = 0, 0.0, 0.0
         for at, chance in enumerate(survives[: max(0, MOST - rows)], 1):
             expected += chance
@@ -128,15 +134,31 @@ class LengthRule:
         self._tokens = _MEMORY * self._tokens + tokens
         self._seconds = _MEMORY * self._seconds + seconds
         self._all += seconds
-        if tokens <= drafted + 1:
-            off = log(max(seconds, 1e-9) / self._table[drafted + 1]) - self._wrong
-            self._wrong += (1.0 - _MEMORY) * max(-1.0, min(1.0, off))  # an interruption counts as any slow round
-            self._rounds += 1
+        if tokens > drafted + 1:  # these were several decodes
+            return
+        at = int(np.abs(self._rows - log(drafted + 1)).argmin())
+        off = log(max(seconds, 1e-9) / self._plain[drafted + 1])
+        self._tries[at] += 1.0
+        weight = max(_FRESH, 1.0 / (self._tries[at] + 1.0))  # the curve itself was a try
+        self._off[at] += weight * max(-1.0, min(1.0, off - self._off[at]))  # an interruption is one slow round
+        self._rounds += 1
+        if self._rounds % _REFIT == 0:
+            self._refit()
+
+    def _refit(self) -> None:
+        """Makes the table that of decodes as they are now; lengths that were not tried lean on their neighbours."""
+        tried = self._tries > 0
+        off = np.interp(self._rows, self._rows[tried], self._off[tried])
+        seconds = np.array(self._curve.seconds) * np.exp(off)
+        self._table = CostCurve(self._curve.rows, tuple(seconds.tolist())).table()
+        self._slopes = _least_slopes(self._table)
 
 
 def _least_slopes(table: Sequence[float]) -> list[float]:
     """`[i]`: what a row costs at least, in the mean of all up to any length, behind the first token and i drafted."""
-    return [
-        min((table[end] - table[at]) / (end - at) for end in range(at + 1, len(table)))
-        for at in range(1, len(table) - 1)
-    ]
+    seconds = np.array(table[1:])
+    rows = np.arange(len(seconds))
+    apart = rows[None, :] - rows[:, None]
+    slopes = np.where(apart > 0, (seconds[None, :] - seconds[:, None]) / np.maximum(apart, 1), np.inf)
+    least: list[float] = slopes[:-1].min(axis=1).tolist()
+    return least

@@ -111,3 +111,26 @@ def test_a_curve_that_is_wrong_is_noticed_and_meanwhile_scaled() -> None:
     assert rule.drifted
     # everything takes longer alike: what pays is what paid before
     assert rule.choose([0.95]) == LengthRule(CostCurve((1, 2, 64), (1.5, 2.85, 180.0))).choose([0.95])
+
+
+def test_lengths_that_take_longer_than_the_curve_says_are_chosen_less() -> None:
+    cheap, rule = CostCurve(KNOTS, tuple(1.0 + 0.01 * rows for rows in KNOTS)), LengthRule
+    sure = [0.9**n for n in range(1, 40)]
+    believed, taught = rule(cheap), rule(cheap)
+    for _ in range(40):
+        taught.learn(0, 1, 1.0)
+        taught.learn(15, 8, 16.0)
+    assert taught.choose(sure) < believed.choose(sure)
+    assert taught.choose(sure) < 8
+    assert not believed.drifted
+    assert taught.drifted
+
+
+def test_one_interruption_changes_little() -> None:
+    rule = LengthRule(LINEAR)
+    for _ in range(20):
+        rule.learn(0, 1, 1.0)
+    rule.learn(0, 1, 1000.0)
+    for _ in range(11):
+        rule.learn(0, 1, 1.0)
+    assert not rule.drifted

@@ -40,6 +40,7 @@ class RetrievalDrafter:
         self._reuse, self._hopeless = reuse, hopeless
         self._known = 0  # tokens of the text that the sources know
         self._evidence: list[Evidence] = []
+        self._first = True
         self.explain = False
         self.copied = dict.fromkeys(sources, 0)
         """Of the reply, by source: accepted tokens that it offered."""
@@ -50,6 +51,7 @@ class RetrievalDrafter:
             source.begin(prompt)
         self.copied = dict.fromkeys(self.copied, 0)
         self._known = len(prompt)
+        self._first = True
 
     def draft(
         self,
@@ -166,7 +168,9 @@ class RetrievalDrafter:
     def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
         """The verdict on the last chunk is here, `seconds` after it was asked for (drafting included)."""
         n, accepted = len(chunk), verdict.accepted
-        self._length.learn(n, accepted + len(verdict.tokens), seconds)
+        if not self._first:  # whose time is the prompt's
+            self._length.learn(n, accepted + len(verdict.tokens), seconds)
+        self._first = False
         begins = 0 if chunk.retrieved else n - chunk.tail
         for evidence in self._evidence[: max(0, accepted - begins)]:
             self._chances.learn(evidence, True)

@@ -14,7 +14,7 @@ from edgellm.spec.curve import CostCurve
 from edgellm.spec.gates import AlwaysGate
 from edgellm.spec.loop import Limits, generate, merge
 from edgellm.spec.options import SOURCES
-from edgellm.spec.records import GREEDY, Chunk, Expected, Explanation, Ids, Sampling, Source, Token, Verdict
+from edgellm.spec.records import GREEDY, NO_IDS, Chunk, Expected, Explanation, Ids, Sampling, Source, Token, Verdict
 from edgellm.spec.retrieval.memory import MOST_TOKENS, Memory, Talk
 from edgellm.spec.retrieval.mixed import MixedDrafter
 from edgellm.spec.stats import Stats
@@ -177,7 +177,7 @@ def test_what_is_copied_never_stands_unchecked(model: bool) -> None:
         gate=AlwaysGate(),
         verifier=verifier,
         sampling=GREEDY,
-        limits=Limits(40, 200, 63),
+        limits=Limits(40, 200, 5),
         stats=Stats(),
     )
     text = [1, 2, 3]
@@ -284,3 +284,20 @@ def test_explanations_name_what_was_retrieved() -> None:
     texts = [event.text for event in events if isinstance(event, Explanation)]
     known.give()
     assert any(text.startswith("retrieved ") and "tokens expected" in text for text in texts)
+
+
+def test_the_prompts_time_is_not_taken_for_a_decodes() -> None:
+    known = memory("context")
+    for _ in range(20):  # short replies behind long prompts
+        own = known.take(np.array([1, 2, 3], dtype=np.int32))
+        assert own is not None
+        own.told(own.draft(np.array([1, 2, 3], dtype=np.int32), 8, GREEDY), Verdict(0, NO_IDS[:0], 0.0), 1000.0)
+        before = known.length.rate
+        known.give()
+    assert known.length.rate == before
+    own = known.take(np.array([1, 2, 3], dtype=np.int32))
+    assert own is not None
+    for seconds in (1000.0, 9.0):
+        own.told(Chunk(), Verdict(0, np.array([7], dtype=np.int32)), seconds)
+    assert known.length.rate < before
+    known.give()
