@@ -93,10 +93,66 @@ def exits(found: Figures, path: Path) -> Path | None:
     return _saved(figure, axes, path)
 
 
+def speed(found: Figures, path: Path) -> Path | None:
+    """Decoding speed of every method on every task (Table 3), a panel a model."""
+    models = found["models"]
+    return _bars(
+        path,
+        {
+            model: {
+                way: [tasks[task][way]["decoding_total"] for task in tasks if task != "curve_ms"]
+                for way in ("llama-cpp-python", "PLD", "SAM", "ours", "oracle")
+            }
+            for model, tasks in models.items()
+        },
+        {model: [task for task in tasks if task != "curve_ms"] for model, tasks in models.items()},
+        "speed over plain decoding",
+    )
+
+
+def acceptance(found: Figures, path: Path) -> Path | None:
+    """Tokens a verification brings (Table 4), a panel a model."""
+    models = found["models"]
+    wanted = ("PLD", "PLD + ours", "SAM", "SAM + ours", "automaton with counts + ours")
+    return _bars(
+        path,
+        {model: {way: [row[way] for row in tasks.values()] for way in wanted} for model, tasks in models.items()},
+        {model: list(tasks) for model, tasks in models.items()},
+        "tokens a verification",
+    )
+
+
+def _bars(path: Path, panels: dict[str, dict[str, list[float]]], groups: dict[str, list[str]], y: str) -> Path | None:
+    """Groups of bars, one bar for each name of a panel; a line at 1."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        return None
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, all_axes = plt.subplots(1, len(panels), figsize=(6.4 * len(panels), 4.2), squeeze=False)
+    for axes, (title, rows) in zip(all_axes[0], panels.items(), strict=True):
+        width = 0.8 / len(rows)
+        for number, (name, values) in enumerate(rows.items()):
+            places = [at + (number - (len(rows) - 1) / 2) * width for at in range(len(values))]
+            axes.bar(places, values, width, label=name)
+        axes.set(title=title, ylabel=y)
+        axes.set_xticks(range(len(groups[title])), groups[title])
+        axes.axhline(1.0, color="black", linewidth=0.8)
+        axes.grid(axis="y", alpha=0.3)
+        axes.legend(fontsize="small")
+    figure.savefig(path, bbox_inches="tight", dpi=130)
+    plt.close(figure)
+    return path
+
+
 FIGURES: dict[str, Callable[[Figures, Path], Path | None]] = {
     "synera_quality": quality,
     "stalls": stalls,
     "bandwidth": bandwidth,
     "exits": exits,
     "progressive": progressive,
+    "retrieval_speed": speed,
+    "retrieval_acceptance": acceptance,
 }

@@ -89,6 +89,7 @@ def ways(budget: float) -> dict[str, Way]:
         "synera, waiting": Way({"gate": "synera", "budget": budget, "parallel": False}),
         "auto": Way({"budget": budget}),
         "auto, waiting": Way({"budget": budget, "parallel": False}),
+        "auto, chunks of four": Way({"budget": budget, "gamma": 4}),
         "random": Way({"gate": "random", "budget": budget}),
         "everything verified": Way({"gate": "always"}),
         "everything, waiting": Way({"gate": "always", "parallel": False}),

@@ -30,7 +30,7 @@ class Knowledge:
         self._draft, self._verifier = draft, verifier
         self.economy = Economy()
         self.first = FirstReplies()
-        self._ledgers: dict[tuple[str, float | None], Ledger] = {}
+        self._ledgers: dict[tuple[str, float | None, int | None], Ledger] = {}
         self._hashes: tuple[str, str] | None = None
         self._profile = None if given is None else read_profile(given, *self.hashes())
         self._looked = False
@@ -82,9 +82,9 @@ class Knowledge:
         return path
 
     def ledger(self, options: ReplyOptions) -> Ledger:
-        """What this budget was spent on so far, by this gate."""
+        """What this budget was spent on so far, by this gate and with chunks of this length."""
         name = options.gate if isinstance(options.gate, str) else type(options.gate).__name__
-        return self._ledgers.setdefault((name, options.budget), Ledger())
+        return self._ledgers.setdefault((name, options.budget, options.gamma), Ledger())
 
     def begin_first(self) -> tuple[FirstReply, list[Notice]]:
         """One of the pair's first replies begins: watch it, and tell this once."""

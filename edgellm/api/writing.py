@@ -10,7 +10,7 @@ from edgellm.api.knowledge import Knowledge
 from edgellm.api.retrieval import Copying, Retrieval
 from edgellm.engine import Model
 from edgellm.errors import ModelCorrupt, ModelUnsupported
-from edgellm.spec.ahead import AheadDrafter
+from edgellm.spec.ahead import FAR, AheadDrafter
 from edgellm.spec.choice import Choice, choose, needs_profile
 from edgellm.spec.curve import MOST
 from edgellm.spec.drafter import ModelDrafter
@@ -170,7 +170,7 @@ def plan_reply(parts: Parts, options: ReplyOptions, seed: int) -> Plan:
     if first is not None:  # of what is drafted ahead no importance is measured
         many, parallel = 0, "no parallel inference: the pair is being profiled"
     if many:
-        kind = Kind(kind.layers, MOST_BRANCHES, choice.gamma)
+        kind = Kind(kind.layers, MOST_BRANCHES, max(choice.gamma, FAR))
     alpha = profile.alpha if profile is not None else 0.8
     return Plan(choice, kind, many, alpha, first, tuple(notices), (choice.reason, early, parallel))
 

@@ -16,6 +16,8 @@ from edgellm.spec.records import Chunk, Floats, Ids, Sampling
 T = TypeVar("T")
 ALTERNATIVES = 3
 """Candidates for the verifier's token at each place, as in the paper."""
+FAR = 8
+"""Tokens that are drafted ahead at most, where the verdict leaves time: more than a chunk has, for those behind it."""
 
 
 class Parallel(Drafter, Protocol):
@@ -58,6 +60,7 @@ class AheadDrafter:
         self._drafter, self._alpha, self._is_eog = drafter, alpha, is_eog
         self._branches = room if branches is None else min(branches, room)
         self._ahead: list[tuple[Ids, Chunk]] = []
+        self._left: tuple[Ids, Chunk] | None = None  # of what was taken over: more than went into the chunk
         self._seconds = 0.0
         self.guessed = Guessed()
 
@@ -68,10 +71,14 @@ class AheadDrafter:
             self.guessed.tries += 1
             self.guessed.hits += ready is not None
             self.guessed.hidden_seconds += self._seconds if ready is not None else 0.0
-        self._ahead = []
+        elif self._left is not None and np.array_equal(self._left[0], prefix):
+            ready = self._left[1]
+        self._ahead, self._left = [], None
         if ready is None:
             return self._drafter.draft(prefix, gamma, sampling)
-        ready = first(ready, gamma)
+        if len(ready) > gamma:
+            self._left = np.concatenate((prefix, ready.ids[:gamma])), part(ready, gamma, len(ready))
+            ready = part(ready, 0, gamma)
         if len(ready) == gamma or self._is_eog(int(ready.ids[-1])) or ready.confidence[-1] < self._drafter.doubt:
             return replace(ready, ahead=len(ready))
         rest = self._drafter.draft(np.concatenate((prefix, ready.ids)), gamma - len(ready), sampling)
@@ -82,7 +89,7 @@ class AheadDrafter:
     ) -> None:
         """See `LooksAhead.look_ahead`: behind the likeliest verdicts, as many as there is room for."""
         began = perf_counter()
-        self._ahead = []
+        self._ahead, self._left = [], None
         if until() or chunk.alternatives is None:
             return
         whole = np.concatenate((prefix, chunk.ids))
@@ -94,7 +101,7 @@ class AheadDrafter:
         likely = likely[: self._branches]
         prefixes = [_behind(prefix, chunk, guess) for guess in likely if guess.accepted < len(chunk)]
         self._ahead = self._drafter.draft_many(
-            prefixes, gamma, sampling, until, whole=whole, tail=len(likely) - len(prefixes)
+            prefixes, max(gamma, FAR), sampling, until, whole=whole, tail=len(likely) - len(prefixes)
         )
         self._seconds = perf_counter() - began
 
@@ -108,18 +115,22 @@ def _behind(prefix: Ids, chunk: Chunk, guess: Guess) -> Ids:
 
 def first(chunk: Chunk, n: int) -> Chunk:
     """The first `n` tokens of a chunk, with all that is known of them."""
-    if len(chunk) <= n:
-        return chunk
+    return chunk if len(chunk) <= n else part(chunk, 0, n)
+
+
+def part(chunk: Chunk, start: int, end: int) -> Chunk:
+    """The tokens of a chunk from `start` to `end`, with all that is known of them."""
+    here = slice(start, end)
     return replace(
         chunk,
-        ids=chunk.ids[:n],
-        confidence=chunk.confidence[:n],
-        margin=chunk.margin[:n],
-        importance=chunk.importance[:n],
-        distributions=None if chunk.distributions is None else chunk.distributions[:n],
-        exit_layers=None if chunk.exit_layers is None else chunk.exit_layers[:n],
-        alternatives=None if chunk.alternatives is None else chunk.alternatives[:n],
-        tail=max(0, chunk.tail - (len(chunk) - n)),
+        ids=chunk.ids[here],
+        confidence=chunk.confidence[here],
+        margin=chunk.margin[here],
+        importance=chunk.importance[here],
+        distributions=None if chunk.distributions is None else chunk.distributions[here],
+        exit_layers=None if chunk.exit_layers is None else chunk.exit_layers[here],
+        alternatives=None if chunk.alternatives is None else chunk.alternatives[here],
+        tail=min(end - start, max(0, chunk.tail - (len(chunk) - end))),
     )
 
 

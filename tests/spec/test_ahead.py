@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, Message, Model
-from edgellm.spec.ahead import AheadDrafter
+from edgellm.spec.ahead import FAR, AheadDrafter
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.gates import AlwaysGate, RandomGate
 from edgellm.spec.local import LocalSession, LocalVerifier
@@ -171,3 +171,25 @@ def test_nothing_is_drafted_ahead_beyond_the_context(models: tuple[Model, Model]
         ((_, chunk),) = drafter.draft_many([np.append(prompt, 9).astype(np.int32)], 4, GREEDY, lambda: False)
         assert len(chunk) <= left
         drafter.close()
+
+
+def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next_one(
+    models: tuple[Model, Model], prompts: list[Ids]
+) -> None:
+    draft, prompt = models[0], prompts[0]
+    own = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, n_seq=3, threads=1), alternatives=2)
+    fresh = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, threads=1))
+    ahead = AheadDrafter(own, is_eog=lambda _token: False)
+    chunk = ahead.draft(prompt, 2, GREEDY)
+    ahead.look_ahead(prompt, chunk, gamma=2, sampling=GREEDY, until=lambda: False)
+    token = fresh.draft(np.concatenate((prompt, chunk.ids)), 1, GREEDY).ids
+    text = np.concatenate((prompt, chunk.ids, token))
+    taken = 0
+    while (next_one := ahead.draft(text, 2, GREEDY)).ahead:
+        assert next_one.ids.tolist() == fresh.draft(text, 2, GREEDY).ids.tolist()
+        text = np.concatenate((text, next_one.ids))
+        taken += next_one.ahead
+    assert 2 < taken <= FAR
+    assert (ahead.guessed.tries, ahead.guessed.hits) == (1, 1)
+    ahead.close()
+    fresh.close()
