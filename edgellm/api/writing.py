@@ -110,6 +110,7 @@ def _written(
                 prompt, alphabet=parts.text, drafter=drafter, gate=gate, verifier=verifier,
                 sampling=sampling, limits=limits, stats=stats, explain=explain, stopped=stopped,
                 watch=_watch(parts.knowledge, plan.first),
+                announce=parts.linked and parts.draft is not None and not isinstance(gate, NeverGate),
             )  # fmt: skip
         if plan.first is not None and parts.knowledge is not None:
             news = parts.knowledge.end_first(plan.first, plan.choice.gamma, plan.kind.layers)

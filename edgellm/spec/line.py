@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from time import monotonic, sleep
 
 from edgellm.errors import ProtocolError, VerifierBusy, VerifierLost
-from edgellm.spec.protocols import VerifierSession
+from edgellm.spec.protocols import Pending, VerifierSession
 from edgellm.spec.records import Chunk, Decision, Ids, Notice, Verdict
 
 LOST = Notice("The verifier is gone: the reply goes on from the draft model alone, and what it writes is not checked.")
 BACK = Notice("The verifier is back: drafts are checked again.")
 FREE = Notice("The verifier has time again: drafts are checked again.")
 
+_NOTHING = Chunk()
 _AWAY = Decision(False, "the verifier is away")
 _BUSY = Decision(False, "the verifier is busy")
 _NO_VERIFIER = Decision(False, "there is no verifier")
@@ -23,13 +26,19 @@ _LONGER = 1.5  # a busy verifier may take so much longer than it said, and a sec
 class Line:
     """To one session, or to nobody."""
 
-    def __init__(self, session: VerifierSession | None, alone: bool) -> None:
-        """`alone`: nobody drafts, so that without the verifier there is no reply."""
+    def __init__(self, session: VerifierSession | None, alone: bool, prompt: Ids | None = None) -> None:
+        """`alone`: nobody drafts, so that without the verifier there is no reply. The verifier begins to read `prompt`,
+        while the device reads it too, and drafts: who asks later finds it read.
+        """
         self._session = session
         self._alone = alone
         self._lost = False
         self._busy: float | None = None  # seconds, as it was told
         self._news: list[Notice] = []
+        self._reading: Pending | None = None
+        if session is not None and prompt is not None and session.ready():
+            with suppress(VerifierBusy, VerifierLost):  # which who asks will hear
+                self._reading = session.submit(prompt, _NOTHING)
 
     def shut(self) -> Decision | None:
         """Why nothing can be asked now, or None where something can."""
@@ -53,10 +62,16 @@ class Line:
         if self._session is None:
             return None
         try:
+            sent = 0, 0
+            if self._reading is not None:
+                reading, self._reading = self._reading, None
+                read = reading.result()
+                sent = read.bytes_up, read.bytes_down
             pending = self._session.submit(prefix, chunk, extra)
             if ahead is not None and len(chunk):
                 ahead(prefix, chunk, until=pending.done)
-            return pending.result()
+            verdict = pending.result()
+            return replace(verdict, bytes_up=verdict.bytes_up + sent[0], bytes_down=verdict.bytes_down + sent[1])
         except VerifierBusy as busy:
             self._busy = busy.seconds
             goes_on = "the reply waits for it" if self._alone else "the reply goes on from the draft model alone"

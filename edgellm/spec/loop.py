@@ -62,12 +62,14 @@ def generate(
     explain: bool = False,
     stopped: Callable[[], bool] = lambda: False,
     watch: Watch = _nobody,
+    announce: bool = False,
 ) -> Iterator[Event]:
     """Writes the reply to `prompt` (n,), token by token; the token that ends the turn is not among them.
 
     Without a drafter the verifier writes alone, without a verifier the draft model. A drafter that looks ahead does so
-    while a verdict is on its way. `stats` is filled on the way, and `watch` is told of every round. The iterator may be
-    closed at any point; `stopped` is asked between tokens. A busy verifier is waited for where nobody drafts.
+    while a verdict is on its way. `announce`: the verifier reads the prompt at once, and not when it is asked first.
+    `stats` is filled on the way, and `watch` is told of every round. The iterator may be closed at any point; `stopped`
+    is asked between tokens. A busy verifier is waited for where nobody drafts.
 
     Raises:
         VerifierUnreachable, VocabularyMismatch: from opening the session, before the first token.
@@ -76,7 +78,8 @@ def generate(
     text = _Text(prompt, limits)
     copies = drafter if isinstance(drafter, Copies) else None
     alone = drafter is None or (copies is not None and copies.only)
-    line = Line(verifier.open(sampling) if verifier is not None else None, alone=alone)
+    session = verifier.open(sampling) if verifier is not None else None
+    line = Line(session, alone, prompt if announce else None)
     ahead = (
         partial(drafter.look_ahead, gamma=limits.gamma, sampling=sampling) if isinstance(drafter, LooksAhead) else None
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgellm.spec.gates import AlwaysGate, NeverGate
-from edgellm.spec.loop import Word, merge
+from edgellm.spec.loop import Limits, Word, generate, merge
 from edgellm.spec.protocols import Gate
 from edgellm.spec.records import (
     GREEDY,
@@ -14,9 +14,11 @@ from edgellm.spec.records import (
     Explanation,
     Ids,
     Source,
+    Token,
     Verdict,
 )
-from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, chain
+from edgellm.spec.stats import Stats
+from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, Letters, chain
 from tests.spec.running import BIG, PROMPT, SMALL, alone, check_provenance, ids, notices, run, tokens
 
 # --- who writes -----------------------------------------------------------------------------------------------------
@@ -188,3 +190,23 @@ def test_explanations_tell_what_was_decided_and_why() -> None:
     assert "no verifier" in told(None, AlwaysGate())
     assert "no verdict came" in told(FakeVerifier(BIG, lost=[0]), AlwaysGate())
     assert not any(isinstance(e, Explanation) for e in run(FakeDrafter(SMALL), FakeVerifier(BIG))[0])
+
+
+@pytest.mark.parametrize("lost", [(), (0,), (0, 1), (1, 2)])
+def test_a_verifier_that_reads_the_prompt_at_once_changes_nothing(lost: tuple[int, ...]) -> None:
+    model = chain(4, eog_at=24)
+    prompt = np.array([1, 2, 3], dtype=np.int32)
+
+    def written(announce: bool, verifier: FakeVerifier) -> list[int]:
+        events = generate(
+            prompt, alphabet=Letters(), drafter=FakeDrafter(chain(9, like=model)), gate=AlwaysGate(),
+            verifier=verifier, sampling=GREEDY, limits=Limits(40, 200), stats=Stats(), announce=announce,
+        )  # fmt: skip
+        return [event.id for event in events if isinstance(event, Token)]
+
+    verifier = FakeVerifier(model, lost=lost)
+    found = written(True, verifier)
+    if not lost:
+        assert found == written(False, FakeVerifier(model))
+        assert verifier.sessions[0].asked > 2
+    assert len(found) > 5
