@@ -75,3 +75,4 @@ def rows_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     curve = CostCurve((1, 64), (1.0, 1.1))
     monkeypatch.setattr("edgellm.api.retrieval.measure_curve", lambda _context: curve)
     monkeypatch.setattr("edgellm.api.retrieval.read_curve", lambda _path: None)
+    monkeypatch.setattr("edgellm.spec.curve._REFIT", 10**9)

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 HORIZON = 48
-"""Decisions over which what the budget owes is paid back at least: some replies' worth. Later as many as half of those
-made so far: the share is kept all the same, and a verdict is not spent, or spared, only to be even."""
+"""Decisions over which what the budget owes is paid back at least: some replies' worth. Later as many as an eighth of
+those made so far: the share is kept all the same, and a verdict is not spent, or spared, only to be even."""
 
 Scores = npt.NDArray[np.float64]
 
@@ -44,7 +44,7 @@ class Ledger:
         if budget in (0.0, 1.0):
             return budget
         owed = budget * self.decided - self.offloaded
-        horizon = max(HORIZON, self.decided // 2)
+        horizon = max(HORIZON, self.decided // 8)
         aim = budget + owed / horizon + self.lean
         if 0.0 < aim < 1.0 or (aim <= 0.0) == (owed > 0.0):  # at its end it leans no further
             self.lean += owed / (4 * horizon**2)
