@@ -14,6 +14,7 @@ import random
 import sys
 import tempfile
 import tracemalloc
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -139,9 +140,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Model.load(resolve("edgellm-verifier")) as bundled:
         found["indexing"] = indexing(world(bundled, arguments.tokens), arguments.repeats)
         path = Path(folder) / "half.gguf"
-        random_gguf.write(path, random_gguf.SHAPES["qwen2.5-0.5b"], "Q4_0")
+        # llama.cpp hands out the layer that calibration reads for Qwen 3, not for Qwen 2; the arithmetic is the same
+        shape = replace(random_gguf.SHAPES["qwen2.5-0.5b"], arch="qwen3", bias=False)
+        random_gguf.write(path, shape, "Q4_0")
         with Model.load(path) as half:
-            for name, model, repeats in (("bundled verifier", bundled, arguments.repeats), ("0.5B shape", half, 2)):
+            for name, model, repeats in (
+                ("bundled verifier", bundled, arguments.repeats),
+                ("0.5B shape of Qwen 3", half, 2),
+            ):
                 lengths = [length for length in arguments.context if length + 8 <= model.n_ctx_train]
                 found["calibration"][name] = [
                     calibration(model, length, repeats, arguments.threads) for length in lengths
