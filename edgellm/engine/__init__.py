@@ -1,6 +1,6 @@
 """The engine: llama.cpp behind a small, typed door. The only package that imports `llama_cpp`."""
 
-from edgellm.engine.batch import SeqRows
+from edgellm.engine.batch import SeqRows, Twig
 from edgellm.engine.capture import Capture, Recorder
 from edgellm.engine.chat import Message
 from edgellm.engine.context import Context
@@ -26,6 +26,7 @@ __all__ = [
     "SeqRows",
     "TensorInfo",
     "Top2",
+    "Twig",
     "Vocabulary",
     "check_gguf",
     "cut",

@@ -6,6 +6,7 @@ what shows: one batch whose arrays are numpy's, one numpy view over the logits.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Self
@@ -13,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from edgellm.engine import driver, native
-from edgellm.engine.batch import Batch, SeqRows, split
+from edgellm.engine.batch import Batch, SeqRows, Twig, split
 from edgellm.engine.cache import Cache
 from edgellm.engine.capture import Capture, Recorder
 from edgellm.engine.model import Model
@@ -130,6 +131,40 @@ class Context(Cache):
             self._forget(seq, start + 1)
         self._lengths[seq] = start + 1
         return self._logits.rows(self._open(), 1)
+
+    def decode_tree(self, ids: Ids, twigs: Sequence[Twig], *, outputs: int) -> tuple[Floats, list[Floats]]:
+        """Appends `ids` to sequence 0, and makes sequence k + 1 what it would be with twig k: one batch, in which rows
+        that several have in common are computed once.
+
+        Returns the logits of the last `outputs` rows of `ids`, (outputs, n_vocab), and of all rows of each twig.
+
+        Raises:
+            ContextFull, EngineFailed: as for `decode`; nothing was changed in sequence 0.
+            InvalidOption: too many twigs or rows, a twig that does not stand behind one of `ids`, or a context that has
+                captures or is not unified.
+        """
+        rows = len(ids) + sum(len(twig.ids) for twig in twigs)
+        if not self.unified or not self._plain or len(twigs) >= self.n_seq or rows > self.n_batch:
+            raise InvalidOption(f"A tree of {rows} rows and {len(twigs)} twigs.", "Open a wider, unified context.")
+        if not all(0 < twig.at <= len(ids) and len(twig.ids) for twig in twigs):
+            raise InvalidOption("A twig stands behind none of the ids.", f"Give places from 1 to {len(ids)}.")
+        longest = max([len(ids), *(twig.at + len(twig.ids) for twig in twigs)])
+        start = self._begin(0, longest, outputs)
+        for number, twig in enumerate(twigs, 1):
+            self.branch(0, number)
+            self._sequences.note(number, np.concatenate((ids[: twig.at], twig.ids)))
+        self._sequences.note(0, ids)
+        try:
+            self._run(*self._batch.put_tree(start, ids, twigs, outputs))
+        except BaseException:
+            self._restore(dict.fromkeys(range(len(twigs) + 1), start))
+            raise
+        self._lengths[0] = start + len(ids)
+        for number, twig in enumerate(twigs, 1):
+            self._lengths[number] = start + twig.at + len(twig.ids)
+        view = self._logits.rows(self._open(), outputs + rows - len(ids))
+        ends = np.cumsum([outputs, *(len(twig.ids) for twig in twigs)])
+        return view[:outputs], [view[a:b] for a, b in itertools.pairwise(ends.tolist())]
 
     def decode_rows(self, rows: Sequence[SeqRows]) -> list[Floats]:
         """Appends to several sequences in one llama.cpp batch; one view of (outputs, n_vocab) per entry.
