@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from edgellm.engine import Context, Model
 from edgellm.errors import InvalidOption, VocabularyMismatch
+from edgellm.spec.curve import MOST
 from edgellm.spec.local import LocalVerifier
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.protocols import Verifier
@@ -80,8 +81,19 @@ def load(name: Named, *, gpu_layers: int, progress: Progress | None, closing: Ex
 
 def local_verifier(model: Model, n_ctx: int, threads: int | None, closing: ExitStack) -> Verifier:
     """A verifier over `model`; `closing` closes it."""
-    verifier = LocalVerifier(model, ContextPool(partial(Context, model, n_ctx=n_ctx, threads=threads)), n_ctx)
+    verifier = verifier_of(model, n_ctx, threads)
     closing.callback(verifier.close)
+    return verifier
+
+
+def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:
+    """A verifier over `model`, whose contexts have room for as many twigs as it is told of before they are opened."""
+
+    def context() -> Context:
+        room = MOST if verifier.twigs else None
+        return Context(model, n_ctx=n_ctx, n_seq=1 + verifier.twigs, spare=room, threads=threads)
+
+    verifier = LocalVerifier(model, ContextPool(context), n_ctx)
     return verifier
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from statistics import median
 from time import perf_counter
 
 import numpy as np
 
+from edgellm.api.loading import verifier_of
 from edgellm.engine import Context, Message, Model
 from edgellm.errors import EdgeError
-from edgellm.spec.curve import KNOTS, CostCurve
+from edgellm.spec.curve import KNOTS, CostCurve, twigs
 from edgellm.spec.local import LocalVerifier
-from edgellm.spec.pool import ContextPool
 from edgellm.spec.protocols import Drafter, LooksAhead, Verifier, VerifierSession
 from edgellm.spec.records import Expected, Ids, Sampling
 from edgellm.spec.retrieval.drafter import RetrievalDrafter
@@ -44,16 +44,17 @@ class Retrieval:
         self._past: list[Talk] = []
         self._texts: list[tuple[str, str]] = []  # not yet tokens
 
-    def memory(self, sources: tuple[str, ...]) -> Memory:
-        """What is remembered for drafts from these sources."""
+    def memory(self, sources: tuple[str, ...], most_twigs: int = 0) -> Memory:
+        """What is remembered for drafts from these sources, with so many twigs."""
         self._read()
-        if sources not in self._memories:
-            memory = self._memories[sources] = Memory(
-                sources, self.curve(), inside_of(self.model), cache(self.model.is_eog)
+        key = (*sources, str(most_twigs))
+        if key not in self._memories:
+            memory = self._memories[key] = Memory(
+                sources, self.curve(), inside_of(self.model), cache(self.model.is_eog), most_twigs
             )
             for talk in self._past:
                 memory.add(talk)
-        return self._memories[sources]
+        return self._memories[key]
 
     def remember(self, conversations: Sequence[tuple[str, str]]) -> None:
         """Questions and replies of before, the oldest first. They are read when they are needed."""
@@ -88,9 +89,15 @@ class Retrieval:
                 self._path = path
         return self._curve
 
-    def begin(self, prompt: Ids, sources: tuple[str, ...]) -> Copying | None:
+    def twigs(self, wanted: str) -> tuple[int, str]:
+        """How many twigs a draft may have where trees are `wanted` (auto, on, off), and why."""
+        if self._linked:
+            return 0, "they are no trees: the verifier is across a link"
+        return twigs(self.curve(), wanted)
+
+    def begin(self, prompt: Ids, sources: tuple[str, ...], most_twigs: int = 0) -> Copying | None:
         """Retrieval for the reply to `prompt` (n,); None while another reply has it."""
-        memory = self.memory(sources)
+        memory = self.memory(sources, most_twigs)
         drafter = memory.take(prompt)
         return None if drafter is None else Copying(self, memory, drafter)
 
@@ -104,8 +111,7 @@ class Retrieval:
     def itself(self) -> LocalVerifier:
         """The model as a verifier of what is copied for it."""
         if self._itself is None:
-            contexts = ContextPool(partial(Context, self.model, n_ctx=self._n_ctx, threads=self._threads))
-            self._itself = LocalVerifier(self.model, contexts, self._n_ctx)
+            self._itself = verifier_of(self.model, self._n_ctx, self._threads)
         return self._itself
 
     def close(self) -> None:
@@ -160,6 +166,8 @@ class Copying:
     def verifier(self, given: Verifier | None) -> Verifier:
         """The verifier of the reply: the one given, or the model itself. It tells what it expects, where it can."""
         verifier = given or self._retrieval.itself()
+        if isinstance(verifier, LocalVerifier):
+            verifier.twigs = max(verifier.twigs, self._memory.twigs)
         if self._memory.calibrates and isinstance(verifier, LocalVerifier):
             return Foretelling(verifier, self._memory.expect)
         return verifier

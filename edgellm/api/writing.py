@@ -136,10 +136,11 @@ def _copying(parts: Parts, options: ReplyOptions, plan: Plan, prompt: Ids) -> tu
     if options.retrieval == "auto" and not parts.retrieval.foretells_cheaply(parts.verifier):
         sources = tuple(name for name in sources if name != "calibration")
         without = "; not calibration, for which this model would have to compute the logits of the whole prompt"
-    copying = parts.retrieval.begin(prompt, sources)
+    most_twigs, trees = parts.retrieval.twigs(options.tree)
+    copying = parts.retrieval.begin(prompt, sources, most_twigs)
     if copying is None:
         return None, "nothing is retrieved: another reply does so"
-    return copying, f"drafts are retrieved from: {', '.join(sources)}{without}"
+    return copying, f"drafts are retrieved from: {', '.join(sources)}{without}; {trees}"
 
 
 def plan_reply(parts: Parts, options: ReplyOptions, seed: int) -> Plan:

@@ -91,6 +91,9 @@ def chat(
             help=f"Copy drafts from what was seen: {', '.join(SOURCES)}, with commas between them.",
         ),
     ] = "auto",
+    tree: Annotated[
+        Exit, typer.Option(help="Whether what is copied may be a tree: several ways on in one check.")
+    ] = Exit.AUTO,
     history: Annotated[
         bool, typer.Option("--history/--no-history", help="Draft from past conversations, and remember this one.")
     ] = True,
@@ -117,7 +120,7 @@ def chat(
     options = ReplyOptions(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, gate=gate.value,
         budget=budget, parallel=parallel, early_exit=early_exit.value, exit_threshold=exit_threshold, economy=economy,
-        retrieval=retrieval,
+        retrieval=retrieval, tree=tree.value,
     )  # fmt: skip
     texts = [_read(path) for path in context or ()]
     question = " ".join(prompt) if prompt else None

@@ -8,8 +8,9 @@ from time import perf_counter
 import numpy as np
 
 from edgellm.engine import Context, Lens, Model
+from edgellm.engine import Twig as Branch
 from edgellm.spec.pool import ContextPool
-from edgellm.spec.records import Chunk, Expected, Ids, Sampling, Verdict
+from edgellm.spec.records import Chunk, Expected, Floats, Ids, Sampling, Twig, Verdict
 from edgellm.spec.sampling import likeliest
 from edgellm.spec.verify import judge, plausible
 
@@ -24,6 +25,8 @@ class LocalVerifier:
         self._context_length = context_length
         self._lens: Lens | None = None
         self._looked = False
+        self.twigs = 0
+        """That drafts may have: contexts that are opened from now on have room for them."""
 
     @property
     def lens(self) -> Lens | None:
@@ -86,10 +89,14 @@ class LocalSession:
             unseen = prefix[context.sync(prefix) :]
             if self._foretold is not None and len(unseen) > 1:
                 unseen = foretell(context, prefix, len(prefix) - len(unseen), self._foretold, self._lens)
-            ids = np.concatenate((unseen, chunk.ids)) if len(chunk) else unseen
-            rows = context.decode(ids, outputs=len(chunk) + 1)
+            rows, twigs = self._decoded(context, unseen, chunk)
             accepted, answer = judge(chunk, rows, self._sampling, position=len(prefix))
             likely = plausible(chunk, rows, accepted) if chunk.retrieved else None
+            stands = self._twig(chunk, accepted, answer) if twigs else None
+            if stands is not None:
+                accepted, answer = self._along(chunk.twigs[stands], twigs[stands], len(prefix) + accepted)
+                accepted += chunk.twigs[stands].at
+                context.branch(stands + 1, 0)
             tokens = [answer]
             if extra > 0:
                 context.rollback(len(prefix) + accepted)
@@ -100,7 +107,32 @@ class LocalSession:
             context.clear()
             raise
         seconds = perf_counter() - started
-        return Verdict(accepted, np.array(tokens, dtype=np.int32), seconds, passes=len(tokens), plausible=likely)
+        answers = np.array(tokens, dtype=np.int32)
+        return Verdict(accepted, answers, seconds, passes=len(tokens), plausible=likely, twig=stands)
+
+    def _decoded(self, context: Context, unseen: Ids, chunk: Chunk) -> tuple[Floats, list[Floats]]:
+        """Logits behind `unseen` and every token of `chunk`, and behind those of its twigs, in one pass; of no twigs
+        where the context has no room for them.
+        """
+        if context.n_seq <= len(chunk.twigs) or not chunk.twigs:
+            ids = np.concatenate((unseen, chunk.ids)) if len(chunk) else unseen
+            return context.decode(ids, outputs=len(chunk) + 1), []
+        if len(unseen) > 1:  # a tree has few rows
+            context.decode(unseen[:-1], outputs=0)
+        branches = [Branch(1 + twig.at, twig.ids) for twig in chunk.twigs]
+        return context.decode_tree(np.concatenate((unseen[-1:], chunk.ids)), branches, outputs=len(chunk) + 1)
+
+    def _twig(self, chunk: Chunk, accepted: int, answer: int) -> int | None:
+        """The twig that begins with the verifier's own answer, where it answered."""
+        for number, twig in enumerate(chunk.twigs):
+            if twig.at == accepted and int(twig.ids[0]) == answer:
+                return number
+        return None
+
+    def _along(self, twig: Twig, rows: Floats, position: int) -> tuple[int, int]:
+        """How many tokens of a twig stand, whose first one does, at `position`; and the verifier's own behind them."""
+        accepted, answer = judge(Chunk(twig.ids[1:]), rows, self._sampling, position=position + 1)
+        return 1 + accepted, answer
 
     def close(self) -> None:
         if self._context is not None:

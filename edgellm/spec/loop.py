@@ -13,7 +13,7 @@ import numpy as np
 
 from edgellm.spec.line import Line
 from edgellm.spec.protocols import Copies, Drafter, Gate, Learns, LooksAhead, Verifier
-from edgellm.spec.records import Chunk, Decision, Explanation, Ids, Notice, Sampling, Source, Token, Verdict
+from edgellm.spec.records import Chunk, Decision, Explanation, Ids, Notice, Sampling, Source, Token, Verdict, standing
 from edgellm.spec.stats import Stats
 
 Event: TypeAlias = Token | Notice | Explanation
@@ -99,6 +99,7 @@ def generate(
             verdict = line.ask(text.ids(), chunk, extra, ahead) if decision.offload else None
             if verdict is None and copies is not None:
                 chunk = copies.unchecked(chunk, text.ids(), min(limits.gamma, room), sampling)
+            chunk = standing(chunk, verdict)
             words = merge(chunk, verdict)
             now = perf_counter()
             stats.round(chunk, verdict, began, asked, now)

@@ -39,7 +39,8 @@ class ReplyOptions:
     tokens in a chunk, None for as many as the profile has where a budget is kept, else `CHUNK`. `confidence_threshold`
     is the c_th of the confidence gate without a budget. `retrieval`: whether drafts are also copied from what was seen,
     `auto`, `off`, or those of `SOURCES` that may be copied from, with commas between them; only where everything is
-    verified, so it never changes the text.
+    verified, so it never changes the text. `tree`: whether such a draft may be a tree, `on`, `off`, or `auto` where that
+    is faster.
 
     Raises:
         InvalidOption: a value that cannot be meant, named with the range that can.
@@ -59,6 +60,7 @@ class ReplyOptions:
     confidence_threshold: float = 0.8
     gamma: int | None = None
     retrieval: str = "auto"
+    tree: str = "auto"
 
     def __post_init__(self) -> None:
         _at_least("max_tokens", self.max_tokens, 1)
@@ -78,6 +80,8 @@ class ReplyOptions:
                 raise InvalidOption(f"{name} is {getattr(self, name)}.", "Give a number from 0 to 1, such as 0.8.")
         if self.early_exit not in EARLY_EXIT:
             raise InvalidOption(f"early_exit is {self.early_exit!r}.", f"Choose one of {', '.join(EARLY_EXIT)}.")
+        if self.tree not in EARLY_EXIT:
+            raise InvalidOption(f"tree is {self.tree!r}.", f"Choose one of {', '.join(EARLY_EXIT)}.")
         self.sources()
         self._check_budget()
 

@@ -75,6 +75,15 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
+class Twig:
+    """Other tokens that may stand in a chunk from place `at` on: `ids` and `confidence`, shapes (m,), m at least 1."""
+
+    at: int
+    ids: Ids
+    confidence: Floats
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Drafted tokens that are offered for verification together (gamma of them, or fewer).
 
@@ -86,7 +95,7 @@ class Chunk:
     `alternatives` are for each place the likeliest tokens beside the drafted one, and their probabilities, where a
     drafter was asked for them. The first `ahead` tokens were drafted while a verdict was on its way; the
     last `tail` ones were copied behind what a model drafted (of a `retrieved` chunk all were). `reason` says why
-    the chunk is as long as it is, where its drafter explains itself.
+    the chunk is as long as it is, where its drafter explains itself. With `twigs` it is a tree: only copied ones are.
     """
 
     ids: Ids = field(default_factory=lambda: NO_IDS)
@@ -100,6 +109,7 @@ class Chunk:
     ahead: int = 0
     tail: int = 0
     reason: str = ""
+    twigs: tuple[Twig, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -122,7 +132,8 @@ class Verdict:
     `tokens[0]` is the correction where `accepted < len(chunk)`, else the bonus token; further ones only where the
     verifier was asked to write on alone. `seconds` is the verifier's own computing time, queueing left out;
     `bytes_up` and `bytes_down` are what crossed a link for it (0 in one process). `plausible` says of each drafted
-    token whether the verifier gave it some probability where it stood, None where nobody asked.
+    token whether the verifier gave it some probability where it stood, None where nobody asked. `twig`: the one of the
+    chunk's that stands; `accepted` counts along it.
     """
 
     accepted: int
@@ -132,6 +143,16 @@ class Verdict:
     bytes_down: int = 0
     passes: int = 1
     plausible: tuple[bool, ...] | None = None
+    twig: int | None = None
+
+
+def standing(chunk: Chunk, verdict: Verdict | None) -> Chunk:
+    """Of a tree the branch that the verdict speaks of, as a chunk."""
+    if verdict is None or verdict.twig is None:
+        return chunk
+    twig = chunk.twigs[verdict.twig]
+    confidence = np.concatenate((chunk.confidence[: twig.at], twig.confidence))
+    return Chunk(np.concatenate((chunk.ids[: twig.at], twig.ids)), confidence, retrieved=True, reason=chunk.reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
-from edgellm.spec.curve import LengthRule
-from edgellm.spec.records import NO_IDS, Chunk, Ids, Sampling, Verdict
+from edgellm.spec.curve import LEAST, MOST, LengthRule
+from edgellm.spec.records import NO_IDS, Chunk, Ids, Sampling, Twig, Verdict
 from edgellm.spec.retrieval.chances import Chances, Evidence
 from edgellm.spec.retrieval.reuse import Reuse
 from edgellm.spec.retrieval.sources import Cursor, Source
 
 HOPELESS = 0.02
+Candidate: TypeAlias = tuple[int, float, Evidence]
+"""A token, its chance, and what speaks for it."""
 
 
 class RetrievalDrafter:
@@ -29,15 +32,21 @@ class RetrievalDrafter:
         is_eog: Callable[[int], bool],
         reuse: Reuse | None = None,
         hopeless: float = HOPELESS,
+        twigs: int = 0,
     ) -> None:
         """`sources` by name, in the order of the priors of `chances`; `reuse` is one of them, where drafts are used
         again. `inside` says whether a token goes on with the word before it, `is_eog` whether it ends the turn. A draft
         ends where its next token would be
-        reached and accepted with less than `hopeless`.
+        reached and accepted with less than `hopeless`. It gets up to `twigs` twigs, where they pay.
         """
         self._sources = tuple(sources.values())
         self._chances, self._length, self._inside, self._is_eog = chances, length, inside, is_eog
         self._reuse, self._hopeless = reuse, hopeless
+        self._most_twigs = twigs
+        self._twigs: tuple[Twig, ...] = ()
+        self._twig_evidence: list[list[Evidence]] = []
+        self._seconds: list[Candidate | None] = []
+        self._rows = 0  # of the last draft, its twigs' included
         self._known = 0  # tokens of the text that the sources know
         self._evidence: list[Evidence] = []
         self._first = True
@@ -65,13 +74,41 @@ class RetrievalDrafter:
         and seconds for them; None: the verifier's next token.
         """
         self._read(prefix)
+        self._twigs, self._twig_evidence, self._rows = (), [], 0
         ids, survives = self._retrieve(gamma)
         n = self._length.choose(survives, instead)
         reason = self._length.reason(survives, n, instead) if self.explain else ""
         if not n:
             return Chunk(reason=reason) if reason else _NOTHING
         confidence = np.array(survives[:n], dtype=np.float32)
-        return Chunk(np.array(ids[:n], dtype=np.int32), confidence, retrieved=True, reason=reason)
+        if self._most_twigs:
+            self._twigs = self._grow(ids[:n], survives, min(gamma, MOST))
+        self._rows = n + sum(len(twig.ids) for twig in self._twigs)
+        return Chunk(np.array(ids[:n], dtype=np.int32), confidence, retrieved=True, reason=reason, twigs=self._twigs)
+
+    def _grow(self, ids: list[int], survives: list[float], most: int) -> tuple[Twig, ...]:
+        """Twigs of the draft `ids`: what else was offered where its tokens are most doubtful, as far as it pays."""
+        reached = [1.0, *survives]
+        offers = [
+            (reached[at] * min(second[1], 1.0 - survives[at] / max(reached[at], 1e-9)), at, second)
+            for at, second in enumerate(self._seconds[: len(ids)])
+            if second is not None
+        ]
+        twigs: list[Twig] = []
+        rows = len(ids)
+        main = self._evidence
+        for alive, at, (token, _, evidence) in sorted(offers, key=lambda offer: -offer[0])[: self._most_twigs]:
+            if not self._length.more(rows, [alive], LEAST):
+                break
+            more, further = self._retrieve(most - at - 1, [*ids[:at], token], alive, rows + 1)
+            chances = [alive, *further]
+            n = self._length.more(rows, chances, LEAST)
+            tokens = np.array([token, *more][:n], dtype=np.int32)
+            twigs.append(Twig(at, tokens, np.array(chances[:n], dtype=np.float32)))
+            self._twig_evidence.append([evidence, *self._evidence][:n])
+            rows += n
+        self._evidence = main
+        return tuple(twigs)
 
     def behind(self, chunk: Chunk, gamma: int) -> Chunk:
         """`chunk`, which another drafter wrote for the prefix that `draft` was asked about last, with what may be
@@ -114,9 +151,12 @@ class RetrievalDrafter:
         """See `Copies.unchecked`."""
         return _NOTHING
 
-    def _retrieve(self, most: int, drafted: Sequence[int] = (), alive: float = 1.0) -> tuple[list[int], list[float]]:
+    def _retrieve(
+        self, most: int, drafted: Sequence[int] = (), alive: float = 1.0, rows: int | None = None
+    ) -> tuple[list[int], list[float]]:
         """Up to `most` tokens behind the reply and `drafted`, which is accepted with the chance `alive`; and for each
-        the chance that it and all before it are accepted. None is sought where it could not pay, but for the first.
+        the chance that it and all before it are accepted. None is sought where it could not pay, but for the first; of
+        a twig's, behind `rows` of a tree, that neither.
         """
         cursors = [source.cursor() for source in self._sources]
         for token in drafted:
@@ -124,15 +164,16 @@ class RetrievalDrafter:
                 cursor.advance(token)
         ids: list[int] = []
         survives: list[float] = []
-        self._evidence = []
-        for floor in self._length.floors(len(drafted))[:most]:
-            evidence = self._best(cursors)
-            if evidence is None:
+        self._evidence, self._seconds = [], []
+        for floor in self._length.floors(len(drafted) if rows is None else rows)[: max(0, most)]:
+            best, second = self._best(cursors)
+            if best is None:
                 break
-            token, chance, found = evidence
+            token, chance, found = best
             alive *= chance
-            if alive < self._hopeless or (ids and alive < floor):
+            if alive < self._hopeless or ((ids or rows is not None) and alive < floor):
                 break
+            self._seconds.append(second)
             ids.append(token)
             survives.append(alive)
             self._evidence.append(found)
@@ -142,8 +183,8 @@ class RetrievalDrafter:
                 cursor.advance(token)
         return ids, survives
 
-    def _best(self, cursors: Sequence[Cursor]) -> tuple[int, float, Evidence] | None:
-        """Of the tokens that are offered the likeliest, its chance, and what speaks for it."""
+    def _best(self, cursors: Sequence[Cursor]) -> tuple[Candidate | None, Candidate | None]:
+        """The likeliest of the tokens that are offered, and the next one: their chances, and what speaks for them."""
         offers: dict[int, tuple[int, int, float]] = {}
         everybody, bit = 0, 1
         for cursor in cursors:
@@ -157,21 +198,32 @@ class RetrievalDrafter:
                     offers[token] = bit, matched, share
                 everybody |= bit
             bit <<= 1
-        best = None
+        best: Candidate | None = None
+        second: Candidate | None = None
         for token, (agree, matched, share) in offers.items():
             evidence = Evidence(agree, everybody & ~agree, matched, share, self._inside(token))
             chance = self._chances.of(evidence)
             if best is None or chance > best[1]:
-                best = token, chance, evidence
-        return best
+                best, second = (token, chance, evidence), best
+            elif second is None or chance > second[1]:
+                second = token, chance, evidence
+        return best, second
 
     def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
         """The verdict on the last chunk is here, `seconds` after it was asked for (drafting included)."""
         n, accepted = len(chunk), verdict.accepted
         if not self._first:  # whose time is the prompt's
-            self._length.learn(n, accepted + len(verdict.tokens), seconds)
+            self._length.learn(max(n, self._rows), accepted + len(verdict.tokens), seconds)
         self._first = False
         begins = 0 if chunk.retrieved else n - chunk.tail
+        if verdict.twig is not None:
+            at = self._twigs[verdict.twig].at
+            self._chances.learn(self._evidence[at], False)
+            self._evidence = [*self._evidence[:at], *self._twig_evidence[verdict.twig]]
+        else:
+            for twig, others in zip(self._twigs, self._twig_evidence, strict=True):
+                if twig.at == accepted:
+                    self._chances.learn(others[0], False)
         for evidence in self._evidence[: max(0, accepted - begins)]:
             self._chances.learn(evidence, True)
             for at, name in enumerate(self.copied):
@@ -179,7 +231,8 @@ class RetrievalDrafter:
         if begins <= accepted < n:
             self._chances.learn(self._evidence[accepted - begins], False)
         if self._reuse is not None and chunk.retrieved:
-            self._reuse.rejected(chunk.ids.tolist(), accepted, verdict.plausible)
+            likely = verdict.plausible if verdict.twig is None else None  # which is of the draft itself
+            self._reuse.rejected(chunk.ids.tolist(), accepted, likely)
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -38,10 +38,13 @@ class Memory:
         curve: CostCurve,
         inside: Callable[[int], bool],
         is_eog: Callable[[int], bool],
+        twigs: int = 0,
     ) -> None:
         """`sources` of `SOURCES`; `inside` says whether a token goes on with the word before it, `is_eog` whether it
-        ends the turn.
+        ends the turn. `twigs` as of
+        `RetrievalDrafter`.
         """
+        self.twigs = twigs
         self._names = [name for name in SOURCES if name in set(sources)]
         self._inside, self._is_eog = inside, is_eog
         self._context = Context()
@@ -74,6 +77,7 @@ class Memory:
             inside=self._inside,
             is_eog=self._is_eog,
             reuse=self._reuse if "reuse" in self._names else None,
+            twigs=self.twigs,
         )
         ids = prompt.tolist()
         if "context" not in self._names and "calibration" in self._names:
