@@ -189,10 +189,12 @@ class Ours:
     """What edgellm does, with its cost curve and all it remembers."""
 
     def __init__(
-        self, sources: Sequence[str], curve: CostCurve, model: Model, length: LengthRule | None = None
+        self, sources: Sequence[str], curve: CostCurve, model: Model, length: LengthRule | None = None, twigs: int = 0
     ) -> None:
-        """`sources` as of `edgellm chat --retrieval`; `length` instead of the rule that minds the curve."""
-        self._memory = Memory(sources, curve, inside_of(model), cache(model.is_eog))
+        """`sources` as of `edgellm chat --retrieval`; `length` instead of the rule that minds the curve; `twigs` that a
+        draft may have.
+        """
+        self._memory = Memory(sources, curve, inside_of(model), cache(model.is_eog), twigs)
         if length is not None:
             self._memory.length = length
         self.calibrates = self._memory.calibrates

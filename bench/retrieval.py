@@ -9,7 +9,15 @@ takes few cases, to see that all works; what it writes goes to `quick-NAME`, and
 
 from __future__ import annotations
 
-from bench import progressive, retrieval_acceptance, retrieval_cost, retrieval_lossless, retrieval_speed, suite
+from bench import (
+    progressive,
+    retrieval_acceptance,
+    retrieval_cost,
+    retrieval_lossless,
+    retrieval_speed,
+    retrieval_tree,
+    suite,
+)
 from bench.suite import Part
 
 PARTS = {
@@ -24,6 +32,12 @@ PARTS = {
         "decoding speed against plain decoding, PLD, SAM and an oracle (Table 3)",
         ("--cases", "4", "--models", "bundled", "--repeats", "1"),
         lambda found: retrieval_speed.table(found["models"]),
+    ),
+    "tree": Part(
+        "bench.retrieval_tree",
+        "trees of drafts against chains, by the price of rows",
+        ("--cases", "4"),
+        retrieval_tree.table,
     ),
     "lossless": Part(
         "bench.retrieval_lossless",

@@ -19,8 +19,8 @@ EXPLORED = 0.01
 TWIGS = 2
 """Twigs of a draft, at most, where it may be a tree."""
 FLAT = 1.5
-"""A tree pays where a decode of eight rows takes less than so many times as long as one of a single row: over replies
-of the little world it is 3 to 9 % faster where rows cost next to nothing, and no faster where eight cost two or four."""
+"""A tree pays where a decode of eight rows takes less than so many times as long as one of a single row; see
+`bench.retrieval_tree`."""
 DRIFT = 0.25
 """A curve that is wrong by more than this share, in the mean, is measured anew."""
 _ROUNDS = 50  # that a curve is judged by, at least

@@ -39,8 +39,8 @@ class ReplyOptions:
     tokens in a chunk, None for as many as the profile has where a budget is kept, else `CHUNK`. `confidence_threshold`
     is the c_th of the confidence gate without a budget. `retrieval`: whether drafts are also copied from what was seen,
     `auto`, `off`, or those of `SOURCES` that may be copied from, with commas between them; only where everything is
-    verified, so it never changes the text. `tree`: whether such a draft may be a tree, `on`, `off`, or `auto` where that
-    is faster.
+    verified, so it never changes the text. `tree`: whether such a draft may be a tree, `on`, `off`, or `auto` where
+    that is faster.
 
     Raises:
         InvalidOption: a value that cannot be meant, named with the range that can.
