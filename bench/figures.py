@@ -141,7 +141,7 @@ def _bars(path: Path, panels: dict[str, dict[str, list[float]]], groups: dict[st
         axes.set_xticks(range(len(groups[title])), groups[title])
         axes.axhline(1.0, color="black", linewidth=0.8)
         axes.grid(axis="y", alpha=0.3)
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)
     figure.savefig(path, bbox_inches="tight", dpi=130)
     plt.close(figure)
     return path
