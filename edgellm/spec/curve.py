@@ -46,14 +46,6 @@ class CostCurve:
         return [0.0, *found.tolist()]
 
 
-@dataclass(frozen=True, slots=True)
-class Length:
-    """How many tokens are worth drafting, and why."""
-
-    tokens: int
-    reason: str
-
-
 def twigs(curve: CostCurve, wanted: str) -> tuple[int, str]:
     """How many twigs a draft may have, and why. `wanted` is auto, on or off."""
     if wanted != "auto":

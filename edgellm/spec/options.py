@@ -13,7 +13,7 @@ from edgellm.spec.records import Sampling
 GATES = ("auto", "synera", "confidence", "importance", "random", "hybrid", "edgefm", "always", "never")
 """Which drafted chunks are verified. `synera` is the paper's gate, `random`, `hybrid` and `edgefm` are baselines."""
 
-EARLY_EXIT = ("auto", "on", "off")
+SWITCH = ("auto", "on", "off")
 SOURCES = ("context", "history", "analogy", "calibration", "reuse")
 """What drafts are retrieved from; each can be left out."""
 _FREE = ("auto", "confidence", "always", "never")  # these mean something without a budget
@@ -78,10 +78,10 @@ class ReplyOptions:
         for name in ("confidence_threshold", "exit_threshold"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise InvalidOption(f"{name} is {getattr(self, name)}.", "Give a number from 0 to 1, such as 0.8.")
-        if self.early_exit not in EARLY_EXIT:
-            raise InvalidOption(f"early_exit is {self.early_exit!r}.", f"Choose one of {', '.join(EARLY_EXIT)}.")
-        if self.tree not in EARLY_EXIT:
-            raise InvalidOption(f"tree is {self.tree!r}.", f"Choose one of {', '.join(EARLY_EXIT)}.")
+        if self.early_exit not in SWITCH:
+            raise InvalidOption(f"early_exit is {self.early_exit!r}.", f"Choose one of {', '.join(SWITCH)}.")
+        if self.tree not in SWITCH:
+            raise InvalidOption(f"tree is {self.tree!r}.", f"Choose one of {', '.join(SWITCH)}.")
         self.sources()
         self._check_budget()
 

@@ -10,7 +10,7 @@ import pytest
 from edgellm.cli import chat as chat_module
 from edgellm.cli import teach
 from edgellm.cli.entry import run
-from edgellm.spec.options import EARLY_EXIT, GATES
+from edgellm.spec.options import GATES, SWITCH
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]
@@ -124,7 +124,7 @@ def test_run_is_chat(edge: Edge) -> None:
 def test_the_gates_are_those_of_the_library() -> None:
     assert tuple(gate.value for gate in chat_module.Gate) == GATES
     assert tuple(teach.GATES) == GATES
-    assert tuple(each.value for each in chat_module.Exit) == EARLY_EXIT
+    assert tuple(each.value for each in chat_module.Exit) == SWITCH
 
 
 def test_gates_complete_in_the_shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

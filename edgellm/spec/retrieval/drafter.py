@@ -36,8 +36,8 @@ class RetrievalDrafter:
     ) -> None:
         """`sources` by name, in the order of the priors of `chances`; `reuse` is one of them, where drafts are used
         again. `inside` says whether a token goes on with the word before it, `is_eog` whether it ends the turn. A draft
-        ends where its next token would be
-        reached and accepted with less than `hopeless`. It gets up to `twigs` twigs, where they pay.
+        ends where its next token would be reached and accepted with less than `hopeless`. It gets up to `twigs` twigs,
+        where they pay.
         """
         self._sources = tuple(sources.values())
         self._chances, self._length, self._inside, self._is_eog = chances, length, inside, is_eog

@@ -41,8 +41,7 @@ class Memory:
         twigs: int = 0,
     ) -> None:
         """`sources` of `SOURCES`; `inside` says whether a token goes on with the word before it, `is_eog` whether it
-        ends the turn. `twigs` as of
-        `RetrievalDrafter`.
+        ends the turn. `twigs` as of `RetrievalDrafter`.
         """
         self.twigs = twigs
         self._names = [name for name in SOURCES if name in set(sources)]
