@@ -1,11 +1,12 @@
 """A verifier in a process of its own dies or hangs in the middle of replies. Is any token lost, and who has to wait?
 
-    python -m bench.kill_verifier [REPLIES] [--seed 0] [--draft PATH] [--verifier PATH]
+    python -m bench.kill_verifier [REPLIES] [--budget 1.0] [--parallel] [--seed 0] [--draft PATH] [--verifier PATH]
 
 Each reply is written twice: undisturbed, and with the verifier's process hit by SIGKILL (in every fifth reply by
 SIGSTOP) at a random moment between the first and the last token, and started anew at once. In every fourth reply the
-device is slowed down, so that the verifier is back before the reply ends. Greedy, every chunk verified, f32 copies of
-the pair, held-out prompts, and replies that go on beyond the end of the turn up to TOKENS tokens.
+device is slowed down, so that the verifier is back before the reply ends. Greedy, f32 copies of the pair, held-out
+prompts, and replies that go on beyond the end of the turn up to TOKENS tokens. Every chunk is verified, or with a
+`--budget` below 1 so large a share of them, drawn at random; with `--parallel` the device drafts on meanwhile.
 
 What is checked of each: it has TOKENS tokens; every round began with exactly the text that the rounds before it had
 written, and together they are the reply; each token is the most probable next one under the model that its source
@@ -29,16 +30,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bench.report import spread, write
 from bench.traced_reply import POSITIONS, TOKENS, Endless, Judge, Traced, Written
 from edgellm.engine import Context, Message, Model, to_f32
 from edgellm.errors import VerifierUnreachable
 from edgellm.serve.remote import RemoteVerifier
+from edgellm.spec.ahead import ALTERNATIVES, FAR, AheadDrafter
 from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.gates import AlwaysGate
+from edgellm.spec.gates import AlwaysGate, RandomGate
+from edgellm.spec.guess import BRANCHES
 from edgellm.spec.loop import Limits, generate
-from edgellm.spec.records import GREEDY, Ids, Notice, Source, Token
+from edgellm.spec.records import GREEDY, Ids, Notice, Token
 from edgellm.spec.stats import Stats
 from edgellm.store import resolve
 from models.corpus import held_out
@@ -94,8 +98,9 @@ class Served:
 class Device:
     """Writes replies with the draft model here and the verifier there."""
 
-    def __init__(self, draft: Model, verifier: RemoteVerifier) -> None:
+    def __init__(self, draft: Model, verifier: RemoteVerifier, budget: float = 1.0, parallel: bool = False) -> None:
         self._draft, self._verifier = draft, verifier
+        self._budget, self._parallel = budget, parallel
 
     def wait(self) -> None:
         """Until the verifier is back."""
@@ -107,14 +112,14 @@ class Device:
 
     def write(self, prompt: Ids, pace: float = 0.0, hit: threading.Event | None = None, after: int = 0) -> Written:
         """One reply; `hit` is set when `after` tokens are there."""
-        context = Context(self._draft, n_ctx=POSITIONS, threads=1)
-        written, traced = Written(prompt), Traced(ModelDrafter(self._draft, context), self._verifier, pace)
+        drafter = self._drafter()
+        written, traced = Written(prompt), Traced(drafter, self._verifier, pace)
         began = time.perf_counter()
         events = generate(
             prompt,
             alphabet=Endless(self._draft),
             drafter=traced,
-            gate=AlwaysGate(),
+            gate=AlwaysGate() if self._budget >= 1.0 else RandomGate(self._budget, seed=len(prompt)),
             verifier=traced,
             sampling=GREEDY,
             limits=Limits(TOKENS, POSITIONS),
@@ -128,9 +133,16 @@ class Device:
             elif isinstance(event, Notice):
                 written.notices.append(event)
         written.seconds = time.perf_counter() - began - traced.slept
-        context.close()
-        written.rounds = traced.rounds
+        drafter.close()
+        written.rounds, written.lost_at = traced.rounds, traced.lost_at
         return written
+
+    def _drafter(self) -> ModelDrafter | AheadDrafter:
+        branches = BRANCHES if self._parallel else 0
+        spare = branches * (FAR + 2)
+        context = Context(self._draft, n_ctx=POSITIONS, n_seq=1 + branches, spare=spare, threads=1)
+        own = ModelDrafter(self._draft, context, alternatives=ALTERNATIVES if branches else 0)
+        return AheadDrafter(own, is_eog=lambda _token: False) if branches else own
 
 
 @dataclass(frozen=True)
@@ -141,7 +153,7 @@ class Outcome:
     problems: tuple[str, ...]
     hit: bool
     back: bool
-    false_alarm: bool  # the undisturbed reply was not verified throughout: the machine stood still for a second
+    false_alarm: bool  # the verifier seemed away in the undisturbed reply: the machine stood still for a second
     undisturbed: float  # seconds, the deliberate slowness left out
     longer: float  # seconds, against the undisturbed reply
 
@@ -171,16 +183,23 @@ def trial(served: Served, device: Device, judge: Judge, prompt: Ids, number: int
     return Outcome(
         kind,
         tuple(judge.problems(hit, undisturbed)),
-        hit=any(token.source is Source.DRAFT for token in hit.tokens),
+        hit=hit.lost_at is not None,
         back=any("back" in notice.text for notice in hit.notices),
-        false_alarm=any(token.source is Source.DRAFT for token in undisturbed.tokens),
+        false_alarm=undisturbed.lost_at is not None,
         undisturbed=undisturbed.seconds,
         longer=hit.seconds - undisturbed.seconds,
     )
 
 
 def run(
-    draft: Path, verifier: Path, replies: int, seed: int, told: Callable[[Outcome], object] = lambda _outcome: None
+    draft: Path,
+    verifier: Path,
+    replies: int,
+    seed: int,
+    told: Callable[[Outcome], object] = lambda _outcome: None,
+    *,
+    budget: float = 1.0,
+    parallel: bool = False,
 ) -> list[Outcome]:
     """All trials, on f32 model files; `told` hears of each."""
     rng = random.Random(seed)
@@ -190,7 +209,7 @@ def run(
     try:
         with Model.load(draft) as small, Model.load(verifier) as big:
             remote = served.connect(small)
-            device, judge = Device(small, remote), Judge(small, big)
+            device, judge = Device(small, remote, budget, parallel), Judge(small, big)
             outcomes = []
             for number, turns in enumerate(prompts):
                 prompt = small.chat_prompt([Message(turn.role, turn.text) for turn in turns])[: POSITIONS - TOKENS]
@@ -202,10 +221,29 @@ def run(
         served.close()
 
 
+def table(found: dict[str, Any]) -> str:
+    """What became of the replies."""
+    how = "everything verified" if found["budget"] >= 1.0 else f"budget {found['budget']:g}"
+    lines = [f"{found['replies']} replies, {how}{', drafting on meanwhile' if found['parallel'] else ''}"]
+    for kind in ("kill", "hang"):
+        if (row := found.get(kind)) is not None:
+            longer = row["seconds_longer"]
+            lines.append(
+                f"{kind}: {row['replies']} replies, {row['went_on_unverified']} went on alone,"
+                f" {row['verified_again_before_the_end']} were verified again before the end;"
+                f" {longer['median']:.2f} s longer in the median, {longer['max']:.2f} s at most"
+            )
+    lines.append(f"tokens lost, repeated or not the named model's: {sum(found['problems'].values())}")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("replies", type=int, nargs="?", default=100)
+    parser.add_argument("--budget", type=float, default=1.0)
+    parser.add_argument("--parallel", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="kill_verifier", help="of the result file")
     parser.add_argument("--draft", default="edgellm-draft")
     parser.add_argument("--verifier", default="edgellm-verifier")
     arguments = parser.parse_args()
@@ -213,8 +251,14 @@ def main() -> None:
         draft, verifier = Path(folder) / "draft.gguf", Path(folder) / "verifier.gguf"
         to_f32(resolve(arguments.draft), draft)
         to_f32(resolve(arguments.verifier), verifier)
-        outcomes = run(draft, verifier, arguments.replies, arguments.seed, partial(print, file=sys.stderr, flush=True))
-    figures: dict[str, object] = {"replies": len(outcomes), "load_average": os.getloadavg()[0]}
+        outcomes = run(
+            draft, verifier, arguments.replies, arguments.seed, partial(print, file=sys.stderr, flush=True),
+            budget=arguments.budget, parallel=arguments.parallel,
+        )  # fmt: skip
+    figures: dict[str, Any] = {
+        "replies": len(outcomes), "budget": arguments.budget, "parallel": arguments.parallel,
+        "load_average": os.getloadavg()[0],
+    }  # fmt: skip
     for kind in ("kill", "hang"):
         of = [outcome for outcome in outcomes if outcome.kind == kind]
         if of:
@@ -228,8 +272,8 @@ def main() -> None:
             }
     problems = Counter(problem for outcome in outcomes for problem in outcome.problems)
     figures["problems"] = dict(problems)
-    path = write("kill_verifier", "bench.kill_verifier", figures, arguments.seed)
-    print(path.read_text(encoding="utf-8"))
+    path = write(arguments.name, "bench.kill_verifier", figures, arguments.seed)
+    print(f"{table(figures)}written: {path}")
     sys.exit(1 if problems or any(outcome.longer > 2.0 for outcome in outcomes) else 0)
 
 

@@ -13,6 +13,7 @@ from bench import (
     progressive,
     retrieval_acceptance,
     retrieval_cost,
+    retrieval_llama,
     retrieval_lossless,
     retrieval_speed,
     retrieval_tree,
@@ -32,6 +33,12 @@ PARTS = {
         "decoding speed against plain decoding, PLD, SAM and an oracle (Table 3)",
         ("--cases", "4", "--models", "bundled", "--repeats", "1"),
         lambda found: retrieval_speed.table(found["models"]),
+    ),
+    "llama": Part(
+        "bench.retrieval_llama",
+        "whole replies beside llama-cpp-python's Llama and its prompt lookup",
+        ("--cases", "4", "--repeats", "1"),
+        lambda found: retrieval_llama.table(found["tasks"]),
     ),
     "tree": Part(
         "bench.retrieval_tree",

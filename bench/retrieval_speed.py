@@ -1,12 +1,13 @@
 """How much faster replies are with retrieved drafts, and that they are never slower (CoordGen, Table 3).
 
-    python -m bench.retrieval_speed [--cases 40] [--models bundled 0.5b] [--threads N] [--repeats 3] [--name ...]
+    python -m bench.retrieval_speed [--cases 40] [--past 200] [--models bundled 0.5b] [--threads N] [--repeats 3]
 
 For each task every case is written by every method in turn, in one process: plain decoding; llama-cpp-python's prompt
 lookup, PLD and SAM, which draft ten tokens whatever they cost; ours on top of those; ours, and ours without one of its
 parts; an oracle that knows the reply and drafts as much of it as pays. The text is the bundled verifier's reply, and
 every pass is computed in full; the verdict is read off that reply, so that weights may be random (the 0.5B shape) and
-all methods write the same. `none` is a task on which nothing can be copied: replies of random words behind prompts of
+all methods write the same. Past cases of the task are remembered, from none on; one row is ours after `--past` other
+ones. `none` is a task on which nothing can be copied: replies of random words behind prompts of
 others. Decoding speed leaves the prefill out, which is timed alone, once with calibration and once without; whole speed
 has it in, and so all that ours costs.
 """
@@ -145,13 +146,22 @@ class Way:
         self.drafting += taken
 
 
-def ways(curve: CostCurve, model: Model, calibrates: bool) -> list[Way]:
-    """All of them, plain decoding first. `calibrates`: calibration is cheap, so that `--retrieval auto` does it."""
+def ways(curve: CostCurve, model: Model, calibrates: bool, past: Sequence[Reply]) -> list[Way]:
+    """All of them, plain decoding first. `calibrates`: calibration is cheap, so that `--retrieval auto` does it. `past`
+    are conversations of before.
+    """
     all_sources = tuple(name for name in SOURCES if calibrates or name != "calibration")
     beside = tuple(name for name in all_sources if name != "context")
 
     def ours(*left_out: str) -> Callable[[], Drafting]:
         return lambda: Ours([name for name in all_sources if name not in left_out], curve, model)
+
+    def seasoned() -> Drafting:
+        method = Ours(all_sources, curve, model)
+        for case in past:
+            method.begin(case)
+            method.end(case)
+        return method
 
     found = [
         Way("plain", Plain),
@@ -166,19 +176,26 @@ def ways(curve: CostCurve, model: Model, calibrates: bool) -> list[Way]:
         Way("without past replies", ours("history", "analogy")),
         Way("context alone", ours(*beside)),
         Way("without the cost curve", lambda: Ours(all_sources, curve, model, Everything(FIXED))),
+        *([Way(f"ours after {len(past)} conversations", seasoned)] if past else []),
         Way("oracle", lambda: Oracle(LengthRule(curve))),
     ]
     return found if calibrates else [way for way in found if way.name != "without calibration"]
 
 
-def measured(model: Model, tasks: Mapping[str, Sequence[Reply]], threads: int | None, repeats: int) -> dict[str, Any]:
+def measured(
+    model: Model,
+    tasks: Mapping[str, Sequence[Reply]],
+    past: Mapping[str, Sequence[Reply]],
+    threads: int | None,
+    repeats: int,
+) -> dict[str, Any]:
     """Speed of every way on every task, against plain decoding."""
     with Context(model, n_ctx=N_CTX, threads=threads) as context:
         curve, lens = measure_curve(context), Lens.open(model)
         verifier = ForcedVerifier(model, context)
         found: dict[str, Any] = {"curve_ms": dict(zip(curve.rows, [1e3 * s for s in curve.seconds], strict=True))}
         for task, cases in tasks.items():
-            all_ways = ways(curve, model, lens is not None)
+            all_ways = ways(curve, model, lens is not None, past.get(task, ()))
             for repeat in range(repeats):
                 for number, case in enumerate(cases):
                     expected: list[Expected] = []
@@ -228,19 +245,21 @@ def table(models: dict[str, Any]) -> str:
     lines = []
     for model, found in models.items():
         tasks = [task for task in found if task != "curve_ms"]
-        rows: dict[str, list[str]] = {}
+        rows: dict[str, dict[str, str]] = {}
         for task in tasks:
             ways, ours = found[task], found[task]["ours"]
             share = gain(ways)
-            for way, row in ways.items():
-                rows.setdefault(way, []).append(f"{row['decoding_total']:.2f}")
             theirs = ours["decoding_total"] / ways["llama-cpp-python"]["decoding_total"]
-            rows.setdefault("ours, with the prefill", []).append(f"{ours['whole_total']:.2f}")
-            rows.setdefault("ours, share of the oracle's gain", []).append("" if share is None else f"{share:.0%}")
-            rows.setdefault("ours / llama-cpp-python", []).append(f"{theirs:.2f}")
-            rows.setdefault("a drafting step of ours, µs", []).append(f"{ours['drafting_us']:.0f}")
+            cells = {way: f"{row['decoding_total']:.2f}" for way, row in ways.items()} | {
+                "ours, with the prefill": f"{ours['whole_total']:.2f}",
+                "ours, share of the oracle's gain": "" if share is None else f"{share:.0%}",
+                "ours / llama-cpp-python": f"{theirs:.2f}",
+                "a drafting step of ours, µs": f"{ours['drafting_us']:.0f}",
+            }
+            for name, cell in cells.items():
+                rows.setdefault(name, {})[task] = cell
         lines += [f"{model}:", "", f"| method | {' | '.join(tasks)} |", "|---|" + "---|" * len(tasks)]
-        lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
+        lines += [f"| {name} | {' | '.join(row.get(task, '') for task in tasks)} |" for name, row in rows.items()]
         lines.append("")
     return "\n".join(lines)
 
@@ -254,6 +273,7 @@ def gain(row: dict[str, Any]) -> float | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=40, help="of each task; a fourth of them at the 0.5B shape")
+    parser.add_argument("--past", type=int, default=200, help="conversations before, for the row that has them")
     parser.add_argument("--models", nargs="+", choices=("bundled", "0.5b"), default=["bundled", "0.5b"])
     parser.add_argument("--threads", type=int)
     parser.add_argument("--repeats", type=int, default=3)
@@ -261,18 +281,20 @@ def main() -> None:
     arguments = parser.parse_args()
     models = {}
     with ExitStack() as stack, Model.load(resolve("edgellm-verifier")) as bundled:
-        tasks = {task: recorded(bundled, task, arguments.cases) for task in TASKS}
+        both = {task: recorded(bundled, task, arguments.cases + arguments.past) for task in TASKS}
+        tasks = {task: cases[: arguments.cases] for task, cases in both.items()}
+        past = {task: cases[arguments.cases :] for task, cases in both.items()}
         tasks[NONE] = nothing_to_copy(arguments.cases, bundled.n_vocab)
         if "bundled" in arguments.models:
-            models["edgellm-verifier"] = measured(bundled, tasks, arguments.threads, arguments.repeats)
+            models["edgellm-verifier"] = measured(bundled, tasks, past, arguments.threads, arguments.repeats)
         if "0.5b" in arguments.models:
             path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "half.gguf"
             random_gguf.write(path, random_gguf.SHAPES["qwen2.5-0.5b"], "Q4_0", 0)
             few = {task: cases[: max(2, arguments.cases // 4)] for task, cases in tasks.items()}
             half = stack.enter_context(Model.load(path))
-            models["Qwen2.5-0.5B shape, Q4_0"] = measured(half, few, arguments.threads, 1)
+            models["Qwen2.5-0.5B shape, Q4_0"] = measured(half, few, past, arguments.threads, 1)
     sys.stdout.write(table(models) + "\n")
-    kept = {"cases": arguments.cases, "repeats": arguments.repeats, "models": models}
+    kept = {"cases": arguments.cases, "past": arguments.past, "repeats": arguments.repeats, "models": models}
     sys.stdout.write(f"written: {write(arguments.name, 'bench.retrieval_speed', kept, SEED)}\n")
 
 

@@ -9,7 +9,20 @@ takes few cases, to see that all works; what it writes goes to `quick-NAME`, and
 
 from __future__ import annotations
 
-from bench import bandwidth, compression, exits, many_devices, paths, scheduler_cost, stalls, suite, synera_quality
+from bench import (
+    bandwidth,
+    compression,
+    exits,
+    gate_cost,
+    importance,
+    kill_verifier,
+    many_devices,
+    paths,
+    scheduler_cost,
+    stalls,
+    suite,
+    synera_quality,
+)
 from bench.suite import Part
 
 PARTS = {
@@ -18,6 +31,18 @@ PARTS = {
         "quality of every gate at a budget (Table 4, Fig. 14)",
         ("--cases", "10", "--budgets", "0.2"),
         lambda found: "\n".join(synera_quality.table(found, budget) for budget in found["budgets"]),
+    ),
+    "importance": Part(
+        "bench.importance",
+        "what attention tells of a chunk (4.2)",
+        ("--prompts", "24"),
+        importance.table,
+    ),
+    "gates": Part(
+        "bench.gate_cost",
+        "cost of a gate on the device (Table 5)",
+        ("--repeats", "4"),
+        lambda found: gate_cost.table(found["models"]),
     ),
     "stalls": Part(
         "bench.stalls",
@@ -60,6 +85,12 @@ PARTS = {
         "budget 1.0 is the verifier alone, on every way",
         ("--prompts", "16"),
         lambda found: paths.table(found["ways"]),
+    ),
+    "kills": Part(
+        "bench.kill_verifier",
+        "a verifier that dies or hangs in the middle of replies",
+        ("5",),
+        kill_verifier.table,
     ),
 }
 

@@ -5,9 +5,11 @@
 Greedy replies of the bundled pair to held-out cases of all families in random order, with the pair's own profile, which
 was made on other cases. Exact match, and ROUGE-1 for free text, in percent. Every gate is asked for the same share of
 chunks (of tokens, replies for `hybrid` and `edgefm`) and held to it; what it really spent stands beside its score.
-Chunks are as long as the profile's; `published` is the paper's gate, with the paper's chunks of four and nothing that
-holds it to its budget. The oracle knows the verdicts and the
-right replies: it verifies rejected chunks only, where that changes the score most.
+Chunks are as long as the profile's. A share of smaller chunks takes more passes of the verifier, so some gates are
+there with chunks of other lengths too (`auto_1`, `auto_4`, `synera_4`, each with a profile of such chunks), and
+`hybrid_even` has a budget that takes as many passes as that of `auto`. `published` is the paper's gate, with its chunks
+of four and nothing that holds it to its budget. The oracle knows the verdicts and the right replies: it verifies
+rejected chunks only, where that changes the score most.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -39,9 +42,14 @@ from edgellm.spec.records import GREEDY
 from edgellm.store import fingerprint, resolve
 from models.corpus import HELD_OUT_SEED
 from models.families import FAMILIES
+from models.profile import prompts
 
 POSITIONS = 1024
 GATES = ("auto", "synera", "confidence", "importance", "random", "hybrid", "edgefm")
+OTHERS = (("auto", 1), ("auto", 4), ("synera", 4))
+PAPERS = 4
+"""Tokens of the paper's chunks."""
+PROFILED = 40  # prompts of each family
 
 
 def profile_of(draft: Model, verifier: Model, given: Path | None) -> Profile:
@@ -53,13 +61,29 @@ def profile_of(draft: Model, verifier: Model, given: Path | None) -> Profile:
     return found
 
 
-def at_budget(pair: Pair, profile: Profile, asked: Sequence[Question], budget: float) -> dict[str, Answers]:
-    """Every gate at one budget."""
-    found = {gate: answered(asked, reply_with(pair, gate=gate, budget=budget)) for gate in GATES}
-    i_th = profile.i_th(budget)
-    found["published"] = answered(asked, lambda question, seed: pair.reply(
-        question.messages, max_tokens=MOST, gate=Published(profile, i_th, seed)
+def at_budget(
+    pairs: Mapping[int, Pair], paper: Profile, asked: Sequence[Question], budget: float
+) -> dict[str, Answers]:
+    """Every gate at one budget; `pairs` by the chunks of their profile, of which the first is the pair's own."""
+    usual, own = next(iter(pairs.items()))
+    found = {gate: answered(asked, reply_with(own, gate=gate, budget=budget)) for gate in GATES}
+    found["hybrid_even"] = answered(asked, reply_with(own, gate="hybrid", budget=budget / usual))
+    for gate, gamma in OTHERS:
+        found[f"{gate}_{gamma}"] = answered(asked, reply_with(pairs[gamma], gate=gate, budget=budget))
+    i_th = paper.i_th(budget)
+    found["published"] = answered(asked, lambda question, seed: own.reply(
+        question.messages, max_tokens=MOST, gamma=PAPERS, gate=Published(paper, i_th, seed)
     ))  # fmt: skip
+    return found
+
+
+def profiles(draft: str, verifier: str, folder: Path) -> dict[int, Path]:
+    """Profiles of the pair with chunks of other lengths, on prompts that nothing else uses."""
+    found = {}
+    with Pair.open(draft, verifier, threads=1) as pair:
+        for gamma in sorted({gamma for _, gamma in OTHERS} | {PAPERS}):
+            found[gamma] = folder / f"{gamma}.json"
+            pair.profile(prompts(PROFILED), gamma=gamma).save(found[gamma])
     return found
 
 
@@ -101,8 +125,12 @@ def figures_at(
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """All budgets, each in a process of its own, as many at a time as there are cores."""
-    with ProcessPoolExecutor(machine()["cores"], multiprocessing.get_context("spawn")) as pool:
-        several = list(pool.map(partial(at_one, arguments), arguments.budgets))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(machine()["cores"], multiprocessing.get_context("spawn")) as pool,
+    ):
+        others = profiles(arguments.draft, arguments.verifier, Path(folder))
+        several = list(pool.map(partial(at_one, arguments, others), arguments.budgets))
     figures = several[0]
     for found in several:
         figures["budgets"] |= found["budgets"]
@@ -111,8 +139,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def at_one(arguments: argparse.Namespace, budget: float) -> dict[str, Any]:
-    """One budget, with what it is compared with."""
+def at_one(arguments: argparse.Namespace, others: Mapping[int, Path], budget: float) -> dict[str, Any]:
+    """One budget, with what it is compared with; `others` as `profiles` makes them."""
     asked = questions(arguments.cases)
     with ExitStack() as closing:
         small, big = (
@@ -123,6 +151,11 @@ def at_one(arguments: argparse.Namespace, budget: float) -> dict[str, Any]:
         closing.callback(local.close)
         verifier = Remembering(local)
         pair = closing.enter_context(Pair(big, draft=small, verifier=verifier, profile=arguments.profile))
+        pairs = {profile.gamma: pair} | {
+            gamma: closing.enter_context(Pair(big, draft=small, verifier=verifier, profile=file))
+            for gamma, file in others.items()
+        }
+        paper = read_profile(others[PAPERS], fingerprint(small.path), fingerprint(big.path))
         never = answered(asked, reply_with(pair, gate="never"))
         always = answered(asked, reply_with(pair, gate="always"))
         drafter = ModelDrafter(small, Context(small, n_ctx=POSITIONS, threads=1))
@@ -135,7 +168,7 @@ def at_one(arguments: argparse.Namespace, budget: float) -> dict[str, Any]:
             )
             for question in asked
         ]  # fmt: skip
-        found = at_budget(pair, profile, asked, budget)
+        found = at_budget(pairs, paper, asked, budget)
         return {
             "cases": arguments.cases, "gamma": profile.gamma, "evidence": profile.evidence, "alpha": profile.alpha,
             "c_th": profile.c_th, "never": never.figures(asked), "always": always.figures(asked),

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from edgellm.engine import Context, Model
+from edgellm.errors import VerifierLost
 from edgellm.serve.remote import RemoteVerifier
+from edgellm.spec.ahead import AheadDrafter
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.loop import merge
 from edgellm.spec.records import GREEDY, Chunk, Ids, Notice, Sampling, Source, Token, Verdict
 
 TOKENS = 64
 POSITIONS = 1024
+_UNCHECKED = (Source.DRAFT, Source.PARALLEL)
 TIE = 1e-3  # logits closer than this may change places with the shape of the batch
 
 
@@ -28,11 +32,15 @@ class Round:
 
 
 class Traced:
-    """Drafter, verifier and session in one, over real ones, that note every round; perhaps slow to ask."""
+    """Drafter, verifier and session in one, over real ones, that note every round; perhaps slow to ask.
 
-    def __init__(self, drafter: ModelDrafter, verifier: RemoteVerifier, pace: float) -> None:
+    `lost_at` is the length of the text where the verifier was first found to be away.
+    """
+
+    def __init__(self, drafter: ModelDrafter | AheadDrafter, verifier: RemoteVerifier, pace: float) -> None:
         self._drafter, self._session, self._pace = drafter, verifier.open(GREEDY), pace
         self.rounds: list[Round] = []
+        self.lost_at: int | None = None
         self.slept = 0.0  # seconds
         self.name, self.context_length = verifier.name, verifier.context_length
 
@@ -43,11 +51,23 @@ class Traced:
         self.rounds.append(Round(prefix.copy(), self._drafter.draft(prefix, gamma, sampling)))
         return self.rounds[-1].chunk
 
+    def look_ahead(
+        self, prefix: Ids, chunk: Chunk, *, gamma: int, sampling: Sampling, until: Callable[[], bool]
+    ) -> None:
+        if isinstance(self._drafter, AheadDrafter):
+            self._drafter.look_ahead(prefix, chunk, gamma=gamma, sampling=sampling, until=until)
+
     def ready(self) -> bool:
         began = time.perf_counter()
         time.sleep(self._pace)
         self.slept += time.perf_counter() - began
-        return self._session.ready()
+        if not (ready := self._session.ready()):
+            self._away()
+        return ready
+
+    def _away(self) -> None:
+        if self.lost_at is None:
+            self.lost_at = len(self.rounds[-1].prefix)
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Traced:
         self._pending = self._session.submit(prefix, chunk, extra)
@@ -57,7 +77,11 @@ class Traced:
         return self._pending.done()
 
     def result(self) -> Verdict:
-        self.rounds[-1].verdict = verdict = self._pending.result()
+        try:
+            self.rounds[-1].verdict = verdict = self._pending.result()
+        except VerifierLost:
+            self._away()
+            raise
         return verdict
 
     def close(self) -> None:
@@ -83,6 +107,7 @@ class Written:
     notices: list[Notice] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     seconds: float = 0.0
+    lost_at: int | None = None
 
     @property
     def ids(self) -> Ids:
@@ -109,15 +134,14 @@ class Judge:
             found.append("the reply is not what its rounds have written")
         for verified in (True, False):
             found += self._strangers(reply, whole, verified)
-        alone = [i for i, token in enumerate(reply.tokens) if token.source is Source.DRAFT]
-        until = alone[0] if alone else TOKENS
+        until = TOKENS if reply.lost_at is None else reply.lost_at - len(reply.prompt)
         if not np.array_equal(reply.ids[:until], undisturbed.ids[:until]):
             found.append("the text before the hit is not the undisturbed one")
         return found
 
     def _strangers(self, reply: Written, whole: Ids, verified: bool) -> list[str]:
         """Tokens that the model that their source names would not have written."""
-        places = [i for i, token in enumerate(reply.tokens) if (token.source is not Source.DRAFT) == verified]
+        places = [i for i, token in enumerate(reply.tokens) if (token.source not in _UNCHECKED) == verified]
         if not places:
             return []
         with Context(self._models[verified], n_ctx=POSITIONS, threads=1) as context:

@@ -80,6 +80,8 @@ def output(command: str, home: str) -> str:
         ["sh", "-c", f"({command}) 2>&1"], capture_output=True, text=True, cwd=ROOT, env=environment, check=False,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"`{command}` ended with {done.returncode}, so nothing is written:\n{done.stdout}")
     shown = _SLOW.sub("", done.stdout).strip("\n")
     lines = "\n".join(line.rstrip() for line in shown.splitlines()).strip("\n")
     return lines if command.endswith("--help") else f"$ {command}\n{lines}"

@@ -31,9 +31,12 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=40, help="a family")
     asked = prompts(parser.parse_args().cases)
     with Pair.open() as pair:
-        profile = pair.profile(asked, layers=(1,))
+        profile = pair.profile(asked)
         profile.save(OUTPUT)
-    sys.stdout.write(f"{OUTPUT.name}: {profile.chunks} chunks of {profile.prompts} prompts, {profile.best_exit()[1]}\n")
+    sys.stdout.write(
+        f"{OUTPUT.name}: {profile.chunks} chunks of {profile.prompts} prompts, attention of layer"
+        f" {profile.layers[0]}, {profile.best_exit()[1]}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import isfinite
 
+from edgellm.api.attention import telling_layer
 from edgellm.api.drafters import Kind
 from edgellm.api.measure import batch_seconds, exit_points
-from edgellm.api.writing import Parts, default_layers
+from edgellm.api.writing import Parts
 from edgellm.engine import Ids
 from edgellm.errors import InvalidOption
 from edgellm.spec.exit_drafter import THRESHOLD
@@ -31,10 +34,14 @@ def profile_pair(
     if not prompts:
         raise InvalidOption("There are no prompts to profile the pair on.", "Give some dozens, one a line.")
     draft_hash, verifier_hash = known.hashes()
-    kind = Kind(layers if layers is not None else default_layers(draft))
-    drafter = drafters.take(kind)
     session = verifier.open(GREEDY)
     try:
+        told: tuple[float, ...] = ()
+        if layers is None:
+            best, told = telling_layer(draft, drafters, session, prompts, most, parts.context)
+            layers = (best,)
+        kind = Kind(layers)
+        drafter = drafters.take(kind)
         runs: list[Run] = []
         watcher = Watcher(drafter, session, draft.is_eog, gamma, most)
         for done, prompt in enumerate(prompts):
@@ -42,14 +49,16 @@ def profile_pair(
                 progress(done, len(prompts))
             watcher.most = min(most, parts.context - len(prompt))
             runs.append(watcher.run(prompt))
+        drafters.give(kind, drafter)
     finally:
         session.close()
-        drafters.give(kind, drafter)
     points = exit_points(draft, drafters, prompts, threshold=THRESHOLD, gamma=gamma, most=most, threads=parts.threads)
     profile = build(
         runs, draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=kind.layers,
         batch_seconds=batch_seconds(draft, prompts[0], parts.threads), exits=points,
     )  # fmt: skip
+    by_layer = {f"auc importance, layer {at}": round(value, 4) for at, value in enumerate(told) if isfinite(value)}
+    profile = replace(profile, evidence=profile.evidence | by_layer)
     if progress is not None:
         progress(len(prompts), len(prompts))
     known.use(profile, save=False)

@@ -45,7 +45,7 @@ def profile(
     layer: Annotated[
         list[int] | None,
         typer.Option(metavar="N", help="A layer whose attention is importance, from 0. Can be given several times.",
-                     show_default="1"),
+                     show_default="the one that tells most"),
     ] = None,
     output: Annotated[
         Path | None,

@@ -93,20 +93,22 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Verify(_message.Message):
-    __slots__ = ("round", "position", "prefix", "chunk", "distributions", "extra")
+    __slots__ = ("round", "position", "prefix", "chunk", "distributions", "extra", "copied")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FIELD_NUMBER: _ClassVar[int]
     round: int
     position: int
     prefix: _containers.RepeatedScalarFieldContainer[int]
     chunk: _containers.RepeatedScalarFieldContainer[int]
     distributions: Distributions
     extra: int
-    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., prefix: _Optional[_Iterable[int]] = ..., chunk: _Optional[_Iterable[int]] = ..., distributions: _Optional[_Union[Distributions, _Mapping]] = ..., extra: _Optional[int] = ...) -> None: ...
+    copied: bool
+    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., prefix: _Optional[_Iterable[int]] = ..., chunk: _Optional[_Iterable[int]] = ..., distributions: _Optional[_Union[Distributions, _Mapping]] = ..., extra: _Optional[int] = ..., copied: _Optional[bool] = ...) -> None: ...
 
 class Distributions(_message.Message):
     __slots__ = ("lengths", "gaps", "weights")
@@ -119,18 +121,20 @@ class Distributions(_message.Message):
     def __init__(self, lengths: _Optional[_Iterable[int]] = ..., gaps: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("round", "accepted", "tokens", "seconds", "passes")
+    __slots__ = ("round", "accepted", "tokens", "seconds", "passes", "plausible")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     PASSES_FIELD_NUMBER: _ClassVar[int]
+    PLAUSIBLE_FIELD_NUMBER: _ClassVar[int]
     round: int
     accepted: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     seconds: float
     passes: int
-    def __init__(self, round: _Optional[int] = ..., accepted: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., passes: _Optional[int] = ...) -> None: ...
+    plausible: bytes
+    def __init__(self, round: _Optional[int] = ..., accepted: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., passes: _Optional[int] = ..., plausible: _Optional[bytes] = ...) -> None: ...
 
 class NeedPrefix(_message.Message):
     __slots__ = ("round", "position")

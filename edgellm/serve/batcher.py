@@ -18,7 +18,7 @@ from edgellm.serve.scheduler import Batch, Kind, Limits, Want, next_batch
 from edgellm.serve.sessions import SessionTable, common_prefix
 from edgellm.serve.wire import Ask
 from edgellm.spec.records import NO_IDS, Chunk, Floats, Ids, Sampling, Verdict
-from edgellm.spec.verify import judge
+from edgellm.spec.verify import judge, plausible
 
 
 class Engine(Protocol):
@@ -245,6 +245,7 @@ class Batcher:
         job.passes += 1
         if not job.tokens:
             job.accepted = accepted
+            job.plausible = plausible(job.chunk, logits, accepted) if job.chunk.retrieved else None
         job.tokens.append(token)
         job.done = len(job.ids) + accepted
         self._context.rollback(job.done, job.slot)
@@ -253,7 +254,8 @@ class Batcher:
             job.chunk = _NOTHING
             self._want(job, self._totals["prefills"])
             return
-        self._answer(job, Verdict(job.accepted, np.array(job.tokens, np.int32), job.seconds, passes=job.passes))
+        tokens = np.array(job.tokens, np.int32)
+        self._answer(job, Verdict(job.accepted, tokens, job.seconds, passes=job.passes, plausible=job.plausible))
 
     def _fail(self, job: Job, error: EdgeError) -> None:
         self._context.clear(job.slot)

@@ -57,7 +57,8 @@ class Request:
 
 @dataclass(slots=True)
 class Job:
-    """A request that has a slot. The slot's cache holds the first `done` of `ids`; `chunk` comes behind them.
+    """A request that has a slot. The slot's cache holds the first `done` of `ids`; `chunk` comes behind them. What is
+    known of the verdict is in the fields of its names.
 
     While it has a `leader`, another job that computes the first `common` of these ids, it waits for that one.
     """
@@ -71,6 +72,7 @@ class Job:
     tokens: list[int] = field(default_factory=list)
     seconds: float = 0.0
     passes: int = 0
+    plausible: tuple[bool, ...] | None = None
     leader: Job | None = None
     common: int = 0
 

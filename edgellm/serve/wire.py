@@ -69,6 +69,7 @@ def write_verify(ask: Ask) -> pb.DeviceFrame:
         prefix=ask.prefix.tolist(),
         chunk=ask.chunk.ids.tolist(),
         extra=ask.extra,
+        copied=ask.chunk.retrieved,
     )
     for drawn in ask.chunk.distributions or ():
         if len(drawn.ids) > WIDEST:
@@ -106,7 +107,7 @@ def read_verify(message: pb.Verify, bounds: Bounds) -> Ask:
     drawn = None
     if message.HasField("distributions"):
         drawn = _distributions(message.distributions, len(chunk_ids), bounds.vocabulary)
-    chunk = Chunk(ids=chunk_ids, distributions=drawn)
+    chunk = Chunk(ids=chunk_ids, distributions=drawn, retrieved=message.copied)
     check_chunk(chunk, bounds.vocabulary)
     return Ask(message.round, message.position, prefix, chunk, message.extra)
 
@@ -119,6 +120,7 @@ def write_verdict(round: int, verdict: Verdict) -> pb.VerifierFrame:  # noqa: A0
             tokens=verdict.tokens.tolist(),
             seconds=verdict.seconds,
             passes=verdict.passes,
+            plausible=b"" if verdict.plausible is None else np.packbits(verdict.plausible, bitorder="little").tobytes(),
         )
     )
 
@@ -133,7 +135,16 @@ def read_verdict(message: pb.Verdict, ask: Ask, vocabulary: int) -> Verdict:
         _refuse(f"A verdict accepts {message.accepted} of {len(ask.chunk)} and brings {len(message.tokens)} tokens.")
     if not (math.isfinite(message.seconds) and message.seconds >= 0.0):
         _refuse(f"A verdict took {message.seconds} seconds.")
-    return Verdict(message.accepted, _ids(message.tokens, vocabulary), seconds=message.seconds, passes=message.passes)
+    tokens = _ids(message.tokens, vocabulary)
+    likely = _plausible(message.plausible, len(ask.chunk)) if ask.chunk.retrieved and message.plausible else None
+    return Verdict(message.accepted, tokens, seconds=message.seconds, passes=message.passes, plausible=likely)
+
+
+def _plausible(bits: bytes, drafted: int) -> tuple[bool, ...]:
+    if len(bits) != (drafted + 7) // 8:
+        _refuse(f"A verdict on {drafted} copied tokens says of {8 * len(bits)} which are plausible.")
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=drafted, bitorder="little")
+    return tuple(flags.astype(bool).tolist())
 
 
 def _ids(tokens: Iterable[int], vocabulary: int) -> Ids:

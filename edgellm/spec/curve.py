@@ -24,7 +24,8 @@ FLAT = 1.5
 DRIFT = 0.25
 """A curve that is wrong by more than this share, in the mean, is measured anew."""
 _ROUNDS = 50  # that a curve is judged by, at least
-_REFIT = 8  # rounds, after which what they took goes into the table
+_REFIT = 8  # rounds, after which what they took goes into the table for the first time
+_SELDOM = 64  # rounds between two times, once there were many
 _FRESH = 0.1  # weight of the last round in what rounds of its length take
 _MEMORY = 0.98  # what a round counts for the next one: a memory of about fifty
 
@@ -67,14 +68,17 @@ class LengthRule:
     def __init__(self, curve: CostCurve) -> None:
         self._curve = curve
         self._rows = np.log(curve.rows)
-        self._off = np.zeros(len(curve.rows))  # the logarithm of how much longer decodes take than the curve says
-        self._tries = np.zeros(len(curve.rows))
+        nearest = np.abs(np.log(np.arange(1, MOST + 2))[:, None] - self._rows).argmin(axis=1)
+        self._nearest: list[int] = nearest.tolist()  # what was measured, for drafts of 0, 1, 2 ... tokens
+        self._off = [0.0] * len(curve.rows)  # the logarithm of how much longer decodes take than the curve says
+        self._tries = [0.0] * len(curve.rows)
         self._plain = self._table = curve.table()
         self._slopes = _least_slopes(self._table)
         self._tokens, self._seconds = 1.0, self._table[1]  # of late
         self._explored = 0.0
         self._all = 0.0
         self._rounds = 0
+        self._refit_at = _REFIT
 
     @property
     def rate(self) -> float:
@@ -84,7 +88,7 @@ class LengthRule:
     @property
     def drifted(self) -> bool:
         """Whether decodes have long taken another time than the curve says."""
-        wrong = float(np.average(self._off, weights=self._tries)) if self._tries.any() else 0.0
+        wrong = float(np.average(self._off, weights=self._tries)) if any(self._tries) else 0.0
         return self._rounds >= _ROUNDS and abs(wrong) > log(1.0 + DRIFT)
 
     def choose(self, survives: Sequence[float], instead: tuple[float, float] | None = None) -> int:
@@ -144,19 +148,20 @@ class LengthRule:
         self._all += seconds
         if tokens > drafted + 1:  # these were several decodes
             return
-        at = int(np.abs(self._rows - log(drafted + 1)).argmin())
+        at = self._nearest[drafted]
         off = log(max(seconds, 1e-9) / self._plain[drafted + 1])
         self._tries[at] += 1.0
         weight = max(_FRESH, 1.0 / (self._tries[at] + 1.0))  # the curve itself was a try
         self._off[at] += weight * max(-1.0, min(1.0, off - self._off[at]))  # an interruption is one slow round
         self._rounds += 1
-        if self._rounds % _REFIT == 0:
+        if self._rounds >= self._refit_at:
+            self._refit_at += min(self._rounds, _SELDOM)
             self._refit()
 
     def _refit(self) -> None:
         """Makes the table that of decodes as they are now; lengths that were not tried lean on their neighbours."""
-        tried = self._tries > 0
-        off = np.interp(self._rows, self._rows[tried], self._off[tried])
+        tried = np.array(self._tries) > 0
+        off = np.interp(self._rows, self._rows[tried], np.array(self._off)[tried])
         seconds = np.array(self._curve.seconds) * np.exp(off)
         self._table = CostCurve(self._curve.rows, tuple(seconds.tolist())).table()
         self._slopes = _least_slopes(self._table)

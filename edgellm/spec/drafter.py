@@ -8,7 +8,7 @@ import numpy as np
 
 from edgellm.engine import Context, Model, SeqRows, top2, top_k
 from edgellm.spec.drafting import Drafting, Meter
-from edgellm.spec.records import NO_IDS, Chunk, Ids, Sampling
+from edgellm.spec.records import NO_IDS, Chunk, Floats, Ids, Sampling
 
 
 class ModelDrafter:
@@ -49,6 +49,10 @@ class ModelDrafter:
             self._clear()
             raise
         return drafting.chunk(self._meter.importance())
+
+    def importance_by_layer(self, n: int) -> Floats | None:
+        """Of the first `n` tokens of the last chunk, (layers, n); None where it is not measured."""
+        return self._meter.by_layer(n)
 
     @property
     def room(self) -> int:

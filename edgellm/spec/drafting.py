@@ -7,7 +7,7 @@ import numpy as np
 from edgellm.engine import Context, Recorder, Top2, top_k
 from edgellm.errors import InvalidOption
 from edgellm.spec.importance import ColumnSums
-from edgellm.spec.records import Chunk, Distribution, Floats, Ids, Sampling
+from edgellm.spec.records import NO_FLOATS, Chunk, Distribution, Floats, Ids, Sampling
 from edgellm.spec.sampling import Purpose, distribution, draw, uniforms
 
 _NO_KEYS = slice(0, 0)
@@ -59,7 +59,7 @@ class Drafting:
             confidence=np.fromiter((f.p1 for f in self._facts), np.float32, n),
             margin=np.fromiter((f.p1 - f.p2 for f in self._facts), np.float32, n),
             distributions=tuple(self._drawn) if self._numbers is not None else None,
-            importance=np.empty(0, dtype=np.float32) if importance is None else importance[:n],
+            importance=NO_FLOATS if importance is None else importance[:n],
             exit_layers=tuple(self._exits) if exits else None,
             alternatives=tuple(self._others) if self._wanted else None,
         )
@@ -97,7 +97,7 @@ class Meter:
         """A chunk of up to `gamma` tokens begins at `position`, and what is before it has just been decoded."""
         self._n = gamma
         if self._recorder is not None and self._layers:
-            self._sums = ColumnSums(gamma)
+            self._sums = ColumnSums(gamma, len(self._layers))
             self._cells = []
             self._before = self._recorder.visible()
             self._recorder.attend(slice(None) if self._recorder.shared else slice(position, position + gamma))
@@ -118,3 +118,7 @@ class Meter:
     def importance(self) -> Floats | None:
         """Of the tokens of the chunk, (gamma,), also of those that it turned out not to have; None: not measured."""
         return None if self._sums is None else self._sums.importance(self._n)
+
+    def by_layer(self, n: int) -> Floats | None:
+        """Of the chunk's first `n` tokens in each layer, (layers, n); None: not measured."""
+        return None if self._sums is None else self._sums.by_layer(n)

@@ -18,9 +18,9 @@ from edgellm.spec.records import Floats
 class ColumnSums:
     """The importance of a chunk's tokens, kept while they are drafted: one row of attention after the other."""
 
-    def __init__(self, n: int) -> None:
-        """For at most `n` tokens."""
-        self._sums = np.zeros(n, dtype=np.float32)
+    def __init__(self, n: int, layers: int = 1) -> None:
+        """For at most `n` tokens, by so many layers."""
+        self._sums = np.zeros((layers, n), dtype=np.float32)
         self._queries = 0
 
     def add(self, layers: Sequence[Floats]) -> None:
@@ -30,12 +30,17 @@ class ColumnSums:
         """
         self._queries += 1
         seen = self._queries
-        for rows in layers:
-            self._sums[:seen] += np.add.reduce(rows[:, 0, :seen], axis=0) / np.float32(len(rows) * len(layers))
+        for sums, rows in zip(self._sums, layers, strict=True):
+            sums[:seen] += np.add.reduce(rows[:, 0, :seen], axis=0) / np.float32(len(rows))
 
     def importance(self, n: int) -> Floats:
         """For the first `n` tokens, (n,): mean attention of the tokens from each one on; 0 where none has been fed."""
-        return self._sums[:n] / _at_least_one(self._queries - np.arange(n))
+        mean: Floats = self.by_layer(n).mean(axis=0)
+        return mean
+
+    def by_layer(self, n: int) -> Floats:
+        """The same in each layer, (layers, n)."""
+        return self._sums[:, :n] / _at_least_one(self._queries - np.arange(n))
 
 
 def importance(rows: Floats, first: int, n: int, *, own: bool = True) -> Floats:

@@ -64,7 +64,7 @@ class Watcher:
     def run(self, prompt: Ids) -> Run:
         """See the module."""
         self._draft_seconds, self._verify_seconds = [], []
-        verified = self._verified(prompt)
+        verified = self.verified(prompt)
         reply, chunks = self._alone(prompt)
         seen = []
         at, so_far = 0, 0.0
@@ -76,7 +76,7 @@ class Watcher:
         times = tuple(self._draft_seconds), tuple(self._verify_seconds)
         return Run(tuple(verified), tuple(seen), confidence, *times)
 
-    def _verified(self, prompt: Ids) -> list[Observed]:
+    def verified(self, prompt: Ids) -> list[Observed]:
         """The chunks of the verifier's own reply."""
         ids, seen, start, so_far = prompt, [], len(prompt), 0.0
         while (room := self.most - (len(ids) - start)) > 0:

@@ -13,6 +13,7 @@ Ids: TypeAlias = npt.NDArray[np.int32]
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 NO_IDS: Ids = np.empty(0, dtype=np.int32)
+NO_FLOATS: Floats = np.empty(0, dtype=np.float32)
 
 
 class Source(StrEnum):
@@ -99,11 +100,11 @@ class Chunk:
     """
 
     ids: Ids = field(default_factory=lambda: NO_IDS)
-    confidence: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
-    margin: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    confidence: Floats = field(default_factory=lambda: NO_FLOATS)
+    margin: Floats = field(default_factory=lambda: NO_FLOATS)
     distributions: tuple[Distribution, ...] | None = None
     retrieved: bool = False
-    importance: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    importance: Floats = field(default_factory=lambda: NO_FLOATS)
     exit_layers: tuple[int | None, ...] | None = None
     alternatives: tuple[tuple[Ids, Floats], ...] | None = None
     ahead: int = 0

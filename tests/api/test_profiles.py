@@ -57,6 +57,8 @@ def test_profile_from_end_to_end(
     assert str(kept) in err.replace("\n", "")
     profile = Profile.load(kept)
     assert profile.gamma == 2
+    told = [profile.evidence[f"auc importance, layer {layer}"] for layer in range(8)]
+    assert profile.layers == (max(range(8), key=told.__getitem__),)
     assert len(profile.batch_seconds) == 4
     assert [point.layer for point in profile.exits] == [5, 6]
     assert all(0.0 <= point.left <= 1.0 and point.seconds > 0 for point in profile.exits)

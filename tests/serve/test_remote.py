@@ -65,6 +65,25 @@ def test_what_drafts_were_drawn_from_reaches_the_rule(
     assert same(*outcomes)
 
 
+def test_what_of_a_copied_chunk_may_still_come_is_said_over_the_link_too(
+    remote: RemoteVerifier, local: LocalVerifier, prompt: Ids, alone: Alone
+) -> None:
+    right = np.array(alone(prompt, 8), dtype=np.int32)
+    wrong = right.copy()
+    wrong[1] = 300 if right[1] != 300 else 301  # a random token
+    marks = []
+    for verifier in (local, remote):
+        session = verifier.open(GREEDY)
+        marks += [
+            session.submit(prompt, Chunk(ids=wrong, retrieved=copied)).result().plausible for copied in (True, False)
+        ]
+        session.close()
+    assert marks[0] == marks[2]
+    assert marks[0] is not None
+    assert marks[0][:2] == (True, False)
+    assert marks[1] is marks[3] is None
+
+
 def test_the_verifier_alone_over_the_link(remote: RemoteVerifier, prompt: Ids, alone: Alone) -> None:
     session = remote.open(GREEDY)
     written: list[int] = []

@@ -112,6 +112,23 @@ def test_a_verdict_arrives_as_it_was_sent(accepted: int, own: list[int], seconds
     assert (got.accepted, got.tokens.tolist(), got.seconds, got.passes) == (accepted, own, seconds, passes)
 
 
+@given(st.lists(st.booleans(), min_size=1, max_size=MAX_CHUNK))
+def test_what_of_a_copied_chunk_is_plausible_arrives(marks: list[bool]) -> None:
+    chunk = Chunk(ids=array([0] * len(marks)), retrieved=True)
+    asked = pb.DeviceFrame.FromString(write_verify(Ask(7, 0, array([1]), chunk, 0)).SerializeToString())
+    ask = read_verify(asked.verify, BOUNDS)
+    assert ask.chunk.retrieved
+    frame = write_verdict(7, Verdict(0, array([3]), plausible=tuple(marks)))
+    assert read_verdict(frame.verdict, ask, VOCABULARY).plausible == tuple(marks)
+
+
+def test_a_verifier_need_not_say_what_is_plausible() -> None:
+    ask = Ask(7, 0, array([1]), Chunk(ids=array([0] * 9), retrieved=True), 0)
+    assert read_verdict(pb.Verdict(round=7, tokens=[1]), ask, VOCABULARY).plausible is None
+    with pytest.raises(ProtocolError, match="says of 8 which"):
+        read_verdict(pb.Verdict(round=7, tokens=[1], plausible=b"a"), ask, VOCABULARY)
+
+
 @given(st.floats(0, 5), st.integers(0, 1000), st.floats(0.01, 1), st.integers(0, 2**64 - 1))
 def test_sampling_arrives_as_it_was_sent(temperature: float, top_k: int, top_p: float, seed: int) -> None:
     sampling = Sampling(temperature, top_k, top_p, seed)

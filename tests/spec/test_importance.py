@@ -43,7 +43,7 @@ def test_row_by_row_or_all_at_once_or_by_the_book(layers: int, heads: int, first
     for token in range(n - 1):  # the last one has not been fed, so nothing has seen it
         looks = [rows[:, :, query, first + token].mean() for query in range(token, n - 1)]
         book[token] = sum(looks) / len(looks)
-    kept = ColumnSums(n + 2)
+    kept = ColumnSums(n + 2, layers)
     for query in range(n - 1):
         kept.add([layer[:, query : query + 1, first : first + n] for layer in rows])
     for got in (kept.importance(n), importance(rows, first, n)):
@@ -51,6 +51,9 @@ def test_row_by_row_or_all_at_once_or_by_the_book(layers: int, heads: int, first
         assert got.dtype == np.float32
         np.testing.assert_allclose(got, book, atol=1e-6)
         assert got[-1] == 0
+    apart = kept.by_layer(n)
+    for layer in range(layers):
+        np.testing.assert_allclose(apart[layer], importance(rows[layer : layer + 1], first, n), atol=1e-6)
 
 
 def test_by_hand() -> None:

@@ -86,25 +86,33 @@ class Analogy:
                 self.thread.advance(token)
 
     def cursor(self) -> Cursor:
-        return SILENT if self.thread is None else self.thread.copy()
+        return SILENT if self.thread is None or self.thread.over else self.thread.copy()
 
 
 class Thread:
     """Where a past reply is being followed, and where in the prompt a run is being copied."""
 
-    __slots__ = ("_at", "_copied", "_followed", "_past", "_places", "_prompt", "_resume")
+    __slots__ = ("_alikes", "_at", "_copied", "_followed", "_past", "_places", "_prompt", "_resume")
 
-    def __init__(self, past: Past, prompt: list[int], places: dict[int, list[int]]) -> None:
+    def __init__(
+        self, past: Past, prompt: list[int], places: dict[int, list[int]], alikes: dict[int, int] | None = None
+    ) -> None:
         self._past, self._prompt, self._places = past, prompt, places
+        self._alikes: dict[int, int] = {} if alikes is None else alikes  # what was looked up, for all copies
         self._at = 0  # of the past reply; -1: it is over
         self._copied = _END  # the place in the prompt that is copied next
         self._resume = 0  # where the past reply goes on behind the run
         self._followed = 0
 
     def copy(self) -> Thread:
-        other = Thread(self._past, self._prompt, self._places)
+        other = Thread(self._past, self._prompt, self._places, self._alikes)
         other._at, other._copied, other._resume, other._followed = self._at, self._copied, self._resume, self._followed
         return other
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will be offered."""
+        return self._at < 0
 
     def offer(self) -> Offer:
         token = self._next()
@@ -133,6 +141,12 @@ class Thread:
 
     def _alike(self, at: int) -> int:
         """Where in this prompt stands what the run at `at` is in the past one; -1: nowhere, or it is no run."""
+        known = self._alikes.get(at)
+        if known is None:
+            known = self._alikes[at] = self._look_for(at)
+        return known
+
+    def _look_for(self, at: int) -> int:
         past = self._past
         place, _ = past.origins[at]
         if place < 1:

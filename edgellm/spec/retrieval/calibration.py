@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgellm.spec.records import Expected
-from edgellm.spec.retrieval.sources import NOTHING, Context, Offer
+from edgellm.spec.retrieval.sources import NOTHING, SILENT, Context, Cursor, Offer
 
 FLOOR = 0.1
 """Expected tokens of less probability are not drafted."""
@@ -63,7 +63,9 @@ class Calibration:
     def extend(self, tokens: Sequence[int]) -> None:
         """Nothing: the tree is of the prompt."""
 
-    def cursor(self) -> CalibratedCursor:
+    def cursor(self) -> Cursor:
+        if not self._ids:
+            return SILENT
         automaton = self._context.automaton
         state = automaton.seen
         matched = automaton.length[state]

@@ -36,10 +36,14 @@ class Chances:
         self._priors = tuple(priors)
         self._unseen: dict[tuple[int, int, int], float] = {}  # chances before anything was seen
         self._seen: dict[tuple[int, ...], list[float]] = {}  # hits and tries
+        self._now: dict[tuple[int, ...], float] = {}  # chances that were asked for since something was learned
 
     def of(self, evidence: Evidence) -> float:
         """The chance in (0, 1) that the verifier accepts the token, where it has accepted those before it."""
         coarse, middle, fine = _kinds(evidence)
+        now = self._now.get(fine)
+        if now is not None:
+            return now
         unseen = agree, deep, often = middle[:3]
         chance = self._unseen.get(unseen)
         if chance is None:
@@ -48,10 +52,12 @@ class Chances:
             known = self._seen.get(kind)
             if known is not None:
                 chance = (known[0] + WEIGHT * chance) / (known[1] + WEIGHT)
+        self._now[fine] = chance
         return chance
 
     def learn(self, evidence: Evidence, accepted: bool) -> None:
         """What became of such a token."""
+        self._now.clear()
         for kind in _kinds(evidence):
             known = self._seen.get(kind)
             if known is None:

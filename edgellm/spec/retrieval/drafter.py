@@ -9,10 +9,10 @@ from typing import TypeAlias
 import numpy as np
 
 from edgellm.spec.curve import LEAST, MOST, LengthRule
-from edgellm.spec.records import NO_IDS, Chunk, Ids, Sampling, Twig, Verdict
+from edgellm.spec.records import NO_FLOATS, NO_IDS, Chunk, Ids, Sampling, Twig, Verdict
 from edgellm.spec.retrieval.chances import Chances, Evidence
 from edgellm.spec.retrieval.reuse import Reuse
-from edgellm.spec.retrieval.sources import Cursor, Source
+from edgellm.spec.retrieval.sources import SILENT, Cursor, Source
 
 HOPELESS = 0.02
 Candidate: TypeAlias = tuple[int, float, Evidence]
@@ -128,7 +128,7 @@ class RetrievalDrafter:
             ids=np.concatenate((chunk.ids, np.array(ids[:more], dtype=np.int32))),
             confidence=np.concatenate((chunk.confidence, confidence)),
             margin=np.concatenate((chunk.margin, confidence)),
-            importance=np.empty(0, dtype=np.float32),
+            importance=NO_FLOATS,
             exit_layers=None if chunk.exit_layers is None else chunk.exit_layers + (None,) * more,
             alternatives=None if chunk.alternatives is None else chunk.alternatives + (_NO_OTHERS,) * more,
             tail=more,
@@ -158,9 +158,13 @@ class RetrievalDrafter:
         the chance that it and all before it are accepted. None is sought where it could not pay, but for the first; of
         a twig's, behind `rows` of a tree, that neither.
         """
-        cursors = [source.cursor() for source in self._sources]
+        cursors = [
+            (1 << place, cursor)
+            for place, source in enumerate(self._sources)
+            if (cursor := source.cursor()) is not SILENT
+        ]
         for token in drafted:
-            for cursor in cursors:
+            for _, cursor in cursors:
                 cursor.advance(token)
         ids: list[int] = []
         survives: list[float] = []
@@ -179,25 +183,31 @@ class RetrievalDrafter:
             self._evidence.append(found)
             if self._is_eog(token):
                 break
-            for cursor in cursors:
+            for _, cursor in cursors:
                 cursor.advance(token)
         return ids, survives
 
-    def _best(self, cursors: Sequence[Cursor]) -> tuple[Candidate | None, Candidate | None]:
-        """The likeliest of the tokens that are offered, and the next one: their chances, and what speaks for them."""
+    def _best(self, cursors: Sequence[tuple[int, Cursor]]) -> tuple[Candidate | None, Candidate | None]:
+        """The likeliest of the tokens that are offered, and the next one: their chances, and what speaks for them.
+        Each cursor comes with its source's bit.
+        """
         offers: dict[int, tuple[int, int, float]] = {}
-        everybody, bit = 0, 1
-        for cursor in cursors:
+        everybody = 0
+        for bit, cursor in cursors:
             token, matched, share = cursor.offer()
-            if token >= 0:
-                known = offers.get(token)
-                if known is not None:
-                    agree, deeper, oftener = known
-                    offers[token] = agree | bit, max(matched, deeper), max(share, oftener)
-                else:
-                    offers[token] = bit, matched, share
-                everybody |= bit
-            bit <<= 1
+            if token < 0:
+                continue
+            everybody |= bit
+            known = offers.get(token)
+            if known is None:
+                offers[token] = bit, matched, share
+            else:
+                agree, deeper, oftener = known
+                offers[token] = (
+                    agree | bit,
+                    max(deeper, matched),
+                    max(oftener, share),
+                )
         best: Candidate | None = None
         second: Candidate | None = None
         for token, (agree, matched, share) in offers.items():
@@ -239,4 +249,4 @@ class RetrievalDrafter:
 
 
 _NOTHING = Chunk()
-_NO_OTHERS = (NO_IDS, np.empty(0, dtype=np.float32))
+_NO_OTHERS = (NO_IDS, NO_FLOATS)

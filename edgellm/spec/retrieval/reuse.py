@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgellm.spec.retrieval.sources import NOTHING, Offer
+from edgellm.spec.retrieval.sources import NOTHING, SILENT, Cursor, Offer
 
 LIFETIME = 3
 """Rounds that a segment is kept, at most, where nothing of it is accepted."""
@@ -69,8 +69,8 @@ class Reuse:
             if self._rounds >= LIFETIME:
                 self._rest = []
 
-    def cursor(self) -> ReuseCursor:
-        return ReuseCursor(self._rest)
+    def cursor(self) -> Cursor:
+        return ReuseCursor(self._rest) if self._rest else SILENT
 
 
 class ReuseCursor:

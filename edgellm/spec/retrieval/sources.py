@@ -133,5 +133,5 @@ class History:
         """The longest end of the reply that occurs in the past: its state, and its length."""
         return self._state, self._matched
 
-    def cursor(self) -> AutomatonCursor:
-        return AutomatonCursor(self.automaton, self._state, self._matched)
+    def cursor(self) -> Cursor:
+        return AutomatonCursor(self.automaton, self._state, self._matched) if len(self.automaton) else SILENT
