@@ -81,12 +81,17 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "".join(
         f"{row['megabits']:>7g} Mbit/s"
         + "".join(
-            f"   {name} {row[name]['time_between_tokens_ms']:.1f} ms ({row[name]['bytes_per_token']:.0f} B a token)"
+            f"   {name} {row[name]['time_between_tokens_ms']:.1f} ms ({_bytes(name, row[name])})"
             for name in ("alone", "compressed", "whole")
         )
         + "\n"
         for row in rows
     )
+
+
+def _bytes(name: str, row: dict[str, Any]) -> str:
+    bytes_per_token: float = row["bytes_per_token"]
+    return f"{bytes_per_token:.0f} B a token" if bytes_per_token or name == "alone" else "no verdict came in time"
 
 
 def main() -> None:

@@ -11,8 +11,12 @@ from bench.gantt import progressive
 Figures = dict[str, Any]
 
 
-def _axes(title: str, x: str, y: str, **more: Any) -> tuple[Any, Any] | None:
-    """An empty figure; None where matplotlib is missing."""
+_OF_OTHER_CHUNKS = ("hybrid_even", "auto_1", "auto_4", "synera_4", "published")
+"""Gates whose shares are of other chunks than `auto`'s: they are compared by what they cost."""
+
+
+def _pyplot() -> Any | None:
+    """Matplotlib, for files; None where it is missing."""
     try:
         import matplotlib as mpl
     except ImportError:
@@ -20,6 +24,14 @@ def _axes(title: str, x: str, y: str, **more: Any) -> tuple[Any, Any] | None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
+    return plt
+
+
+def _axes(title: str, x: str, y: str, **more: Any) -> tuple[Any, Any] | None:
+    """An empty figure; None where matplotlib is missing."""
+    plt = _pyplot()
+    if plt is None:
+        return None
     figure, axes = plt.subplots(figsize=(6.4, 4.2))
     axes.set(title=title, xlabel=x, ylabel=y, **more)
     axes.grid(alpha=0.3)
@@ -36,20 +48,35 @@ def _saved(figure: Any, axes: Any, path: Path) -> Path:
 
 
 def quality(found: Figures, path: Path) -> Path | None:
-    """Mean score against the share that was really verified, a line a gate (Fig. 14)."""
-    made = _axes("What a budget buys", "share of chunks verified", "mean score of all families, %")
-    if made is None:
+    """Mean score against the share that was really verified, and against what that costs, a line a gate (Fig. 14)."""
+    plt = _pyplot()
+    if plt is None:
         return None
-    figure, axes = made
     budgets = sorted(found["budgets"], key=float)
-    low, high = found["never"]["mean"], found["always"]["mean"]
-    names = [name for name in found["budgets"][budgets[0]]["gates"] if name != "published"]
-    for name in names:
-        rows = [found["budgets"][budget]["gates"][name] for budget in budgets]
-        shares = [row.get("share") or float(budget) for row, budget in zip(rows, budgets, strict=True)]
-        style = {"auto": "-o", "oracle": ":"}.get(name, "--.")
-        axes.plot([0.0, *shares, 1.0], [low, *(row["mean"] for row in rows), high], style, label=name)
-    return _saved(figure, axes, path)
+    gates = found["budgets"][budgets[0]]["gates"]
+    figure, panels = plt.subplots(1, 2, figsize=(12.8, 4.6), sharey=True)
+    for axes, title, kind, label in (
+        (panels[0], "What a budget buys", "share", "share of chunks verified"),
+        (panels[1], "What that costs", "passes_per_token", "verifier passes a token"),
+    ):
+        axes.set_prop_cycle(color=list(plt.get_cmap("tab20").colors[::2]) + ["black", "gold"])
+        ends = [found["never"], found["always"]] if kind == "share" else [found["never"]]
+        for name in gates:
+            rows = [found["budgets"][budget]["gates"][name] for budget in budgets]
+            if kind not in rows[0] or name == "hybrid_even" or (kind == "share" and name in _OF_OTHER_CHUNKS):
+                continue
+            points = sorted((row[kind] or 0.0, row["mean"]) for row in [*rows, *ends])
+            label_of = name.replace("_", ", chunks of ")
+            axes.plot(*zip(*points, strict=True), {"auto": "-o"}.get(name, "--."), label=label_of)
+        axes.set(xlabel=label, ylabel="mean score of all families, %", title=title)
+        axes.grid(alpha=0.3)
+    best = [found["budgets"][budget]["gates"]["oracle"]["mean"] for budget in budgets]
+    panels[0].plot([float(budget) for budget in budgets], best, ":k", label="oracle")
+    for axes in panels:
+        axes.legend(fontsize="small", loc="lower right")
+    figure.savefig(path, bbox_inches="tight", dpi=130)
+    plt.close(figure)
+    return path
 
 
 def stalls(found: Figures, path: Path) -> Path | None:
@@ -124,13 +151,9 @@ def acceptance(found: Figures, path: Path) -> Path | None:
 
 def _bars(path: Path, panels: dict[str, dict[str, list[float]]], groups: dict[str, list[str]], y: str) -> Path | None:
     """Groups of bars, one bar for each name of a panel; a line at 1."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
+    plt = _pyplot()
+    if plt is None:
         return None
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     figure, all_axes = plt.subplots(1, len(panels), figsize=(6.4 * len(panels), 4.2), squeeze=False)
     for axes, (title, rows) in zip(all_axes[0], panels.items(), strict=True):
         width = 0.8 / len(rows)
