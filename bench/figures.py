@@ -59,7 +59,7 @@ def quality(found: Figures, path: Path) -> Path | None:
         (panels[0], "What a budget buys", "share", "share of chunks verified"),
         (panels[1], "What that costs", "passes_per_token", "verifier passes a token"),
     ):
-        axes.set_prop_cycle(color=list(plt.get_cmap("tab20").colors[::2]) + ["black", "gold"])
+        axes.set_prop_cycle(color=[*plt.get_cmap("tab20").colors[::2], "black", "gold"])
         ends = [found["never"], found["always"]] if kind == "share" else [found["never"]]
         for name in gates:
             rows = [found["budgets"][budget]["gates"][name] for budget in budgets]
