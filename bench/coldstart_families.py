@@ -18,9 +18,9 @@ def _star(up: np.ndarray, down: np.ndarray, size: float) -> np.ndarray:
 
 
 def _base(rng: Rng, k: int, layers: int, spread: float = 4.0, disk: float = 3.0, comm: float = 1.0) -> Parts:
-    """Loads around 0.2 s a layer and computing around half of that; sending costs some `comm` tenths of a layer."""
+    """Loads around 0.2 s a layer; computing, by the length of the prompt, a sixteenth of that to twice that."""
     load = 0.2 * disk ** rng.uniform(-0.5, 0.5, k)
-    compute = 0.1 * spread ** rng.uniform(-0.5, 0.5, k) * 4.0 ** rng.uniform(-1.0, 1.0)
+    compute = 0.2 * spread ** rng.uniform(-0.5, 0.5, k) * 2.0 ** rng.uniform(-4.0, 1.0)
     cap = np.maximum(1, rng.uniform(1.0, 6.0, k) * layers / k).astype(int)
     up, down = rng.uniform(0.7, 1.6, k), rng.uniform(0.9, 1.8, k)
     return load, compute, cap, _star(up, down, 0.03 * comm)

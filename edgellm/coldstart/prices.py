@@ -1,0 +1,148 @@
+"""How many layers can still be placed, at most: prices on time, from one small linear program a range of time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from edgellm.coldstart.tables import Tables
+from edgellm.coldstart.task import Floats, Ints
+
+MOMENTS = 40
+REFINED = 2
+"""Moments that get a price: more of them tighten the bound by little, and make the program slower."""
+PIVOTS = 600
+CELLS = 32
+"""Pieces of the line that a range's base is kept as."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """The choices "device m takes n layers", each at its cheapest place in the model.
+
+    `head`, the moment before which its work cannot begin, and `work`, the seconds of work and of the sending behind it,
+    (K, n). Infinite where there is no such choice.
+    """
+
+    head: Floats
+    work: Floats
+    spared: float = 0.0
+    """The most of such sending: the last stage does without."""
+
+    @staticmethod
+    def of(tables: Tables) -> Columns:
+        task = tables.task
+        fits = np.isfinite(tables.own)
+        head = np.where(fits, tables.head, np.inf).min(1)[:, 1:]
+        work = np.where(fits, tables.compute, np.inf).min(1)[:, 1:]
+        others = np.where(np.eye(task.devices, dtype=bool), np.inf, task.send)
+        behind = others.min(1) if task.devices > 1 else np.zeros(1)  # a_m: whoever comes next
+        return Columns(head, work + behind[:, None], float(behind.max()))
+
+
+def prices(columns: Columns, limit: float) -> tuple[Floats, Floats]:
+    """Prices on time that bound best what can be placed until `limit`: moments (R,), and the price at each (R,).
+
+    A stage that cannot begin its work before its head works, after any moment h, at least `worked(h)` = min(work, (head
+    + work - h)^+) seconds, and no two stages work at a time. So: maximise sum n x[m, n] with sum_n x[m, n] <= 1 for each
+    device, and for every moment h: sum worked(h) x <= limit - h. The prices are the duals of the latter. Any prices of 0
+    or more give a bound, so it is sound even if the program is not solved to its end.
+    """
+    usable = columns.head + columns.work <= limit
+    device, n = np.nonzero(usable)
+    if not device.size:
+        return np.zeros(1), np.zeros(1)
+    head, work = columns.head[usable], columns.work[usable]
+    once = device[None, :] == np.unique(device)[:, None]
+    moments = np.linspace(0.0, limit, MOMENTS, endpoint=False)
+    apart = limit / MOMENTS
+    for again in range(REFINED + 1):
+        worked = np.clip((head + work)[None, :] - moments[:, None], 0.0, work[None, :])
+        room = np.concatenate([np.ones(once.shape[0]), limit - moments])
+        duals = packing_duals(np.vstack([once, worked]), room, n + 1.0)
+        price = np.maximum(duals[-moments.size :], 0.0)
+        if again < REFINED:  # finer, around the moments that have a price
+            apart /= 3.0
+            priced = moments[price > 1e-9]
+            moments = np.unique(np.clip(np.concatenate([priced, priced - apart, priced + apart]), 0.0, limit * (1 - 1e-9)))
+    return moments, price
+
+
+def packing_duals(rows: Floats, room: Floats, value: Floats) -> Floats:
+    """Duals of: maximise value x, with rows x <= room and x >= 0, where nothing is negative. The plain simplex method."""
+    m, n = rows.shape
+    table = np.zeros((m + 1, n + m + 1))
+    table[:m, :n], table[:m, n : n + m], table[:m, -1] = rows, np.eye(m), room
+    table[m, :n] = -value
+    ratio = np.empty(m)
+    for _ in range(PIVOTS):
+        enter = int(table[m, :-1].argmin())
+        if table[m, enter] > -1e-9:
+            break
+        ratio.fill(np.inf)
+        np.divide(table[:m, -1], table[:m, enter], out=ratio, where=table[:m, enter] > 1e-10)
+        leave = int(ratio.argmin())
+        table[leave] /= table[leave, enter]
+        factor = table[:, enter].copy()
+        factor[leave] = 0.0
+        table -= factor[:, None] * table[leave]
+    return table[m, n : n + m]
+
+
+def shares(columns: Columns, moments: Floats, price: Floats, limit: float) -> Floats:
+    """s_m: what each device adds at the most, (K,), at these prices and where it must be done by `limit`."""
+    usable = columns.head + columns.work <= limit
+    head, end = np.where(usable, columns.head, 0.0), np.where(usable, columns.head + columns.work, 0.0)
+    grid = np.append(moments, limit)
+    paid = np.maximum(grid[:, None] - moments, 0.0) @ price  # F
+    gain = np.arange(1, head.shape[1] + 1) - (np.interp(end, grid, paid) - np.interp(head, grid, paid))
+    return np.maximum(np.where(usable, gain, 0.0).max(1), 0.0)
+
+
+class Bound:
+    """At most how many layers the devices not yet placed can take, where the next stage may start at rho.
+
+    The bound is F(rho) + sum of s_m over the devices m not placed, F(rho) = sum of price x (rho - moment)^+. The range
+    of rho up to `limit` is cut into `bins`; each has prices of its own, for its upper end. F is convex, so that chords
+    between the points of a table lie above it; the sums of s_m are kept for two halves of the devices.
+    """
+
+    def __init__(self, columns: Columns, limit: float, bins: int) -> None:
+        k = columns.head.shape[0]
+        self.limit, self.bins, self.half = limit, bins, k // 2
+        self._base = np.empty((bins, CELLS + 1))
+        low, high = np.empty((bins, 1 << self.half)), np.empty((bins, 1 << (k - self.half)))
+        moments, price = prices(columns, limit)
+        for at in range(bins):
+            begin, end = limit * at / bins, limit * (at + 1) / bins
+            rho = np.linspace(begin, end, CELLS + 1)
+            self._base[at] = np.maximum(rho[:, None] - moments, 0.0) @ price
+            left = shares(columns, moments, price, end)
+            low[at], high[at] = _sums(left[: self.half]), _sums(left[self.half :])
+        self._low, self._high = low.reshape(-1), high.reshape(-1)
+        self._line = self._base.reshape(-1)
+
+    def __call__(self, placed: Ints, rho: Floats) -> Floats:
+        """Layers, at most; `placed` are masks of devices."""
+        where = np.minimum(rho * (self.bins * CELLS / self.limit), self.bins * CELLS - 1e-6)
+        cell = where.astype(np.int64)
+        bin_ = cell // CELLS
+        at = cell + bin_
+        found = self._line[at]
+        found += (where - cell) * (self._line[at + 1] - found)
+        found += self._low[(bin_ << self.half) + (placed & ((1 << self.half) - 1))]
+        found += self._high[bin_ * (self._high.size // self.bins) + (placed >> self.half)]
+        return found
+
+
+@lru_cache(maxsize=8)
+def _bits(count: int) -> Floats:
+    """Which of `count` devices are not in each mask, (2^count, count)."""
+    return 1.0 - (np.arange(1 << count)[:, None] >> np.arange(count) & 1)
+
+
+def _sums(left: Floats) -> Floats:
+    """For each mask of placed devices, the sum over the others."""
+    return _bits(left.size) @ left
