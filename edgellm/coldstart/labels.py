@@ -53,6 +53,9 @@ class Search:
         off = np.where(np.eye(self.k, dtype=bool), np.inf, task.send)
         self.least_in = off.min(0) if self.k > 1 else np.full(1, np.inf)
         self.most_in = np.where(np.isinf(off), 0.0, off).max(0)
+        # how much later x must be done for the row's head than for the column's, whoever x is
+        both = np.where(np.isinf(off[:, :, None]) | np.isinf(off[:, None, :]), -np.inf, 0.0)
+        self.later = np.maximum((task.send[:, :, None] - task.send[:, None, :] + both).max(0), -1e3 * 0.0 if self.k < 3 else -np.inf)
         own = tables.own.reshape(-1, self.n + 1)
         self.wide = 1.0 + 2.0 * float(own[np.isfinite(own)].max())
         keys = np.where(np.isfinite(own), own, self.wide * 0.75) + np.arange(own.shape[0])[:, None] * self.wide
@@ -75,7 +78,7 @@ class Search:
                 return [self._plan(levels, *end) for end in found], False
             level = self._undominated(level, limit)
             if width is not None and len(level) > width:
-                spare = bound(level.placed, level.rho) - level.left
+                spare = bound(level.placed, level.head, level.rho) - level.left
                 level = level.take(np.argpartition(-spare, width)[:width])
                 whole = False
             if not len(level) or depth == self.k - 1:
@@ -120,7 +123,7 @@ class Search:
         at = self.tables.row(device_, left_) * (self.n + 1) + count
         rho = due[which] - self.compute[at]
         placed = (labels.placed[label] | 1 << device)[which]
-        keep = bound(placed, rho) >= left_ - count - 1e-7
+        keep = bound(placed, device_, rho) >= left_ - count - 1e-7
         if self.paper:
             keep &= self.load[at] + self.least_in[device_] <= rho + TINY * limit
         else:
@@ -141,7 +144,23 @@ class Search:
             if len(labels) < 2:
                 break
             labels = labels.take(self._best(labels, limit, across))
-        return labels
+        return labels.take(self._pairwise(labels, limit)) if len(labels) > 1 else labels
+
+    def _pairwise(self, labels: Labels, limit: float) -> np.ndarray:
+        order = np.lexsort((labels.left, labels.placed))
+        head, rho, placed, left = labels.head[order], labels.rho[order], labels.placed[order], labels.left[order]
+        base = np.cumsum(np.concatenate([[0], placed[1:] != placed[:-1]])) * (2.0 * limit)
+        fresh = np.concatenate([[True], (placed[1:] != placed[:-1]) | (left[1:] != left[:-1])])
+        last = np.append(np.flatnonzero(fresh)[1:], len(labels))[np.cumsum(fresh) - 1] - 1
+        offers = rho + base
+        if self.paper:
+            offers = np.where(labels.load[order] + self.most_in[head] <= rho, offers, base)
+        asks = rho + base + TIE * limit
+        beaten = np.zeros(len(labels), dtype=bool)
+        for other in np.unique(head):
+            best = np.maximum.accumulate(np.where(head == other, offers, base))[last]
+            beaten |= best > asks + self.later[other, head]
+        return order[~beaten]
 
     def _best(self, labels: Labels, limit: float, across: bool) -> np.ndarray:
         """Which labels to keep, compared within one head, or `across` heads at the worst sending against the best."""

@@ -22,24 +22,44 @@ CELLS = 32
 class Columns:
     """The choices "device m takes n layers", each at its cheapest place in the model.
 
-    `head`, the moment before which its work cannot begin, and `work`, the seconds of work and of the sending behind it,
-    (K, n). Infinite where there is no such choice.
+    `head`, the moment before which its work cannot begin, and `work`, the seconds of work and of a part of the sending
+    before and behind it, (K, n). Infinite where there is no such choice. `before`, (K,), is the former part; the first
+    stage does without it, and the last one without the latter, which is at most `behind`.
     """
 
     head: Floats
     work: Floats
-    spared: float = 0.0
-    """The most of such sending: the last stage does without."""
+    before: Floats
+    behind: float
 
     @staticmethod
     def of(tables: Tables) -> Columns:
-        task = tables.task
         fits = np.isfinite(tables.own)
         head = np.where(fits, tables.head, np.inf).min(1)[:, 1:]
         work = np.where(fits, tables.compute, np.inf).min(1)[:, 1:]
-        others = np.where(np.eye(task.devices, dtype=bool), np.inf, task.send)
-        behind = others.min(1) if task.devices > 1 else np.zeros(1)  # a_m: whoever comes next
-        return Columns(head, work + behind[:, None], float(behind.max()))
+        before, behind = potentials(tables.task.send)
+        if tables.task.overlap != "paper":
+            head = head - before[:, None]  # it may receive before it has loaded
+        return Columns(head, work + (before + behind)[:, None], before, float(behind.max()))
+
+    @property
+    def spared(self) -> float:
+        """What a whole plan does not send, at most."""
+        return self.behind + float(self.before.max())
+
+
+def potentials(send: Floats) -> tuple[Floats, Floats]:
+    """Parts of the sending, `before` and `behind`, (K,), with before[b] + behind[a] <= send[a, b]; sums as large as can be."""
+    k = send.shape[0]
+    if k == 1 or not send.any():
+        return np.zeros(k), np.zeros(k)
+    sender, receiver = np.nonzero(~np.eye(k, dtype=bool))
+    every = np.arange(k)
+    rows = np.hstack([sender[:, None] == every, receiver[:, None] == every]).astype(float)
+    both, _ = packing(rows, send[sender, receiver], np.ones(2 * k))
+    behind, before = both[:k], both[k:]
+    before = before - before.min()
+    return before, np.where(np.eye(k, dtype=bool), np.inf, send - before).min(1)
 
 
 def prices(columns: Columns, limit: float) -> tuple[Floats, Floats]:
@@ -61,22 +81,24 @@ def prices(columns: Columns, limit: float) -> tuple[Floats, Floats]:
     for again in range(REFINED + 1):
         worked = np.clip((head + work)[None, :] - moments[:, None], 0.0, work[None, :])
         room = np.concatenate([np.ones(once.shape[0]), limit - moments])
-        duals = packing_duals(np.vstack([once, worked]), room, n + 1.0)
-        price = np.maximum(duals[-moments.size :], 0.0)
-        if again < REFINED:  # finer, around the moments that have a price
+        price = packing(np.vstack([once, worked]), room, n + 1.0)[1][-moments.size :]
+        priced = moments[price > 1e-9]
+        if again < REFINED and priced.size:  # finer, around the moments that have a price
             apart /= 3.0
-            priced = moments[price > 1e-9]
             moments = np.unique(np.clip(np.concatenate([priced, priced - apart, priced + apart]), 0.0, limit * (1 - 1e-9)))
     return moments, price
 
 
-def packing_duals(rows: Floats, room: Floats, value: Floats) -> Floats:
-    """Duals of: maximise value x, with rows x <= room and x >= 0, where nothing is negative. The plain simplex method."""
+def packing(rows: Floats, room: Floats, value: Floats) -> tuple[Floats, Floats]:
+    """Maximise value x, with rows x <= room and x >= 0, where nothing is negative: x, and the duals of the rows.
+
+    The plain simplex method; the start x = 0 is allowed.
+    """
     m, n = rows.shape
     table = np.zeros((m + 1, n + m + 1))
     table[:m, :n], table[:m, n : n + m], table[:m, -1] = rows, np.eye(m), room
     table[m, :n] = -value
-    ratio = np.empty(m)
+    basis, ratio = np.arange(n, n + m), np.empty(m)
     for _ in range(PIVOTS):
         enter = int(table[m, :-1].argmin())
         if table[m, enter] > -1e-9:
@@ -84,11 +106,15 @@ def packing_duals(rows: Floats, room: Floats, value: Floats) -> Floats:
         ratio.fill(np.inf)
         np.divide(table[:m, -1], table[:m, enter], out=ratio, where=table[:m, enter] > 1e-10)
         leave = int(ratio.argmin())
+        basis[leave] = enter
         table[leave] /= table[leave, enter]
         factor = table[:, enter].copy()
         factor[leave] = 0.0
-        table -= factor[:, None] * table[leave]
-    return table[m, n : n + m]
+        touched = np.flatnonzero(factor)
+        table[touched] -= factor[touched, None] * table[leave]
+    x = np.zeros(n + m)
+    x[basis] = table[:m, -1]
+    return np.maximum(x[:n], 0.0), np.maximum(table[m, n : n + m], 0.0)
 
 
 def shares(columns: Columns, moments: Floats, price: Floats, limit: float) -> Floats:
@@ -111,6 +137,9 @@ class Bound:
 
     def __init__(self, columns: Columns, limit: float, bins: int) -> None:
         k = columns.head.shape[0]
+        first = float(columns.before.max())  # the first stage is charged for receiving, and does not receive
+        self._shift = np.append(first - columns.before, first)
+        limit = limit + first
         self.limit, self.bins, self.half = limit, bins, k // 2
         self._base = np.empty((bins, CELLS + 1))
         low, high = np.empty((bins, 1 << self.half)), np.empty((bins, 1 << (k - self.half)))
@@ -124,8 +153,9 @@ class Bound:
         self._low, self._high = low.reshape(-1), high.reshape(-1)
         self._line = self._base.reshape(-1)
 
-    def __call__(self, placed: Ints, rho: Floats) -> Floats:
-        """Layers, at most; `placed` are masks of devices."""
+    def __call__(self, placed: Ints, head: Ints, rho: Floats) -> Floats:
+        """Layers, at most; `placed` are masks of devices, and `head` is the one that the rest sends to."""
+        rho = rho + self._shift[head]
         where = np.minimum(rho * (self.bins * CELLS / self.limit), self.bins * CELLS - 1e-6)
         cell = where.astype(np.int64)
         bin_ = cell // CELLS
