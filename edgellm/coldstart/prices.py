@@ -1,4 +1,4 @@
-"""How many layers can still be placed, at most: prices on time, from one small linear program a range of time."""
+"""How many layers can still be placed, at most: prices on time, from a small linear program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from edgellm.coldstart.task import Floats, Ints
 
 MOMENTS = 40
 REFINED = 2
-"""Moments that get a price: more of them tighten the bound by little, and make the program slower."""
+BINS = 16
+"""Moments that may get a price, at first; those that do are looked at closer, `REFINED` times."""
 PIVOTS = 600
 CELLS = 32
 """Pieces of the line that a range's base is kept as."""
@@ -85,7 +86,9 @@ def prices(columns: Columns, limit: float) -> tuple[Floats, Floats]:
         priced = moments[price > 1e-9]
         if again < REFINED and priced.size:  # finer, around the moments that have a price
             apart /= 3.0
-            moments = np.unique(np.clip(np.concatenate([priced, priced - apart, priced + apart]), 0.0, limit * (1 - 1e-9)))
+            moments = np.unique(
+                np.clip(np.concatenate([priced, priced - apart, priced + apart]), 0.0, limit * (1 - 1e-9))
+            )
     return moments, price
 
 
@@ -128,42 +131,42 @@ def shares(columns: Columns, moments: Floats, price: Floats, limit: float) -> Fl
 
 
 class Bound:
-    """At most how many layers the devices not yet placed can take, where the next stage may start at rho.
+    """At most how many layers the devices not yet placed can take, where the stage behind them may start at rho.
 
-    The bound is F(rho) + sum of s_m over the devices m not placed, F(rho) = sum of price x (rho - moment)^+. The range
-    of rho up to `limit` is cut into `bins`; each has prices of its own, for its upper end. F is convex, so that chords
-    between the points of a table lie above it; the sums of s_m are kept for two halves of the devices.
+    The bound is F(rho) + sum of s_m over the devices m not placed, F(rho) = sum of price x (rho - moment)^+, which is
+    what all time until rho is worth. It is convex, so that chords between the points of a table lie above it. s_m takes
+    only sizes that are done by rho: there is a table for each of `BINS` ranges of it; its sums are kept for two halves
+    of the devices. Sound for all limits up to `until`.
     """
 
-    def __init__(self, columns: Columns, limit: float, bins: int) -> None:
-        k = columns.head.shape[0]
+    def __init__(self, columns: Columns, until: float) -> None:
+        k, bins = columns.head.shape[0], BINS
         first = float(columns.before.max())  # the first stage is charged for receiving, and does not receive
         self._shift = np.append(first - columns.before, first)
-        limit = limit + first
-        self.limit, self.bins, self.half = limit, bins, k // 2
-        self._base = np.empty((bins, CELLS + 1))
-        low, high = np.empty((bins, 1 << self.half)), np.empty((bins, 1 << (k - self.half)))
+        self.until, self._limit, self._half = until, until + first, k // 2
+        limit = self._limit
+        line = np.empty((bins, CELLS + 1))
+        low, high = np.empty((bins, 1 << self._half)), np.empty((bins, 1 << (k - self._half)))
         moments, price = prices(columns, limit)
         for at in range(bins):
             begin, end = limit * at / bins, limit * (at + 1) / bins
             rho = np.linspace(begin, end, CELLS + 1)
-            self._base[at] = np.maximum(rho[:, None] - moments, 0.0) @ price
+            line[at] = np.maximum(rho[:, None] - moments, 0.0) @ price
             left = shares(columns, moments, price, end)
-            low[at], high[at] = _sums(left[: self.half]), _sums(left[self.half :])
-        self._low, self._high = low.reshape(-1), high.reshape(-1)
-        self._line = self._base.reshape(-1)
+            low[at], high[at] = _sums(left[: self._half]), _sums(left[self._half :])
+        self._low, self._high, self._line = low.reshape(-1), high.reshape(-1), line.reshape(-1)
 
     def __call__(self, placed: Ints, head: Ints, rho: Floats) -> Floats:
         """Layers, at most; `placed` are masks of devices, and `head` is the one that the rest sends to."""
         rho = rho + self._shift[head]
-        where = np.minimum(rho * (self.bins * CELLS / self.limit), self.bins * CELLS - 1e-6)
+        where = np.minimum(rho * (BINS * CELLS / self._limit), BINS * CELLS - 1e-6)
         cell = where.astype(np.int64)
-        bin_ = cell // CELLS
-        at = cell + bin_
-        found = self._line[at]
+        part = cell // CELLS
+        at = cell + part
+        found: Floats = self._line[at]
         found += (where - cell) * (self._line[at + 1] - found)
-        found += self._low[(bin_ << self.half) + (placed & ((1 << self.half) - 1))]
-        found += self._high[bin_ * (self._high.size // self.bins) + (placed >> self.half)]
+        found += self._low[(part << self._half) + (placed & ((1 << self._half) - 1))]
+        found += self._high[part * (self._high.size // BINS) + (placed >> self._half)]
         return found
 
 

@@ -92,7 +92,12 @@ def uniform(
     """A task of equal layers: seconds for one of them on each device, and how many of them each device holds."""
     one = np.ones(layers)
     return Task(
-        np.outer(load, one), np.outer(compute, one), np.array(send, dtype=float), one, np.array(cap, dtype=float), overlap
+        np.outer(load, one),
+        np.outer(compute, one),
+        np.array(send, dtype=float),
+        one,
+        np.array(cap, dtype=float),
+        overlap,
     )
 
 
@@ -137,7 +142,9 @@ def timeline(task: Task, cut: Cut) -> tuple[Span, ...]:
             received = before + network
             own = load + compute if task.overlap == "receiving" else streamed(loads, work, load)
             finish = max(received + compute, own)
-        spans.append(Span(device, first, first + count - 1, load, max(0.0, before - load), network, received, compute, finish))
+        spans.append(
+            Span(device, first, first + count - 1, load, max(0.0, before - load), network, received, compute, finish)
+        )
         first, before, sender = first + count, finish, device
     return tuple(spans)
 
