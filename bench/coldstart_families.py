@@ -27,7 +27,7 @@ def _base(rng: Rng, k: int, layers: int, spread: float = 4.0, disk: float = 3.0,
 
 
 def similar(rng: Rng, k: int, layers: int) -> Parts:
-    load, compute, cap, send = _base(rng, k, layers, 1.21, 1.21)
+    load, compute, _, send = _base(rng, k, layers, 1.21, 1.21)
     return load, compute, np.full(k, max(1, -(-3 * layers // k))), send
 
 

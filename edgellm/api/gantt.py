@@ -31,6 +31,7 @@ def save(plan: Plan, name: str, path: Path) -> None:
     panels = figure.subplots(len(there), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (what, way) in zip(panels, there, strict=True):
         lanes(axes, way, f"{what}: first token after {way.ttft_s:.2f} s")
+    panels[-1].set_xlim(0.0, 1.02 * max(way.ttft_s for _, way in there))
     panels[-1].set_xlabel("seconds from the request")
     figure.suptitle(name)
     key(figure)
@@ -50,7 +51,6 @@ def lanes(axes: Any, way: Way, title: str) -> None:
     axes.set_yticks(range(len(labels)), labels, fontsize="small")
     axes.set_ylim(len(labels) - 0.45, -0.55)
     axes.axvline(way.ttft_s, color="black", lw=1.0)
-    axes.set_xlim(left=0.0)
     axes.set_title(title, loc="left", fontsize="medium")
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -160,7 +160,9 @@ def figures(found: Plan, milliseconds: float, overlap: str) -> dict[str, Any]:
 def _help() -> str:
     from edgellm.cli.teach import FLEET_FILE
 
-    return taught("mesh plan", "Plan which device holds which layers, so that a cold model answers soonest.", FLEET_FILE)
+    return taught(
+        "mesh plan", "Plan which device holds which layers, so that a cold model answers soonest.", FLEET_FILE
+    )
 
 
 mesh.command("plan", help=_help())(plan)

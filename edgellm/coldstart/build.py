@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from edgellm.coldstart.hardware import Device, Links, sending
 from edgellm.coldstart.model import Model
@@ -52,21 +53,20 @@ def task_of(
     )
 
 
-def even(devices: Sequence[Device], task: Task) -> Cut | None:
-    """Equal parts for all devices, strongest first; None where one does not fit."""
-    many = min(len(devices), task.layers)
-    order = sorted(range(len(devices)), key=lambda at: -devices[at].flops)[:many]
+def even(peak: npt.ArrayLike, task: Task) -> Cut | None:
+    """Equal parts for all devices, those of the highest `peak` (K,) first; None where one does not fit."""
+    many = min(task.devices, task.layers)
+    order = np.argsort(-np.asarray(peak), kind="stable")[:many].tolist()
     least, more = divmod(task.layers, many)
     return _fitting(task, tuple((device, least + (at < more)) for at, device in enumerate(order)))
 
 
-def heuristic(devices: Sequence[Device], task: Task, tokens: int) -> Cut | None:
-    """Parts by the harmonic mean of computing and disk speed, each as a share of the best; strongest first.
+def heuristic(speed: npt.ArrayLike, disk: npt.ArrayLike, task: Task) -> Cut | None:
+    """Parts by the harmonic mean of computing and disk speed, (K,), each as a share of the best; strongest first.
 
     Sizes are rounded up in that order. None where one does not fit.
     """
-    speed = np.array([device.speed(tokens) for device in devices])
-    disk = np.array([device.disk for device in devices])
+    speed, disk = np.asarray(speed), np.asarray(disk)
     strength = 2.0 / (speed.max() / speed + disk.max() / disk)
     left, cut = task.layers, []
     for device in np.argsort(-strength, kind="stable").tolist():
@@ -84,9 +84,9 @@ def best_single(task: Task) -> Cut | None:
     return min((cut for cut in singles if fits(task, cut)), key=lambda cut: load[cut[0][0]], default=None)
 
 
-def ideal_single(devices: Sequence[Device], task: Task) -> Cut:
+def ideal_single(peak: npt.ArrayLike, task: Task) -> Cut:
     """All layers on the device of the highest peak, whatever its memory."""
-    return ((max(range(len(devices)), key=lambda at: devices[at].flops), task.layers),)
+    return ((int(np.asarray(peak).argmax()), task.layers),)
 
 
 def _fitting(task: Task, cut: Cut) -> Cut | None:

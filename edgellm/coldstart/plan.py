@@ -99,7 +99,9 @@ def plan(
         raise _too_big(devices, task)
     tell = partial(_way, devices, model, asked, further)
     alone = best_single(asked)
-    candidates = {"even": even(devices, asked), "heuristic": heuristic(devices, asked, tokens_in), "single": alone}
+    peak = [device.flops for device in devices]
+    strong = heuristic([device.speed(tokens_in) for device in devices], [device.disk for device in devices], asked)
+    candidates = {"even": even(peak, asked), "heuristic": strong, "single": alone}
     ways = {name: tell(cut) if cut else None for name, cut in candidates.items()}
     best = tell(found.cut)
     score = _score(objective)
@@ -107,7 +109,7 @@ def plan(
     warm_s = score(_way(devices, model, reply.warm(task), further, warm_cut)) if warm_cut else None
     return Plan(
         best, found.optimal, found.gap, _reason(found), advice(best, ways["single"], ways["even"], warm_s, score),
-        ways["even"], ways["heuristic"], ways["single"], tell(ideal_single(devices, asked)), warm_s,
+        ways["even"], ways["heuristic"], ways["single"], tell(ideal_single(peak, asked)), warm_s,
         _unused(devices, asked, found), objective,
     )  # fmt: skip
 
@@ -173,7 +175,9 @@ def _unused(devices: Sequence[Device], task: Task, found: Found) -> tuple[tuple[
 
 def _too_big(devices: Sequence[Device], task: Task) -> PlanImpossible:
     have, need = float(task.room.clip(min=0.0).sum()), float(task.need.sum())
-    listed = ", ".join(f"{device.name} {max(0.0, room) / 1e9:.1f}" for device, room in zip(devices, task.room, strict=True))
+    listed = ", ".join(
+        f"{device.name} {max(0.0, room) / 1e9:.1f}" for device, room in zip(devices, task.room, strict=True)
+    )
     return PlanImpossible(
         f"The model needs {need / 1e9:.1f} GB with its cache, and the devices have {have / 1e9:.1f} GB for it ({listed}).",
         "Choose a smaller model or quantisation, a shorter prompt or reply, or add a device.",

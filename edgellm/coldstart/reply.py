@@ -98,15 +98,34 @@ class _Forward:
         self.tables = Tables(task)
         self.own, self.compute = self.tables.own.reshape(-1), self.tables.compute.reshape(-1)
         self.steps = np.concatenate([np.zeros((self.k, 1)), np.cumsum(task.step, 1)], 1)
-        # for each layer, the least of what any device takes for it and all behind it: computing once, then n times
-        least = task.compute.min(0) + further * task.step.min(0)
-        self.rest = np.append(np.cumsum(least[::-1])[::-1], 0.0)
         others = ~np.eye(self.k, dtype=bool)
         self.hop = float(task.hop[others].min()) if self.k > 1 else 0.0
+        self.rest = self._rest()
+
+    def _rest(self) -> Floats:
+        """At the least, to compute the layers behind the first j once and decode with them n times, (2^K, L + 1).
+
+        By the mask of devices that are placed. Each other device takes as many layers as it can hold, the cheapest
+        device first, each layer at its least cost there; and every device but one more that is needed is a hop more.
+        """
+        task, layers = self.task, np.arange(self.n + 1)
+        cost = (task.compute + self.further * task.step).min(1)
+        holds = self.tables.most.reshape(self.k, -1).max(1)
+        order = np.argsort(cost, kind="stable")
+        found = np.full((1 << self.k, self.n + 1), np.inf)
+        for mask in range(1 << self.k):
+            free = [device for device in order.tolist() if not mask >> device & 1]
+            filled = np.minimum(np.cumsum([0, *holds[free]]), self.n)
+            paid = np.cumsum([0.0, *(np.diff(filled) * cost[free])])
+            many = np.cumsum([0, *sorted(holds[free].tolist(), reverse=True)])
+            stages = np.searchsorted(many, layers)  # devices needed for so many layers
+            top = np.interp(layers, filled, paid) + self.further * self.hop * stages
+            found[mask] = np.where(layers <= filled[-1], top, np.inf)[::-1]  # by the layers that are done
+        return found
 
     def floor(self) -> float:
         """What no reply undercuts."""
-        return float(self.rest[0])
+        return float(self.rest[0, 0]) - self.further * self.hop
 
     def within(self, limit: float, width: int, stop: Stop) -> tuple[Cut | None, bool]:
         """A plan whose reply takes no longer than `limit`, and whether the search has looked everywhere."""
@@ -122,7 +141,7 @@ class _Forward:
                     return self._plan(levels, level, int(ends[total.argmin()])), False
             level = self._undominated(level.take(np.flatnonzero(level.done < self.n)))
             if len(level) > width:
-                worth = level.t + self.further * level.d + self.rest[level.done]
+                worth = level.t + self.further * level.d + self.rest[level.placed, level.done]
                 level, whole = level.take(np.argpartition(worth, width)[:width]), False
             if not len(level) or stop():
                 return None, whole and not len(level)
@@ -158,11 +177,12 @@ class _Forward:
                 t = np.maximum(own, before + send + compute)
         hop = 0.0 if first else self.task.hop[sender, device]
         d = labels.d[label] + hop + self.steps[device, end] - self.steps[device, end - count]
-        more = self.further * self.hop * np.where(end < self.n, 2.0, 0.0 if first else 1.0)
-        keep = np.flatnonzero(t + self.further * d + self.rest[end] + more <= limit)
+        placed = labels.placed[label] | 1 << device
+        back = 0.0 if first else self.further * self.hop
+        keep = np.flatnonzero(t + self.further * d + self.rest[placed, end] + back <= limit)
+        placed = placed[keep]
         label = label[keep]
         origin = np.full(keep.size, device) if first else labels.first[label]
-        placed = labels.placed[label] | 1 << device
         return _Labels(origin, placed, np.full(keep.size, device), end[keep], t[keep], d[keep], label, count[keep])
 
     def _back(self, labels: _Labels) -> Floats:

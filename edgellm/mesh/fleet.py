@@ -51,7 +51,9 @@ def read_fleet(path: Path) -> Fleet:
     try:
         data = path.expanduser().read_bytes()
     except OSError as error:
-        raise FleetUnreadable(f"{path} cannot be read: {error.strerror}.", "Check the path given to --devices.") from None
+        raise FleetUnreadable(
+            f"{path} cannot be read: {error.strerror}.", "Check the path given to --devices."
+        ) from None
     if len(data) > MAX_BYTES:
         raise FleetUnreadable(f"{path} has {len(data)} bytes.", "A file of devices has a few hundred.")
     try:
