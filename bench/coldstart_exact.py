@@ -2,9 +2,9 @@
 
     python -m bench.coldstart_exact [--instances 1000] [--seed 0]
 
-For each family that many fleets of 2 to 6 devices and up to 24 layers, a third with each timing model: the same least T,
-proved, and on the smallest ones the same as the best of all plans there are. Then what the plan saves against an even
-split, one by strength, and the best device that holds the model alone.
+For each family that many fleets of 2 to 6 devices and up to 24 layers, a third with each timing model: the same least
+T, proved, and on the smallest ones the same as the best of all plans there are. Then what the plan saves against an
+even split, one by strength, and the best device that holds the model alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def compared(family: str, count: int, seed: int) -> dict[str, Any]:
         task = drawn(family, rng, k, int(rng.integers(k, 25)), OVERLAPS[number % len(OVERLAPS)])
         found, reference = fastest(task), algorithm1(task)
         if found is None or reference is None:
-            wrong += found is not reference
+            wrong += (found is None) != (reference is None)
             continue
         wrong += abs(found.seconds / reference[0] - 1.0) > SAME
         unproved += not found.optimal

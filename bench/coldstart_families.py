@@ -14,7 +14,8 @@ Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # load, compute, 
 
 def _star(up: np.ndarray, down: np.ndarray, size: float) -> np.ndarray:
     """Seconds to send `size` from each to each, at the sender's uplink or the receiver's downlink (equation 20)."""
-    return size / np.minimum(up[:, None], down[None, :])
+    times: np.ndarray = size / np.minimum(up[:, None], down[None, :])
+    return times
 
 
 def _base(rng: Rng, k: int, layers: int, spread: float = 4.0, disk: float = 3.0, comm: float = 1.0) -> Parts:
@@ -43,7 +44,7 @@ def tight(rng: Rng, k: int, layers: int) -> Parts:
 def _tight(rng: Rng, k: int, layers: int) -> np.ndarray:
     """Memories that together hold a quarter more layers than there are."""
     share = rng.uniform(0.5, 1.5, k)
-    cap = np.maximum(1, np.floor(1.25 * layers * share / share.sum())).astype(int)
+    cap: np.ndarray = np.maximum(1, np.floor(1.25 * layers * share / share.sum())).astype(int)
     while cap.sum() < 1.25 * layers:
         cap[rng.integers(k)] += 1
     return cap
@@ -99,4 +100,4 @@ def drawn(family: str, rng: Rng, k: int, layers: int, overlap: Overlap = "paper"
     load, compute, cap, send = FAMILIES[family](rng, k, layers)
     while cap.sum() < layers:
         cap = cap + 1
-    return uniform(load, compute, cap.tolist(), send, layers, overlap)
+    return uniform(load.tolist(), compute.tolist(), cap.tolist(), send, layers, overlap)

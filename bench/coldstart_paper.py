@@ -48,16 +48,17 @@ def _ways(found: Plan) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    lines = [f"{'tokens':>6}{'ideal single':>14}{'even':>9}{'heuristic':>11}{'optimum':>9}  {'devices (layers)':<24}{'saved':>7}"
-             f"{'receiving':>11}{'streamed':>10}"]  # fmt: skip
+    names, sizes = ("ideal single", "even", "heuristic", "optimum"), (14, 9, 11, 9)
+    head = f"{'tokens':>6}" + "".join(f"{name:>{size}}" for name, size in zip(names, sizes, strict=True))
+    lines = [f"{head}  {'devices (layers)':<24}{'saved':>7}{'receiving':>11}{'streamed':>10}"]
     for line in found["lengths"]:
         stages = line["ways"]["optimum"]["stages"]
-        names = ",".join(stage["device"].removeprefix("Device ") for stage in stages)
-        sizes = ",".join(str(stage["last_layer"] - stage["first_layer"] + 1) for stage in stages)
+        used = ",".join(stage["device"].removeprefix("Device ") for stage in stages)
+        held = ",".join(str(stage["last_layer"] - stage["first_layer"] + 1) for stage in stages)
         seconds, best = line["seconds"], min(line["saved"].values())
         lines.append(
             f"{line['tokens']:>6}{seconds['ideal_single']:>14.3f}{seconds['even']:>9.3f}{seconds['heuristic']:>11.3f}"
-            f"{seconds['optimum']:>9.3f}  {f'{names} ({sizes})':<24}{best:>6.1f}%"
+            f"{seconds['optimum']:>9.3f}  {f'{used} ({held})':<24}{best:>6.1f}%"
             f"{line['overlaps']['receiving']:>11.3f}{line['overlaps']['streamed']:>10.3f}"
         )
     ours, theirs = found["ours"], found["claims"]

@@ -87,7 +87,7 @@ def plan(
         return
     from edgellm.cli.planned import show
 
-    show(out(), found, planned, fleet.devices, tokens_in, tokens_out, milliseconds)
+    show(out(), found, planned, tokens_in, tokens_out, milliseconds)
     if plot is not None:
         say(f"drawn: {plot}", style="dim")
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from edgellm.cli.text import one_line, size
-from edgellm.coldstart.hardware import Device
 from edgellm.coldstart.model import Model
 from edgellm.coldstart.plan import Plan, Stage, Way
 
@@ -25,8 +22,7 @@ WIDEST = 72
 
 
 def show(
-    console: Console, plan: Plan, model: Model, devices: Sequence[Device], tokens_in: int, tokens_out: int,
-    milliseconds: float,
+    console: Console, plan: Plan, model: Model, tokens_in: int, tokens_out: int, milliseconds: float
 ) -> None:  # fmt: skip
     """Prints it all."""
     reply = plan.objective == "reply"

@@ -1,7 +1,7 @@
-"""The paper's Algorithm 1, with its three slips mended, and every plan tried: what the fast planner is held against.
+"""The paper's Algorithm 1 with its three slips mended, and every plan tried: what the fast planner is held against.
 
-As printed, line 16 checks the memory of layers i to j where i + 1 to j are meant, line 6 leaves out equation 30's check,
-and line 22 compares with the cost of all L layers instead of the cost of the first j.
+As printed, line 16 checks the memory of layers i to j where i + 1 to j are meant, line 6 leaves out equation 30's
+check, and line 22 compares with the cost of all L layers instead of the cost of the first j.
 """
 
 from __future__ import annotations

@@ -78,12 +78,13 @@ class Radio:
     @property
     def gain(self) -> float:
         """g_k, equation 12."""
-        return _ratio(self.gain_at_reference) * (self.distance / self.reference) ** -self.exponent
+        return _ratio(self.gain_at_reference) * math.pow(self.distance / self.reference, -self.exponent)
 
     def rate(self, power: float) -> float:
         """bits/s at a power in dBm: Shannon's bound, and what of it is reached (equations 10 and 11)."""
         noise = 1e-3 * _ratio(self.noise) * self.bandwidth
-        return self.efficiency * self.bandwidth * math.log2(1.0 + 1e-3 * _ratio(power) * self.gain / noise)
+        signal = 1e-3 * _ratio(power) * self.gain
+        return self.efficiency * self.bandwidth * math.log2(1.0 + signal / noise)
 
     @property
     def uplink(self) -> float:

@@ -97,8 +97,8 @@ class Search:
         everyone = np.arange(self.k)
         due = labels.rho[:, None] - self.send[:, labels.head].T  # (labels, K): when the new stage must be done
         free = (due > 0.0) & (labels.placed[:, None] >> everyone & 1 == 0)
-        for device, other in self.twins:  # equal devices in the order of their numbers only
-            free[:, device] &= labels.placed >> other & 1 == 1
+        for twin, other in self.twins:  # equal devices in the order of their numbers only
+            free[:, twin] &= labels.placed >> other & 1 == 1
         if self.paper:
             free &= labels.load[:, None] <= due + TINY * limit
         label, device = np.nonzero(free)
@@ -133,10 +133,10 @@ class Search:
             keep &= self.load[at] + self.least_in[device_] <= rho + TINY * limit
         else:
             keep &= rho > self.least_in[device_]
-        keep = np.flatnonzero(keep)
-        count, at = count[keep], at[keep]
+        kept = np.flatnonzero(keep)
+        count, at = count[kept], at[kept]
         return Labels(
-            placed[keep], device_[keep], left_[keep] - count, rho[keep], self.load[at], label[which[keep]], count
+            placed[kept], device_[kept], left_[kept] - count, rho[kept], self.load[at], label[which[kept]], count
         )
 
     def _undominated(self, labels: Labels, limit: float) -> Labels:
@@ -167,7 +167,7 @@ class Search:
             offers, asks = offers - self.most_in[labels.head], asks - self.least_in[labels.head]
         else:
             group = group * self.k + labels.head
-        order = np.lexsort((-offers, labels.left, group))
+        order: Ints = np.lexsort((-offers, labels.left, group))
         base = _base(group[order], limit)
         best = np.maximum.accumulate(base + np.maximum(offers[order], 0.0))
         beaten = best[:-1] >= base[1:] + asks[order][1:] - TIE * limit
@@ -198,8 +198,8 @@ class Search:
 
 
 def _receiving(send: Floats) -> tuple[Floats, Floats, Floats]:
-    """The least and the most seconds to send to each device, (K,), and how many more at most whoever sends needs for the
-    row's device than for the column's, (K, K).
+    """The least and the most seconds to send to each device, (K,), and how many more at most whoever sends needs for
+    the row's device than for the column's, (K, K).
     """
     k = send.shape[0]
     himself = np.eye(k, dtype=bool)

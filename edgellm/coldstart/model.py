@@ -56,8 +56,8 @@ class Model:
     """A model to be planned: its shape, and what it really weighs.
 
     `layer_bytes` and `cache_bytes`, (L,): weights of each layer, and its keys and values for one token. `embedding`
-    comes to the first layer and `head` to the last, in bytes; a `tied` head is the embedding once more, so that a device
-    which holds all layers needs it once. `head_flops`: for the one row of which a token is chosen.
+    comes to the first layer and `head` to the last, in bytes; a `tied` head is the embedding once more, so that a
+    device which holds all layers needs it once. `head_flops`: for the one row of which a token is chosen.
 
     Raises `InvalidOption` where the lengths differ.
     """

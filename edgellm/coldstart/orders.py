@@ -64,8 +64,8 @@ class Orders:
         """The best of some plans that suggest themselves; None where all devices together do not hold the layers."""
         task = self.task
         high = float(task.load.sum() + task.compute.sum() + task.send.sum())
-        singles = [((device, task.layers),) for device in range(task.devices)]
-        found = [(makespan(task, cut), cut) for cut in singles if fits(task, cut)]
+        singles: list[Cut] = [((device, task.layers),) for device in range(task.devices)]
+        found: list[tuple[float, Cut]] = [(makespan(task, cut), cut) for cut in singles if fits(task, cut)]
         load, compute = task.load.mean(1), task.compute.mean(1) + 1e-300
         for key in (load, compute, load + compute, load / compute, task.room):
             order = np.argsort(key, kind="stable").tolist()

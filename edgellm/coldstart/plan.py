@@ -57,10 +57,10 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The best way, proved so within `gap` (a share; 0 where it is `optimal`), and others beside it; None: does not fit.
+    """The best way, proved so within `gap` (a share; 0 where it is `optimal`), and others, None where they do not fit.
 
-    `warm_s`: seconds to the end of what was planned for, on the best single device that has the model loaded; None where
-    no device holds it. `unused`: why each device that is left out is left out.
+    `warm_s`: seconds to the end of what was planned for, on the best single device that has the model loaded; None
+    where no device holds it. `unused`: why each device that is left out is left out.
     """
 
     way: Way
@@ -179,7 +179,7 @@ def _too_big(devices: Sequence[Device], task: Task) -> PlanImpossible:
         f"{device.name} {max(0.0, room) / 1e9:.1f}" for device, room in zip(devices, task.room, strict=True)
     )
     return PlanImpossible(
-        f"The model needs {need / 1e9:.1f} GB with its cache, and the devices have {have / 1e9:.1f} GB for it ({listed}).",
+        f"The model needs {need / 1e9:.1f} GB with its cache, and the devices have {have / 1e9:.1f} GB ({listed}).",
         "Choose a smaller model or quantisation, a shorter prompt or reply, or add a device.",
     )
 
@@ -199,7 +199,10 @@ def advice(
     name, alone = single.stages[0].device, score(single)
     saved = 1.0 - taken / alone
     if saved < 0.05:
-        return f"Use {name} alone: {alone:.2f} s. The best split would save {alone - taken:.2f} s ({saved:.1%}), which is not worth it."
+        return (
+            f"Use {name} alone: {alone:.2f} s. The best split would save {alone - taken:.2f} s ({saved:.1%}),"
+            " which is not worth it."
+        )
     told = f"Split it over {names}: {taken:.2f} s instead of {alone:.2f} s on {name} alone ({saved:.0%} less)."
     if warm_s is not None and warm_s < taken:
         told += f" While {name} keeps it loaded, {name} alone answers in {warm_s:.2f} s: split only when it is cold."

@@ -10,7 +10,7 @@ from edgellm.coldstart.labels import Search, Stop
 from edgellm.coldstart.orders import Orders
 from edgellm.coldstart.prices import Bound, Columns, prices, shares
 from edgellm.coldstart.tables import Tables
-from edgellm.coldstart.task import Cut, Task
+from edgellm.coldstart.task import Cut, Task, makespan
 
 MARGIN = 1e-8
 """A plan is better where it is so by more than this share of T."""
@@ -49,10 +49,10 @@ def fastest(task: Task, stop: Stop = never) -> Found | None:
     left out, it is the optimum. `stop` is asked every few milliseconds whether to give up with what there is.
     """
     tables = Tables(task)
-    orders = Orders(tables)
-    if (start := orders.start()) is None:
+    orders, search, columns = Orders(tables), Search(tables), Columns.of(tables)
+    if (start := orders.start() or _any(search, columns)) is None:
         return None
-    (high, best), search, columns = start, Search(tables), Columns.of(tables)
+    high, best = start
     low = floor(columns, task.layers, high)
     bound = Bound(columns, high)
     for width in WIDTHS:
@@ -74,6 +74,18 @@ def fastest(task: Task, stop: Stop = never) -> Found | None:
             if limit >= high * (1.0 - MARGIN):
                 break
     return Found(best, high, high if low >= high * (1.0 - MARGIN) else low)
+
+
+def _any(search: Search, columns: Columns) -> tuple[float, Cut] | None:
+    """Some plan that fits, where none suggests itself: memories may be so tight that unlike layers are hard to pack."""
+    task = search.tables.task
+    late = float(task.load.sum() + task.compute.sum() + task.send.sum())
+    bound = Bound(columns, late)
+    for width in WIDTHS:
+        cuts, whole = search.within(late, bound, width, never)
+        if cuts or whole:
+            return min(((makespan(task, cut), cut) for cut in cuts), default=None)
+    return None
 
 
 def floor(columns: Columns, layers: int, high: float) -> float:

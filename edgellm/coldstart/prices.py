@@ -50,7 +50,9 @@ class Columns:
 
 
 def potentials(send: Floats) -> tuple[Floats, Floats]:
-    """Parts of the sending, `before` and `behind`, (K,), with before[b] + behind[a] <= send[a, b]; sums as large as can be."""
+    """Parts of the sending, (K,) each, `before` a stage and `behind` it: before[b] + behind[a] <= send[a, b], in sum as
+    large as can be.
+    """
     k = send.shape[0]
     if k == 1 or not send.any():
         return np.zeros(k), np.zeros(k)
@@ -58,18 +60,17 @@ def potentials(send: Floats) -> tuple[Floats, Floats]:
     every = np.arange(k)
     rows = np.hstack([sender[:, None] == every, receiver[:, None] == every]).astype(float)
     both, _ = packing(rows, send[sender, receiver], np.ones(2 * k))
-    behind, before = both[:k], both[k:]
-    before = before - before.min()
+    before = both[k:] - both[k:].min()
     return before, np.where(np.eye(k, dtype=bool), np.inf, send - before).min(1)
 
 
 def prices(columns: Columns, limit: float) -> tuple[Floats, Floats]:
     """Prices on time that bound best what can be placed until `limit`: moments (R,), and the price at each (R,).
 
-    A stage that cannot begin its work before its head works, after any moment h, at least `worked(h)` = min(work, (head
-    + work - h)^+) seconds, and no two stages work at a time. So: maximise sum n x[m, n] with sum_n x[m, n] <= 1 for each
-    device, and for every moment h: sum worked(h) x <= limit - h. The prices are the duals of the latter. Any prices of 0
-    or more give a bound, so it is sound even if the program is not solved to its end.
+    A stage that cannot begin its work before its head works, after any moment h, at least worked(h) = min(work, (head +
+    work - h)^+) seconds, and no two stages work at a time. So: maximise sum n x[m, n] with sum_n x[m, n] <= 1 for each
+    device, and for every moment h: sum worked(h) x <= limit - h. The prices are the duals of the latter. Any prices of
+    0 or more give a bound, so it is sound even if the program is not solved to its end.
     """
     usable = columns.head + columns.work <= limit
     device, n = np.nonzero(usable)
@@ -82,7 +83,7 @@ def prices(columns: Columns, limit: float) -> tuple[Floats, Floats]:
     for again in range(REFINED + 1):
         worked = np.clip((head + work)[None, :] - moments[:, None], 0.0, work[None, :])
         room = np.concatenate([np.ones(once.shape[0]), limit - moments])
-        price = packing(np.vstack([once, worked]), room, n + 1.0)[1][-moments.size :]
+        price = packing(np.vstack([once, worked]), room, (n + 1).astype(np.float64))[1][-moments.size :]
         priced = moments[price > 1e-9]
         if again < REFINED and priced.size:  # finer, around the moments that have a price
             apart /= 3.0
@@ -127,7 +128,8 @@ def shares(columns: Columns, moments: Floats, price: Floats, limit: float) -> Fl
     grid = np.append(moments, limit)
     paid = np.maximum(grid[:, None] - moments, 0.0) @ price  # F
     gain = np.arange(1, head.shape[1] + 1) - (np.interp(end, grid, paid) - np.interp(head, grid, paid))
-    return np.maximum(np.where(usable, gain, 0.0).max(1), 0.0)
+    most: Floats = np.where(usable, gain, 0.0).max(1)
+    return np.maximum(most, 0.0)
 
 
 class Bound:
@@ -173,7 +175,8 @@ class Bound:
 @lru_cache(maxsize=8)
 def _bits(count: int) -> Floats:
     """Which of `count` devices are not in each mask, (2^count, count)."""
-    return 1.0 - (np.arange(1 << count)[:, None] >> np.arange(count) & 1)
+    placed = np.arange(1 << count)[:, None] >> np.arange(count) & 1
+    return (1 - placed).astype(np.float64)
 
 
 def _sums(left: Floats) -> Floats:

@@ -6,10 +6,8 @@ the plan for the reply.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 import numpy as np
 
@@ -35,8 +33,8 @@ def quickest(task: Task, further: int, stop: Stop = never) -> Found | None:
     """The plan whose whole reply is over first, with its proof; None where no plan fits.
 
     A search from the first stage to the last. A label is a beginning of a plan: (first device, set placed, last device,
-    layers done), the time t at which it is done, and the time D that it takes for one further token. Of two labels alike
-    in the former, (t, D) makes (t', D') needless if D <= D' and t + n D <= t' + n D'.
+    layers done), the time t at which it is done, and the time D that it takes for one further token. Of two labels
+    alike in the former, (t, D) makes (t', D') needless if D <= D' and t + n D <= t' + n D'.
     """
     start = min(((seconds(task, cut, further), cut) for cut in _candidates(task, stop)), default=None)
     if start is None:
@@ -147,7 +145,7 @@ class _Forward:
                 return None, whole and not len(level)
             levels.append(level)
             label, device = np.nonzero((level.placed[:, None] >> everyone & 1) == 0)
-            made = [self._sized(level, label[device == at], at, limit) for at in everyone]
+            made = [self._sized(level, label[device == at], at, limit) for at in range(self.k)]
             level = _Labels(*(np.concatenate([empty, *(getattr(m, f) for m in made)]) for f in _Labels.__slots__))
         return None, whole
 

@@ -85,4 +85,5 @@ class Tables:
     @cached_property
     def most(self) -> Ints:
         """Layers that fit a row at all."""
-        return (np.isfinite(self.own).sum(2) - 1).reshape(-1)
+        many: Ints = np.isfinite(self.own).sum(2).reshape(-1)
+        return many - 1

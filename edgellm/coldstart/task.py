@@ -70,11 +70,11 @@ class Task:
 
     @property
     def devices(self) -> int:
-        return self.load.shape[0]
+        return int(self.load.shape[0])
 
     @property
     def layers(self) -> int:
-        return self.load.shape[1]
+        return int(self.load.shape[1])
 
     @property
     def uniform(self) -> bool:
@@ -166,7 +166,7 @@ def makespan(task: Task, cut: Cut) -> float:
 
 
 def per_token(task: Task, cut: Cut) -> float:
-    """Seconds from one decoded token to the next: every stage, every hop, and the hop back from the last to the first."""
+    """Seconds from one decoded token to the next: every stage, every hop, and the last hop, back to the first stage."""
     first, total = 0, 0.0
     for at, (device, count) in enumerate(cut):
         total += float(task.step[device, first : first + count].sum())

@@ -95,7 +95,8 @@ class _Reader:
         if values[1] > 1.0:
             raise self._wrong(f"{where}: util_a is {values[1]:g}", "It is the share of the peak, at most 1.")
         latency = 1e-3 * self._number(where, table, "latency_ms", default=0.0)
-        return Device(name.strip(), *values, latency)
+        flops, util_a, util_b, disk, memory, uplink, downlink = values
+        return Device(name.strip(), flops, util_a, util_b, disk, memory, uplink, downlink, latency)
 
     def _link(self, at: int, table: Mapping[str, Any], names: list[str]) -> tuple[tuple[str, str], Link]:
         where = f"[[link]] {at}"
@@ -116,7 +117,9 @@ class _Reader:
                 raise self._wrong(f"[model]: {key} is {value:g}", f"Give {expected}.")
             whole.append(int(value))
         weight = self._number("[model]", table, "bytes_per_weight", default=2.0, above=0.0)
-        return Model.of(Shape(*whole, bytes_per_weight=weight), str(table.get("name", "the model in the file")))
+        layers, d_model, heads, kv_heads, d_head, d_ff = whole
+        shape = Shape(layers, d_model, heads, kv_heads, d_head, d_ff, weight)
+        return Model.of(shape, str(table.get("name", "the model in the file")))
 
     def _number(
         self, where: str, table: Mapping[str, Any], key: str, default: float | None = None, above: float | None = None
