@@ -171,7 +171,8 @@ class Search:
         base = _base(group[order], limit)
         best = np.maximum.accumulate(base + np.maximum(offers[order], 0.0))
         beaten = best[:-1] >= base[1:] + asks[order][1:] - TIE * limit
-        return order[np.concatenate([[True], ~beaten])]
+        kept: Ints = order[np.concatenate([[True], ~beaten])]
+        return kept
 
     def _pairwise(self, labels: Labels, limit: float) -> Ints:
         """Those to keep, each compared with the best of every other head, by the sending to just these two."""

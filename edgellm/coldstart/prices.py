@@ -11,12 +11,14 @@ from edgellm.coldstart.tables import Tables
 from edgellm.coldstart.task import Floats, Ints
 
 MOMENTS = 40
+"""Moments that may get a price at first; those that do are looked at closer, `REFINED` times."""
 REFINED = 2
-BINS = 16
-"""Moments that may get a price, at first; those that do are looked at closer, `REFINED` times."""
 PIVOTS = 600
+"""Steps of the simplex method at the most; it is hardly ever cut short, and nothing depends on its end."""
+BINS = 16
+"""Ranges of time with a table of their own for what a device adds."""
 CELLS = 32
-"""Pieces of the line that a range's base is kept as."""
+"""Pieces of the line that a range's worth of time is kept as."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

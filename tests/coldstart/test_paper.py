@@ -158,7 +158,7 @@ def test_a_tied_head_is_kept_once_on_a_device_that_holds_all() -> None:
         lambda: Task(np.ones((1, 2)), -np.ones((1, 2)), np.zeros((1, 1)), np.ones(2), np.ones(1)),
         lambda: Task(np.ones((1, 2)), np.ones((1, 3)), np.zeros((1, 1)), np.ones(2), np.ones(1)),
         lambda: two("sometimes"),
-        lambda: plan(csgo.devices(), csgo.model(), 64, objective="both"),
+        lambda: plan(csgo.devices(), csgo.model(), 64, objective="both"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_meant_is_said(wrong: object) -> None:
