@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from edgellm.cli.text import one_line, size
 from edgellm.coldstart.model import Model
-from edgellm.coldstart.plan import Plan, Stage, Way
+from edgellm.coldstart.plan import Plan, Stage, Way, told
 
 LOOKS = {
     "loading": ("░", "yellow"),
@@ -52,14 +54,10 @@ def _holders(plan: Plan) -> Table:
     for stage in plan.way.stages:
         times = (stage.load_s, stage.wait_s, stage.network_s, stage.compute_s, stage.finish_s)
         layers = f"{stage.first_layer}-{stage.last_layer}"
-        table.add_row(one_line(stage.device), layers, size(int(stage.size)), *map(_seconds, times), stage.reason)
+        table.add_row(one_line(stage.device), layers, size(int(stage.size)), *map(told, times), stage.reason)
     for device, reason in plan.unused:
         table.add_row(one_line(device), "-", *("",) * 6, reason, style="dim")
     return table
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.2f} s" if value >= 0.1 or value == 0.0 else f"{value * 1e3:.1f} ms"
 
 
 def gantt(way: Way, width: int) -> list[Text]:
@@ -72,11 +70,12 @@ def gantt(way: Way, width: int) -> list[Text]:
     seen = set()
     for name, stage in zip(names, way.stages, strict=True):
         line = Text(name.ljust(column))
-        for cell in range(width):
-            doing = _doing(stage, (cell + 0.5) * end / width, end / width)
-            seen.add(doing)
-            line.append(LOOKS[doing][0] if doing else " ", LOOKS[doing][1] if doing else "")
-        line.append(f" {stage.finish_s:.2f} s")
+        cells = [_doing(stage, (cell + 0.5) * end / width, end / width) for cell in range(width)]
+        seen.update(cells)
+        for doing, run in groupby(cells):
+            mark, style = LOOKS.get(doing, (" ", ""))
+            line.append(mark * len(list(run)), style)
+        line.append(f" {told(stage.finish_s)}")
         lines.append(line)
     legend = Text(" " * column)
     for what, (mark, style) in LOOKS.items():
@@ -117,7 +116,7 @@ def _ways(plan: Plan) -> Table:
         if way is None:
             table.add_row(name, "does not fit", "", "", "", style="dim")
         else:
-            table.add_row(name, _seconds(way.ttft_s), _seconds(way.token_s), _seconds(way.reply_s), more)
+            table.add_row(name, told(way.ttft_s), told(way.token_s), told(way.reply_s), more)
     return table
 
 

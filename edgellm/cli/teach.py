@@ -90,6 +90,7 @@ FLEET_FILE = """A file of devices is TOML, with a table for each device:
   uplink_mbps = 400   # to the access point
   downlink_mbps = 500
   latency_ms = 2      # of a message on its side; may be left out
+  memory_gb_s = 50    # how fast weights are read to decode; if left out, the utilisation at one token says it
 
 A measured link between two of them takes the place of what their rates say: [[link]] with from, to, mbps and
 latency_ms. Where no MODEL is named: [model] with layers, d_model, heads, kv_heads, d_head, d_ff and

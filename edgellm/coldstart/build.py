@@ -36,6 +36,8 @@ def task_of(
     work[-1] += model.head_flops
     step = np.full(n, float(shape.flops(1, tokens_in + tokens_out / 2)))
     step[-1] += model.head_flops
+    read = weights + np.array(model.cache_bytes) * (tokens_in + tokens_out / 2)  # for each further token
+    step_s = [read / device.bandwidth if device.bandwidth else step / device.speed(1) for device in devices]
     disk = np.array([device.disk for device in devices])
     load = weights / disk[:, None]  # eq. 19
     need = weights + cache
@@ -46,7 +48,7 @@ def task_of(
         need=need,
         room=np.array([device.memory - shape.activation(tokens_in) for device in devices]),  # eq. 22
         overlap=overlap,
-        step=step / np.array([device.speed(1) for device in devices])[:, None],
+        step=np.array(step_s),
         hop=sending(devices, shape.activation(1), links),
         alone_load=load.sum(1) - twice / disk,
         alone_need=float(need.sum() - twice),

@@ -15,7 +15,8 @@ from edgellm.errors import InvalidOption
 @dataclass(frozen=True, slots=True)
 class Device:
     """One device (psi_k): peak FLOP/s and the two constants of its utilisation, bytes/s of disk, bytes of memory for
-    the model, bits/s to and from the access point, and seconds that every sending takes at least on its side.
+    the model, bits/s to and from the access point, seconds that every sending takes on its side, and bytes/s at
+    which weights are read while it decodes: where that is 0, U(1) says how long a token takes.
 
     Raises `InvalidOption` for a number that is not above 0, or a utilisation above 1.
     """
@@ -29,6 +30,7 @@ class Device:
     uplink: float
     downlink: float
     latency: float = 0.0
+    bandwidth: float = 0.0
 
     def __post_init__(self) -> None:
         for field in ("flops", "util_a", "util_b", "disk", "memory", "uplink", "downlink"):
@@ -37,8 +39,9 @@ class Device:
                 raise InvalidOption(f"{field} of the device {self.name} is {value}.", "Give a number above 0.")
         if self.util_a > 1.0:
             raise InvalidOption(f"util_a of the device {self.name} is {self.util_a}.", "Give a share, at most 1.")
-        if not (math.isfinite(self.latency) and self.latency >= 0.0):
-            raise InvalidOption(f"latency of the device {self.name} is {self.latency}.", "Give 0 or more.")
+        for field in ("latency", "bandwidth"):
+            if not (math.isfinite(getattr(self, field)) and getattr(self, field) >= 0.0):
+                raise InvalidOption(f"{field} of the device {self.name} is {getattr(self, field)}.", "Give 0 or more.")
 
     def utilisation(self, tokens: float) -> float:
         """U(t) = a (1 - e^(-b t)), equation 8."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
-from edgellm.coldstart import reply
 from edgellm.coldstart.build import best_single, even, heuristic, ideal_single, task_of
 from edgellm.coldstart.hardware import Device, Links
 from edgellm.coldstart.labels import Stop
 from edgellm.coldstart.model import Model
 from edgellm.coldstart.planner import Found, fastest, never
+from edgellm.coldstart.reply import quickest, warm
 from edgellm.coldstart.task import Cut, Overlap, Task, makespan, per_token, timeline
 from edgellm.errors import InvalidOption, PlanImpossible
 
@@ -92,7 +92,7 @@ def plan(
     if objective not in OBJECTIVES:
         raise InvalidOption(f"There is no objective named {objective!r}.", f"Choose from {', '.join(OBJECTIVES)}.")
     task = task_of(devices, model, tokens_in, tokens_out, overlap, links)
-    asked = task if cold else reply.warm(task)
+    asked = task if cold else warm(task)
     further = max(0, tokens_out - 1)
     found = _best(asked, further if objective == "reply" else 0, stop)
     if found is None:
@@ -105,8 +105,8 @@ def plan(
     ways = {name: tell(cut) if cut else None for name, cut in candidates.items()}
     best = tell(found.cut)
     score = _score(objective)
-    warm_cut = best_single(reply.warm(task))
-    warm_s = score(_way(devices, model, reply.warm(task), further, warm_cut)) if warm_cut else None
+    warm_cut = best_single(warm(task))
+    warm_s = score(_way(devices, model, warm(task), further, warm_cut)) if warm_cut else None
     return Plan(
         best, found.optimal, found.gap, _reason(found), advice(best, ways["single"], ways["even"], warm_s, score),
         ways["even"], ways["heuristic"], ways["single"], tell(ideal_single(peak, asked)), warm_s,
@@ -120,7 +120,7 @@ def _score(objective: Objective) -> Callable[[Way], float]:
 
 def _best(task: Task, further: int, stop: Stop) -> Found | None:
     """The fastest split, or a device alone where that is as fast: a tied head is then kept once."""
-    return reply.quickest(task, further, stop) if further else fastest(task, stop)
+    return quickest(task, further, stop) if further else fastest(task, stop)
 
 
 def _way(devices: Sequence[Device], model: Model, task: Task, further: int, cut: Cut) -> Way:
@@ -162,15 +162,15 @@ def _reason(found: Found) -> str:
 
 def _unused(devices: Sequence[Device], task: Task, found: Found) -> tuple[tuple[str, str], ...]:
     """Why each device that is left out is left out."""
-    told = []
+    reasons = []
     for at in sorted(set(range(len(devices))) - {device for device, _ in found.cut}):
         if task.room[at] < task.need.min():
             have, least = max(0.0, task.room[at]) / 1e6, task.need.min() / 1e6
             why = f"it has {have:.0f} MB for layers, and one takes {least:.0f} MB"
         else:
             why = "no plan with it is faster" if found.optimal else "no faster plan with it was found"
-        told.append((devices[at].name, why))
-    return tuple(told)
+        reasons.append((devices[at].name, why))
+    return tuple(reasons)
 
 
 def _too_big(devices: Sequence[Device], task: Task) -> PlanImpossible:
@@ -184,6 +184,11 @@ def _too_big(devices: Sequence[Device], task: Task) -> PlanImpossible:
     )
 
 
+def told(seconds: float) -> str:
+    """Seconds for a reader: 2.50 s, 91.7 ms."""
+    return f"{seconds:.2f} s" if seconds >= 0.1 or seconds == 0.0 else f"{seconds * 1e3:.1f} ms"
+
+
 def advice(
     best: Way, single: Way | None, other: Way | None, warm_s: float | None, score: Callable[[Way], float]
 ) -> str:
@@ -191,24 +196,24 @@ def advice(
     taken = score(best)
     if best.alone:
         name = best.stages[0].device
-        rival = f"; an even split would take {score(other):.2f} s" if other is not None else ""
-        return f"Use {name} alone: {taken:.2f} s, and no split is faster{rival}."
+        rival = f"; an even split would take {told(score(other))}" if other is not None else ""
+        return f"Use {name} alone: {told(taken)}, and no split is faster{rival}."
     names = ", ".join(stage.device for stage in best.stages[:-1]) + f" and {best.stages[-1].device}"
     if single is None:
-        return f"Split it over {names}: {taken:.2f} s. No single device has the memory for it."
+        return f"Split it over {names}: {told(taken)}. No single device has the memory for it."
     name, alone = single.stages[0].device, score(single)
     saved = 1.0 - taken / alone
     if saved < 0.05:
         return (
-            f"Use {name} alone: {alone:.2f} s. The best split would save {alone - taken:.2f} s ({saved:.1%}),"
+            f"Use {name} alone: {told(alone)}. The best split would save {told(alone - taken)} ({saved:.1%}),"
             " which is not worth it."
         )
-    told = f"Split it over {names}: {taken:.2f} s instead of {alone:.2f} s on {name} alone ({saved:.0%} less)."
+    words = f"Split it over {names}: {told(taken)} instead of {told(alone)} on {name} alone ({saved:.0%} less)."
     if warm_s is not None and warm_s < taken:
-        told += f" While {name} keeps it loaded, {name} alone answers in {warm_s:.2f} s: split only when it is cold."
+        words += f" While {name} keeps it loaded, {name} alone answers in {told(warm_s)}: split only when it is cold."
     elif best.token_s > 1.2 * single.token_s > 0.0:
-        told += (
-            f" Each further token takes {best.token_s * 1e3:.0f} ms instead of {single.token_s * 1e3:.0f} ms:"
+        words += (
+            f" Each further token takes {told(best.token_s)} instead of {told(single.token_s)}:"
             " for long replies plan with --objective reply."
         )
-    return told
+    return words

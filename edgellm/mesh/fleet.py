@@ -90,13 +90,14 @@ class _Reader:
         if not isinstance(name, str) or not name.strip() or len(name) > 64 or not name.isprintable():
             raise self._wrong(f"{where}: name is {name!r}", "Give each device a short name, in quotes.")
         where += f" ({name})"
-        self._known(where, table, {"name", "latency_ms", *_DEVICE})
+        self._known(where, table, {"name", "latency_ms", "memory_gb_s", *_DEVICE})
         values = [unit * self._number(where, table, key, above=0.0) for key, unit in _DEVICE.items()]
         if values[1] > 1.0:
             raise self._wrong(f"{where}: util_a is {values[1]:g}", "It is the share of the peak, at most 1.")
         latency = 1e-3 * self._number(where, table, "latency_ms", default=0.0)
+        bandwidth = 1e9 * self._number(where, table, "memory_gb_s", default=0.0)
         flops, util_a, util_b, disk, memory, uplink, downlink = values
-        return Device(name.strip(), flops, util_a, util_b, disk, memory, uplink, downlink, latency)
+        return Device(name.strip(), flops, util_a, util_b, disk, memory, uplink, downlink, latency, bandwidth)
 
     def _link(self, at: int, table: Mapping[str, Any], names: list[str]) -> tuple[tuple[str, str], Link]:
         where = f"[[link]] {at}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -127,6 +128,14 @@ def test_streaming_computes_each_layer_once_it_is_there() -> None:
 def test_a_token_goes_through_every_stage_and_back() -> None:
     assert per_token(two("paper"), ((0, 2), (1, 2))) == pytest.approx(4 * 0.1 + 2 * 0.25)
     assert per_token(two("paper"), ((0, 4),)) == pytest.approx(4 * 0.1)
+
+
+def test_a_device_decodes_as_fast_as_it_reads_its_weights_where_that_is_known() -> None:
+    one, *_ = csgo.devices()
+    known = replace(one, bandwidth=100e9)
+    task = task_of([one, known], csgo.model(), 256, 10)
+    assert task.step[1, 0] == pytest.approx(csgo.model().shape.weights / 100e9)
+    assert task.step[0, 0] == pytest.approx(csgo.model().shape.flops(1, 261) / one.speed(1))
 
 
 def test_what_fits() -> None:

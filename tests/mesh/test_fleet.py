@@ -21,7 +21,7 @@ memory_gb = 16
 uplink_mbps = 400
 downlink_mbps = 500
 """
-LAPTOP = DESKTOP.replace("desktop", "laptop") + "latency_ms = 2.5\n"
+LAPTOP = DESKTOP.replace("desktop", "laptop") + "latency_ms = 2.5\nmemory_gb_s = 40\n"
 LINK = '[[link]]\nfrom = "laptop"\nto = "desktop"\nmbps = 90\nlatency_ms = 4\n'
 MODEL = "[model]\nlayers = 4\nd_model = 64\nheads = 4\nkv_heads = 2\nd_head = 16\nd_ff = 128\nbytes_per_weight = 0.5\n"
 
@@ -38,6 +38,7 @@ def test_devices_links_and_a_model_are_read(tmp_path: Path) -> None:
     assert (desktop.name, desktop.flops, desktop.disk, desktop.memory) == ("desktop", 20e12, 2e9, 16e9)
     assert (desktop.uplink, desktop.downlink, desktop.latency) == (400e6, 500e6, 0.0)
     assert laptop.latency == pytest.approx(2.5e-3)
+    assert (desktop.bandwidth, laptop.bandwidth) == (0.0, 40e9)
     assert found.links["laptop", "desktop"].rate == 90e6
     assert found.model is not None
     assert found.model.shape.layers == 4
