@@ -135,9 +135,7 @@ def figures(found: Plan, milliseconds: float, overlap: str) -> dict[str, Any]:
     """The plan for a script; layers counted from 1, both ends included; null where something does not fit."""
 
     def seconds(way: Way | None) -> float | None:
-        if way is None:
-            return None
-        return way.ttft_s if found.objective == "ttft" else way.reply_s
+        return None if way is None else found.seconds(way)
 
     keys = ("device", "first_layer", "last_layer", "load_s", "wait_s", "network_s", "compute_s", "finish_s")
     return {
@@ -153,7 +151,7 @@ def figures(found: Plan, milliseconds: float, overlap: str) -> dict[str, Any]:
             "even": seconds(found.even), "heuristic": seconds(found.heuristic),
             "best_single": seconds(found.best_single), "ideal_single": seconds(found.ideal_single),
         },
-        "warm_single_s": found.warm_s,
+        "warm_single_s": seconds(found.warm_single),
     }  # fmt: skip
 
 

@@ -59,8 +59,8 @@ class Way:
 class Plan:
     """The best way, proved so within `gap` (a share; 0 where it is `optimal`), and others, None where they do not fit.
 
-    `warm_s`: seconds to the end of what was planned for, on the best single device that has the model loaded; None
-    where no device holds it. `unused`: why each device that is left out is left out.
+    `warm_single`: the best single device that has the model loaded already. `unused`: why each device that is left out
+    is left out.
     """
 
     way: Way
@@ -72,9 +72,13 @@ class Plan:
     heuristic: Way | None
     best_single: Way | None
     ideal_single: Way
-    warm_s: float | None
+    warm_single: Way | None
     unused: tuple[tuple[str, str], ...]
     objective: Objective
+
+    def seconds(self, way: Way) -> float:
+        """Of a way, what was to be least."""
+        return way.reply_s if self.objective == "reply" else way.ttft_s
 
 
 def plan(
@@ -106,10 +110,10 @@ def plan(
     best = tell(found.cut)
     score = _score(objective)
     warm_cut = best_single(warm(task))
-    warm_s = score(_way(devices, model, warm(task), further, warm_cut)) if warm_cut else None
+    loaded = _way(devices, model, warm(task), further, warm_cut) if warm_cut else None
     return Plan(
-        best, found.optimal, found.gap, _reason(found), advice(best, ways["single"], ways["even"], warm_s, score),
-        ways["even"], ways["heuristic"], ways["single"], tell(ideal_single(peak, asked)), warm_s,
+        best, found.optimal, found.gap, _reason(found), advice(best, ways["single"], ways["even"], loaded, score),
+        ways["even"], ways["heuristic"], ways["single"], tell(ideal_single(peak, asked)), loaded,
         _unused(devices, asked, found), objective,
     )  # fmt: skip
 
@@ -178,6 +182,11 @@ def _too_big(devices: Sequence[Device], task: Task) -> PlanImpossible:
     listed = ", ".join(
         f"{device.name} {max(0.0, room) / 1e9:.1f}" for device, room in zip(devices, task.room, strict=True)
     )
+    if have >= need:
+        return PlanImpossible(
+            f"The model needs {need / 1e9:.1f} GB with its cache, and no way to cut it fits the devices ({listed} GB).",
+            "Free some memory on one of them, or choose a smaller model or quantisation.",
+        )
     return PlanImpossible(
         f"The model needs {need / 1e9:.1f} GB with its cache, and the devices have {have / 1e9:.1f} GB ({listed}).",
         "Choose a smaller model or quantisation, a shorter prompt or reply, or add a device.",
@@ -189,9 +198,7 @@ def told(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 0.1 or seconds == 0.0 else f"{seconds * 1e3:.1f} ms"
 
 
-def advice(
-    best: Way, single: Way | None, other: Way | None, warm_s: float | None, score: Callable[[Way], float]
-) -> str:
+def advice(best: Way, single: Way | None, other: Way | None, loaded: Way | None, score: Callable[[Way], float]) -> str:
     """What to do, and why, in a sentence or two."""
     taken = score(best)
     if best.alone:
@@ -209,8 +216,11 @@ def advice(
             " which is not worth it."
         )
     words = f"Split it over {names}: {told(taken)} instead of {told(alone)} on {name} alone ({saved:.0%} less)."
-    if warm_s is not None and warm_s < taken:
-        words += f" While {name} keeps it loaded, {name} alone answers in {told(warm_s)}: split only when it is cold."
+    if loaded is not None and score(loaded) < taken:
+        name = loaded.stages[0].device
+        words += (
+            f" While {name} keeps it loaded, it answers alone in {told(score(loaded))}: split only when it is cold."
+        )
     elif best.token_s > 1.2 * single.token_s > 0.0:
         words += (
             f" Each further token takes {told(best.token_s)} instead of {told(single.token_s)}:"

@@ -157,6 +157,13 @@ def test_what_fits_nowhere_is_said_with_what_is_needed() -> None:
         plan(csgo.devices()[2:], csgo.model(), 256)
 
 
+def test_memories_that_would_do_together_and_do_not_apart() -> None:
+    shape = replace(csgo.model().shape, layers=3)
+    roomy = [replace(device, memory=1.5 * shape.weights) for device in csgo.devices()[:2]]
+    with pytest.raises(PlanImpossible, match="no way to cut it fits"):
+        plan(roomy, replace(csgo.model(), shape=shape, layer_bytes=(shape.weights,) * 3, cache_bytes=(0.0,) * 3), 1)
+
+
 def test_the_plan_carries_why_and_what_else_there_is() -> None:
     found = plan(csgo.devices(), csgo.model(), 8192, overlap="paper")
     assert found.optimal
@@ -191,7 +198,9 @@ def test_a_gain_too_small_to_be_worth_it_is_called_so() -> None:
     assert "not worth it" in advice(found.way, one, None, None, lambda way: way.ttft_s)
     much = replace(one, ttft_s=found.way.ttft_s * 2.0)
     assert "(50% less)" in advice(found.way, much, None, None, lambda way: way.ttft_s)
-    assert "split only when it is cold" in advice(found.way, much, None, 0.1, lambda way: way.ttft_s)
+    assert "split only when it is cold" in advice(
+        found.way, much, None, replace(one, ttft_s=0.1), lambda way: way.ttft_s
+    )
 
 
 def test_one_device_is_a_plan_too() -> None:
