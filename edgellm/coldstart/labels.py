@@ -18,7 +18,8 @@ from edgellm.coldstart.task import Cut, Floats, Ints
 TINY = 1e-11  # of the time limit: how much later than it a stage may be for want of exact sums
 TIE = 1e-10  # of the time limit: labels are as good as each other within it; far below the planner's margin
 CHUNK = 200_000  # new labels looked at in one go
-MOST = 2_000_000  # labels kept of a level at the most, in half a gigabyte
+MOST = 2_000_000  # labels kept of a level at the most
+GROWN = 8_000_000  # labels that may come of them before the needless ones are dropped, in half a gigabyte
 
 
 Stop = Callable[[], bool]
@@ -75,7 +76,8 @@ class Search:
         level = Labels(one, one + self.k, one + self.n, np.array([limit]), np.zeros(1), one, one)
         levels, whole = [level], True
         for depth in range(self.k):
-            ends, level = self._expanded(level, limit, bound, stop)
+            ends, level, every = self._expanded(level, limit, bound, stop)
+            whole &= every
             if ends:
                 return [self._plan(levels, *end) for end in ends], False
             if stop():
@@ -92,8 +94,10 @@ class Search:
 
     def _expanded(
         self, labels: Labels, limit: float, bound: Bound, stop: Stop
-    ) -> tuple[list[tuple[int, int, int]], Labels]:
-        """Whole plans that begin before a label, as (label, device, layers); else one stage more before each label."""
+    ) -> tuple[list[tuple[int, int, int]], Labels, bool]:
+        """Whole plans that begin before a label, as (label, device, layers); else one stage more before each label, and
+        whether that is all of them.
+        """
         everyone = np.arange(self.k)
         due = labels.rho[:, None] - self.send[:, labels.head].T  # (labels, K): when the new stage must be done
         free = (due > 0.0) & (labels.placed[:, None] >> everyone & 1 == 0)
@@ -108,15 +112,21 @@ class Search:
         most = most - 1 - row * (self.n + 1)
         if (ended := np.flatnonzero(most >= left)).size:
             late = self.own[row[ended] * (self.n + 1) + left[ended]] - row[ended] * self.apart - due[ended]
-            return [(int(label[at]), int(device[at]), int(left[at])) for at in ended[np.argsort(late)[:4]]], labels
-        parts = []
-        for some in np.array_split(np.arange(label.size), 1 + int(most.sum()) // CHUNK):
+            return (
+                [(int(label[at]), int(device[at]), int(left[at])) for at in ended[np.argsort(late)[:4]]],
+                labels,
+                True,
+            )
+        parts: list[Labels] = []
+        chunks = np.array_split(np.arange(label.size), 1 + int(most.sum()) // CHUNK)
+        for some in chunks:
             parts.append(
                 self._sized(labels, limit, bound, label[some], device[some], left[some], due[some], most[some])
             )
-            if stop():
+            if stop() or sum(map(len, parts)) > GROWN:
                 break
-        return [], Labels(*(np.concatenate([getattr(part, name) for part in parts]) for name in Labels.__slots__))
+        grown = Labels(*(np.concatenate([getattr(part, name) for part in parts]) for name in Labels.__slots__))
+        return [], grown, len(parts) == len(chunks)
 
     def _sized(
         self, labels: Labels, limit: float, bound: Bound, label: Ints, device: Ints, left: Ints, due: Floats, most: Ints

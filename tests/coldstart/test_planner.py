@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench.coldstart_exact import SAME, compared
 from bench.coldstart_families import FAMILIES, drawn
-from edgellm.coldstart import csgo, reply
+from edgellm.coldstart import csgo, labels, reply
 from edgellm.coldstart.algorithm1 import algorithm1, brute_force, every_plan
 from edgellm.coldstart.build import task_of
 from edgellm.coldstart.labels import Search
@@ -131,6 +131,19 @@ def test_a_narrow_search_never_claims_to_have_looked_everywhere() -> None:
     cuts, whole = search.within(best.seconds * 1.001, bound, 1, lambda: False)
     assert not whole
     assert all(makespan(task, cut) <= best.seconds * 1.0011 for cut in cuts)
+
+
+def test_a_search_that_outgrows_its_room_does_not_claim_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = drawn("similar and tight", np.random.default_rng(1), 8, 40)
+    best = fastest(task)
+    monkeypatch.setattr(labels, "GROWN", 10)
+    monkeypatch.setattr(labels, "CHUNK", 100)
+    search, bound = Search(Tables(task)), Bound(Columns.of(Tables(task)), best.seconds if best else 1.0)
+    assert best is not None
+    assert search.within(best.seconds * (1 - 1e-7), bound, None, lambda: False) == ([], False)
+    cramped = fastest(task)
+    assert cramped is not None
+    assert not cramped.optimal
 
 
 def test_equal_devices_change_nothing() -> None:
