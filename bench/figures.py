@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.coldstart_figures import FIGURES as COLDSTART
 from bench.gantt import progressive
 
 Figures = dict[str, Any]
@@ -178,4 +179,5 @@ FIGURES: dict[str, Callable[[Figures, Path], Path | None]] = {
     "progressive": progressive,
     "retrieval_speed": speed,
     "retrieval_acceptance": acceptance,
+    **COLDSTART,
 }

@@ -17,7 +17,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = tuple(
-    ROOT / page for page in ("README.md", "docs/commands.md", "docs/synera.md", "docs/retrieval.md", "models/README.md")
+    ROOT / page
+    for page in (
+        "README.md",
+        "docs/commands.md",
+        "docs/synera.md",
+        "docs/retrieval.md",
+        "docs/coldstart.md",
+        "models/README.md",
+    )
 )
 
 _BLOCK = re.compile(r"(<!-- \$ (?P<command>.+?) -->\n```\w*\n)(?:.*?\n)??(```\n<!-- end -->)", re.DOTALL)
@@ -25,6 +33,7 @@ _SLOW = re.compile(r"^loading \S+\n", re.MULTILINE)  # said only where a model t
 _VARIES = (
     (re.compile(r"\d[\d,.]* tokens/s"), "N tokens/s"),
     (re.compile(r"first after \d+ ms"), "first after N ms"),
+    (re.compile(r"planned in \d+ ms"), "planned in N ms"),
     (re.compile(r'"confidence": [\d.]+'), '"confidence": N'),
     (re.compile(r"^■ .+$", re.MULTILINE), "■ who wrote how many"),  # what is copied depends on what it costs here
     (re.compile(r"100% verified · .* · 0 B up"), "100% verified · 0 B up"),

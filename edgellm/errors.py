@@ -53,6 +53,16 @@ class HistoryUnusable(EdgeError):
     """The store of past conversations cannot be read or written, or is not a private file of its own."""
 
 
+class PlanImpossible(EdgeError):
+    """The devices together do not hold the model."""
+
+
+class FleetUnreadable(EdgeError):
+    """A file of devices that is no such file, or has something in it that cannot be meant."""
+
+    exit_code = 2
+
+
 class PromptTooLong(EdgeError):
     """The prompt does not fit the context; said before the first token."""
 

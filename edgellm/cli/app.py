@@ -10,6 +10,7 @@ from edgellm import __version__
 from edgellm.cli.bench import bench
 from edgellm.cli.chat import chat
 from edgellm.cli.history import history
+from edgellm.cli.mesh import mesh
 from edgellm.cli.models import ls, pull, rm, show
 from edgellm.cli.profile import profile
 from edgellm.cli.serve import serve
@@ -64,4 +65,5 @@ for _name, _command, _summary, _more in (
 ):
     app.command(_name, help=taught(_name, _summary, _more))(_command)
 
+app.add_typer(mesh, name="mesh")
 app.command("run", hidden=True, help=taught("chat", "The same as chat.", _ALONE))(chat)

@@ -53,6 +53,17 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm bench synera --list", "what there is to measure"),
         ("edgellm bench synera --quick", "all of it on few cases, in some minutes"),
         ("edgellm bench synera quality stalls", "two parts of it, in full"),
+        ("edgellm bench coldstart --show", "the last results for cold starts, without measuring"),
+    ),
+    "mesh plan": (
+        ("edgellm mesh plan --preset csgo", "the paper's four devices and its model"),
+        ("edgellm mesh plan --devices home.toml user/repo:Q4_K_M", "your devices, and a model that is here"),
+        (
+            "edgellm mesh plan --devices home.toml ./big.gguf --objective reply --tokens-out 400",
+            "so that the whole reply is over soonest, not only its first token there",
+        ),
+        ("edgellm mesh plan --preset csgo --overlap paper --tokens-in 256 --plot plan.png", "as in the paper; drawn"),
+        ("edgellm mesh plan --preset csgo --json | jq -r .advice", "what to do, in a sentence"),
     ),
     "rm": (
         ("edgellm rm user/repo:Q8_0", "one quantisation"),
@@ -65,6 +76,25 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm history path", "where they lie: a file with one JSON object a line"),
     ),
 }
+
+
+FLEET_FILE = """A file of devices is TOML, with a table for each device:
+
+  [[device]]
+  name = "desktop"
+  tflops = 20         # peak
+  util_a = 0.4        # of which a (1 - e^(-b tokens)) is reached
+  util_b = 0.001
+  disk_mb_s = 2000
+  memory_gb = 16      # for the model
+  uplink_mbps = 400   # to the access point
+  downlink_mbps = 500
+  latency_ms = 2      # of a message on its side; may be left out
+  memory_gb_s = 50    # how fast weights are read to decode; if left out, the utilisation at one token says it
+
+A measured link between two of them takes the place of what their rates say: [[link]] with from, to, mbps and
+latency_ms. Where no MODEL is named: [model] with layers, d_model, heads, kv_heads, d_head, d_ff and
+bytes_per_weight."""
 
 
 def taught(command: str, summary: str, more: str = "") -> str:

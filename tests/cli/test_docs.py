@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.models import CommandInfo
 
 from docs import generate
 from edgellm.cli.app import app
@@ -35,8 +36,19 @@ def test_a_block_that_differs_is_stale(tmp_path: Path, monkeypatch: pytest.Monke
     assert generate.stale() == ["page.md"]
 
 
+def registered() -> list[tuple[str, CommandInfo]]:
+    """Every command by what a user types, those in groups too."""
+    groups = [("", app), *((f"{group.name} ", group.typer_instance) for group in app.registered_groups)]
+    return [
+        (f"{before}{info.name}", info)
+        for before, each in groups
+        if each is not None
+        for info in each.registered_commands
+    ]
+
+
 def commands() -> list[str]:
-    return [info.name or "" for info in app.registered_commands if not info.hidden]
+    return [name for name, info in registered() if not info.hidden]
 
 
 def test_every_command_has_its_block_and_its_examples() -> None:
@@ -56,7 +68,7 @@ def test_every_example_is_a_command_line_that_is_understood(
 ) -> None:
     (words,) = [shlex.split(part) for part in re.split(r"\|", line) if "edgellm" in part]
     words = words[words.index("edgellm") + 1 :]
-    for info in app.registered_commands:
+    for _, info in registered():
         monkeypatch.setattr(info, "callback", _same_signature(info.callback))
     done = edge(*words)
     assert (done.code, done.err) == (0, "")

@@ -1,0 +1,117 @@
+"""Devices and the links between them (CSGO, 2.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgellm.coldstart.task import Floats
+from edgellm.errors import InvalidOption
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device (psi_k): peak FLOP/s and the two constants of its utilisation, bytes/s of disk, bytes of memory for
+    the model, bits/s to and from the access point, seconds that every sending takes on its side, and bytes/s at
+    which weights are read while it decodes: where that is 0, U(1) says how long a token takes.
+
+    Raises `InvalidOption` for a number that is not above 0, or a utilisation above 1.
+    """
+
+    name: str
+    flops: float
+    util_a: float
+    util_b: float
+    disk: float
+    memory: float
+    uplink: float
+    downlink: float
+    latency: float = 0.0
+    bandwidth: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in ("flops", "util_a", "util_b", "disk", "memory", "uplink", "downlink"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value > 0.0):
+                raise InvalidOption(f"{field} of the device {self.name} is {value}.", "Give a number above 0.")
+        if self.util_a > 1.0:
+            raise InvalidOption(f"util_a of the device {self.name} is {self.util_a}.", "Give a share, at most 1.")
+        for field in ("latency", "bandwidth"):
+            if not (math.isfinite(getattr(self, field)) and getattr(self, field) >= 0.0):
+                raise InvalidOption(f"{field} of the device {self.name} is {getattr(self, field)}.", "Give 0 or more.")
+
+    def utilisation(self, tokens: float) -> float:
+        """U(t) = a (1 - e^(-b t)), equation 8."""
+        return self.util_a * -math.expm1(-self.util_b * tokens)
+
+    def speed(self, tokens: float) -> float:
+        """c_k, FLOP/s for a pass over so many tokens, equation 9."""
+        return self.flops * self.utilisation(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """From one device to another: bits/s, and seconds before the first of them arrives."""
+
+    rate: float
+    latency: float = 0.0
+
+    def seconds(self, size: float) -> float:
+        """For `size` bytes, equation 20."""
+        return self.latency + 8.0 * size / self.rate
+
+
+@dataclass(frozen=True, slots=True)
+class Radio:
+    """A device's place in a wireless cell (equations 10-12): Hz, dBm up and down, dBm/Hz of noise, metres, dB."""
+
+    bandwidth: float
+    power_up: float
+    power_down: float
+    distance: float
+    efficiency: float = 0.5
+    noise: float = -174.0
+    reference: float = 1.0
+    exponent: float = 3.0
+    gain_at_reference: float = -47.2
+
+    @property
+    def gain(self) -> float:
+        """g_k, equation 12."""
+        return _ratio(self.gain_at_reference) * math.pow(self.distance / self.reference, -self.exponent)
+
+    def rate(self, power: float) -> float:
+        """bits/s at a power in dBm: Shannon's bound, and what of it is reached (equations 10 and 11)."""
+        noise = 1e-3 * _ratio(self.noise) * self.bandwidth
+        signal = 1e-3 * _ratio(power) * self.gain
+        return self.efficiency * self.bandwidth * math.log2(1.0 + signal / noise)
+
+    @property
+    def uplink(self) -> float:
+        return self.rate(self.power_up)
+
+    @property
+    def downlink(self) -> float:
+        return self.rate(self.power_down)
+
+
+def _ratio(decibels: float) -> float:
+    return float(10.0 ** (decibels / 10.0))
+
+
+Links = Mapping[tuple[str, str], Link]
+"""Measured links by the names of sender and receiver; they take the place of what the two devices' own rates say."""
+
+
+def sending(devices: Sequence[Device], size: float, links: Links | None = None) -> Floats:
+    """Seconds to send `size` bytes from the row's device to the column's, (K, K), through the access point."""
+    found = np.zeros((len(devices), len(devices)))
+    for i, one in enumerate(devices):
+        for j, other in enumerate(devices):
+            if i != j:
+                star = Link(min(one.uplink, other.downlink), one.latency + other.latency)
+                found[i, j] = (links or {}).get((one.name, other.name), star).seconds(size)
+    return found

@@ -1,0 +1,87 @@
+"""What a model asks of a device: FLOPs, bytes of weights, activations and cache (CSGO, 2.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgellm.errors import InvalidOption
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The measures of a transformer with grouped-query attention and SwiGLU, all layers alike.
+
+    Raises `InvalidOption` for a measure that is not above 0.
+    """
+
+    layers: int
+    d_model: int
+    heads: int
+    kv_heads: int
+    d_head: int
+    d_ff: int
+    bytes_per_weight: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise InvalidOption(f"{name} of the model is {getattr(self, name)}.", "Give a number above 0.")
+
+    def flops(self, tokens: float, context: float | None = None) -> float:
+        """W_l: for one layer and `tokens` tokens that look at `context` ones (themselves, where not given), eq. 1-3."""
+        context = tokens if context is None else context
+        attention = (
+            4 * tokens * self.d_head * (self.d_model * self.heads + self.d_model * self.kv_heads + context * self.heads)
+        )
+        return attention + 6 * tokens * self.d_model * self.d_ff
+
+    def activation(self, tokens: float) -> float:
+        """A_l: bytes that go from layer to layer, as 16-bit floats, equation 4."""
+        return 2 * tokens * self.d_model
+
+    @property
+    def weights(self) -> float:
+        """P_l: bytes of one layer, equations 5-7 (where two bytes a weight are within the 4 and the 6)."""
+        attention = 4 * self.d_model * self.d_head * (self.heads + self.kv_heads)
+        return (attention + 6 * self.d_model * self.d_ff) * self.bytes_per_weight / 2.0
+
+    @property
+    def cache(self) -> float:
+        """Bytes of keys and values of one layer for one token, as 16-bit floats."""
+        return 2 * 2 * self.kv_heads * self.d_head
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model to be planned: its shape, and what it really weighs.
+
+    `layer_bytes` and `cache_bytes`, (L,): weights of each layer, and its keys and values for one token. `embedding`
+    comes to the first layer and `head` to the last, in bytes; a `tied` head is the embedding once more, so that a
+    device which holds all layers needs it once. `head_flops`: for the one row of which a token is chosen.
+
+    Raises `InvalidOption` where the lengths differ.
+    """
+
+    name: str
+    shape: Shape
+    layer_bytes: tuple[float, ...]
+    cache_bytes: tuple[float, ...]
+    embedding: float = 0.0
+    head: float = 0.0
+    tied: bool = False
+    head_flops: float = 0.0
+
+    def __post_init__(self) -> None:
+        lengths = {self.shape.layers, len(self.layer_bytes), len(self.cache_bytes)}
+        if len(lengths) > 1:
+            raise InvalidOption(f"The model is described with {sorted(lengths)} layers.", "Give every layer's bytes.")
+
+    @staticmethod
+    def of(shape: Shape, name: str = "", cached: bool = True) -> Model:
+        """Equal layers, no embedding and no head, as in the paper; which counts no cache either (equation 22)."""
+        many = shape.layers
+        return Model(name, shape, (shape.weights,) * many, (shape.cache if cached else 0.0,) * many)
+
+    @property
+    def bytes(self) -> float:
+        return sum(self.layer_bytes) + self.embedding + (0.0 if self.tied else self.head)

@@ -1,0 +1,229 @@
+"""The plan: which device holds which layers, what that takes beside the other ways, why, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+from edgellm.coldstart.build import best_single, even, heuristic, ideal_single, task_of
+from edgellm.coldstart.hardware import Device, Links
+from edgellm.coldstart.labels import Stop
+from edgellm.coldstart.model import Model
+from edgellm.coldstart.planner import Found, fastest, never
+from edgellm.coldstart.reply import quickest, warm
+from edgellm.coldstart.task import Cut, Overlap, Task, makespan, per_token, timeline
+from edgellm.errors import InvalidOption, PlanImpossible
+
+Objective = Literal["ttft", "reply"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one device does: its layers, counted from 1, both ends included, and when, in seconds from the request.
+
+    It loads until `load_s`, waits `wait_s` for its predecessor (equation 24), is sent its input in `network_s`, which
+    is over at `received_s`, computes for `compute_s` and is done at `finish_s`. `size` are the bytes of its layers.
+    """
+
+    device: str
+    first_layer: int
+    last_layer: int
+    load_s: float
+    wait_s: float
+    network_s: float
+    received_s: float
+    compute_s: float
+    finish_s: float
+    size: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to hold the model: seconds to the first token, seconds a further token, and seconds to the reply's end."""
+
+    stages: tuple[Stage, ...]
+    ttft_s: float
+    token_s: float
+    reply_s: float
+
+    @property
+    def alone(self) -> bool:
+        return len(self.stages) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The best way, proved so within `gap` (a share; 0 where it is `optimal`), and others, None where they do not fit.
+
+    `warm_single`: the best single device that has the model loaded already. `unused`: why each device that is left out
+    is left out.
+    """
+
+    way: Way
+    optimal: bool
+    gap: float
+    reason: str
+    advice: str
+    even: Way | None
+    heuristic: Way | None
+    best_single: Way | None
+    ideal_single: Way
+    warm_single: Way | None
+    unused: tuple[tuple[str, str], ...]
+    objective: Objective
+
+    def seconds(self, way: Way) -> float:
+        """Of a way, what was to be least."""
+        return way.reply_s if self.objective == "reply" else way.ttft_s
+
+
+def plan(
+    devices: Sequence[Device], model: Model, tokens_in: int, tokens_out: int = 0, *, objective: Objective = "ttft",
+    overlap: Overlap = "streamed", links: Links | None = None, stop: Stop = never, cold: bool = True,
+) -> Plan:  # fmt: skip
+    """Which device should hold which layers.
+
+    `ttft`: the first token comes soonest (the paper). `reply`: the last of `tokens_out` does; with `cold` False on
+    devices that have their layers loaded. `stop` is asked now and then whether to give up with the best plan so far.
+
+    Raises `InvalidOption` for options that make no sense, and `PlanImpossible` where the devices together do not hold
+    the model.
+    """
+    if objective not in OBJECTIVES:
+        raise InvalidOption(f"There is no objective named {objective!r}.", f"Choose from {', '.join(OBJECTIVES)}.")
+    task = task_of(devices, model, tokens_in, tokens_out, overlap, links)
+    asked = task if cold else warm(task)
+    further = max(0, tokens_out - 1)
+    found = _best(asked, further if objective == "reply" else 0, stop)
+    if found is None:
+        raise _too_big(devices, task)
+    tell = partial(_way, devices, model, asked, further)
+    alone = best_single(asked)
+    peak = [device.flops for device in devices]
+    strong = heuristic([device.speed(tokens_in) for device in devices], [device.disk for device in devices], asked)
+    candidates = {"even": even(peak, asked), "heuristic": strong, "single": alone}
+    ways = {name: tell(cut) if cut else None for name, cut in candidates.items()}
+    best = tell(found.cut)
+    score = _score(objective)
+    warm_cut = best_single(warm(task))
+    loaded = _way(devices, model, warm(task), further, warm_cut) if warm_cut else None
+    return Plan(
+        best, found.optimal, found.gap, _reason(found), advice(best, ways["single"], ways["even"], loaded, score),
+        ways["even"], ways["heuristic"], ways["single"], tell(ideal_single(peak, asked)), loaded,
+        _unused(devices, asked, found), objective,
+    )  # fmt: skip
+
+
+def _score(objective: Objective) -> Callable[[Way], float]:
+    return (lambda way: way.reply_s) if objective == "reply" else (lambda way: way.ttft_s)
+
+
+def _best(task: Task, further: int, stop: Stop) -> Found | None:
+    """The fastest split, or a device alone where that is as fast: a tied head is then kept once."""
+    return quickest(task, further, stop) if further else fastest(task, stop)
+
+
+def _way(devices: Sequence[Device], model: Model, task: Task, further: int, cut: Cut) -> Way:
+    ttft, token = makespan(task, cut), per_token(task, cut)
+    stages = []
+    spans = timeline(task, cut)
+    for at, span in enumerate(spans):
+        size = sum(model.layer_bytes[span.first : span.last + 1])
+        size += model.embedding * (span.first == 0) + model.head * (span.last == task.layers - 1)
+        if len(cut) == 1:
+            size = model.bytes
+        stages.append(
+            Stage(
+                devices[span.device].name, span.first + 1, span.last + 1, span.load, span.wait, span.network,
+                span.received, span.compute, span.finish, size, _why(task, cut, at),
+            )
+        )  # fmt: skip
+    return Way(tuple(stages), ttft, token, ttft + further * token)
+
+
+def _why(task: Task, cut: Cut, at: int) -> str:
+    """What settles how much a stage holds."""
+    if len(cut) == 1:
+        return "holds everything"
+    span = timeline(task, cut)[at]
+    room = float(task.room[span.device] - task.need[span.first : span.last + 1].sum())
+    if room < task.need[max(0, span.first - 1) : span.last + 2].max():
+        return "its memory is full"
+    if at == 0:
+        return "first: its part is loaded soonest"
+    return "its load is hidden behind the others" if span.wait > 0.0 else "its disk sets the pace"
+
+
+def _reason(found: Found) -> str:
+    if found.optimal:
+        return "proved: no other plan is faster"
+    return f"the time was over: a plan up to {found.gap:.1%} faster may exist"
+
+
+def _unused(devices: Sequence[Device], task: Task, found: Found) -> tuple[tuple[str, str], ...]:
+    """Why each device that is left out is left out."""
+    reasons = []
+    for at in sorted(set(range(len(devices))) - {device for device, _ in found.cut}):
+        if task.room[at] < task.need.min():
+            have, least = max(0.0, task.room[at]) / 1e6, task.need.min() / 1e6
+            why = f"it has {have:.0f} MB for layers, and one takes {least:.0f} MB"
+        else:
+            why = "no plan with it is faster" if found.optimal else "no faster plan with it was found"
+        reasons.append((devices[at].name, why))
+    return tuple(reasons)
+
+
+def _too_big(devices: Sequence[Device], task: Task) -> PlanImpossible:
+    have, need = float(task.room.clip(min=0.0).sum()), float(task.need.sum())
+    listed = ", ".join(
+        f"{device.name} {max(0.0, room) / 1e9:.1f}" for device, room in zip(devices, task.room, strict=True)
+    )
+    if have >= need:
+        return PlanImpossible(
+            f"The model needs {need / 1e9:.1f} GB with its cache, and no way to cut it fits the devices ({listed} GB).",
+            "Free some memory on one of them, or choose a smaller model or quantisation.",
+        )
+    return PlanImpossible(
+        f"The model needs {need / 1e9:.1f} GB with its cache, and the devices have {have / 1e9:.1f} GB ({listed}).",
+        "Choose a smaller model or quantisation, a shorter prompt or reply, or add a device.",
+    )
+
+
+def told(seconds: float) -> str:
+    """Seconds for a reader: 2.50 s, 91.7 ms."""
+    return f"{seconds:.2f} s" if seconds >= 0.1 or seconds == 0.0 else f"{seconds * 1e3:.1f} ms"
+
+
+def advice(best: Way, single: Way | None, other: Way | None, loaded: Way | None, score: Callable[[Way], float]) -> str:
+    """What to do, and why, in a sentence or two."""
+    taken = score(best)
+    if best.alone:
+        name = best.stages[0].device
+        rival = f"; an even split would take {told(score(other))}" if other is not None else ""
+        return f"Use {name} alone: {told(taken)}, and no split is faster{rival}."
+    names = ", ".join(stage.device for stage in best.stages[:-1]) + f" and {best.stages[-1].device}"
+    if single is None:
+        return f"Split it over {names}: {told(taken)}. No single device has the memory for it."
+    name, alone = single.stages[0].device, score(single)
+    saved = 1.0 - taken / alone
+    if saved < 0.05:
+        return (
+            f"Use {name} alone: {told(alone)}. The best split would save {told(alone - taken)} ({saved:.1%}),"
+            " which is not worth it."
+        )
+    words = f"Split it over {names}: {told(taken)} instead of {told(alone)} on {name} alone ({saved:.0%} less)."
+    if loaded is not None and score(loaded) < taken:
+        name = loaded.stages[0].device
+        words += (
+            f" While {name} keeps it loaded, it answers alone in {told(score(loaded))}: split only when it is cold."
+        )
+    elif best.token_s > 1.2 * single.token_s > 0.0:
+        words += (
+            f" Each further token takes {told(best.token_s)} instead of {told(single.token_s)}:"
+            " for long replies plan with --objective reply."
+        )
+    return words

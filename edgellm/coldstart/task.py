@@ -1,0 +1,187 @@
+"""What a cold start costs, layer by layer and device by device: the numbers that every planner works on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.errors import InvalidOption
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Overlap = Literal["paper", "receiving", "streamed"]
+"""What may go on while a device still loads: nothing (equation 18); receiving; receiving, and computing with the layers
+that are there."""
+OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """L layers for K devices, in seconds and bytes.
+
+    `load` and `compute`, (K, L): seconds for one layer on one device. `send`, (K, K): seconds from the row's device to
+    the column's. `need`, (L,): bytes that a layer takes of a device's memory; `room`, (K,): bytes that a device has for
+    layers. Embedding and head belong to the first and the last layer.
+
+    `step`, (K, L), and `hop`, (K, K): the same as `compute` and `send` for one decoded token; zeros where nobody asks.
+    `alone_load`, (K,), and `alone_need`: seconds and bytes for all layers on one device, where that is less than their
+    sum (a head tied to the embedding is kept once).
+
+    Raises `InvalidOption` where the shapes differ, or a number is negative or none.
+    """
+
+    load: Floats
+    compute: Floats
+    send: Floats
+    need: Floats
+    room: Floats
+    overlap: Overlap = "paper"
+    step: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    hop: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    alone_load: Floats = field(default_factory=lambda: np.zeros(0))
+    alone_need: float | None = None
+
+    def __post_init__(self) -> None:
+        k, n = self.load.shape
+        if not self.step.size:
+            object.__setattr__(self, "step", np.zeros((k, n)))
+        if not self.hop.size:
+            object.__setattr__(self, "hop", np.zeros((k, k)))
+        if not self.alone_load.size:
+            object.__setattr__(self, "alone_load", self.load.sum(1))
+        if self.alone_need is None:
+            object.__setattr__(self, "alone_need", float(self.need.sum()))
+        wanted = {"load": (k, n), "compute": (k, n), "step": (k, n), "send": (k, k), "hop": (k, k), "need": (n,),
+                  "room": (k,), "alone_load": (k,)}  # fmt: skip
+        for name, shape in wanted.items():
+            value = getattr(self, name)
+            if value.shape != shape:
+                raise InvalidOption(f"{name} has the shape {value.shape}.", f"Give it the shape {shape}.")
+            if name != "room" and not (np.isfinite(value).all() and (value >= 0.0).all()):
+                raise InvalidOption(f"{name} holds a number below 0, or none at all.", "Give numbers of 0 or more.")
+        if k < 1 or n < 1:
+            raise InvalidOption(f"There are {k} devices and {n} layers.", "Give at least one of each.")
+        if self.overlap not in OVERLAPS:
+            raise InvalidOption(f"There is no overlap named {self.overlap!r}.", f"Choose from {', '.join(OVERLAPS)}.")
+
+    @property
+    def devices(self) -> int:
+        return int(self.load.shape[0])
+
+    @property
+    def layers(self) -> int:
+        return int(self.load.shape[1])
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all layers cost the same."""
+        return all(
+            bool(np.allclose(value, value[..., :1], rtol=1e-12, atol=0.0))
+            for value in (self.load, self.compute, self.step, self.need)
+        )
+
+
+def uniform(
+    load: Sequence[float], compute: Sequence[float], cap: Sequence[int], send: npt.ArrayLike, layers: int,
+    overlap: Overlap = "paper",
+) -> Task:  # fmt: skip
+    """A task of equal layers: seconds for one of them on each device, and how many of them each device holds."""
+    one = np.ones(layers)
+    return Task(
+        np.outer(load, one),
+        np.outer(compute, one),
+        np.array(send, dtype=float),
+        one,
+        np.array(cap, dtype=float),
+        overlap,
+    )
+
+
+Cut = tuple[tuple[int, int], ...]
+"""A plan in short: (device, layers) of every stage, first to last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a stage does what, in seconds from the request (equations 17-21, 24).
+
+    Layers `first` to `last`, counted from 0, both included. The stage loads until `load`, has its input at `received`,
+    of which `network` seconds were the sending, and is done at `finish`; `compute` is the work alone. `wait` is what
+    it stood idle between its own load and its predecessor's output (equation 24).
+    """
+
+    device: int
+    first: int
+    last: int
+    load: float
+    wait: float
+    network: float
+    received: float
+    compute: float
+    finish: float
+
+
+def timeline(task: Task, cut: Cut) -> tuple[Span, ...]:
+    """What each stage does when; the only place where that is worked out. `cut` covers the task's layers in order."""
+    spans: list[Span] = []
+    first, before, sender = 0, 0.0, None
+    for device, count in cut:
+        loads = task.load[device, first : first + count]
+        load = float(task.alone_load[device] if len(cut) == 1 else loads.sum())
+        work = task.compute[device, first : first + count]
+        compute = float(work.sum())
+        network = 0.0 if sender is None else float(task.send[sender, device])
+        if task.overlap == "paper":
+            received = max(load, before) + network  # eq. 17, 18: it receives only after its own load
+            finish = received + compute
+        else:
+            received = before + network
+            own = load + compute if task.overlap == "receiving" else streamed(loads, work, load)
+            finish = max(received + compute, own)
+        spans.append(
+            Span(device, first, first + count - 1, load, max(0.0, before - load), network, received, compute, finish)
+        )
+        first, before, sender = first + count, finish, device
+    return tuple(spans)
+
+
+def streamed(load: Floats, compute: Floats, whole: float) -> float:
+    """When a device is done that computes each layer once it is loaded and the layers before it are computed.
+
+    Loading is serial, so layer l is there after all loads up to its own, and it and what follows it is computed behind
+    that. `whole` is the time of all loads.
+    """
+    there = np.minimum(np.cumsum(load), whole)
+    behind = np.cumsum(compute[::-1])[::-1]
+    return float((there + behind).max())
+
+
+def makespan(task: Task, cut: Cut) -> float:
+    """T of equation 23: when the last stage is done."""
+    return timeline(task, cut)[-1].finish
+
+
+def per_token(task: Task, cut: Cut) -> float:
+    """Seconds from one decoded token to the next: every stage, every hop, and the last hop, back to the first stage."""
+    first, total = 0, 0.0
+    for at, (device, count) in enumerate(cut):
+        total += float(task.step[device, first : first + count].sum())
+        if len(cut) > 1:
+            total += float(task.hop[cut[at - 1][0], device])  # at 0: the token's way back
+        first += count
+    return total
+
+
+def fits(task: Task, cut: Cut) -> bool:
+    """Whether every stage fits its device's memory (equation 22), no device is used twice, and no layer is left."""
+    first = 0
+    for device, count in cut:
+        taken = task.need[first : first + count].sum() if len(cut) > 1 else task.alone_need
+        if count < 1 or taken > task.room[device] * (1.0 + 1e-12):
+            return False
+        first += count
+    return first == task.layers and len({device for device, _ in cut}) == len(cut)

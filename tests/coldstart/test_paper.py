@@ -1,0 +1,175 @@
+"""CSGO's equations and its setting, number by number."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bench.coldstart_paper import CLAIMS, row, table
+from edgellm.coldstart import csgo
+from edgellm.coldstart.build import task_of
+from edgellm.coldstart.hardware import Device, Link, sending
+from edgellm.coldstart.model import Model, Shape
+from edgellm.coldstart.plan import plan
+from edgellm.coldstart.task import Task, fits, makespan, per_token, streamed, timeline
+from edgellm.errors import InvalidOption
+
+TABLE = {  # tokens: ideal single, even, heuristic, optimum, devices, layers, receiving, streamed
+    256: (6.129, 3.612, 2.829, 2.562, "3412", (7, 5, 15, 13), 2.539, 2.315),
+    512: (6.191, 3.700, 2.980, 2.658, "3412", (7, 5, 14, 14), 2.623, 2.332),
+    1024: (6.325, 3.903, 3.326, 2.848, "4312", (4, 7, 15, 14), 2.788, 2.501),
+    2048: (6.630, 4.388, 4.257, 3.338, "4321", (3, 6, 12, 19), 3.209, 2.808),
+    4096: (7.394, 6.495, 6.204, 4.497, "4321", (2, 4, 12, 22), 4.252, 3.512),
+    8192: (9.462, 12.448, 10.749, 7.029, "321", (3, 10, 27), 6.623, 5.444),
+}
+
+
+@pytest.mark.parametrize("tokens", csgo.LENGTHS)
+def test_the_papers_setting_comes_out_as_it_was_reproduced(tokens: int) -> None:
+    single, even, heuristic, best, devices, layers, receiving, streaming = TABLE[tokens]
+    found = row(tokens)
+    wanted = {"ideal_single": single, "even": even, "heuristic": heuristic, "optimum": best}
+    assert found["seconds"] == pytest.approx(wanted, abs=6e-4)
+    assert found["proved"]
+    assert found["algorithm_1"] == pytest.approx(found["seconds"]["optimum"], rel=1e-8)
+    assert found["overlaps"]["receiving"] == pytest.approx(receiving, abs=6e-4)
+    assert found["overlaps"]["streamed"] == pytest.approx(streaming, abs=6e-4)
+    stages = found["ways"]["optimum"]["stages"]
+    assert "".join(stage["device"][-1] for stage in stages) == devices
+    assert tuple(stage["last_layer"] - stage["first_layer"] + 1 for stage in stages) == layers
+
+
+def test_what_is_saved_stands_beside_the_papers_claims() -> None:
+    lines = [row(tokens) for tokens in (256, 8192)]
+    every = [share for line in lines for share in line["saved"].values()]
+    ours = {"mean_over_best_baseline": statistics.fmean(every), "least": min(every), "most": max(every)}
+    text = table({"lengths": lines, "ours": ours, "claims": CLAIMS})
+    assert "3,4,1,2 (7,5,15,13)" in text
+    assert "(the paper: 17.43 %)" in text
+    assert "9.4 to 58.2 % (the paper: 8 to 50 %)" in text
+
+
+def test_a_layer_of_qwen3_weighs_what_the_equations_say() -> None:
+    shape = csgo.model().shape
+    assert shape.weights == pytest.approx(660.6e6, rel=1e-4)  # eq. 5-7
+    assert shape.activation(8192) == 2 * 8192 * 5120  # eq. 4
+    assert shape.flops(1024) == pytest.approx(4 * 1024 * 128 * (5120 * 48 + 1024 * 40) + 6 * 1024 * 5120 * 17408)
+    assert shape.flops(1, 1024) < shape.flops(1024) / 1000
+
+
+def test_shannon_and_path_loss_give_the_rates_of_table_1() -> None:
+    found = [(round(device.uplink / 1e6), round(device.downlink / 1e6)) for device in csgo.devices()]
+    assert found == [(1721, 1854), (1287, 1473), (1031, 1297), (914, 1180)]
+
+
+def test_utilisation_saturates() -> None:
+    device = csgo.devices()[0]
+    assert device.utilisation(0) == 0.0
+    assert device.utilisation(1e9) == pytest.approx(0.4)
+    assert device.speed(2048) == pytest.approx(165e12 * 0.4 * (1 - np.exp(-5.1e-4 * 2048)))
+
+
+@pytest.mark.parametrize(("tokens", "caps"), [(256, (30, 15, 12, 12)), (8192, (30, 15, 11, 11))])
+def test_memory_holds_as_many_layers_as_equation_22_lets_it(tokens: int, caps: tuple[int, ...]) -> None:
+    task = task_of(csgo.devices(), csgo.model(), tokens)
+    assert tuple(int(room // task.need[0]) for room in task.room) == caps
+
+
+def test_the_cache_takes_memory() -> None:
+    shape = csgo.model().shape
+    without = task_of(csgo.devices(), csgo.model(), 4096, 1000)
+    with_cache = task_of(csgo.devices(), Model.of(shape), 4096, 1000)
+    assert with_cache.need[0] - without.need[0] == 5096 * 4 * 8 * 128
+
+
+def test_a_measured_link_takes_the_place_of_the_rates() -> None:
+    one, other, *_ = csgo.devices()
+    links = {(one.name, other.name): Link(8e6, 0.5)}
+    found = sending((one, other), 1e6, links)
+    assert found[0, 1] == pytest.approx(1.5)
+    assert found[1, 0] == pytest.approx(8e6 / min(other.uplink, one.downlink))
+
+
+def two(overlap: str) -> Task:
+    """Two layers for each of two devices: 1 s to load, 2 s to compute, 0.5 s to send."""
+    return Task(
+        np.ones((2, 4)), np.full((2, 4), 2.0), np.array([[0.0, 0.5], [0.5, 0.0]]), np.ones(4), np.full(2, 3.0),
+        overlap,  # type: ignore[arg-type]
+        step=np.full((2, 4), 0.1), hop=np.full((2, 2), 0.25),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overlap", "first", "second"), [("paper", 6.0, 10.5), ("receiving", 6.0, 10.5), ("streamed", 5.0, 9.5)]
+)
+def test_the_three_ways_to_overlap(overlap: str, first: float, second: float) -> None:
+    spans = timeline(two(overlap), ((0, 2), (1, 2)))
+    assert [span.finish for span in spans] == [first, second]
+    assert spans[1].wait == first - spans[1].load  # eq. 24
+
+
+def test_receiving_while_loading_saves_the_sending() -> None:
+    slow = np.array([[1.0] * 4, [4.0] * 4])
+    ends = {}
+    for overlap in ("paper", "receiving"):
+        task = Task(slow, np.full((2, 4), 1.0), np.full((2, 2), 0.5), np.ones(4), np.full(2, 3.0), overlap)
+        ends[overlap] = makespan(task, ((0, 2), (1, 2)))
+    assert ends == {"paper": 8 + 0.5 + 2, "receiving": 8 + 2}
+
+
+def test_streaming_computes_each_layer_once_it_is_there() -> None:
+    assert streamed(np.array([1.0, 1.0, 1.0]), np.array([0.5, 0.5, 0.5]), 3.0) == 3.5
+    assert streamed(np.array([1.0, 1.0, 1.0]), np.array([2.0, 2.0, 2.0]), 3.0) == 7.0
+
+
+def test_a_token_goes_through_every_stage_and_back() -> None:
+    assert per_token(two("paper"), ((0, 2), (1, 2))) == pytest.approx(4 * 0.1 + 2 * 0.25)
+    assert per_token(two("paper"), ((0, 4),)) == pytest.approx(4 * 0.1)
+
+
+def test_a_device_decodes_as_fast_as_it_reads_its_weights_where_that_is_known() -> None:
+    one, *_ = csgo.devices()
+    known = replace(one, bandwidth=100e9)
+    task = task_of([one, known], csgo.model(), 256, 10)
+    assert task.step[1, 0] == pytest.approx(csgo.model().shape.weights / 100e9)
+    assert task.step[0, 0] == pytest.approx(csgo.model().shape.flops(1, 261) / one.speed(1))
+
+
+def test_what_fits() -> None:
+    task = two("paper")
+    assert fits(task, ((0, 2), (1, 2)))
+    assert not fits(task, ((0, 4),))  # memory
+    assert not fits(task, ((0, 2), (0, 2)))  # twice the same device
+    assert not fits(task, ((0, 2), (1, 1)))  # a layer left
+
+
+def test_a_tied_head_is_kept_once_on_a_device_that_holds_all() -> None:
+    shape = Shape(4, 64, 4, 2, 16, 128)
+    tied = Model("tied", shape, (shape.weights,) * 4, (0.0,) * 4, embedding=1e6, head=1e6, tied=True)
+    assert tied.bytes == pytest.approx(4 * shape.weights + 1e6)
+    task = task_of(csgo.devices(), tied, 64)
+    assert task.alone_load[0] == pytest.approx(tied.bytes / 5000e6)
+    assert timeline(task, ((0, 4),))[0].load == pytest.approx(tied.bytes / 5000e6)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Device("a", 0.0, 0.4, 1e-3, 1.0, 1.0, 1.0, 1.0),
+        lambda: Device("a", 1.0, 1.4, 1e-3, 1.0, 1.0, 1.0, 1.0),
+        lambda: Shape(4, 64, 4, 2, 16, 0),
+        lambda: Model("a", Shape(4, 64, 4, 2, 16, 8), (1.0,), (0.0,)),
+        lambda: task_of((), csgo.model(), 64),
+        lambda: task_of(csgo.devices(), csgo.model(), 0),
+        lambda: Task(np.ones((1, 2)), -np.ones((1, 2)), np.zeros((1, 1)), np.ones(2), np.ones(1)),
+        lambda: Task(np.ones((1, 2)), np.ones((1, 3)), np.zeros((1, 1)), np.ones(2), np.ones(1)),
+        lambda: two("sometimes"),
+        lambda: plan(csgo.devices(), csgo.model(), 64, objective="both"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_meant_is_said(wrong: object) -> None:
+    with pytest.raises(InvalidOption):
+        wrong()  # type: ignore[operator]

@@ -1,0 +1,224 @@
+"""The fast planner finds what Algorithm 1 finds, and what it proves is so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.coldstart_exact import SAME, compared
+from bench.coldstart_families import FAMILIES, drawn
+from edgellm.coldstart import csgo, labels, reply
+from edgellm.coldstart.algorithm1 import algorithm1, brute_force, every_plan
+from edgellm.coldstart.build import task_of
+from edgellm.coldstart.labels import Search
+from edgellm.coldstart.plan import advice, plan
+from edgellm.coldstart.planner import fastest, floor
+from edgellm.coldstart.prices import Bound, Columns, packing, potentials
+from edgellm.coldstart.tables import Tables
+from edgellm.coldstart.task import OVERLAPS, Overlap, Task, fits, makespan
+from edgellm.errors import InvalidOption, PlanImpossible
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_the_optimum_of_algorithm_1(family: str) -> None:
+    found = compared(family, 6, seed=7)  # `bench coldstart exact` compares a thousand
+    assert (found["wrong"], found["unproved"]) == (0, 0)
+
+
+def uneven(task: Task, rng: np.random.Generator) -> Task:
+    """The task with layers that differ, an embedding and a head, and times for further tokens."""
+    weight, work = rng.uniform(0.6, 1.5, task.layers), rng.uniform(0.8, 1.2, task.layers)
+    weight[0] += 2.0
+    weight[-1] += 2.0
+    load, step = task.load * weight, task.compute * work * rng.uniform(0.1, 0.5, (task.devices, 1))
+    hop = rng.uniform(0.0, 0.1, task.send.shape)
+    return replace(
+        task, load=load, compute=task.compute * work, need=weight, room=task.room * 1.4, step=step, hop=hop,
+        alone_load=0.9 * load.sum(1), alone_need=float(weight.sum() - 2.0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("family", ["wide", "similar and tight", "random communication"])
+def test_layers_that_differ_are_planned_exactly_for_both_objectives(family: str, overlap: Overlap) -> None:
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        task = uneven(drawn(family, rng, 3, 6, overlap), rng)
+        best = brute_force(task)
+        found, reference = fastest(task), algorithm1(task)
+        if best is None:
+            assert found is None
+            assert reference is None
+            continue
+        assert found is not None
+        assert reference is not None
+        assert found.optimal
+        assert found.seconds == pytest.approx(best[0], rel=SAME)
+        assert reference[0] == pytest.approx(best[0], rel=1e-9)
+        assert makespan(task, found.cut) == found.seconds
+        for asked in (task, reply.warm(task)):
+            least = min(reply.seconds(asked, cut, 9) for cut in every_plan(asked))
+            quickest = reply.quickest(asked, 9)
+            assert quickest is not None
+            assert quickest.optimal
+            assert quickest.seconds == pytest.approx(least, rel=SAME)
+
+
+@given(st.integers(0, 10_000), st.sampled_from(sorted(FAMILIES)), st.sampled_from(OVERLAPS))
+@settings(max_examples=25, deadline=None)
+def test_no_bound_is_ever_below_what_a_plan_shows_to_be_possible(seed: int, family: str, overlap: Overlap) -> None:
+    """Of a real plan cut anywhere, the bound must allow the layers that the plan has before the cut."""
+    rng = np.random.default_rng(seed)
+    task = drawn(family, rng, 5, 15, overlap)
+    found = algorithm1(task)
+    assert found is not None
+    seconds, cut = found
+    columns = Columns.of(Tables(task))
+    assert floor(columns, task.layers, 2.0 * seconds) <= seconds * (1 + 1e-9)
+    bound = Bound(columns, seconds * rng.uniform(1.0, 1.3))
+    rho, placed, left = seconds, 0, task.layers
+    for at in reversed(range(1, len(cut))):
+        device, count = cut[at]
+        left -= count
+        placed |= 1 << device
+        rho -= float(task.compute[device, 0]) * count
+        allowed = bound(np.array([placed]), np.array([device]), np.array([rho * (1 + 1e-12)]))
+        assert allowed[0] >= left - 1e-6
+        rho -= float(task.send[cut[at - 1][0], device])
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=25, deadline=None)
+def test_parts_of_the_sending_never_exceed_it(seed: int) -> None:
+    send = np.random.default_rng(seed).uniform(0.0, 1.0, (6, 6))
+    before, behind = potentials(send)
+    others = ~np.eye(6, dtype=bool)
+    assert ((behind[:, None] + before[None, :] <= send + 1e-9) | ~others).all()
+    assert min(before) >= 0.0
+    assert behind.sum() + before.sum() >= np.where(others, send, np.inf).min(1).sum() - 1e-9
+
+
+def test_the_simplex_method_solves_a_known_program() -> None:
+    rows = np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 2.0]])
+    x, duals = packing(rows, np.array([4.0, 12.0, 18.0]), np.array([3.0, 5.0]))
+    assert x == pytest.approx([2.0, 6.0])
+    assert duals == pytest.approx([0.0, 1.5, 1.0])
+
+
+def test_a_plan_that_is_stopped_says_how_good_it_is_at_least() -> None:
+    task = drawn("similar and tight", np.random.default_rng(1), 14, 60)
+    stopped = fastest(task, lambda: True)
+    assert stopped is not None
+    assert not stopped.optimal
+    assert 0.0 < stopped.gap < 0.5
+    assert fits(task, stopped.cut)
+    whole = fastest(drawn("wide", np.random.default_rng(1), 10, 40))
+    assert whole is not None
+    assert whole.gap == 0.0
+
+
+def test_a_narrow_search_never_claims_to_have_looked_everywhere() -> None:
+    task = drawn("similar", np.random.default_rng(3), 6, 30)
+    best = fastest(task)
+    assert best is not None
+    search, bound = Search(Tables(task)), Bound(Columns.of(Tables(task)), best.seconds)
+    limit = best.seconds * (1 - 1e-7)
+    assert search.within(limit, bound, None, lambda: False) == ([], True)
+    cuts, whole = search.within(best.seconds * 1.001, bound, 1, lambda: False)
+    assert not whole
+    assert all(makespan(task, cut) <= best.seconds * 1.0011 for cut in cuts)
+
+
+def test_a_search_that_outgrows_its_room_does_not_claim_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = drawn("similar and tight", np.random.default_rng(1), 8, 40)
+    best = fastest(task)
+    monkeypatch.setattr(labels, "GROWN", 10)
+    monkeypatch.setattr(labels, "CHUNK", 100)
+    search, bound = Search(Tables(task)), Bound(Columns.of(Tables(task)), best.seconds if best else 1.0)
+    assert best is not None
+    assert search.within(best.seconds * (1 - 1e-7), bound, None, lambda: False) == ([], False)
+    cramped = fastest(task)
+    assert cramped is not None
+    assert not cramped.optimal
+
+
+def test_equal_devices_change_nothing() -> None:
+    one = drawn("wide", np.random.default_rng(5), 3, 12)
+    twice = [0, 1, 2, 0, 1, 2]
+    task = replace(
+        one, load=one.load[twice], compute=one.compute[twice], room=one.room[twice], send=np.full((6, 6), 0.02),
+        step=one.step[twice], hop=np.zeros((6, 6)), alone_load=one.alone_load[twice],
+    )  # fmt: skip
+    found, reference = fastest(task), algorithm1(task)
+    assert found is not None
+    assert reference is not None
+    assert Search(Tables(task)).twins == [(3, 0), (4, 1), (5, 2)]
+    assert found.seconds == pytest.approx(reference[0], rel=SAME)
+
+
+def test_algorithm_1_refuses_what_would_take_hours() -> None:
+    with pytest.raises(InvalidOption, match="Use plan instead"):
+        algorithm1(drawn("wide", np.random.default_rng(0), 20, 100))
+
+
+def test_what_fits_nowhere_is_said_with_what_is_needed() -> None:
+    with pytest.raises(PlanImpossible, match=r"needs 26\.4 GB with its cache, and the devices have 16\.0 GB"):
+        plan(csgo.devices()[2:], csgo.model(), 256)
+
+
+def test_memories_that_would_do_together_and_do_not_apart() -> None:
+    shape = replace(csgo.model().shape, layers=3)
+    roomy = [replace(device, memory=1.9 * shape.weights) for device in csgo.devices()[:2]]
+    with pytest.raises(PlanImpossible, match="no way to cut it fits"):
+        plan(roomy, replace(csgo.model(), shape=shape, layer_bytes=(shape.weights,) * 3, cache_bytes=(0.0,) * 3), 1)
+
+
+def test_the_plan_carries_why_and_what_else_there_is() -> None:
+    found = plan(csgo.devices(), csgo.model(), 8192, overlap="paper")
+    assert found.optimal
+    assert found.best_single is None
+    assert dict(found.unused) == {"Device 4": "no plan with it is faster"}
+    assert found.advice.startswith("Split it over Device 3, Device 2 and Device 1: 7.03 s. No single device")
+    assert [stage.first_layer for stage in found.way.stages] == [1, 4, 14]
+    assert sum(stage.size for stage in found.way.stages) == pytest.approx(csgo.model().bytes)
+
+
+def test_a_long_reply_is_split_less_widely() -> None:
+    first = plan(csgo.devices(), csgo.model(), 1024, 256)
+    whole = plan(csgo.devices(), csgo.model(), 1024, 256, objective="reply")
+    assert len(whole.way.stages) < len(first.way.stages)
+    assert whole.way.reply_s < first.way.reply_s
+    assert whole.way.ttft_s > first.way.ttft_s
+
+
+def test_it_says_not_to_split_where_that_is_as_fast() -> None:
+    strong, *others = csgo.devices()
+    roomy = replace(strong, memory=64e9, disk=5e10)
+    slow = [replace(device, uplink=1e6, downlink=1e6) for device in others]
+    found = plan([roomy, *slow], csgo.model(), 1024)
+    assert found.way.alone
+    assert found.advice.startswith("Use Device 1 alone: ")
+    assert found.way.ttft_s == found.best_single.ttft_s if found.best_single else False
+
+
+def test_a_gain_too_small_to_be_worth_it_is_called_so() -> None:
+    found = plan(csgo.devices(), csgo.model(), 256)
+    one = replace(found.way, ttft_s=found.way.ttft_s * 1.02, stages=found.way.stages[:1])
+    assert "not worth it" in advice(found.way, one, None, None, lambda way: way.ttft_s)
+    much = replace(one, ttft_s=found.way.ttft_s * 2.0)
+    assert "(50% less)" in advice(found.way, much, None, None, lambda way: way.ttft_s)
+    assert "split only when it is cold" in advice(
+        found.way, much, None, replace(one, ttft_s=0.1), lambda way: way.ttft_s
+    )
+
+
+def test_one_device_is_a_plan_too() -> None:
+    roomy = replace(csgo.devices()[0], memory=64e9)
+    found = fastest(task_of([roomy], csgo.model(), 256, overlap="paper"))
+    assert found is not None
+    assert found.cut == ((0, 40),)
+    assert found.optimal

@@ -1,0 +1,102 @@
+"""Files of devices: what is read, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgellm.errors import FleetUnreadable, InvalidOption
+from edgellm.mesh.fleet import MAX_BYTES, preset, read_fleet
+from edgellm.mesh.layers import model_of
+
+DESKTOP = """\
+[[device]]
+name = "desktop"
+tflops = 20
+util_a = 0.4
+util_b = 0.001
+disk_mb_s = 2000
+memory_gb = 16
+uplink_mbps = 400
+downlink_mbps = 500
+"""
+LAPTOP = DESKTOP.replace("desktop", "laptop") + "latency_ms = 2.5\nmemory_gb_s = 40\n"
+LINK = '[[link]]\nfrom = "laptop"\nto = "desktop"\nmbps = 90\nlatency_ms = 4\n'
+MODEL = "[model]\nlayers = 4\nd_model = 64\nheads = 4\nkv_heads = 2\nd_head = 16\nd_ff = 128\nbytes_per_weight = 0.5\n"
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "home.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_devices_links_and_a_model_are_read(tmp_path: Path) -> None:
+    found = read_fleet(written(tmp_path, DESKTOP + LAPTOP + LINK + MODEL))
+    desktop, laptop = found.devices
+    assert (desktop.name, desktop.flops, desktop.disk, desktop.memory) == ("desktop", 20e12, 2e9, 16e9)
+    assert (desktop.uplink, desktop.downlink, desktop.latency) == (400e6, 500e6, 0.0)
+    assert laptop.latency == pytest.approx(2.5e-3)
+    assert (desktop.bandwidth, laptop.bandwidth) == (0.0, 40e9)
+    assert found.links["laptop", "desktop"].rate == 90e6
+    assert found.model is not None
+    assert found.model.shape.layers == 4
+    assert found.model.layer_bytes[0] == found.model.shape.weights
+    assert found.model.cache_bytes[0] == 4 * 2 * 16
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nonsense", "is no TOML"),
+        ("", r"names no device. Write a \[\[device\]\] table"),
+        ('[device]\nname = "a"\n', "device is not a list of tables"),
+        ("devices = 3\n" + DESKTOP, "has the key 'devices'. Known are device, link, model"),
+        (DESKTOP.replace("tflops = 20\n", ""), r"\[\[device\]\] 1 \(desktop\): tflops is missing"),
+        (DESKTOP.replace("= 2000", '= "fast"'), "disk_mb_s is 'fast'. Give a number above 0"),
+        (DESKTOP.replace("= 2000", "= 0"), "disk_mb_s is 0. Give a number above 0"),
+        (DESKTOP.replace("= 2000", "= nan"), "disk_mb_s is nan"),
+        (DESKTOP.replace("= 2000", "= true"), "disk_mb_s is True"),
+        (DESKTOP.replace("0.4", "40"), "util_a is 40. It is the share of the peak, at most 1"),
+        (DESKTOP.replace("memory_gb", "memory_mb"), "has the key 'memory_mb'"),
+        (DESKTOP.replace('"desktop"', "7"), "name is 7"),
+        (DESKTOP + DESKTOP, "two devices are named 'desktop'"),
+        (DESKTOP + "latency_ms = -1\n", "latency_ms is -1. Give a number of 0 or more"),
+        (DESKTOP + LINK, "from is 'laptop'. Name one of desktop"),
+        (DESKTOP + MODEL.replace("= 64", "= 64.5"), r"\[model\]: d_model is 64.5. Give a whole number"),
+        (DESKTOP + MODEL.replace("layers = 4", "layers = 4000"), "layers is 4000. Give a whole number up to 512"),
+        ("model = 3\n" + DESKTOP, "model is 3"),
+        ("".join(DESKTOP.replace("desktop", f"d{at}") for at in range(21)), "names 21 devices"),
+        ("#" * (MAX_BYTES + 1), "has 1048577 bytes"),
+    ],
+)
+def test_what_is_wrong_is_said_with_key_value_and_what_is_expected(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(FleetUnreadable, match=said):
+        read_fleet(written(tmp_path, text))
+
+
+def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
+    with pytest.raises(FleetUnreadable, match="cannot be read"):
+        read_fleet(tmp_path / "none.toml")
+    (tmp_path / "x.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(FleetUnreadable, match="is no TOML"):
+        read_fleet(tmp_path / "x.toml")
+
+
+def test_presets() -> None:
+    found = preset("csgo")
+    assert len(found.devices) == 4
+    assert found.model is not None
+    with pytest.raises(InvalidOption, match="Choose from csgo"):
+        preset("home")
+
+
+def test_a_gguf_is_read_as_it_is_quantised(verifier_path: Path) -> None:
+    found = model_of(verifier_path)
+    assert found.shape.layers == len(found.layer_bytes)
+    assert all(found.layer_bytes)
+    assert found.bytes == pytest.approx(verifier_path.stat().st_size, rel=0.2)
+    assert found.embedding > 0
+    assert found.head >= found.embedding if found.tied else found.head > 0
+    assert found.head_flops > 0
