@@ -34,7 +34,7 @@ _VARIES = (
     (re.compile(r"\d[\d,.]* tokens/s"), "N tokens/s"),
     (re.compile(r"first after \d+ ms"), "first after N ms"),
     (re.compile(r"planned in \d+ ms"), "planned in N ms"),
-    (re.compile(r'"confidence": [\d.]+'), '"confidence": N'),
+    (re.compile(r'"confidence": ([\d.]+|null)'), '"confidence": N'),
     (re.compile(r"^■ .+$", re.MULTILINE), "■ who wrote how many"),  # what is copied depends on what it costs here
     (re.compile(r"100% verified · .* · 0 B up"), "100% verified · 0 B up"),
     (re.compile(r'"source": "(accepted|corrected|bonus|retrieved|verifier)"'), '"source": "CHECKED"'),
