@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import grpc
@@ -58,6 +59,12 @@ _SERVER: Options = [
     ("grpc.server_handshake_timeout_ms", 10_000),
 ]
 
+_PAIRING: Options = [
+    ("grpc.max_send_message_length", 2**16),
+    ("grpc.max_receive_message_length", 2**16),
+    ("grpc.max_concurrent_streams", 4),
+]
+
 
 def open_channel(address: Address, trust: Trust | None = None, device: DeviceID | None = None) -> grpc.aio.Channel:
     """A connection to a device, made when first used: in plain text on this machine, or by mutual TLS.
@@ -102,6 +109,38 @@ def bind(server: grpc.aio.Server, address: Address, trust: Trust | None = None) 
     if not port:
         raise _taken(address)
     return Address(address.host, port)
+
+
+def new_pairing_server() -> grpc.aio.Server:
+    """A server for pairing alone: for small messages, and few of them at a time."""
+    return grpc.aio.server(options=[*_PAIRING, *_SERVER])
+
+
+def open_pairing_channel(address: Address) -> grpc.aio.Channel:
+    """A connection in plain text to whoever says that it shows a code: that pairing finds out."""
+    return grpc.aio.insecure_channel(str(address), options=[*_PAIRING, *_CHANNEL])
+
+
+def bind_pairing(server: grpc.aio.Server, hosts: Sequence[str], port: int) -> list[Address]:
+    """Makes a pairing server, and no other one, listen at all of `hosts` in plain text, at one port.
+
+    Raises:
+        PortTaken, InvalidOption: as for `bind`; a `port` that is taken at the first host is replaced.
+    """
+    bound: list[Address] = []
+    for host in hosts:
+        address = Address.of(host, bound[0].port if bound else port)
+        try:
+            probe(address)
+        except PortTaken:
+            if bound or not port:
+                raise
+            address = Address(address.host, 0)
+        chosen = server.add_insecure_port(str(address))
+        if not chosen:
+            raise _taken(address)
+        bound.append(Address(address.host, chosen))
+    return bound
 
 
 def probe(address: Address) -> None:
