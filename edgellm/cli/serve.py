@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import enum
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgellm.cli.loading import Loading
+from edgellm.cli.pair import Interfaces
 from edgellm.cli.screen import say
 from edgellm.cli.teach import model_names
 
@@ -36,19 +40,68 @@ def serve(
         typer.Option("-m", "--model", metavar="MODEL", help="The model that verifies.", autocompletion=model_names),
     ] = "edgellm-verifier",
     host: Annotated[
-        str, typer.Option(metavar="HOST", help="Where to listen; only this machine for now.")
+        str,
+        typer.Option(
+            metavar="HOST", help="Where to listen: this machine only, or one of its addresses, for paired devices."
+        ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="PORT", help="The TCP port; 0 lets the system choose.")] = PORT,
+    paired_only: Annotated[
+        bool, typer.Option("--paired-only", help="Mutual TLS and paired devices alone also on this machine.")
+    ] = False,
+    announce: Annotated[
+        bool, typer.Option("--announce/--no-announce", help="Let paired devices find it by multicast DNS.")
+    ] = True,
+    interface: Interfaces = None,
 ) -> None:
     from edgellm.serve.server import serve_verifier
     from edgellm.store import resolve
 
     path = resolve(model)
     with Loading() as loading:
-        server = serve_verifier(path, host=host, port=port, on_event=_tell, progress=partial(loading, path.name))
-    say(f"Ask it with: edgellm chat --verifier {server.address}", style="bold")
+        server = serve_verifier(
+            path, host=host, port=port, paired_only=paired_only, on_event=_tell, progress=partial(loading, path.name)
+        )
+    if server.trust is None:
+        say(f"Ask it with: edgellm chat --verifier {server.address}", style="bold")
+    else:
+        say("Ask it on a paired device with: edgellm chat --verifier auto", style="bold")
+        say(f"or, if it is not found: edgellm chat --peer {server.address}", style="dim")
     say("Ctrl-C stops it when it has finished what is in flight; a second one stops it at once.", style="dim")
-    _until_stopped(server)
+    with _announced(server, interface) if announce else nullcontext():
+        _until_stopped(server)
+
+
+@contextmanager
+def _announced(server: VerifierServer, interface: list[str] | None) -> Iterator[None]:
+    """Announces a server that other machines can reach, and looks for one that has this one's identity."""
+    from ipaddress import ip_address
+
+    from edgellm.link.discovery import Kind, announced, copies
+    from edgellm.link.interfaces import chosen_hosts
+
+    trust, address = server.trust, server.address
+    if trust is None or address.loopback:
+        yield
+        return
+    try:
+        everywhere = ip_address(address.host).is_unspecified
+    except ValueError:  # a name
+        everywhere = True
+    hosts = chosen_hosts(interface or ()) if everywhere else [address.host]
+    hosts = [host for host in hosts if ":" not in host]  # announcements are made over IPv4
+
+    def look() -> None:
+        for copy in copies(trust.identity.id.short, hosts):
+            say(f"{copy.addresses[0].host} announces the identity of this device, {copy.short}: run `edgellm doctor`.")
+
+    with announced(Kind.DEVICE, trust.identity.id.short, address.port, hosts) as begun:
+        if begun:
+            say(f"announced as {trust.identity.id.short} on {', '.join(hosts)}", style="dim")
+            threading.Thread(target=look, daemon=True).start()
+        else:
+            say("It could not be announced; `edgellm doctor` tells why. --peer HOST:PORT works all the same.")
+        yield
 
 
 def _until_stopped(server: VerifierServer) -> None:

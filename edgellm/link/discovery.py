@@ -134,6 +134,11 @@ def browse(
         return sorted(found.values(), key=lambda hint: (hint.short, hint.instance))
 
 
+def copies(short: str, hosts: Sequence[str], seconds: float = 2.0) -> list[Hint]:
+    """Who announces this very ID from another machine: somebody has copied this device's files."""
+    return [hint for hint in browse(Kind.DEVICE, hosts, seconds) if hint.short == short and not hint.own]
+
+
 @contextmanager
 def _multicast(hosts: Sequence[str]) -> Iterator[Zeroconf | None]:
     """zeroconf on these interfaces alone; None where the machine does not let it, or there is none."""

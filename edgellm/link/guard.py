@@ -16,7 +16,8 @@ from edgellm.link.address import Address
 from edgellm.link.device import DeviceID
 from edgellm.link.identity import pem_id
 from edgellm.link.interfaces import own_hosts
-from edgellm.link.peers import Peer, Right
+from edgellm.link.peers import Peer
+from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]

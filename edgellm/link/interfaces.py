@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Sequence
@@ -47,12 +48,14 @@ def own_hosts() -> frozenset[str]:
 
 
 def chosen_hosts(names: Sequence[str] = ()) -> list[str]:
-    """The IPv4 addresses of the interfaces with these names or addresses; without any, of those that lead home.
+    """The IPv4 addresses of the interfaces with these names or addresses; without any, of those that
+    `EDGELLM_INTERFACE` names (with commas between them), or else of those that lead home.
 
     Raises:
         InvalidOption: there is no such interface.
     """
     known = interfaces()
+    names = names or [name.strip() for name in os.environ.get("EDGELLM_INTERFACE", "").split(",") if name.strip()]
     if not names:
         return [host for one in known if one.chosen for host in one.hosts]
     hosts: list[str] = []

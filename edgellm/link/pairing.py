@@ -23,7 +23,8 @@ from edgellm.link.guard import Context, caller, own_identity
 from edgellm.link.identity import Certificate
 from edgellm.link.loop import run_there
 from edgellm.link.pake import Exchange
-from edgellm.link.peers import ADDRESSES_MOST, Peer, Rights, read_rights, shown_name
+from edgellm.link.peers import ADDRESSES_MOST, Peer, shown_name
+from edgellm.link.rights import Rights, read_rights
 from edgellm.link.trust import Trust
 from edgellm.link.versions import LINK, check_version
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +16,12 @@ from edgellm.errors import EdgeError, InvalidOption, NotPaired, TrustUnusable
 from edgellm.link.address import Address
 from edgellm.link.device import DeviceID, parse_short
 from edgellm.link.identity import Certificate, trust_folder
+from edgellm.link.rights import Right, Rights, read_rights
 from edgellm.store.private import locked, read_private, write_private
 
 NAME_MOST = 40  # characters
 ADDRESSES_MOST = 8  # for each device, the newest first
 _SEEN_AGAIN = timedelta(minutes=1)  # the list is not written more often for that alone
-
-
-class Right(StrEnum):
-    """What a paired device may do here."""
-
-    VERIFY = "verify"
-    COMPUTE = "compute"
-    FILES = "files"
-
-
-Rights = frozenset[Right]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +193,6 @@ def shown_name(told: str, device: DeviceID) -> str:
     """What a device calls itself, as far as it can be shown; else its short ID."""
     name = "".join(sign for sign in told if sign.isprintable()).strip()[:NAME_MOST].strip()
     return name or device.short
-
-
-def read_rights(words: Iterable[str]) -> Rights:
-    """Rights by name; those of a later version are left out."""
-    return frozenset(right for right in Right if right in set(words))
 
 
 def _there(known: dict[DeviceID, Peer], device: DeviceID) -> Peer:

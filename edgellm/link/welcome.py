@@ -19,8 +19,9 @@ from edgellm.link.address import Address
 from edgellm.link.channel import HELLO_SECONDS, open_channel
 from edgellm.link.device import DeviceID
 from edgellm.link.guard import Context, Guard, own_identity, who
-from edgellm.link.peers import Peer, Rights, read_rights
+from edgellm.link.peers import Peer
 from edgellm.link.reach import Reach, reach
+from edgellm.link.rights import Rights, read_rights
 from edgellm.link.trust import Trust
 from edgellm.link.versions import LINK, check_version
 

@@ -27,7 +27,7 @@ from edgellm.errors import (
 from edgellm.link import edgellm_pb2 as pb
 from edgellm.link.channel import HEARTBEAT_SECONDS, LONGEST_BUSY_MS, PROTOCOL, SERVICE, TAKE_SECONDS
 from edgellm.link.guard import Guard, Method
-from edgellm.link.peers import Right
+from edgellm.link.rights import Right
 from edgellm.serve.batcher import Batcher
 from edgellm.serve.handshake import check_protocol, first_different_block
 from edgellm.serve.jobs import Answer, Missing

@@ -20,7 +20,7 @@ from edgellm.link.channel import bind, new_server
 from edgellm.link.guard import Guard
 from edgellm.link.identity import Identity
 from edgellm.link.loop import run_there
-from edgellm.link.peers import Right
+from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
 from edgellm.link.versions import LINK
 from edgellm.link.welcome import Offer, welcome_handlers

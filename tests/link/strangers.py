@@ -12,7 +12,8 @@ from cryptography.x509.oid import NameOID
 
 from edgellm.link.device import DeviceID
 from edgellm.link.identity import SERVER_NAME, Certificate, Identity, _subject
-from edgellm.link.peers import Peer, Peers, read_rights
+from edgellm.link.peers import Peer, Peers
+from edgellm.link.rights import read_rights
 from edgellm.link.trust import Trust
 
 

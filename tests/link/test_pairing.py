@@ -15,7 +15,7 @@ from edgellm.link.code import Code
 from edgellm.link.identity import Identity
 from edgellm.link.pairing import About, Window, join
 from edgellm.link.pake import Exchange
-from edgellm.link.peers import Right
+from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
 from edgellm.link.versions import LINK
 from tests.link.between import Relay, Talk, hello

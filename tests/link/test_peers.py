@@ -12,7 +12,8 @@ import pytest
 from edgellm.errors import InvalidOption, NotPaired, TrustUnusable
 from edgellm.link.address import Address
 from edgellm.link.identity import Identity
-from edgellm.link.peers import Peer, Peers, Right, read_rights, shown_name
+from edgellm.link.peers import Peer, Peers, shown_name
+from edgellm.link.rights import Right, read_rights
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
 

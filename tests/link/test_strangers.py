@@ -19,7 +19,7 @@ from edgellm.link import guard as guards
 from edgellm.link.address import Address
 from edgellm.link.channel import bind, new_server, open_channel
 from edgellm.link.identity import SERVER_NAME, Identity
-from edgellm.link.peers import Right
+from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
 from edgellm.link.welcome import meet
 from tests.link.doors import (

@@ -20,7 +20,7 @@ from edgellm.link import welcome as greetings
 from edgellm.link.address import Address
 from edgellm.link.channel import open_channel
 from edgellm.link.identity import Identity
-from edgellm.link.peers import Right
+from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
 from edgellm.link.versions import LINK
 from edgellm.link.welcome import ask, meet
