@@ -130,7 +130,7 @@ def _invite(code: Code, places: Sequence[Address], rights: Rights) -> None:
     err().print(Text(f"\n    edgellm pair {code}\n", style="bold cyan"))
     say(f"or, if it does not find this one:  edgellm pair {places[0]} {code}", style="dim")
     say("")
-    _grants("what it may do here", rights, "this device", "it")
+    _grants("what it may do here", rights, "this device", "the other device")
     say("The code is good for two minutes and for one guess. Ctrl-C takes it back.", style="dim")
 
 
@@ -170,13 +170,12 @@ def _show(peer: Peer) -> None:
 
 
 def _grants(title: str, rights: Rights, host: str, guest: str) -> None:
-    table = Table(
-        box=None, show_header=False, pad_edge=False, title=one_line(title), title_justify="left", title_style=""
-    )
+    table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True, style="green")
     table.add_column(overflow="fold")
     for right, meaning in explained(rights, one_line(host), one_line(guest)):
         table.add_row(f"  {right}", Text(meaning, style="" if right else "yellow"))
+    say(f"{one_line(title)}:")
     err().print(table)
 
 

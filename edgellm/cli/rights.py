@@ -11,11 +11,11 @@ from edgellm.link.rights import Right, Rights
 MEANS = {
     Right.VERIFY: (
         "have drafts checked by the verifier that {host} serves",
-        "{host} then reads the prompts and replies that {guest} has checked there",
+        "{host} then reads the prompts and replies of {guest}",
     ),
     Right.COMPUTE: (
         "have {host} compute layers of models",
-        "{host} then sees the activations, from which prompts can be guessed; {guest} can keep {host} busy",
+        "{host} then sees activations, from which prompts can be guessed; {guest} can keep {host} busy, or crash it",
     ),
     Right.FILES: (
         "copy models from {host}",

@@ -46,6 +46,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm pair 192.168.1.20:50150 7-lamp-otter", "the same where it is not found by itself"),
         ("edgellm pair --grant verify,files", "the other device may also copy models from here"),
     ),
+    "doctor": (
+        ("edgellm doctor", "everything that can be looked at from here"),
+        ("edgellm doctor --peer 192.168.1.20:50151", "also a device that should be there"),
+        ("edgellm doctor --json | jq -r '.[] | select(.state == \"problem\").what'", "for scripts"),
+    ),
     "peers": (
         ("edgellm peers", "who is paired, who is there, and what they offer"),
         ("edgellm peers grant phone files", "let it copy models from here, too"),

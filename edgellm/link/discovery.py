@@ -32,10 +32,11 @@ _ASKED_MOST = 64  # names in one look; whoever floods the network with more gain
 
 
 class Kind(StrEnum):
-    """What is announced: a device that serves, or one that shows a pairing code."""
+    """What is announced: a device that serves, one that shows a pairing code, or that announcing is tried."""
 
     DEVICE = "_edgellm._tcp.local."
     PAIRING = "_edgellm-pair._tcp.local."
+    TEST = "_edgellm-test._tcp.local."
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgellm.errors import EdgeError, NotPaired, VerifierUnreachable
 from edgellm.link.address import Address
@@ -52,13 +52,11 @@ def ask_at(trust: Trust, address: Address, seconds: float = ASK_SECONDS) -> Welc
 
 
 def _with_hints(trust: Trust, answer: Answer, hints: Iterable[Hint], seconds: float) -> Answer:
-    if answer.welcomed is not None:
-        return answer
-    known = answer.peer.addresses
-    places = [place for hint in hints if hint.short == answer.peer.id.short for place in hint.addresses]
-    again = run_there(_ask(trust, answer.peer, [place for place in places if place not in known], seconds)).result()
-    best = again if again.welcomed is not None or again.trouble is not None else answer
-    return Answer(best.peer, best.welcomed, best.trouble or answer.trouble, bool(places))
+    """Asks once more where the device has announced itself, if that is a place that it was not asked at."""
+    heard = [place for hint in hints if hint.short == answer.peer.id.short for place in hint.addresses]
+    places = [place for place in heard if place not in answer.peer.addresses]
+    again = run_there(_ask(trust, answer.peer, places, seconds)).result() if places else answer
+    return replace(again, announced=bool(heard))
 
 
 async def _ask_all(trust: Trust, whom: Sequence[tuple[Peer, Sequence[Address]]], seconds: float) -> list[Answer]:

@@ -175,7 +175,7 @@ async def _explained(error: grpc.aio.AioRpcError, address: Address, seconds: flo
     """gRPC says of a failed handshake only that there is no connection; whether anybody listens tells more."""
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.PERMISSION_DENIED:
-        return NotPermitted(f"The device at {address} refuses: {details}", "Ask its owner.")
+        return NotPermitted(f"The device at {address} refuses.", details or "Ask its owner.")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return ProtocolError(f"What answers at {address} is not edgellm, or is too old.", "Update edgellm there.")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -212,7 +212,7 @@ class Connection:
 
     def _unreachable(self, error: grpc.aio.AioRpcError) -> EdgeError:
         if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-            return NotPermitted(f"The verifier at {self.address} refuses: {error.details()}", "Ask its owner.")
+            return NotPermitted(f"The verifier at {self.address} refuses.", error.details() or "Ask its owner.")
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             what = f"What answers at {self.address} is not a verifier."
         elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:

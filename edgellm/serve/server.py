@@ -155,10 +155,7 @@ class VerifierServer:
             self._up.set()
 
     def _offer(self) -> Offer:
-        size = 0
-        with suppress(OSError):
-            size = self.model.path.stat().st_size
-        return Offer("verifier", self.model.name, size, self.model.vocabulary.fingerprint)
+        return Offer("verifier", self.model.name, self.model.size_bytes, self.model.vocabulary.fingerprint)
 
     def _refused(self, what: str) -> None:
         self._tell(ServerEvent(Happened.REFUSED, what))
