@@ -83,7 +83,7 @@ def examine_multicast(heard: Heard, short: str, hosts: Sequence[str]) -> Iterato
     for hint in others:
         if hint.short == short:
             yield problem(
-                "identity", f"{hint.addresses[0].host} announces this device's own identity, {short}: files were copied.",
+                "identity", f"{hint.addresses[0].host} announces the identity of this device: files were copied.",
                 "On the one that has the copy remove trust/identity.pem from edgellm's data folder, and pair it anew.",
             )  # fmt: skip
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edgellm.link.rights import Rights
     from edgellm.link.trust import Trust
 
+PORT = 50150  # as in `edgellm.link.pairing`, which takes its time to import
 SEARCH_SECONDS = 8.0  # for the device that shows the code
 
 Interfaces = Annotated[
@@ -53,7 +54,7 @@ def pair(
         str | None, typer.Option(metavar="NAME", help="What the other device calls this one.", show_default="its own")
     ] = None,
     interface: Interfaces = None,
-    port: Annotated[int, typer.Option(metavar="PORT", help="Where to wait for the other device.")] = 50150,
+    port: Annotated[int, typer.Option(metavar="PORT", help="Where to wait for the other device.")] = PORT,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the code, then the result.")] = False,
 ) -> None:  # fmt: skip
     from edgellm.link.channel import DEFAULT_PORT
