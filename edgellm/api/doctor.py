@@ -39,7 +39,7 @@ def examine(*, draft: str = DRAFT, peers: Sequence[str] = (), interfaces: Sequen
         return
     heard = network.listen(trust.identity.id.short, hosts)
     yield from network.examine_multicast(heard, trust.identity.id.short, hosts)
-    yield from network.examine_peers(trust, heard, vocabulary, hosts)
+    yield from network.examine_peers(trust, heard, vocabulary)
     for address in addresses:
         yield from network.examine_address(trust, address, vocabulary)
 

@@ -88,9 +88,9 @@ def examine_multicast(heard: Heard, short: str, hosts: Sequence[str]) -> Iterato
             )  # fmt: skip
 
 
-def examine_peers(trust: Trust, heard: Heard, vocabulary: str, hosts: Sequence[str]) -> Iterator[Finding]:
+def examine_peers(trust: Trust, heard: Heard, vocabulary: str) -> Iterator[Finding]:
     """Each paired device: is it there, does it speak our version, can it verify?"""
-    for answer in roll_call(trust, trust.peers.all(), hosts):
+    for answer in roll_call(trust, trust.peers.all(), (), heard.hints):
         announcements = [hint for hint in heard.hints if hint.short == answer.peer.id.short]
         if answer.welcomed is None:
             yield _missing(answer, announcements)

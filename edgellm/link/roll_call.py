@@ -28,13 +28,20 @@ class Answer:
     announced: bool
 
 
-def roll_call(trust: Trust, peers: Sequence[Peer], hosts: Sequence[str], seconds: float = ASK_SECONDS) -> list[Answer]:
-    """Asks `peers` where they were last seen; those that do not answer, where they announce themselves on the
-    interfaces with the addresses `hosts`. In the order of `peers`. Raises nothing of what a device may do.
+def roll_call(
+    trust: Trust,
+    peers: Sequence[Peer],
+    hosts: Sequence[str],
+    hints: Sequence[Hint] | None = None,
+    seconds: float = ASK_SECONDS,
+) -> list[Answer]:
+    """Asks `peers` where they were last seen; those that do not answer, where they announce themselves: as `hints` say,
+    or what is heard on the interfaces with the addresses `hosts`. In the order of `peers`. Raises nothing of what a
+    device may do.
     """
     answers = run_there(_ask_all(trust, [(peer, peer.addresses) for peer in peers], seconds)).result()
     missing = {answer.peer.id.short for answer in answers if answer.welcomed is None}
-    if not missing or not hosts:
+    if not missing or not (hosts or hints):
         return answers
     left = set(missing)
 
@@ -42,7 +49,8 @@ def roll_call(trust: Trust, peers: Sequence[Peer], hosts: Sequence[str], seconds
         left.discard(hint.short)
         return not left
 
-    hints = [hint for hint in browse(Kind.DEVICE, hosts, LOOK_SECONDS, enough) if hint.short in missing]
+    if hints is None:
+        hints = browse(Kind.DEVICE, hosts, LOOK_SECONDS, enough)
     return [_with_hints(trust, answer, hints, seconds) for answer in answers]
 
 
