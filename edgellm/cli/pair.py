@@ -32,8 +32,9 @@ SEARCH_SECONDS = 8.0  # for the device that shows the code
 Interfaces = Annotated[
     list[str] | None,
     typer.Option(
-        "--interface", metavar="NAME|IP", envvar="EDGELLM_INTERFACE",
-        help="The network to use; can be given several times.", show_default="those that lead home",
+        "--interface", metavar="NAME|IP",
+        help="The network to use; can be given several times, or set with EDGELLM_INTERFACE.",
+        show_default="those that lead home",
     ),
 ]  # fmt: skip
 

@@ -82,7 +82,7 @@ def _change(store: Peers, action: Action, device: str | None, value: str | None,
     peer = store.find(device)
     if action is Action.RM:
         store.remove(peer.id)
-        say(f"{peer.name} ({peer.id.short}) is a stranger now; what it had open here has ended.")
+        say(f"{peer.name} ({peer.id.short}) is a stranger now; what it has open here ends.")
         say("On that device, too: edgellm peers rm, if it shall not be asked any more.", style="dim")
     elif action is Action.RENAME:
         new = store.rename(peer.id, value or "")

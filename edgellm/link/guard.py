@@ -12,7 +12,6 @@ import grpc
 import grpc.aio
 
 from edgellm.errors import EdgeError, IdentityClash, NotPaired, NotPermitted
-from edgellm.link.address import Address
 from edgellm.link.device import DeviceID
 from edgellm.link.identity import pem_id
 from edgellm.link.interfaces import own_hosts
@@ -138,14 +137,6 @@ def own_identity(device: DeviceID, host: str) -> IdentityClash:
         f"The device at {host or 'the other end'} has the identity of this one, {device.short}: files were copied.",
         f"On the one that has the copy remove {_IDENTITY}, and pair it anew.",
     )
-
-
-def listening(host: str, port: int) -> Address | None:
-    """An address, where the two make one."""
-    try:
-        return Address.of(host, port)
-    except EdgeError:
-        return None
 
 
 _IDENTITY = "the file trust/identity.pem from edgellm's data folder"

@@ -274,7 +274,7 @@ def _why(error: grpc.aio.AioRpcError, address: Address) -> EdgeError:
         grpc.StatusCode.FAILED_PRECONDITION,
         grpc.StatusCode.INVALID_ARGUMENT,
     ):
-        return PairingFailed(f"The device at {address} refuses: {details}", "")
+        return PairingFailed(f"The device at {address} refuses.", details or _AGAIN)
     if code is grpc.StatusCode.UNAVAILABLE:
         return VerifierUnreachable(
             f"No device waits at {address} to be paired.", "Run `edgellm pair` there, and copy what it shows."
