@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,13 +14,14 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
+from edgellm import __version__
 from edgellm.api import machine, network
 from edgellm.api.doctor import examine
 from edgellm.api.findings import Finding, State
 from edgellm.api.network import Heard, examine_interfaces, examine_multicast, examine_peers, examine_welcome
 from edgellm.engine.features import Features
 from edgellm.link.address import Address
-from edgellm.link.discovery import Hint, announced
+from edgellm.link.discovery import Hint, Kind, announced
 from edgellm.link.identity import Identity
 from edgellm.link.peers import Peer
 from edgellm.link.rights import Right
@@ -124,7 +126,7 @@ def test_a_library_that_could_be_faster_is_told(
     me: Trust, monkeypatch: pytest.MonkeyPatch, library: Features, says: str
 ) -> None:
     monkeypatch.setattr("edgellm.engine.features.features", lambda: library)
-    monkeypatch.setattr(machine.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
     notes = [one.what for one in machine.examine_machine() if one.topic == "llama.cpp" and one.state is State.NOTE]
     assert len(notes) == 1
@@ -136,7 +138,7 @@ def test_a_machine_in_no_network_is_told() -> None:
 
 
 def test_silence_where_not_even_our_own_word_comes_back_is_a_firewall_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "announced", lambda *_: announced(network.Kind.TEST, "", 1, []))  # says nothing
+    monkeypatch.setattr(network, "announced", lambda *_: announced(Kind.TEST, "", 1, []))  # says nothing
     monkeypatch.setattr(network, "LISTEN_SECONDS", 0.2)
     heard = network.listen("0000-0000", ["127.0.0.1"])
     assert not heard.own_came_back
@@ -212,7 +214,7 @@ def test_a_device_of_which_there_is_no_sign(me: Trust, desk: Trust) -> None:
 def sound(desk: Trust) -> Welcomed:
     peer: Peer = known(desk, "desk")
     offer = Offer("verifier", "big", 1, VOCABULARY)
-    version = network.__version__
+    version = __version__
     return Welcomed(peer, Address("127.0.0.1", 5), version, frozenset({Right.VERIFY}), (offer,), 0.001, 0.5)
 
 

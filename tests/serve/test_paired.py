@@ -19,20 +19,19 @@ from edgellm.errors import (
     VerifierUnreachable,
     VocabularyMismatch,
 )
-from edgellm.link import welcome
 from edgellm.link.address import Address
 from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
+from edgellm.link.versions import check_version
 from edgellm.serve.choice import choose_verifier, trust_for
 from edgellm.serve.connection import Timing
 from edgellm.serve.remote import RemoteSession, RemoteVerifier
 from edgellm.serve.server import VerifierServer
 from edgellm.serve.service import Happened, ServerEvent
-from edgellm.spec.records import Chunk, Ids
+from edgellm.spec.records import GREEDY, Chunk, Ids
 from tests.link.strangers import befriend, device
 from tests.serve.conftest import ANYWHERE, POSITIONS, Alone
 from tests.serve.test_hello import different
-from tests.serve.test_remote import GREEDY
 
 SLOW = Timing(retry=30.0, retry_most=30.0)
 
@@ -145,8 +144,9 @@ def test_a_verifier_for_paired_devices_needs_one(exact: Model, tmp_path: Path) -
 def test_another_version_of_the_welcome_is_said(
     server: VerifierServer, guest: Trust, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checked = welcome.check_version
-    monkeypatch.setattr(welcome, "check_version", lambda theirs, ours, who: checked(theirs, ours + 1, who))
+    monkeypatch.setattr(
+        "edgellm.link.welcome.check_version", lambda theirs, ours, who: check_version(theirs, ours + 1, who)
+    )
     with pytest.raises(ProtocolError, match="Update edgellm on the other device"):
         RemoteVerifier(server.address, server.model.vocabulary, trust=guest)
 
