@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,42 +67,54 @@ def serve(
         say(f"Ask it with: edgellm chat --verifier {server.address}", style="bold")
     else:
         say("Ask it on a paired device with: edgellm chat --verifier auto", style="bold")
-        say(f"or, if it is not found: edgellm chat --peer {server.address}", style="dim")
+        for host in _hosts(server, interface):
+            say(f"or, if it is not found: edgellm chat --peer {replace(server.address, host=host)}", style="dim")
     say("Ctrl-C stops it when it has finished what is in flight; a second one stops it at once.", style="dim")
     with _announced(server, interface) if announce else nullcontext():
         _until_stopped(server)
 
 
+def _hosts(server: VerifierServer, interface: list[str] | None) -> list[str]:
+    """Where others can reach a server: at the address it was given, or at all that lead home."""
+    from ipaddress import ip_address
+
+    from edgellm.link.interfaces import chosen_hosts
+
+    host = server.address.host
+    try:
+        everywhere = ip_address(host).is_unspecified
+    except ValueError:  # a name
+        everywhere = False
+    return chosen_hosts(interface or ()) if everywhere else [host]
+
+
 @contextmanager
 def _announced(server: VerifierServer, interface: list[str] | None) -> Iterator[None]:
     """Announces a server that other machines can reach, and looks for one that has this one's identity."""
-    from ipaddress import ip_address
-
     from edgellm.link.discovery import Kind, announced, copies
-    from edgellm.link.interfaces import chosen_hosts
 
     trust, address = server.trust, server.address
     if trust is None or address.loopback:
         yield
         return
-    try:
-        everywhere = ip_address(address.host).is_unspecified
-    except ValueError:  # a name
-        everywhere = True
-    hosts = chosen_hosts(interface or ()) if everywhere else [address.host]
-    hosts = [host for host in hosts if ":" not in host]  # announcements are made over IPv4
+    hosts = [host for host in _hosts(server, interface) if _is_ipv4(host)]  # announcements are made over IPv4
+    short = trust.identity.id.short
 
     def look() -> None:
-        for copy in copies(trust.identity.id.short, hosts):
+        for copy in copies(short, hosts):
             say(f"{copy.addresses[0].host} announces the identity of this device, {copy.short}: run `edgellm doctor`.")
 
-    with announced(Kind.DEVICE, trust.identity.id.short, address.port, hosts) as begun:
+    with announced(Kind.DEVICE, short, address.port, hosts) as begun:
         if begun:
-            say(f"announced as {trust.identity.id.short} on {', '.join(hosts)}", style="dim")
+            say(f"announced as {short} on {', '.join(hosts)}", style="dim")
             threading.Thread(target=look, daemon=True).start()
         else:
             say("It could not be announced; `edgellm doctor` tells why. --peer HOST:PORT works all the same.")
         yield
+
+
+def _is_ipv4(host: str) -> bool:
+    return host.replace(".", "").isdigit()
 
 
 def _until_stopped(server: VerifierServer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgellm.errors import InvalidOption, TrustUnusable, VerifierUnreachable
+from edgellm.errors import EdgeError, InvalidOption, TrustUnusable, VerifierUnreachable
 from edgellm.link.address import Address
 from edgellm.link.device import DeviceID
 from edgellm.link.interfaces import chosen_hosts
@@ -34,22 +34,28 @@ def choose_verifier(
 
     Raises:
         PairingRequired: no device is paired.
-        NotPaired: one of `named` is not.
-        VerifierUnreachable: none of them can be used; says why each cannot.
+        NotPaired: one of the names or IDs in `named` is no paired device's.
+        VerifierUnreachable: none of them can be used; says why each cannot. Of a single address, what `meet` raises.
     """
     trust.require_peers()
     answers: list[Answer] = []
+    unfit: list[str] = []
     peers: list[Peer] = [] if named else trust.peers.all()
     for name in named:
         if (address := _address(name)) is None:
             peers.append(trust.peers.find(name))
-        else:
+            continue
+        try:
             welcomed = ask_at(trust, address)
+        except EdgeError as error:
+            if len(named) == 1:
+                raise
+            unfit.append(f"{name} cannot be reached ({error.what.rstrip('.')})")
+        else:
             answers.append(Answer(welcomed.peer, welcomed, None, False))
     if peers:
         answers += roll_call(trust, peers, chosen_hosts() if hosts is None else hosts)
     fit: list[tuple[Welcomed, Offer]] = []
-    unfit: list[str] = []
     for answer in answers:
         offer, why_not = _judged(answer, vocabulary)
         if offer is not None and answer.welcomed is not None:

@@ -51,11 +51,12 @@ def findings(found: list[tuple[str, str, str]], topic: str, state: str) -> str:
 @pytest.mark.slow
 def test_what_is_served_is_found_by_itself_and_verifies(paired: tuple[Machine, Machine, Machine]) -> None:
     a, b, _ = paired
-    with a.running(*SERVE, "10.77.0.1", "--port", "50999", until=UP) as said:  # a port that nobody was told
+    with a.running(*SERVE, "0.0.0.0", "--port", "50999", until=UP) as said:  # a port that nobody was told
         (row,) = b.json("peers")
         assert (row["name"], row["there"], row["address"]) == ("desk", True, "10.77.0.1:50999")
         assert "desk (" in b.edge("chat", "--verifier", "auto", *BRIEF)
     assert "Session 1 from ipv4:10.77.0.2" in "".join(said)
+    assert "edgellm chat --peer 10.78.0.1:50999" in "".join(said)
 
 
 @pytest.mark.slow

@@ -179,6 +179,10 @@ def test_the_best_paired_verifier_is_chosen_and_it_is_said_why(
         small.peers.revoke(guest.identity.id, [Right.VERIFY])
         assert "lounge has not granted this device the right to verify" in chosen(guest, fingerprint)
     assert "lounge cannot be reached (Nobody answers" in chosen(guest, fingerprint)
+    gone = str(other.address)
+    assert f"{gone} cannot be reached (Nobody answers" in chosen(guest, fingerprint, gone, "desk")
+    with pytest.raises(VerifierUnreachable, match="nothing listens at that port"):
+        chosen(guest, fingerprint, gone)
     with pytest.raises(VerifierUnreachable, match=r"desk serves .* whose vocabulary is another one"):
         chosen(guest, "00" * 32)
     with pytest.raises(NotPaired, match="attic"):
