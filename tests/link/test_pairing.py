@@ -237,6 +237,7 @@ def test_whoever_dawdles_is_shown_the_door(window: Window, at: Address, monkeypa
     monkeypatch.setattr(pairing, "STEP_SECONDS", 0.2)
     talk = Talk(at)
     assert talk.refused().startswith("DEADLINE_EXCEEDED")
+    monkeypatch.setattr(pairing, "STEP_SECONDS", 1.5)
     identity = Identity.new()
     talk = Talk(at)
     talk.say(hello(identity, Exchange("A", CODE, identity.certificate).spake))
