@@ -241,15 +241,15 @@ def _peer(certificate: Certificate, words: bytes, rights: Rights, host: str) -> 
         except EdgeError:
             continue
     seen = [Address(host, told[0].port)] if told and host else []
-    addresses = list(dict.fromkeys([*seen, *told]))
-    away = [address for address in addresses if not address.loopback]
+    # what listens on loopback is anybody's of this machine, until the device was met there
+    addresses = [address for address in dict.fromkeys([*seen, *told]) if not address.loopback]
     now = datetime.now(UTC).replace(microsecond=0)
     return Peer(
         name=shown_name(said.name, certificate.id),
         certificate=certificate,
         rights=rights,
         granted=read_rights(said.rights),
-        addresses=tuple(away or addresses)[:ADDRESSES_MOST],
+        addresses=tuple(addresses)[:ADDRESSES_MOST],
         paired=now,
         seen=now,
     )
