@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from edgellm import __version__
 from edgellm.api.findings import Finding, fine, note, problem
 from edgellm.errors import EdgeError, PeerTooNew, PeerTooOld, ProtocolError, VerifierUnreachable
 from edgellm.link.address import Address
@@ -21,7 +20,7 @@ from edgellm.link.reach import Reach, reach
 from edgellm.link.rights import Right
 from edgellm.link.roll_call import Answer, ask_at, roll_call
 from edgellm.link.trust import Trust
-from edgellm.link.versions import LINK, check_version
+from edgellm.link.versions import LINK, check_version, program
 from edgellm.link.welcome import Welcomed
 
 LISTEN_SECONDS = 2.5
@@ -120,9 +119,9 @@ def examine_welcome(welcomed: Welcomed, vocabulary: str) -> Iterator[Finding]:
             "clock", f"The clock of {name} is {abs(welcomed.clock_ahead) / 60:.0f} minutes {way} this one.",
             "Switch on network time on both.",
         )  # fmt: skip
-    if welcomed.version != __version__:
+    if welcomed.version != program():
         yield note(
-            "versions", f"{name} runs edgellm {welcomed.version}, this device {__version__}.", "Update the older one."
+            "versions", f"{name} runs edgellm {welcomed.version}, this device {program()}.", "Update the older one."
         )
     if Right.VERIFY not in welcomed.rights:
         yield note(

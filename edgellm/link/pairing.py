@@ -13,7 +13,6 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from edgellm import __version__
 from edgellm.errors import EdgeError, IdentityClash, NotPaired, PairingFailed, ProtocolError, VerifierUnreachable
 from edgellm.link import trust_pb2 as pb
 from edgellm.link.address import Address
@@ -26,7 +25,7 @@ from edgellm.link.pake import Exchange
 from edgellm.link.peers import ADDRESSES_MOST, Peer, shown_name
 from edgellm.link.rights import Rights, read_rights
 from edgellm.link.trust import Trust
-from edgellm.link.versions import LINK, check_version
+from edgellm.link.versions import LINK, check_version, program
 
 PAIRING_PORT = 50150
 WINDOW_SECONDS = 120.0
@@ -49,7 +48,7 @@ class About:
             name=self.name,
             rights=sorted(self.rights),
             addresses=[str(address) for address in self.addresses],
-            version=__version__,
+            version=program(),
         )
         return words.SerializeToString()
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from edgellm.errors import PeerTooNew, PeerTooOld
 
 LINK = 1  # of trust.proto; what devices do together has its own
+
+
+def program() -> str:
+    """The version of edgellm, for people. The package imports every room, so it is looked up when it is asked for."""
+    return str(vars(import_module("edgellm"))["__version__"])
 
 
 def check_version(theirs: int, ours: int, who: str) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from edgellm import __version__
 from edgellm.errors import EdgeError, NotPaired, NotPermitted, ProtocolError, VerifierUnreachable
 from edgellm.link import trust_pb2 as pb
 from edgellm.link.address import Address
@@ -23,7 +22,7 @@ from edgellm.link.peers import Peer
 from edgellm.link.reach import Reach, reach
 from edgellm.link.rights import Rights, read_rights
 from edgellm.link.trust import Trust
-from edgellm.link.versions import LINK, check_version
+from edgellm.link.versions import LINK, check_version, program
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Devices"]
 _WELCOME = f"/{_SERVICE.full_name}/Welcome"
@@ -74,7 +73,7 @@ def welcome_handlers(trust: Trust, guard: Guard, offers: Sequence[Offer]) -> grp
             protocol=LINK,
             device=mine.digest,
             signature=trust.identity.sign(_statement(request.nonce, mine, client)),
-            version=__version__,
+            version=program(),
             rights=sorted(peer.rights),
             models=told,
             time=int(time.time()),
@@ -128,7 +127,7 @@ async def _welcome(
     call = channel.unary_unary(_WELCOME, pb.WelcomeRequest.SerializeToString, pb.WelcomeReply.FromString)
     began = time.monotonic()
     reply: pb.WelcomeReply = await call(
-        pb.WelcomeRequest(protocol=LINK, nonce=nonce, version=__version__), timeout=seconds
+        pb.WelcomeRequest(protocol=LINK, nonce=nonce, version=program()), timeout=seconds
     )
     took = time.monotonic() - began
     check_version(reply.protocol, LINK, "the other device")
