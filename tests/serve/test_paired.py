@@ -37,18 +37,6 @@ SLOW = Timing(retry=30.0, retry_most=30.0)
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Trust:
-    return device(tmp_path / "host")
-
-
-@pytest.fixture
-def guest(tmp_path: Path, host: Trust) -> Trust:
-    made = device(tmp_path / "guest")
-    befriend(host, made)
-    return made
-
-
-@pytest.fixture
 def told() -> list[ServerEvent]:
     return []
 
