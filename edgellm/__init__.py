@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgellm.api import Pair, compose, generate
+    from edgellm.api import Pair, generate
+    from edgellm.api.compose import compose
     from edgellm.engine import Message
     from edgellm.errors import EdgeError
     from edgellm.spec.options import ReplyOptions

@@ -83,8 +83,36 @@ class PairingRequired(EdgeError):
     """The address is not loopback, and nobody is paired."""
 
 
+class PairingFailed(EdgeError):
+    """Two devices were not paired: a wrong code, a closed window, or somebody in between. Nothing was changed."""
+
+
+class NotPaired(EdgeError):
+    """The other side of a link is not a device that this one trusts, or no longer."""
+
+
+class NotPermitted(EdgeError):
+    """The device is paired, and has not been granted this right."""
+
+
+class IdentityClash(EdgeError):
+    """Another device has the identity of this one: somebody has copied its files."""
+
+
+class TrustUnusable(EdgeError):
+    """This device's identity, or its list of paired devices, cannot be read or written."""
+
+
 class ProtocolError(EdgeError):
     """The other side sent something that the contract does not allow."""
+
+
+class PeerTooOld(ProtocolError):
+    """The other device speaks an older version of the contract."""
+
+
+class PeerTooNew(ProtocolError):
+    """The other device speaks a newer version of the contract."""
 
 
 class VerifierUnreachable(EdgeError):

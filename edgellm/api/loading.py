@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -18,12 +19,18 @@ from edgellm.spec.protocols import Verifier
 
 DRAFT = "edgellm-draft"
 VERIFIER = "edgellm-verifier"
+AUTO = "auto"
 
 Named: TypeAlias = str | Path
 Progress: TypeAlias = Callable[[str, float], None]
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}")
 _POSITIONS = 4096  # of a context by default, where the model was trained for more
+
+
+def is_remote(verifier: Named) -> bool:
+    """Whether `verifier` names one that is served: a `HOST:PORT`, or "auto", and not a model."""
+    return verifier == AUTO or is_address(verifier)
 
 
 def is_address(verifier: Named) -> bool:
@@ -97,13 +104,35 @@ def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:
     return verifier
 
 
-def remote_verifier(address: str, text: Model, closing: ExitStack) -> tuple[Verifier, Callable[[], str]]:
-    """The verifier at `address`, for drafts in the vocabulary of `text`, and what tells its model's hash.
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A verifier across a link, what tells its model's hash, and why it was chosen; "" where it was asked for."""
 
-    Raises what `RemoteVerifier` raises.
+    verifier: Verifier
+    model_hash: Callable[[], str]
+    reason: str
+
+
+def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: ExitStack) -> Remote:
+    """The verifier at the address `where`, or the best one of `peers` if that is "auto", for drafts in the vocabulary
+    of `text`. Off loopback, and wherever a paired device was met, it is asked by mutual TLS.
+
+    Raises what `RemoteVerifier` and `choose_verifier` raise.
     """
-    from edgellm.serve.remote import RemoteVerifier  # gRPC takes its time to import: only who needs it waits
+    # gRPC takes its time to import: only who needs it waits
+    from edgellm.link.address import Address
+    from edgellm.link.trust import Trust
+    from edgellm.serve.choice import choose_verifier, trust_for
+    from edgellm.serve.remote import RemoteVerifier
 
-    verifier = RemoteVerifier(address, text.vocabulary)
+    trust: Trust | None
+    if where == AUTO:
+        trust = Trust.here()
+        chosen = choose_verifier(trust, text.vocabulary.fingerprint, peers)
+        address, device, reason = chosen.address, chosen.device, chosen.reason
+    else:
+        address, device, reason = Address.parse(where), None, ""
+        trust = trust_for(address)
+    verifier = RemoteVerifier(address, text.vocabulary, trust=trust, device=device)
     closing.callback(verifier.close)
-    return verifier, lambda: verifier.model_hash
+    return Remote(verifier, lambda: verifier.model_hash, reason)

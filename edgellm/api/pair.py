@@ -20,7 +20,7 @@ from edgellm.api.loading import (
     Named,
     Progress,
     check_vocabularies,
-    is_address,
+    is_remote,
     load,
     local_verifier,
     named,
@@ -72,6 +72,7 @@ class Pair:
             InvalidOption: both left out, or `n_ctx` is more than the draft model was trained for.
             ProfileUnusable: the given profile is not this pair's.
         """
+        self.verifier_reason = ""  # where "auto" has chosen it
         self._text = text
         self._replies: weakref.WeakSet[Reply] = weakref.WeakSet()
         self._closing = closing or ExitStack()
@@ -107,20 +108,23 @@ class Pair:
         threads: int | None = None,
         gpu_layers: int = 0,
         progress: Progress | None = None,
+        peers: Sequence[str] = (),
     ) -> Self:
         """Loads the models and compares their vocabularies.
 
         A model is a path, an alias or `user/repo:quant`; the verifier may also be the `HOST:PORT` of one that is being
-        served; None or "none" leaves one of the two out. `tokenizer` names the model whose vocabulary and template are
-        used where neither model is in this process. `profile` is a file from `edgellm profile`; without one the pair's
-        own is found by the hashes of its models. `n_ctx` limits prompt and reply together, in tokens. `progress` is
-        called with a model's name and the share of it that is loaded.
+        served, or "auto": the best that a paired device serves, of `peers` (names, IDs or `HOST:PORT`) if given, and
+        `verifier_reason` tells why. None or "none" leaves one of the two out. `tokenizer` names the model whose
+        vocabulary and template are used where neither model is in this process. `profile` is a file from `edgellm
+        profile`; without one the pair's own is found by the hashes of its models. `n_ctx` limits prompt and reply
+        together, in tokens. `progress` is called with a model's name and the share of it that is loaded.
 
         Raises:
             InvalidOption: both left out, or `n_ctx` is more than a model was trained for.
             ModelNotFound, ModelCorrupt, ModelUnsupported: from loading.
             VocabularyMismatch: the two do not share one vocabulary; names the first token that differs.
             VerifierUnreachable: nobody answers at the address.
+            PairingRequired, NotPaired, NotPermitted, IdentityClash: the verifier's device and this one are strangers.
             ProfileUnusable: the given profile is of other models or of another version.
         """
         draft, verifier = named(draft), named(verifier)
@@ -133,21 +137,24 @@ class Pair:
         try:
             small = loaded(draft) if draft is not None else None
             checker: Verifier | None = None
-            extra, model_hash = 0, None
-            if verifier is None or is_address(verifier):
+            extra, model_hash, reason = 0, None, ""
+            if verifier is None or is_remote(verifier):
                 text = small if small is not None else loaded(tokenizer)
                 if verifier is not None:
-                    checker, model_hash = remote_verifier(str(verifier), text, closing)
+                    remote = remote_verifier(str(verifier), peers, text, closing)
+                    checker, model_hash, reason = remote.verifier, remote.model_hash, remote.reason
                     extra = _AT_ONCE
             else:
                 text = loaded(verifier)
                 if small is not None:
                     check_vocabularies(small, text)
                 checker = local_verifier(text, positions(text, n_ctx), threads, closing)
-            return cls(
+            pair = cls(
                 text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, extra=extra, model_hash=model_hash,
                 profile=profile, closing=closing,
             )  # fmt: skip
+            pair.verifier_reason = reason
+            return pair
         except BaseException:
             closing.close()
             raise

@@ -9,9 +9,12 @@ import typer
 from edgellm import __version__
 from edgellm.cli.bench import bench
 from edgellm.cli.chat import chat
+from edgellm.cli.doctor import doctor
 from edgellm.cli.history import history
 from edgellm.cli.mesh import mesh
 from edgellm.cli.models import ls, pull, rm, show
+from edgellm.cli.pair import pair
+from edgellm.cli.peers import peers
 from edgellm.cli.profile import profile
 from edgellm.cli.serve import serve
 from edgellm.cli.teach import taught
@@ -50,12 +53,21 @@ _PRIVATE = (
     "It is kept on this machine only, at most 1 MiB, readable by you alone, and never sent. "
     "What the arrow keys bring back at the prompt is kept apart from it."
 )
+_CODE = (
+    "The code is good for two minutes and one guess, and never travels. A device that verifies for you reads your "
+    "prompts; what each side may do is shown on both, and changed with `edgellm peers`."
+)
+_PROBLEMS = "Nothing is changed. Exit code 1 means that there is a problem; notes alone are none."
+_AT_ONCE = "What is taken away ends at once, also in the middle of a reply."
 _ALONE = "Nothing leaves this machine: the bundled pair of models comes with edgellm."
 
 for _name, _command, _summary, _more in (
     ("chat", chat, "Talk to the pair: a small model drafts the reply, a bigger one verifies it.", _ALONE),
     ("profile", profile, "Measure a pair on your prompts, so that a budget is spent where it matters.", _PROFILE),
     ("serve", serve, "Serve the verifier, for devices that draft.", "It finishes what it has begun when stopped."),
+    ("pair", pair, "Make two devices trust each other, by a code that one shows and the other is told.", _CODE),
+    ("peers", peers, "See the paired devices, and change what they may do here.", _AT_ONCE),
+    ("doctor", doctor, "Find out what is wrong with this device and its links, and what to do.", _PROBLEMS),
     ("pull", pull, "Fetch a model from the Hugging Face hub.", "A pull that was cut goes on where it stopped."),
     ("ls", ls, "List the models that are on this machine.", ""),
     ("show", show, "Show what is known of a model.", ""),

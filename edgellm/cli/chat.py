@@ -11,7 +11,8 @@ import typer
 
 from edgellm.cli.loading import Loading
 from edgellm.cli.past import recall
-from edgellm.cli.screen import is_terminal
+from edgellm.cli.peers import peer_names
+from edgellm.cli.screen import is_terminal, say
 from edgellm.cli.speak import speak
 from edgellm.cli.talk import Talk
 from edgellm.cli.teach import GATES, SOURCES, gate_names, model_names, source_names
@@ -58,10 +59,18 @@ def chat(
     verifier: Annotated[
         str,
         typer.Option(
-            metavar="MODEL|HOST:PORT", envvar="EDGELLM_VERIFIER", autocompletion=model_names,
-            help="The bigger model, or where one is served; 'none' leaves the draft model alone.",
+            metavar="MODEL|HOST:PORT|auto", envvar="EDGELLM_VERIFIER", autocompletion=model_names,
+            help="The bigger model, or where one is served; 'auto': by the best paired device; 'none' leaves the draft "
+            "model alone.",
         ),
     ] = "edgellm-verifier",
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DEVICE|HOST:PORT", autocompletion=peer_names,
+            help="A paired device that shall verify, by name or address. Of several the best is taken.",
+        ),
+    ] = None,
     budget: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="The share of drafted chunks to verify, 0 to 1.", show_default="all"),
@@ -114,7 +123,7 @@ def chat(
     explain: Annotated[bool, typer.Option("--explain", help="Say why each chunk was verified or not.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="All figures behind each reply, not only a line.")] = False,
 ) -> int:  # fmt: skip
-    from edgellm.api import Pair
+    from edgellm.api import AUTO, Pair
     from edgellm.spec.options import ReplyOptions
 
     options = ReplyOptions(
@@ -135,7 +144,10 @@ def chat(
     if question is not None and not question.strip():
         raise InvalidOption("The question is empty.", 'Write one: edgellm chat "Where is my mug?"')
     with Loading() as loading:
-        pair = Pair.open(draft, verifier, profile=profile, progress=loading)
+        where = AUTO if peer else verifier
+        pair = Pair.open(draft, where, profile=profile, progress=loading, peers=peer or ())
+    if pair.verifier_reason:
+        say(pair.verifier_reason, style="dim")
     with pair:
         remember = recall(pair) if history and options.sources() else None
         talk = Talk(pair, options, context=texts, system=system, remember=remember)

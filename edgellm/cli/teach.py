@@ -18,6 +18,9 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm chat --verifier none", "the draft model alone"),
         ("edgellm chat --draft none", "the verifier alone"),
         ("edgellm chat --verifier localhost:50151", "a verifier started by `edgellm serve`"),
+        ("edgellm chat --verifier auto", "the best verifier among the paired devices"),
+        ("edgellm chat --peer desk", "a certain one, by its name in `edgellm peers`"),
+        ("edgellm chat --peer 192.168.1.20:50151", "or by where it is"),
         ("edgellm chat --budget 0.2", "only one chunk in five is verified: those that matter most"),
         ("edgellm chat --budget 0.2 --gate synera --explain", "by the paper's gate; and why each chunk was or was not"),
         ("edgellm chat --retrieval off", "nothing copied from the context or from past conversations"),
@@ -35,6 +38,25 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "serve": (
         ("edgellm serve --role verifier", "the bundled verifier, on this machine only"),
         ("edgellm serve --role verifier -m user/repo:Q8_0 --port 50152", "another model, another port"),
+        ("edgellm serve --role verifier --host 192.168.1.20", "for paired devices, on this address of the machine"),
+    ),
+    "pair": (
+        ("edgellm pair", "shows a code, such as 7-lamp-otter, and waits"),
+        ("edgellm pair 7-lamp-otter", "on the other device: finds the one that shows it"),
+        ("edgellm pair 192.168.1.20:50150 7-lamp-otter", "the same where it is not found by itself"),
+        ("edgellm pair --grant verify,files", "the other device may also copy models from here"),
+    ),
+    "doctor": (
+        ("edgellm doctor", "everything that can be looked at from here"),
+        ("edgellm doctor --peer 192.168.1.20:50151", "also a device that should be there"),
+        ("edgellm doctor --json | jq -r '.[] | select(.state == \"problem\").what'", "for scripts"),
+    ),
+    "peers": (
+        ("edgellm peers", "who is paired, who is there, and what they offer"),
+        ("edgellm peers grant phone files", "let it copy models from here, too"),
+        ("edgellm peers revoke phone verify", "no longer have its drafts verified here"),
+        ("edgellm peers rm phone", "a stranger again"),
+        ("edgellm peers --json | jq -r '.[] | select(.there).name'", "for scripts"),
     ),
     "pull": (
         ("edgellm pull Qwen/Qwen2.5-0.5B-Instruct-GGUF", "the Q4_K_M file, or the nearest there is"),

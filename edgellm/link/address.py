@@ -1,4 +1,4 @@
-"""Where a device listens. Only loopback addresses, until devices are paired."""
+"""Where a device listens. Without TLS between paired devices only loopback addresses will do."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class Address:
         """
         if not self.loopback:
             raise PairingRequired(
-                f"{self} is not a loopback address, and no device is paired: anyone on the way could read it.",
-                "Pairing comes first, which this version cannot do yet: use 127.0.0.1, or an SSH tunnel to it.",
+                f"{self} is not a loopback address, and without TLS anyone on the way could read what is said.",
+                "Pairing comes first: run `edgellm pair` here, and what it shows on the other device.",
             )
         return self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import grpc
@@ -12,6 +13,9 @@ import grpc.aio
 from edgellm.errors import InvalidOption, PortTaken
 from edgellm.link import edgellm_pb2 as pb
 from edgellm.link.address import Address
+from edgellm.link.device import DeviceID
+from edgellm.link.identity import SERVER_NAME
+from edgellm.link.trust import Trust
 
 PROTOCOL = 2
 DEFAULT_PORT = 50151
@@ -31,7 +35,7 @@ HELLO = f"/{SERVICE}/{_SERVICE.methods_by_name['Hello'].name}"
 COMPARE_VOCABULARY = f"/{SERVICE}/{_SERVICE.methods_by_name['CompareVocabulary'].name}"
 SESSION = f"/{SERVICE}/{_SERVICE.methods_by_name['Session'].name}"
 
-Options: TypeAlias = list[tuple[str, int]]
+Options: TypeAlias = list[tuple[str, int | str]]
 
 _LIMITS: Options = [
     ("grpc.max_send_message_length", MAX_MESSAGE),
@@ -52,16 +56,29 @@ _SERVER: Options = [
     ("grpc.keepalive_time_ms", 30_000),  # finds devices that left without a word
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.max_concurrent_streams", 256),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+]
+
+_PAIRING: Options = [
+    ("grpc.max_send_message_length", 2**16),
+    ("grpc.max_receive_message_length", 2**16),
+    ("grpc.max_concurrent_streams", 4),
 ]
 
 
-def open_channel(address: Address) -> grpc.aio.Channel:
-    """A connection to a verifier, made when first used. Plain text, so loopback only.
+def open_channel(address: Address, trust: Trust | None = None, device: DeviceID | None = None) -> grpc.aio.Channel:
+    """A connection to a device, made when first used: in plain text on this machine, or by mutual TLS.
+
+    With `trust` it is the latter, to the paired `device`, or to any paired one: `edgellm.link.welcome` asks which.
 
     Raises:
-        PairingRequired: the address leaves this machine.
+        PairingRequired: without `trust` the address leaves this machine; with it, nobody is paired.
     """
-    return grpc.aio.insecure_channel(str(address.require_loopback()), options=_CHANNEL)
+    if trust is None:
+        return grpc.aio.insecure_channel(str(address.require_loopback()), options=_CHANNEL)
+    trust.require_peers()
+    options = [*_CHANNEL, ("grpc.ssl_target_name_override", SERVER_NAME)]
+    return grpc.aio.secure_channel(str(address), trust.channel_credentials(device), options=options)
 
 
 def new_server() -> grpc.aio.Server:
@@ -69,22 +86,61 @@ def new_server() -> grpc.aio.Server:
     return grpc.aio.server(options=_SERVER)
 
 
-def bind(server: grpc.aio.Server, address: Address) -> Address:
-    """Makes `server` listen at `address`; returns the address with the real port.
+def bind(server: grpc.aio.Server, address: Address, trust: Trust | None = None) -> Address:
+    """Makes `server` listen at `address`, by mutual TLS where `trust` is given; returns it with the real port.
 
     Raises:
-        PairingRequired: the address is not loopback.
+        PairingRequired: without `trust` the address is not loopback; with it, nobody is paired.
         PortTaken: something else listens there.
         InvalidOption: this machine does not have the address, or does not give the port to this user.
     """
-    probe(address.require_loopback())
+    if trust is None:
+        address.require_loopback()
+    else:
+        trust.require_peers()
+    probe(address)
     try:
-        port = server.add_insecure_port(str(address))
+        if trust is None:
+            port = server.add_insecure_port(str(address))
+        else:
+            port = server.add_secure_port(str(address), trust.server_credentials())
     except RuntimeError:
         port = 0
     if not port:
         raise _taken(address)
     return Address(address.host, port)
+
+
+def new_pairing_server() -> grpc.aio.Server:
+    """A server for pairing alone: for small messages, and few of them at a time."""
+    return grpc.aio.server(options=[*_PAIRING, *_SERVER])
+
+
+def open_pairing_channel(address: Address) -> grpc.aio.Channel:
+    """A connection in plain text to whoever says that it shows a code: that pairing finds out."""
+    return grpc.aio.insecure_channel(str(address), options=[*_PAIRING, *_CHANNEL])
+
+
+def bind_pairing(server: grpc.aio.Server, hosts: Sequence[str], port: int) -> list[Address]:
+    """Makes a pairing server, and no other one, listen at all of `hosts` in plain text, at one port.
+
+    Raises:
+        PortTaken, InvalidOption: as for `bind`; a `port` that is taken at the first host is replaced.
+    """
+    bound: list[Address] = []
+    for host in hosts:
+        address = Address.of(host, bound[0].port if bound else port)
+        try:
+            probe(address)
+        except PortTaken:
+            if bound or not port:
+                raise
+            address = Address(address.host, 0)
+        chosen = server.add_insecure_port(str(address))
+        if not chosen:
+            raise _taken(address)
+        bound.append(Address(address.host, chosen))
+    return bound
 
 
 def probe(address: Address) -> None:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PROTO = Path("edgellm/link/edgellm.proto")
+PROTOS = (Path("edgellm/link/edgellm.proto"), Path("edgellm/link/trust.proto"))
 ROOT = Path(__file__).parents[2]
 
 
-def generate(out: Path) -> tuple[Path, Path]:
-    """Writes `edgellm/link/edgellm_pb2.py` and its stub `.pyi` below the folder `out`; returns their paths.
+def generate(out: Path) -> list[Path]:
+    """Writes each `edgellm/link/NAME_pb2.py` and its stub `.pyi` below the folder `out`; returns their paths.
 
     Raises:
         RuntimeError: the contract does not compile; protoc has said why on stderr.
     """
     from grpc_tools import protoc  # type: ignore[import-untyped]
 
-    code = protoc.main(["protoc", f"-I{ROOT}", f"--python_out={out}", f"--pyi_out={out}", str(ROOT / PROTO)])
+    files = [str(ROOT / proto) for proto in PROTOS]
+    code = protoc.main(["protoc", f"-I{ROOT}", f"--python_out={out}", f"--pyi_out={out}", *files])
     if code:
         raise RuntimeError(f"protoc ended with {code}")
-    module = out / PROTO.with_name("edgellm_pb2.py")
-    return module, module.with_suffix(".pyi")
+    modules = [out / proto.with_name(f"{proto.stem}_pb2.py") for proto in PROTOS]
+    return [path for module in modules for path in (module, module.with_suffix(".pyi"))]
 
 
 if __name__ == "__main__":

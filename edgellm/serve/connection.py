@@ -15,11 +15,15 @@ import grpc
 import grpc.aio
 
 from edgellm.engine import Vocabulary
-from edgellm.errors import ProtocolError, VerifierUnreachable, VocabularyMismatch
+from edgellm.errors import EdgeError, NotPermitted, ProtocolError, TrustUnusable, VerifierUnreachable
 from edgellm.link import edgellm_pb2 as pb
 from edgellm.link.address import Address
 from edgellm.link.channel import COMPARE_VOCABULARY, HEARTBEAT_SECONDS, HELLO, HELLO_SECONDS, open_channel
+from edgellm.link.device import DeviceID
+from edgellm.link.guard import GLANCE
 from edgellm.link.loop import network_loop, run_there
+from edgellm.link.trust import Trust
+from edgellm.link.welcome import meet
 from edgellm.serve.handshake import check_protocol, hello, mismatch
 
 
@@ -53,15 +57,25 @@ class Peer:
 class Connection:
     """A line to one verifier, kept up in the background. Methods named `loop_*` are for the loop's thread."""
 
-    def __init__(self, address: Address, vocabulary: Vocabulary, timing: Timing) -> None:
-        """Connects.
+    def __init__(
+        self,
+        address: Address,
+        vocabulary: Vocabulary,
+        timing: Timing,
+        trust: Trust | None = None,
+        device: DeviceID | None = None,
+    ) -> None:
+        """Connects; with `trust` by mutual TLS to a paired device, to a certain one if `device` is given.
 
         Raises:
-            PairingRequired: the address leaves this machine.
+            PairingRequired: the address leaves this machine, and there is no `trust`, or nobody is paired.
+            NotPaired, NotPermitted, IdentityClash: it is not a device that trusts this one, and is trusted.
             VerifierUnreachable: nobody answers.
             VocabularyMismatch, ProtocolError: somebody does, but the two do not fit.
         """
-        self.address = address.require_loopback()
+        self.address = address if trust is not None else address.require_loopback()
+        self._trust = trust
+        self._device = device
         self.timing = timing
         self._vocabulary = vocabulary
         self._up = False
@@ -140,7 +154,11 @@ class Connection:
             await self._channel.close(None)
 
     async def _connect(self) -> Peer:
-        channel = open_channel(self.address)
+        if self._trust is None:
+            channel = open_channel(self.address)
+        else:
+            channel, welcomed = await meet(self.address, self._trust, self._device, self.timing.hello)
+            self._device = welcomed.peer.id  # when it comes back, it must be the same
         try:
             peer = await self._greet(channel)
         except BaseException as error:
@@ -150,7 +168,21 @@ class Connection:
             raise
         self._channel, self._up = channel, True
         self.loop_task(self._watch(channel))
+        if self._trust is not None and self._device is not None:
+            self.loop_task(self._watch_trust(channel, self._trust, self._device))
         return peer
+
+    async def _watch_trust(self, channel: grpc.aio.Channel, trust: Trust, device: DeviceID) -> None:
+        """Hangs up on a verifier that is no longer a paired device here."""
+        while channel is self._channel:
+            await asyncio.sleep(GLANCE)
+            try:
+                trusted = trust.peers.get(device) is not None
+            except TrustUnusable:
+                trusted = False
+            if not trusted and channel is self._channel:
+                await channel.close(None)
+                self.loop_lost(channel)
 
     async def _watch(self, channel: grpc.aio.Channel) -> None:
         """Notices the end of a connection also while no session is open."""
@@ -178,7 +210,9 @@ class Connection:
             )
         return Peer(reply.model, reply.context_length, reply.model_hash.hex())
 
-    def _unreachable(self, error: grpc.aio.AioRpcError) -> VerifierUnreachable:
+    def _unreachable(self, error: grpc.aio.AioRpcError) -> EdgeError:
+        if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+            return NotPermitted(f"The verifier at {self.address} refuses.", error.details() or "Ask its owner.")
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             what = f"What answers at {self.address} is not a verifier."
         elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -192,7 +226,7 @@ class Connection:
     async def _reconnect(self) -> None:
         while not self._up:
             await asyncio.sleep(self._backoff())
-            with suppress(VerifierUnreachable, VocabularyMismatch, ProtocolError):
+            with suppress(EdgeError):
                 self.peer = await self._connect()
 
     def _backoff(self) -> float:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from edgellm.engine import Vocabulary
-from edgellm.errors import ProtocolError, VocabularyMismatch
+from edgellm.errors import VocabularyMismatch
 from edgellm.link import edgellm_pb2 as pb
 from edgellm.link.channel import PROTOCOL
+from edgellm.link.versions import check_version
 
 _BLOCK = 256  # tokens behind one hash
 _SHOWN = 40  # bytes of a token that a message shows
@@ -31,14 +32,9 @@ def check_protocol(theirs: int, who: str) -> None:
     """Refuses another version of the contract; `who` speaks it.
 
     Raises:
-        ProtocolError: says which side is older.
+        PeerTooOld, PeerTooNew: says on which side to update.
     """
-    if theirs != PROTOCOL:
-        older = who if theirs < PROTOCOL else "this device"
-        raise ProtocolError(
-            f"{who[0].upper()}{who[1:]} speaks protocol version {theirs}, and this side version {PROTOCOL}.",
-            f"Update edgellm on {older}.",
-        )
+    check_version(theirs, PROTOCOL, who)
 
 
 def mismatch(ours: Vocabulary, size: int, block: pb.VocabularyBlock, where: str) -> VocabularyMismatch:

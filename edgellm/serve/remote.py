@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from edgellm.engine import Vocabulary
 from edgellm.link.address import Address
+from edgellm.link.device import DeviceID
+from edgellm.link.trust import Trust
 from edgellm.serve.connection import Connection, Timing
 from edgellm.serve.sessions import common_prefix
 from edgellm.serve.stream import RemotePending, Stream, lost
@@ -14,18 +16,28 @@ from edgellm.spec.records import NO_IDS, Chunk, Ids, Sampling
 class RemoteVerifier:
     """Asks a verifier over the link. Lost, it is found again in the background, and sessions are rebuilt there."""
 
-    def __init__(self, address: str | Address, vocabulary: Vocabulary, *, timing: Timing | None = None) -> None:
-        """Connects to `HOST:PORT`, for a draft model with this `vocabulary`.
+    def __init__(
+        self,
+        address: str | Address,
+        vocabulary: Vocabulary,
+        *,
+        timing: Timing | None = None,
+        trust: Trust | None = None,
+        device: DeviceID | None = None,
+    ) -> None:
+        """Connects to `HOST:PORT`, for a draft model with this `vocabulary`; with `trust` by mutual TLS to a paired
+        device, to a certain one if `device` is given.
 
         Raises:
             InvalidOption: not an address.
-            PairingRequired: the address leaves this machine.
+            PairingRequired: the address leaves this machine, and there is no `trust`, or nobody is paired.
+            NotPaired, NotPermitted, IdentityClash: it is not a device that trusts this one, and is trusted.
             VerifierUnreachable: nobody answers within two seconds.
             VocabularyMismatch: the two vocabularies differ; names the first differing token.
             ProtocolError: the other side has another version.
         """
         where = Address.parse(address) if isinstance(address, str) else address
-        self._connection = Connection(where, vocabulary, timing or Timing())
+        self._connection = Connection(where, vocabulary, timing or Timing(), trust, device)
         self._vocabulary = vocabulary
 
     @property

@@ -17,7 +17,10 @@ from edgellm.engine import Context, Model
 from edgellm.errors import InvalidOption
 from edgellm.link.address import Address
 from edgellm.link.channel import DEFAULT_PORT, MAX_CHUNK, bind, new_server, probe
+from edgellm.link.guard import Guard
 from edgellm.link.loop import network_loop, run_there
+from edgellm.link.trust import Trust
+from edgellm.link.welcome import Offer, welcome_handlers
 from edgellm.serve.batcher import Batcher
 from edgellm.serve.jobs import Counters
 from edgellm.serve.scheduler import Limits
@@ -42,17 +45,20 @@ class VerifierServer:
         max_waiting: int = 128,
         limits: Limits | None = None,
         on_event: Callable[[ServerEvent], None] | None = None,
+        trust: Trust | None = None,
     ) -> None:
         """Reserves memory for `sessions` replies of `context` tokens each. More replies may be open than that.
 
+        With `trust` only paired devices are answered, by mutual TLS; without it whoever is on this machine.
         `on_event` is called from the loop's thread, and must not block. `model` stays the caller's to close.
 
         Raises:
-            PairingRequired: the address is not loopback.
+            PairingRequired: the address is not loopback, and there is no `trust`.
             InvalidOption: a size that cannot be meant.
             EngineFailed: no memory for that many sessions.
         """
-        self.address = address.require_loopback()
+        self.address = address if trust is not None else address.require_loopback()
+        self.trust = trust
         self.model = model
         self.sessions = _positive("sessions", sessions)
         self.context_length = _positions(model, context)
@@ -80,6 +86,7 @@ class VerifierServer:
         """Listens; returns the address, with the real port where port 0 was asked for.
 
         Raises:
+            PairingRequired: with `trust`, nobody is paired.
             PortTaken: something else listens there.
             InvalidOption: this machine does not have the address, or does not give away the port.
         """
@@ -116,6 +123,8 @@ class VerifierServer:
 
     async def _serve(self) -> None:
         server = new_server()
+        guard = None if self.trust is None else Guard(self.trust, self._refused)
+        watch = None if guard is None else asyncio.create_task(guard.watch())
         service = Service(
             self._batcher,
             vocabulary=self.model.vocabulary,
@@ -124,10 +133,13 @@ class VerifierServer:
             context=self.context_length,
             max_waiting=self._max_waiting,
             tell=self._tell,
+            guard=guard,
         )
         server.add_generic_rpc_handlers((service.handlers(),))
+        if self.trust is not None and guard is not None:
+            server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, [self._offer()]),))
         try:
-            self.address = bind(server, self.address)
+            self.address = bind(server, self.address, self.trust)
             await server.start()
             self._batcher.start()
             self._tell(ServerEvent(Happened.LISTENING, f"{self.model.name} verifies at {self.address}."))
@@ -137,8 +149,16 @@ class VerifierServer:
             self._trouble = error
         finally:
             await server.stop(None)
+            if watch is not None:
+                watch.cancel()
             await asyncio.to_thread(self._batcher.close)
             self._up.set()
+
+    def _offer(self) -> Offer:
+        return Offer("verifier", self.model.name, self.model.size_bytes, self.model.vocabulary.fingerprint)
+
+    def _refused(self, what: str) -> None:
+        self._tell(ServerEvent(Happened.REFUSED, what))
 
     async def _finish(self, server: grpc.aio.Server, service: Service) -> None:
         """Waits for the wish to stop, then for what is in flight; a later wish may shorten that."""
@@ -166,16 +186,23 @@ def serve_verifier(
     context: int | None = None,
     threads: int | None = None,
     gpu_layers: int = 0,
+    paired_only: bool = False,
     on_event: Callable[[ServerEvent], None] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> VerifierServer:
     """Loads the model file and serves it; returns the running server, to be stopped by the caller.
 
+    Off loopback, and with `paired_only` everywhere, paired devices alone are answered, by mutual TLS.
+
     Raises:
-        PairingRequired, PortTaken, InvalidOption: nobody can or may listen there; said before the model is loaded.
+        PairingRequired, TrustUnusable, PortTaken, InvalidOption: nobody can or may listen there; said before the model
+            is loaded.
         ModelNotFound, ModelCorrupt, ModelUnsupported, EngineFailed: from loading.
     """
-    address = Address.of(host, port).require_loopback()
+    address = Address.of(host, port)
+    trust = None if address.loopback and not paired_only else Trust.here()
+    if trust is not None:
+        trust.require_peers()
     probe(address)
     server = VerifierServer(
         Model.load(model, gpu_layers=gpu_layers, progress=progress),
@@ -184,6 +211,7 @@ def serve_verifier(
         context=context,
         threads=threads,
         on_event=on_event,
+        trust=trust,
     )
     server.start()
     return server

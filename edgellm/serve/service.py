@@ -15,9 +15,19 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from edgellm.engine import Vocabulary
-from edgellm.errors import ContextFull, DeviceStuck, EdgeError, ProtocolError, VocabularyMismatch
+from edgellm.errors import (
+    ContextFull,
+    DeviceStuck,
+    EdgeError,
+    PeerTooNew,
+    PeerTooOld,
+    ProtocolError,
+    VocabularyMismatch,
+)
 from edgellm.link import edgellm_pb2 as pb
 from edgellm.link.channel import HEARTBEAT_SECONDS, LONGEST_BUSY_MS, PROTOCOL, SERVICE, TAKE_SECONDS
+from edgellm.link.guard import Guard, Method
+from edgellm.link.rights import Right
 from edgellm.serve.batcher import Batcher
 from edgellm.serve.handshake import check_protocol, first_different_block
 from edgellm.serve.jobs import Answer, Missing
@@ -60,8 +70,12 @@ class Service:
         context: int,
         max_waiting: int,
         tell: Callable[[ServerEvent], None],
+        guard: Guard | None = None,
     ) -> None:
-        """`model_hash` is hex, or empty. Beyond `max_waiting` requests at once, further ones are answered *busy*."""
+        """`model_hash` is hex, or empty. Beyond `max_waiting` requests at once, further ones are answered *busy*.
+
+        With a `guard`, paired devices alone are answered, and of them those with the right to have drafts verified.
+        """
         self._batcher = batcher
         self._vocabulary = vocabulary
         self._fingerprint = bytes.fromhex(vocabulary.fingerprint)
@@ -69,6 +83,7 @@ class Service:
         self._bounds = Bounds(vocabulary.size, context)
         self._max_waiting = max_waiting
         self._tell = tell
+        self._guard = guard
         self._numbers = count(1)
         self._draining = asyncio.get_running_loop().create_future()
 
@@ -78,14 +93,19 @@ class Service:
             SERVICE,
             {
                 "Hello": grpc.unary_unary_rpc_method_handler(
-                    self.hello, pb.HelloRequest.FromString, pb.HelloReply.SerializeToString
+                    self._guarded(self.hello), pb.HelloRequest.FromString, pb.HelloReply.SerializeToString
                 ),
                 "CompareVocabulary": grpc.unary_unary_rpc_method_handler(
-                    self.compare_vocabulary, pb.VocabularyHashes.FromString, pb.VocabularyBlock.SerializeToString
+                    self._guarded(self.compare_vocabulary),
+                    pb.VocabularyHashes.FromString,
+                    pb.VocabularyBlock.SerializeToString,
                 ),
-                "Session": grpc.stream_stream_rpc_method_handler(self.session),
+                "Session": grpc.stream_stream_rpc_method_handler(self._guarded(self.session)),
             },
         )
+
+    def _guarded(self, method: Method) -> Any:
+        return method if self._guard is None else self._guard.over(method, Right.VERIFY)
 
     def drain(self) -> None:
         """From now on only what has been received is answered; every session is told."""
@@ -223,6 +243,8 @@ def _happened(error: EdgeError) -> Happened:
 
 _STATUS = {
     ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+    PeerTooOld: grpc.StatusCode.FAILED_PRECONDITION,
+    PeerTooNew: grpc.StatusCode.FAILED_PRECONDITION,
     VocabularyMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     ContextFull: grpc.StatusCode.OUT_OF_RANGE,
     DeviceStuck: grpc.StatusCode.RESOURCE_EXHAUSTED,

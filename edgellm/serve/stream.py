@@ -227,6 +227,7 @@ _REFUSALS = frozenset(
         grpc.StatusCode.OUT_OF_RANGE,
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.PERMISSION_DENIED,
     }
 )
 _GLANCE = 1.0  # seconds between two looks whether the connection lives

@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 class Served:
     """A running verifier and what it has said so far."""
 
-    def __init__(self) -> None:
-        words = [sys.executable, "-m", "edgellm", "serve", "--role", "verifier", "--port", "0"]
+    def __init__(self, *more: str) -> None:
+        words = [sys.executable, "-m", "edgellm", "serve", "--role", "verifier", "--port", "0", *more]
         self.process = subprocess.Popen(
             words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -33,7 +33,7 @@ class Served:
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        self.address = self.wait_for(r"edgellm chat --verifier (127\.0\.0\.1:\d+)")
+        self.address = self.wait_for(r"edgellm chat --(?:verifier|peer) (127\.0\.0\.1:\d+)")
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -51,6 +51,16 @@ class Served:
         assert match, "".join(self.said)
         return match[match.lastindex or 0]
 
+    def close(self) -> None:
+        """Ends it at once, if it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.end()
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.process.stdout.close()
+        self.process.stderr.close()
+
     def end(self) -> tuple[int, str]:
         """Exit code and stdout."""
         assert self.process.stdout is not None
@@ -64,13 +74,7 @@ class Served:
 def served() -> Iterator[Served]:
     one = Served()
     yield one
-    if one.process.poll() is None:
-        one.process.kill()
-    one.end()
-    assert one.process.stdout is not None
-    assert one.process.stderr is not None
-    one.process.stdout.close()
-    one.process.stderr.close()
+    one.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -16,6 +16,6 @@ def test_committed_code_is_what_the_contract_generates(tmp_path: Path) -> None:
 
 
 def test_a_contract_that_does_not_compile_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "PROTO", Path("edgellm/link/nothing.proto"))
+    monkeypatch.setattr(generate, "PROTOS", (Path("edgellm/link/nothing.proto"),))
     with pytest.raises(RuntimeError):
         generate.generate(tmp_path)

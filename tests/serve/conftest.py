@@ -16,6 +16,9 @@ from edgellm.serve.server import VerifierServer
 from edgellm.spec.local import LocalVerifier
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.records import Ids
+from tests.link.conftest import guest, host
+
+__all__ = ["guest", "host"]
 
 ANYWHERE = Address("127.0.0.1", 0)
 POSITIONS = 512

@@ -139,7 +139,7 @@ def test_a_session_that_holds_less_asks_for_the_rest(device: Device, opening: pb
         (["open", verify(position=2**31)], grpc.StatusCode.OUT_OF_RANGE),
         (["open", verify(prefix=(1,) * 600)], grpc.StatusCode.OUT_OF_RANGE),
         (["open", verify(extra=600)], grpc.StatusCode.OUT_OF_RANGE),
-        ([{"protocol": PROTOCOL + 1}], grpc.StatusCode.INVALID_ARGUMENT),
+        ([{"protocol": PROTOCOL + 1}], grpc.StatusCode.FAILED_PRECONDITION),
         ([{"vocabulary": b"other"}], grpc.StatusCode.FAILED_PRECONDITION),
         ([{"temperature": float("nan")}], grpc.StatusCode.INVALID_ARGUMENT),
         ([{"top_p": 0.0}], grpc.StatusCode.INVALID_ARGUMENT),

@@ -1,0 +1,91 @@
+"""`edgellm serve` and `edgellm chat` over mutual TLS, and `edgellm doctor`, as a user has them on one machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edgellm.link.trust import Trust
+from tests.cli.conftest import Done
+from tests.cli.test_serve_command import Served
+from tests.link.strangers import befriend
+
+Edge = Callable[..., Done]
+BRIEF = ("Hello", "--max-tokens", "4", "--retrieval", "off")
+
+
+@pytest.fixture(autouse=True)
+def _loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing leaves this machine."""
+    monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A verifier of another user, who has paired with this one."""
+    here, there = Trust.here(), Trust.here(tmp_path / "desk" / "data" / "trust")
+    befriend(here, there)
+    home = os.environ["EDGELLM_HOME"]
+    os.environ["EDGELLM_HOME"] = str(tmp_path / "desk")
+    try:
+        one = Served("--paired-only")
+    finally:
+        os.environ["EDGELLM_HOME"] = home
+    yield one
+    one.close()
+
+
+def test_a_paired_device_is_asked_by_mutual_tls(edge: Edge, served: Served) -> None:
+    plain = edge("chat", "--verifier", served.address, *BRIEF)
+    assert plain.code == 1  # it was never met there, so it is asked in plain text, as on any machine of one's own
+    assert "Nobody answers" in plain.err
+    done = edge("chat", "--peer", served.address, *BRIEF)
+    assert done.code == 0, done.err
+    assert f"at {served.address} verifies" in done.err
+    served.wait_for("Session 1 from")
+    assert edge("chat", "--verifier", served.address, *BRIEF).code == 0  # by now it is known there
+    served.wait_for("Session 2 from")
+    auto = edge("chat", "--verifier", "auto", *BRIEF)
+    assert f"at {served.address} verifies" in auto.err
+    assert edge("peers", "--json").answer[0]["offers"][0]["role"] == "verifier"
+    done = edge("chat", "--peer", "attic", *BRIEF)
+    assert (done.code, "No paired device is called 'attic'" in done.err) == (1, True)
+
+
+def test_who_is_not_paired_is_told_what_to_do(edge: Edge, served: Served) -> None:
+    Trust.here().peers.remove(Trust.here().peers.find("other").id)
+    for words in (("--verifier", "auto"), ("--peer", served.address)):
+        done = edge("chat", *words, *BRIEF)
+        assert done.code == 1
+        assert "run `edgellm pair`" in done.err
+
+
+@pytest.mark.parametrize("words", [("--host", "192.0.2.2"), ("--paired-only",)])
+def test_nobody_is_served_before_somebody_is_paired(edge: Edge, words: tuple[str, ...]) -> None:
+    done = edge("serve", "--role", "verifier", "--port", "0", *words)
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "Pairing comes first" in done.err
+
+
+def test_doctor_prints_what_it_finds_and_what_to_do(edge: Edge) -> None:
+    done = edge("doctor")
+    assert done.code == 0, done.out
+    assert "Nothing is wrong." in done.err
+    assert "127.0.0.1) is used" in done.out
+    assert "→ Pair a device: edgellm pair" in done.out
+    broken = edge("doctor", "--json", "--draft", "nothing.gguf", "--peer", "127.0.0.1:1")
+    assert broken.code == 1
+    assert {one["topic"] for one in broken.answer if one["state"] == "problem"} == {"vocabulary", "peers"}
+    assert all(one["next_step"] for one in broken.answer if one["state"] == "problem")
+
+
+@pytest.mark.parametrize("words", [("--peer", "nonsense"), ("--interface", "nothing0")])
+def test_doctor_is_asked_for_what_there_is(edge: Edge, words: tuple[str, ...]) -> None:
+    assert sys.platform
+    done = edge("doctor", *words)
+    assert done.code == 2
+    assert words[1] in done.err

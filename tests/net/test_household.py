@@ -1,0 +1,105 @@
+"""Three machines of a home: found by multicast where it passes, by address where it does not, and told apart by doctor.
+
+Real processes in network namespaces; what one machine announces really crosses to the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+
+from tests.net.namespaces import Machine, household, why_not
+
+SERVE = ("serve", "--role", "verifier", "--host")
+BRIEF = ("Hello", "--max-tokens", "4", "--retrieval", "off")
+UP = "announced as"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, Machine, Machine]]:
+    if reason := why_not():
+        pytest.skip(reason)
+    with household(tmp_path_factory.mktemp("household")) as machines:
+        yield machines
+
+
+def shown_code(said: list[str]) -> str:
+    found = re.search(r"edgellm pair (\d+-[a-z]+-[a-z]+)", "".join(said))
+    assert found
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def paired(home: tuple[Machine, Machine, Machine]) -> tuple[Machine, Machine, Machine]:
+    """b finds a's code by multicast; to c, behind a router, its address must be said."""
+    a, b, c = home
+    with a.running("pair", "--name", "desk", until="Ctrl-C") as said:
+        assert "paired with desk" in b.edge("pair", shown_code(said), "--name", "phone")
+    with a.running("pair", "--name", "desk", until="Ctrl-C") as said:
+        assert "paired with desk" in c.edge("pair", "10.78.0.1", shown_code(said), "--name", "tablet")
+    return a, b, c
+
+
+def findings(found: list[tuple[str, str, str]], topic: str, state: str) -> str:
+    return " ".join(what for one, bad, what in found if (one, bad) == (topic, state))
+
+
+@pytest.mark.slow
+def test_what_is_served_is_found_by_itself_and_verifies(paired: tuple[Machine, Machine, Machine]) -> None:
+    a, b, _ = paired
+    with a.running(*SERVE, "0.0.0.0", "--port", "50999", until=UP) as said:  # a port that nobody was told
+        (row,) = b.json("peers")
+        assert (row["name"], row["there"], row["address"]) == ("desk", True, "10.77.0.1:50999")
+        assert "desk (" in b.edge("chat", "--verifier", "auto", *BRIEF)
+    assert "Session 1 from ipv4:10.77.0.2" in "".join(said)
+    assert "edgellm chat --peer 10.78.0.1:50999" in "".join(said)
+
+
+@pytest.mark.slow
+def test_a_verifier_that_is_revoked_in_another_process_is_lost_and_the_reply_refused(
+    paired: tuple[Machine, Machine, Machine],
+) -> None:
+    a, b, _ = paired
+    with a.running(*SERVE, "10.77.0.1", until=UP) as said:
+        a.edge("peers", "revoke", "phone", "verify")
+        assert "has not granted this device the right" in b.edge("chat", "--verifier", "auto", "Hello")
+        assert "no right to verify" in b.edge("chat", "--verifier", "10.77.0.1:50151", "Hello")
+        a.edge("peers", "grant", "phone", "verify")
+        assert "no right" not in b.edge("chat", "--verifier", "10.77.0.1:50151", *BRIEF)
+    assert "Session 1 from ipv4:10.77.0.2" in "".join(said)
+
+
+@pytest.mark.slow
+def test_doctor_tells_multicast_from_tcp(paired: tuple[Machine, Machine, Machine]) -> None:
+    a, b, c = paired
+    with a.running(*SERVE, "10.77.0.1", until=UP):
+        sound = b.doctor()
+        assert not [what for _, state, what in sound if state == "problem"]
+        assert "desk answers at 10.77.0.1:50151" in findings(sound, "peers", "ok")
+        assert "desk verifies with" in findings(sound, "vocabulary", "ok")
+        # through the router TCP passes and multicast does not
+        assert "10.77.0.1:50151" in c.edge("chat", "--peer", "10.77.0.1:50151", *BRIEF)
+        assert "announcements do not get here" in findings(c.doctor(), "multicast", "note")
+        # what a sends to b alone is lost, as behind a firewall; what it sends to all still comes
+        a.ip("route", "add", "blackhole", "10.77.0.2/32")
+        assert "that port swallows what is sent" in findings(b.doctor(), "firewall", "problem")
+        a.ip("route", "del", "blackhole", "10.77.0.2/32")
+    a.ip("link", "set", "lan0", "down")
+    assert "There is no sign of desk" in findings(b.doctor(), "peers", "note")
+    a.ip("link", "set", "lan0", "up")
+
+
+@pytest.mark.slow
+def test_a_copied_identity_is_found_by_both(paired: tuple[Machine, Machine, Machine], tmp_path: Path) -> None:
+    a, b, _ = paired
+    copy = Machine(b.name, tmp_path / "copy")
+    copytree(a.home, copy.home)
+    with copy.running(*SERVE, "10.77.0.2", until=UP):
+        assert "10.77.0.2 announces the identity" in findings(a.doctor(), "identity", "problem")
+        assert "has the identity of this one" in a.edge("chat", "--peer", "10.77.0.2:50151", "Hello")
+        with a.running(*SERVE, "10.77.0.1", until="announces the identity of this device"):
+            pass
