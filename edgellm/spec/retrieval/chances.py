@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 DEEP = 8
 """Matches of so many tokens and more are one kind."""
-WEIGHT = 4.0
+WEIGHT = 2.0
 """Tries that the opinion of a coarser kind is worth."""
 FADES = 400.0
 """Tries of one kind that are remembered; then old ones count less."""

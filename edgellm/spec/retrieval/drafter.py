@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -17,6 +18,8 @@ from edgellm.spec.retrieval.sources import SILENT, Cursor, Source
 HOPELESS = 0.02
 Candidate: TypeAlias = tuple[int, float, Evidence]
 """A token, its chance, and what speaks for it."""
+Options: TypeAlias = list[list[Candidate]]
+"""What is offered for one place after another, the likeliest first."""
 
 
 class RetrievalDrafter:
@@ -44,11 +47,11 @@ class RetrievalDrafter:
         self._reuse, self._hopeless = reuse, hopeless
         self._most_twigs = twigs
         self._twigs: tuple[Twig, ...] = ()
-        self._twig_evidence: list[list[Evidence]] = []
-        self._seconds: list[Candidate | None] = []
         self._rows = 0  # of the last draft, its twigs' included
         self._known = 0  # tokens of the text that the sources know
-        self._evidence: list[Evidence] = []
+        self._options: Options = []  # of the last draft, from place `_from` of its chunk on
+        self._from = 0
+        self._behind_twigs: list[Options] = []  # what each twig may go on with
         self._first = True
         self.explain = False
         self.copied = dict.fromkeys(sources, 0)
@@ -74,8 +77,8 @@ class RetrievalDrafter:
         and seconds for them; None: the verifier's next token.
         """
         self._read(prefix)
-        self._twigs, self._twig_evidence, self._rows = (), [], 0
-        ids, survives = self._retrieve(gamma)
+        self._twigs, self._behind_twigs, self._rows, self._from = (), [], 0, 0
+        ids, survives, self._options = self._retrieve(gamma)
         n = self._length.choose(survives, instead)
         reason = self._length.reason(survives, n, instead) if self.explain else ""
         if not n:
@@ -90,24 +93,22 @@ class RetrievalDrafter:
         """Twigs of the draft `ids`: what else was offered where its tokens are most doubtful, as far as it pays."""
         reached = [1.0, *survives]
         offers = [
-            (reached[at] * min(second[1], 1.0 - survives[at] / max(reached[at], 1e-9)), at, second)
-            for at, second in enumerate(self._seconds[: len(ids)])
-            if second is not None
+            (reached[at] * min(options[1][1], 1.0 - survives[at] / max(reached[at], 1e-9)), at, options[1][0])
+            for at, options in enumerate(self._options[: len(ids)])
+            if len(options) > 1
         ]
         twigs: list[Twig] = []
         rows = len(ids)
-        main = self._evidence
-        for alive, at, (token, _, evidence) in sorted(offers, key=lambda offer: -offer[0])[: self._most_twigs]:
+        for alive, at, token in sorted(offers, reverse=True)[: self._most_twigs]:
             if not self._length.more(rows, [alive], LEAST):
                 break
-            more, further = self._retrieve(most - at - 1, [*ids[:at], token], alive, rows + 1)
+            more, further, options = self._retrieve(most - at - 1, [*ids[:at], token], alive, rows + 1)
             chances = [alive, *further]
             n = self._length.more(rows, chances, LEAST)
             tokens = np.array([token, *more][:n], dtype=np.int32)
             twigs.append(Twig(at, tokens, np.array(chances[:n], dtype=np.float32)))
-            self._twig_evidence.append([evidence, *self._evidence][:n])
+            self._behind_twigs.append(options)
             rows += n
-        self._evidence = main
         return tuple(twigs)
 
     def behind(self, chunk: Chunk, gamma: int) -> Chunk:
@@ -118,7 +119,8 @@ class RetrievalDrafter:
         alive = float(chunk.confidence.prod())
         if alive < self._hopeless or self._is_eog(int(chunk.ids[-1])):
             return chunk
-        ids, survives = self._retrieve(gamma - n, chunk.ids.tolist(), alive)
+        ids, survives, self._options = self._retrieve(gamma - n, chunk.ids.tolist(), alive)
+        self._from = n
         more = self._length.more(n, survives)
         if not more:
             return chunk
@@ -153,10 +155,10 @@ class RetrievalDrafter:
 
     def _retrieve(
         self, most: int, drafted: Sequence[int] = (), alive: float = 1.0, rows: int | None = None
-    ) -> tuple[list[int], list[float]]:
-        """Up to `most` tokens behind the reply and `drafted`, which is accepted with the chance `alive`; and for each
-        the chance that it and all before it are accepted. None is sought where it could not pay, but for the first; of
-        a twig's, behind `rows` of a tree, that neither.
+    ) -> tuple[list[int], list[float], Options]:
+        """Up to `most` tokens behind the reply and `drafted`, which is accepted with the chance `alive`; for each the
+        chance that it and all before it are accepted; and all that was offered in their places, and the next one. None
+        is sought where it could not pay, but for the first; of a twig's, behind `rows` of a tree, that neither.
         """
         cursors = [
             (1 << place, cursor)
@@ -168,29 +170,26 @@ class RetrievalDrafter:
                 cursor.advance(token)
         ids: list[int] = []
         survives: list[float] = []
-        self._evidence, self._seconds = [], []
+        offered: Options = []
         for floor in self._length.floors(len(drafted) if rows is None else rows)[: max(0, most)]:
-            best, second = self._best(cursors)
-            if best is None:
+            options = self._offers(cursors)
+            if not options:
                 break
-            token, chance, found = best
+            offered.append(options)
+            token, chance, _ = options[0]
             alive *= chance
             if alive < self._hopeless or ((ids or rows is not None) and alive < floor):
                 break
-            self._seconds.append(second)
             ids.append(token)
             survives.append(alive)
-            self._evidence.append(found)
             if self._is_eog(token):
                 break
             for _, cursor in cursors:
                 cursor.advance(token)
-        return ids, survives
+        return ids, survives, offered
 
-    def _best(self, cursors: Sequence[tuple[int, Cursor]]) -> tuple[Candidate | None, Candidate | None]:
-        """The likeliest of the tokens that are offered, and the next one: their chances, and what speaks for them.
-        Each cursor comes with its source's bit.
-        """
+    def _offers(self, cursors: Sequence[tuple[int, Cursor]]) -> list[Candidate]:
+        """The tokens that are offered, the likeliest first. Each cursor comes with its source's bit."""
         offers: dict[int, tuple[int, int, float]] = {}
         everybody = 0
         for bit, cursor in cursors:
@@ -208,16 +207,13 @@ class RetrievalDrafter:
                     max(deeper, matched),
                     max(oftener, share),
                 )
-        best: Candidate | None = None
-        second: Candidate | None = None
+        found: list[Candidate] = []
         for token, (agree, matched, share) in offers.items():
             evidence = Evidence(agree, everybody & ~agree, matched, share, self._inside(token))
-            chance = self._chances.of(evidence)
-            if best is None or chance > best[1]:
-                best, second = (token, chance, evidence), best
-            elif second is None or chance > second[1]:
-                second = token, chance, evidence
-        return best, second
+            found.append((token, self._chances.of(evidence), evidence))
+        if len(found) > 1:
+            found.sort(key=_chance, reverse=True)
+        return found
 
     def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
         """The verdict on the last chunk is here, `seconds` after it was asked for (drafting included)."""
@@ -225,21 +221,18 @@ class RetrievalDrafter:
         if not self._first:  # whose time is the prompt's
             self._length.learn(max(n, self._rows), accepted + len(verdict.tokens), seconds)
         self._first = False
-        begins = 0 if chunk.retrieved else n - chunk.tail
+        options = self._options
         if verdict.twig is not None:
-            at = self._twigs[verdict.twig].at
-            self._chances.learn(self._evidence[at], False)
-            self._evidence = [*self._evidence[:at], *self._twig_evidence[verdict.twig]]
-        else:
-            for twig, others in zip(self._twigs, self._twig_evidence, strict=True):
-                if twig.at == accepted:
-                    self._chances.learn(others[0], False)
-        for evidence in self._evidence[: max(0, accepted - begins)]:
-            self._chances.learn(evidence, True)
-            for at, name in enumerate(self.copied):
-                self.copied[name] += evidence.agree >> at & 1
-        if begins <= accepted < n:
-            self._chances.learn(self._evidence[accepted - begins], False)
+            options = [*options[: self._twigs[verdict.twig].at + 1], *self._behind_twigs[verdict.twig]]
+        copied = 0 if chunk.retrieved else n - chunk.tail  # from which place on
+        # Whatever was offered for a place is learned of, drafted or not: that costs nothing, and favours nothing.
+        truth = [*chunk.ids[:accepted].tolist(), *verdict.tokens[:1].tolist()]
+        for at, (right, offered) in enumerate(zip(truth[self._from :], options, strict=False), self._from):
+            for token, _, evidence in offered:
+                self._chances.learn(evidence, token == right)
+                if token == right and copied <= at < accepted:
+                    for bit, name in enumerate(self.copied):
+                        self.copied[name] += evidence.agree >> bit & 1
         if self._reuse is not None and chunk.retrieved:
             likely = verdict.plausible if verdict.twig is None else None  # which is of the draft itself
             self._reuse.rejected(chunk.ids.tolist(), accepted, likely)
@@ -248,5 +241,6 @@ class RetrievalDrafter:
         """Nothing to give back."""
 
 
+_chance = itemgetter(1)
 _NOTHING = Chunk()
 _NO_OTHERS = (NO_IDS, NO_FLOATS)
