@@ -130,6 +130,7 @@ def speed(found: Figures, path: Path) -> Path | None:
             model: {
                 way: [tasks[task][way]["decoding_total"] for task in tasks if task != "curve_ms"]
                 for way in ("llama-cpp-python", "PLD", "SAM", "ours", "oracle")
+                if all(way in tasks[task] for task in tasks if task != "curve_ms")
             }
             for model, tasks in models.items()
         },
