@@ -139,25 +139,6 @@ def test_where_copying_does_not_pay_nothing_is_copied_and_the_reason_says_so() -
     known.give()
 
 
-def test_what_is_offered_and_not_drafted_is_learned_of_too() -> None:
-    """A second row costs nearly as much as a first, so at first nothing pays; what would have been right shows."""
-    known = memory("context", curve=CostCurve((1, 2, 64), (1.0, 1.9, 58.0)))
-    text = np.array([1, 2, 3, 4, 5] * 2, dtype=np.int32)
-    drafter = known.take(text)
-    assert drafter is not None
-    lengths = []
-    for _ in range(40):
-        chunk = drafter.draft(text, 1, GREEDY)
-        right = 1 + (int(text[-1]) + np.arange(len(chunk) + 1)) % 5
-        verdict = Verdict(len(chunk), right[-1:].astype(np.int32))
-        drafter.told(chunk, verdict, 1.0 + 0.9 * len(chunk))
-        text = np.append(text, right).astype(np.int32)
-        lengths.append(len(chunk))
-    assert lengths[0] == 0
-    assert sum(lengths[20:]) >= 15
-    known.give()
-
-
 def test_beside_a_small_model_the_better_of_the_two_drafts() -> None:
     class Slow(FakeDrafter):
         def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
