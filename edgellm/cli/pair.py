@@ -145,6 +145,8 @@ def _join(trust: Trust, about: About, hosts: Sequence[str], place: Address | Non
 def _find(code: Code, hosts: Sequence[str]) -> Address:
     """Where the device that shows a code with this number announces itself."""
     from edgellm.link.discovery import Kind, browse
+    from edgellm.link.loop import run_there
+    from edgellm.link.reach import listening
 
     say("looking for the device that shows this code ...", style="dim")
     hints = browse(Kind.PAIRING, hosts, SEARCH_SECONDS, lambda hint: hint.number == code.number)
@@ -160,7 +162,7 @@ def _find(code: Code, hosts: Sequence[str]) -> Address:
             f"No device that shows the code {code} announces itself{there}.",
             f"Type the address from its screen, too: edgellm pair HOST:PORT {code}",
         )
-    return fit[0].addresses[0]
+    return run_there(listening(fit[0].addresses)).result()
 
 
 def _show(peer: Peer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from enum import StrEnum
 
 from edgellm.link.address import Address
@@ -33,3 +34,11 @@ async def reach(address: Address, seconds: float = 1.0) -> Reach:
         return Reach.UNKNOWN
     writer.transport.abort()
     return Reach.OPEN
+
+
+async def listening(addresses: Sequence[Address], seconds: float = 1.0) -> Address:
+    """The first of a device's addresses at which somebody listens, as not all of its networks are reached from here;
+    the first of all where nobody does.
+    """
+    found = await asyncio.gather(*(reach(address, seconds) for address in addresses))
+    return next((address for address, what in zip(addresses, found, strict=True) if what is Reach.OPEN), addresses[0])
