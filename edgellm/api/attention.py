@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,14 +19,25 @@ PROMPTS = 80
 """That are read for it, at most: with some four hundred chunks an AUC is known to about 0.03."""
 
 
+def sample(prompts: Sequence[Ids]) -> Sequence[Ids]:
+    """As many of at least one prompt as are read, from all over: they may be sorted by what they are about."""
+    return prompts[:: -(-len(prompts) // PROMPTS)]
+
+
 def telling_layer(
-    draft: Model, drafters: Drafters, session: VerifierSession, prompts: Sequence[Ids], most: int, context: int
+    draft: Model,
+    drafters: Drafters,
+    session: VerifierSession,
+    prompts: Sequence[Ids],
+    most: int,
+    context: int,
+    reached: Callable[[int], None],
 ) -> tuple[int, tuple[float, ...]]:
     """The layer with the best AUC, and that of each, counted from 0; on replies to `prompts` of up to `most` tokens.
 
     Everything is verified, in the paper's chunks of four: in smaller ones no token is looked at by many. Shorter ones
     at the end of a reply do not count: that they are short would seem to tell. An AUC is NaN, and the first layer as
-    good as any, where no chunk was rejected, or every one.
+    good as any, where no chunk was rejected, or every one. `reached` is called with the prompts done.
     """
     kind = Kind(tuple(range(draft.n_layer)))
     drafter = drafters.take(kind)
@@ -36,7 +47,8 @@ def telling_layer(
     watcher = Watcher(noting, session, draft.is_eog, CHUNK, most)
     rejected: list[bool] = []
     try:
-        for prompt in prompts[:: -(-len(prompts) // PROMPTS)]:  # they may be sorted by what they are about
+        for done, prompt in enumerate(prompts):
+            reached(done)
             watcher.most = min(most, context - len(prompt))
             rejected += [not chunk.whole for chunk in watcher.verified(prompt) if chunk.tokens == CHUNK]
     finally:

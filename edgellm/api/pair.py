@@ -206,8 +206,9 @@ class Pair:
     ) -> Profile:
         """Profiles the pair on `prompts`, everything verified, and uses that from now on, without saving it.
 
-        `layers`: whose attention is importance. `progress` is called with the prompts done, and those in all. A profile
-        is kept with `Profile.save`, or for later processes with `keep_profile`.
+        `layers`: whose attention is importance. `progress` is called with the prompts done, and those in all; some
+        are read twice where no layer is given. A profile is kept with `Profile.save`, or for later processes with
+        `keep_profile`.
 
         Raises:
             InvalidOption: one of the two models is missing, or the prompts bring too little to say anything.

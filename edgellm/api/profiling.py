@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import isfinite
 
-from edgellm.api.attention import telling_layer
+from edgellm.api.attention import sample, telling_layer
 from edgellm.api.drafters import Kind
 from edgellm.api.measure import batch_seconds, exit_points
 from edgellm.api.writing import Parts
@@ -34,22 +34,30 @@ def profile_pair(
     if not prompts:
         raise InvalidOption("There are no prompts to profile the pair on.", "Give some dozens, one a line.")
     draft_hash, verifier_hash = known.hashes()
+    few = sample(prompts) if layers is None else []
+    total = len(few) + len(prompts)
+
+    def reached(done: int) -> None:
+        if progress is not None:
+            progress(done, total)
+
     session = verifier.open(GREEDY)
+    told: tuple[float, ...] = ()
     try:
-        told: tuple[float, ...] = ()
         if layers is None:
-            best, told = telling_layer(draft, drafters, session, prompts, most, parts.context)
+            best, told = telling_layer(draft, drafters, session, few, most, parts.context, reached)
             layers = (best,)
         kind = Kind(layers)
         drafter = drafters.take(kind)
-        runs: list[Run] = []
-        watcher = Watcher(drafter, session, draft.is_eog, gamma, most)
-        for done, prompt in enumerate(prompts):
-            if progress is not None:
-                progress(done, len(prompts))
-            watcher.most = min(most, parts.context - len(prompt))
-            runs.append(watcher.run(prompt))
-        drafters.give(kind, drafter)
+        try:
+            runs: list[Run] = []
+            watcher = Watcher(drafter, session, draft.is_eog, gamma, most)
+            for done, prompt in enumerate(prompts, len(few)):
+                reached(done)
+                watcher.most = min(most, parts.context - len(prompt))
+                runs.append(watcher.run(prompt))
+        finally:
+            drafters.give(kind, drafter)
     finally:
         session.close()
     points = exit_points(draft, drafters, prompts, threshold=THRESHOLD, gamma=gamma, most=most, threads=parts.threads)
@@ -59,7 +67,6 @@ def profile_pair(
     )  # fmt: skip
     by_layer = {f"auc importance, layer {at}": round(value, 4) for at, value in enumerate(told) if isfinite(value)}
     profile = replace(profile, evidence=profile.evidence | by_layer)
-    if progress is not None:
-        progress(len(prompts), len(prompts))
+    reached(total)
     known.use(profile, save=False)
     return profile

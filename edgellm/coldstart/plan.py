@@ -13,7 +13,7 @@ from edgellm.coldstart.labels import Stop
 from edgellm.coldstart.model import Model
 from edgellm.coldstart.planner import Found, fastest, never
 from edgellm.coldstart.reply import quickest, warm
-from edgellm.coldstart.task import Cut, Overlap, Task, makespan, per_token, timeline
+from edgellm.coldstart.task import Cut, Overlap, Span, Task, makespan, per_token, timeline
 from edgellm.errors import InvalidOption, PlanImpossible
 
 Objective = Literal["ttft", "reply"]
@@ -139,17 +139,16 @@ def _way(devices: Sequence[Device], model: Model, task: Task, further: int, cut:
         stages.append(
             Stage(
                 devices[span.device].name, span.first + 1, span.last + 1, span.load, span.wait, span.network,
-                span.received, span.compute, span.finish, size, _why(task, cut, at),
+                span.received, span.compute, span.finish, size, _why(task, span, at, len(cut)),
             )
         )  # fmt: skip
     return Way(tuple(stages), ttft, token, ttft + further * token)
 
 
-def _why(task: Task, cut: Cut, at: int) -> str:
-    """What settles how much a stage holds."""
-    if len(cut) == 1:
+def _why(task: Task, span: Span, at: int, stages: int) -> str:
+    """What settles how much a stage holds, the one at place `at` of so many."""
+    if stages == 1:
         return "holds everything"
-    span = timeline(task, cut)[at]
     room = float(task.room[span.device] - task.need[span.first : span.last + 1].sum())
     if room < task.need[max(0, span.first - 1) : span.last + 2].max():
         return "its memory is full"
