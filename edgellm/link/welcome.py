@@ -29,7 +29,7 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Devices"]
 _WELCOME = f"/{_SERVICE.full_name}/Welcome"
 _NONCE = 32  # bytes
 _OFFERS_MOST = 16
-_LABEL = b"edgellm welcome 1\0"
+LABEL = b"edgellm welcome 1\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def _proved(reply: pb.WelcomeReply, nonce: bytes, trust: Trust, expected: Device
 
 
 def _statement(nonce: bytes, server: DeviceID, client: DeviceID) -> bytes:
-    return _LABEL + nonce + server.digest + client.digest
+    return LABEL + nonce + server.digest + client.digest
 
 
 async def _explained(error: grpc.aio.AioRpcError, address: Address, seconds: float) -> EdgeError:
