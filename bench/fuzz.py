@@ -5,8 +5,8 @@
 Good messages, names, lists and GGUF headers are changed at random, bytes and fields alike, and given to the code that
 reads them in earnest, behind a saved corpus of what once did harm (`bench/corpus.json`). What it does not take it must
 refuse by one of our errors; anything else, a warning too, is strange, and kept. Headers that pass are loaded by
-llama.cpp in a process of its own. Templates and the largest messages run in processes of their own too, where memory
-is measured: beyond what the process takes without them, at most LIMIT. Exit code 1 where anything is strange.
+llama.cpp in a process of its own. Templates, and the largest headers and messages, have a process each, where memory
+is measured: beyond what that process takes without them, at most LIMIT. Exit code 1 where anything is strange.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from bench import fuzz_files, fuzz_link
 from bench.fuzz_run import MEMORY, PER_BYTE, Outcome, Target, fire
-from bench.hostile import HOSTILE
+from bench.hostile import HEADERS, HOSTILE, header
 from bench.report import write
 from edgellm.link.channel import MAX_MESSAGE
 
@@ -55,9 +55,14 @@ def alone(kind: str, name: str) -> dict[str, Any]:
 
 
 def large() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Hostile templates, and messages as large as they may be."""
+    """Hostile templates, and headers and messages as large as they may be."""
     for name in HOSTILE:
         yield "template", alone("template", name)
+    for name in HEADERS:
+        with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+            file.write(header(name))
+            file.flush()
+            yield "header", {**alone("header", file.name), "name": name}
     for name in ("session", "verdict", "vocabulary", "pairing"):
         for shape in ("zeros", "numbers", "empty"):
             yield "message", alone("message", f"{name} {shape}")
@@ -81,7 +86,9 @@ def table(found: dict[str, Any]) -> str:
         )
     total = sum(row["inputs"] for row in found["targets"])
     lines.append(f"{total:,} inputs, {sum(len(row['strange']) for row in found['targets'])} of them strange")
-    for kind, what in (("template", "hostile templates"), ("message", f"messages of {MAX_MESSAGE >> 20} MiB")):
+    kinds = {"template": "hostile templates", "header": "headers full to the brim",
+             "message": f"messages of {MAX_MESSAGE >> 20} MiB"}  # fmt: skip
+    for kind, what in kinds.items():
         rows = [row for row in found["large"] if row["kind"] == kind]
         most, longest = max(row["bytes"] for row in rows), max(row["seconds"] for row in rows)
         lines.append(

@@ -12,6 +12,7 @@ from time import perf_counter
 from bench import fuzz_link
 from bench.hostile import HOSTILE
 from bench.report import most_memory
+from edgellm.engine.gguf import check_gguf
 from edgellm.engine.template import Template
 from edgellm.link.channel import MAX_MESSAGE
 
@@ -60,6 +61,8 @@ def main() -> None:
         try:
             if kind == "template":
                 Template(HOSTILE[name]).render(_TALK, "<bos>", "<eos>")
+            elif kind == "header":
+                check_gguf(Path(name))
             else:
                 readers[which](data)
         except Exception as raised:  # noqa: BLE001 - whatever it is, it is shown
