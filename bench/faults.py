@@ -202,7 +202,7 @@ def main() -> None:
     began = time.monotonic()
 
     def told(one: Outcome) -> None:
-        print(f"{time.monotonic() - began:.0f} s: {one}", file=sys.stderr, flush=True)
+        print(f"{time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.1f}: {one}", file=sys.stderr, flush=True)
 
     kinds = random.Random(arguments.seed).choices(list(KINDS), list(KINDS.values()), k=arguments.replies)
     outcomes, left = run(kinds, arguments.seed, told)

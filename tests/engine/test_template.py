@@ -39,6 +39,13 @@ HONEST = {
     "blocks": "{%- set x -%} {{ messages[0].content }} {%- endset -%}{% generation %}{{ x }}{% endgeneration %}"
     "{% filter upper %}abc{{ bos_token }}"
     "{% endfilter %}{{ 7 // 2 }}{{ 7 % 2 }}{{ 2 ** 10 }}{{ 1.5 * 2 }}{{ 'a' * 2 }}",
+    "lists": "{% macro tag(name, state, attrs=[]) %}{% set state.n = state.n + 1 %}<{{ name }}{{ state.n }}"
+    "{% for a in attrs %} {{ a[0] + '=' ~ a[1]|string|replace('&', '&amp;') }}{% endfor %}>{% endmacro %}"
+    "{% set ns = namespace(n=0, kept=[]) %}{{ tag('x', ns) }}{{ tag('y', ns, [('a', 1), ('b', 'c & d')]) }}"
+    "{% for m in messages %}{% set ns.kept = ns.kept + [m] %}{% endfor %}{{ ns.kept|length }}{{ ns.kept[-1] }}"
+    "{% for k, v in messages[0]|dictsort %}{{ k }}{{ v|tojson(ensure_ascii=false) }}{{ ',' if not loop.last }}"
+    "{% endfor %}"
+    "{{ {'b': [1, 2.5, true, none], 'a': {'x': ('y',)}} }}{{ 'x' if messages[0].get('tools') else [] }}",
     "dates": "{{ strftime_now('%Y') }}{{ eos_token }}{% if add_generation_prompt %}assistant{% endif %}",
     **{
         name: text
