@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -30,6 +31,7 @@ from bench.report import write
 from edgellm.link.channel import MAX_MESSAGE
 
 LIMIT = 256 * 2**20  # bytes that a hostile template, or the largest message, may take
+_SHOWN = 12  # of the sentences that refused, for each decoder
 _CHILD = [sys.executable, "-m", "bench.fuzz_child"]
 
 
@@ -69,7 +71,10 @@ def large() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _row(name: str, done: Outcome) -> dict[str, Any]:
-    found = {**asdict(done), "refused": dict(done.refused.most_common())}
+    classes: Counter[str] = Counter()
+    for text, count in done.refused.items():
+        classes[text.split(":")[0]] += count
+    found = {**asdict(done), "refused": dict(done.refused.most_common(_SHOWN)), "classes": dict(classes)}
     return {"name": name, "refused_in_all": sum(done.refused.values()), **found}
 
 
@@ -100,11 +105,10 @@ def table(found: dict[str, Any]) -> str:
 
 def errors(found: dict[str, Any]) -> str:
     """Which errors said no, and how often: those of all decoders together, by class."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for row in found["targets"]:
-        for text, count in row["refused"].items():
-            counts[text.split(":")[0]] = counts.get(text.split(":")[0], 0) + count
-    return "\n".join(f"{count:>10,}  {name}" for name, count in sorted(counts.items(), key=lambda one: -one[1])) + "\n"
+        counts.update(row["classes"])
+    return "\n".join(f"{count:>10,}  {name}" for name, count in counts.most_common()) + "\n"
 
 
 def main() -> None:
