@@ -11,7 +11,8 @@ undisturbed one. The other half come from one `Pair`, with everything a user has
 that one reply leaves to the next), at budget 1.0: up to the first unchecked word they are the verifier's own text, and
 all of it where nothing was lost. So a cache that an abandoned reply left unsound would show in the replies after it.
 
-Exit code 1 where a word is wrong, or where a reply takes DEADLINE longer than undisturbed, the injected delay left out.
+Exit code 1 where a word is wrong, or where a reply takes DEADLINE longer than undisturbed, the injected delay left out,
+and the time in which the machine was busy with other things: a thread that sleeps tells how late it is woken.
 """
 
 from __future__ import annotations
@@ -45,7 +46,24 @@ KINDS = {
     "door closed": 6, "verifier killed": 6, "verifier hangs": 6, "reply abandoned": 10, "device killed": 2,
 }  # fmt: skip
 _UNCHECKED = (Source.DRAFT, Source.PARALLEL)
+_TICK = 0.01  # seconds
 DRAFTED = 1.0  # round trips a token at most, for the delay that a reply may take
+
+
+class Clock:
+    """Seconds of this machine that went to others: those by which a thread that sleeps for a moment is woken late."""
+
+    def __init__(self) -> None:
+        self.lost = 0.0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            began = time.perf_counter()
+            time.sleep(_TICK)
+            late = time.perf_counter() - began - _TICK
+            if late > _TICK:  # else it has only waited for another thread of this process
+                self.lost += late
 
 
 @dataclass
@@ -55,7 +73,7 @@ class Outcome:
     kind: str
     way: str
     seconds: float
-    longer: float  # than undisturbed, without what the delay explains
+    longer: float  # than undisturbed, without what the delay explains, or other programs
     unchecked: int  # tokens that nobody checked
     back: bool  # the verifier was asked again before the end
     problems: list[str] = field(default_factory=list)
@@ -105,9 +123,10 @@ def paired(scene: Scene, number: int, kind: str, rng: random.Random) -> tuple[li
     return tokens, seconds, notices
 
 
-def trial(scene: Scene, judge: Judge, number: int, kind: str, rng: random.Random) -> Outcome:
+def trial(scene: Scene, judge: Judge, number: int, kind: str, rng: random.Random, clock: Clock) -> Outcome:
     """One reply in which something goes wrong."""
     scene.wait()
+    lost = clock.lost
     if rng.getrandbits(1) and kind != "reply abandoned":
         written, seconds = traced(scene, number, kind, rng)
         before = scene.undisturbed[number]
@@ -125,6 +144,7 @@ def trial(scene: Scene, judge: Judge, number: int, kind: str, rng: random.Random
         unchecked = len(tokens) - free
         back = any("back" in text for text in notices)
         made = Outcome(kind, "pair", seconds, seconds - scene.usual["pair"], unchecked, back, problems)
+    made.longer -= clock.lost - lost
     if kind == "verifier hangs" and rng.getrandbits(1):
         scene.served.kill()
     if kind in ("delay", "jitter"):
@@ -141,10 +161,10 @@ def run(
     outcomes: list[Outcome] = []
 
     def work(scene: Scene) -> dict[str, Any]:
-        judge = Judge(scene.small, scene.big)
+        judge, clock = Judge(scene.small, scene.big), Clock()
         for kind in kinds:
             faulthandler.dump_traceback_later(HANG, exit=True)  # where a reply hangs, says where, and ends
-            outcomes.append(trial(scene, judge, rng.randrange(len(scene.talks)), kind, rng))
+            outcomes.append(trial(scene, judge, rng.randrange(len(scene.talks)), kind, rng, clock))
             faulthandler.cancel_dump_traceback_later()
             told(outcomes[-1])
         end = time.monotonic() + 60

@@ -41,7 +41,7 @@ def test_a_pair_that_says_something_else_is_found_out(monkeypatch: pytest.Monkey
         monkeypatch.setattr(Scene, "wait", lambda _self: None)
         monkeypatch.setattr(Scene, "heal", lambda _self: None)
         scene = replace(_nothing(), alone=[[1, 2, 3]], usual={"loop": 0.5, "pair": 0.5})
-        return faults.trial(scene, None, 0, "none", _Tails())  # type: ignore[arg-type]
+        return faults.trial(scene, None, 0, "none", _Tails(), faults.Clock())  # type: ignore[arg-type]
 
     assert outcome(Said(1), Said(2), Said(3)).problems == []
     assert outcome(Said(1), Said(2, Source.DRAFT), Said(9, Source.DRAFT)).problems == []
