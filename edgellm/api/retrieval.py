@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 
@@ -15,7 +16,7 @@ from edgellm.engine import Context, Message, Model
 from edgellm.errors import EdgeError
 from edgellm.spec.curve import KNOTS, CostCurve, twigs
 from edgellm.spec.local import LocalVerifier
-from edgellm.spec.protocols import Drafter, LooksAhead, Verifier, VerifierSession
+from edgellm.spec.protocols import Drafter, LooksAhead, Suggests, Verifier, VerifierSession
 from edgellm.spec.records import Expected, Ids, Sampling
 from edgellm.spec.retrieval.drafter import RetrievalDrafter
 from edgellm.spec.retrieval.memory import Memory, Talk
@@ -41,6 +42,7 @@ class Retrieval:
         self._itself: LocalVerifier | None = None
         self._memories: dict[tuple[str, ...], Memory] = {}
         self._curve: CostCurve | None = None
+        self._path: Path | None = None  # where it is kept
         self._past: list[Talk] = []
         self._texts: list[tuple[str, str]] = []  # not yet tokens
 
@@ -77,16 +79,8 @@ class Retrieval:
 
     def curve(self) -> CostCurve:
         """How long a decode takes, measured once and kept; across a link it is a guess, which rounds then correct."""
-        if self._curve is None and self._linked:
-            self._curve = FAR
         if self._curve is None:
-            with Context(self.model, n_ctx=_BEHIND + KNOTS[-1], threads=self._threads) as context:
-                path = curve_path(fingerprint(self.model.path), context.threads)
-                known = read_curve(path)
-                self._curve = CostCurve(*known) if known is not None else measure_curve(context)
-                if known is None:
-                    keep_curve(path, self._curve.rows, self._curve.seconds)
-                self._path = path
+            self._curve, self._path = (FAR, None) if self._linked else curve_of(self.model, self._threads)
         return self._curve
 
     def twigs(self, wanted: str) -> tuple[int, str]:
@@ -116,10 +110,21 @@ class Retrieval:
 
     def close(self) -> None:
         """A curve that was wrong all the time is measured anew next time."""
-        if not self._linked and any(memory.length.drifted for memory in self._memories.values()):
+        if self._path is not None and any(memory.length.drifted for memory in self._memories.values()):
             forget_curve(self._path)
         if self._itself is not None:
             self._itself.close()
+
+
+def curve_of(model: Model, threads: int | None) -> tuple[CostCurve, Path]:
+    """How long a decode of `model` takes here, measured once and kept in the file that is named."""
+    with Context(model, n_ctx=_BEHIND + KNOTS[-1], threads=threads) as context:
+        path = curve_path(fingerprint(model.path), context.threads)
+        if (known := read_curve(path)) is not None:
+            return CostCurve(*known), path
+        curve = measure_curve(context)
+    keep_curve(path, curve.rows, curve.seconds)
+    return curve, path
 
 
 def measure_curve(context: Context) -> CostCurve:
@@ -154,14 +159,23 @@ class Copying:
     def __init__(self, retrieval: Retrieval, memory: Memory, drafter: RetrievalDrafter) -> None:
         self._retrieval, self._memory, self._drafter = retrieval, memory, drafter
 
+    @property
+    def suggests(self) -> Suggests:
+        """What the small model is to try first."""
+        return self._drafter
+
+    def floors(self) -> list[float]:
+        """With less chance to survive, no drafted token in that place pays."""
+        return self._drafter.floors()
+
     def beside(self, model: Drafter | None, gamma: int, explain: bool) -> Drafter:
         """A drafter that copies, and asks `model`, if there is one, for up to `gamma` tokens where that is better."""
         self._drafter.explain = explain
         if model is None:
             return self._drafter
         if isinstance(model, LooksAhead):
-            return MixedAheadDrafter(self._drafter, model, model, gamma)
-        return MixedDrafter(self._drafter, model, gamma)
+            return MixedAheadDrafter(self._drafter, model, model, gamma, self._memory.rounds)
+        return MixedDrafter(self._drafter, model, gamma, self._memory.rounds)
 
     def verifier(self, given: Verifier | None) -> Verifier:
         """The verifier of the reply: the one given, or the model itself. It tells what it expects, where it can."""

@@ -47,6 +47,14 @@ class CostCurve:
         return [0.0, *found.tolist()]
 
 
+def floors(curve: CostCurve) -> list[float]:
+    """How likely a token must be for a row more in a decode to pay, behind rows of the same decode, beside a decode of
+    its own later on.
+    """
+    table = curve.table()
+    return [slope / table[1] for slope in _least_slopes(table)]
+
+
 def twigs(curve: CostCurve, wanted: str) -> tuple[int, str]:
     """How many twigs a draft may have, and why. `wanted` is auto, on or off."""
     if wanted != "auto":
@@ -141,12 +149,12 @@ class LengthRule:
         expected, cost = 1.0 + sum(survives[:chosen]), self._table[chosen + 1] / one
         return f"{chosen} drafted: {expected:.1f} tokens expected for the time of {cost:.1f}"
 
-    def learn(self, drafted: int, tokens: int, seconds: float) -> None:
-        """A round with `drafted` tokens brought `tokens`, and took `seconds`."""
+    def learn(self, drafted: int | None, tokens: int, seconds: float) -> None:
+        """A round with `drafted` tokens brought `tokens`, and took `seconds`; None: not for a decode alone."""
         self._tokens = _MEMORY * self._tokens + tokens
         self._seconds = _MEMORY * self._seconds + seconds
         self._all += seconds
-        if tokens > drafted + 1:  # these were several decodes
+        if drafted is None or tokens > drafted + 1:  # these were several decodes
             return
         at = self._nearest[drafted]
         off = log(max(seconds, 1e-9) / self._plain[drafted + 1])

@@ -47,7 +47,8 @@ def test_so_does_the_draft_model_and_so_do_both_together(f32_pair: tuple[Path, P
             both = pair.reply(case(number), max_tokens=MOST)
             assert ids(both) == ids(alone.reply(case(number), max_tokens=MOST, retrieval="off"))
             copied = [copied[0] + one.summary.retrieved, copied[1] + both.summary.retrieved]
-    assert min(copied) > 10
+    assert copied[0] > 10
+    assert copied[1] > 0  # the small model drafts most of it
 
 
 @pytest.mark.usefixtures("rows_are_cheap")
