@@ -1,0 +1,57 @@
+"""Chat templates that would take all time or memory, each in its own way."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from edgellm.engine.template import MOST_SOURCE
+
+_LONG = "a" * 30_000
+
+HOSTILE = MappingProxyType({
+    "repetition": "{{ 'a' * 10**10 }}",
+    "repetition, folded": "{% if false %}{{ ('a' * 10**10)|length }}{% endif %}{{ 'a' * 10**9 }}",
+    "repeated list": "{{ ([0] * 10**9)|length }}",
+    "repetition the other way": "{{ (10**9 * 'ab')|length }}",
+    "power": "{{ 10 ** (10 ** 8) }}",
+    "squares": "{% set ns = namespace(x=3) %}{% for i in range(40) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "text in loops": "{% for a in range(99999) %}" + "x" * 10_000 + "{% endfor %}",
+    "loops over text": "{% set s = 'a' * 5000 %}" + "{% for a in s %}" * 4 + "{% endfor %}" * 4,
+    "doubling": "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "adding": "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "blocks of blocks": "{% set x = 'ab' %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 60,
+    "lists of lists": "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}"
+    "{% endfor %}{{ ns.x }}",
+    "dicts of dicts": "{% set ns = namespace(x=1) %}{% for i in range(60) %}{% set ns.x = dict(a=ns.x, b=ns.x) %}"
+    "{% endfor %}",
+    "namespaces": "{% set a = namespace() %}" + "{% set b = namespace(x=a, y=a) %}"
+    "{% set a = namespace(x=b, y=b) %}" * 40 + "{{ a }}",
+    "a namespace in itself": "{% set a = namespace() %}{% set a.a = a %}{{ [a]|string }}",
+    "slices": "{% set s = 'a' * 1000000 %}" + "".join(f"{{% set x{i} = s[1:] %}}" for i in range(99)),
+    "replace": "{% set s = 'a' * 100000 %}{{ s|replace('a', s)|length }}",
+    "replace, method": "{% set s = 'a' * 100000 %}{{ s.replace('a', s)|length }}",
+    "join": "{% set s = 'a' * 100000 %}{{ range(99999)|join(s)|length }}",
+    "join, method": "{% set s = 'a' * 100000 %}{{ s.join(s)|length }}",
+    "indent": "{{ ('a\n' * 1000)|indent(10**9) }}",
+    "tojson": "{{ [1, 2]|tojson(indent=10**9) }}",
+    "center": "{{ 'a'|center(10**10) }}",
+    "ljust": "{{ 'a'.ljust(10**10) }}",
+    "expandtabs": "{{ '\t'.expandtabs(10**10) }}",
+    "format": "{{ '%999999999d'|format(1) }}",
+    "format, operator": "{{ '%999999999d' % 1 }}",
+    "format, method": "{{ '{:>999999999}'.format(1) }}",
+    "to_bytes": "{{ (1).to_bytes(10**10, 'big') }}",
+    "lipsum": "{{ lipsum(n=10**6) }}",
+    "batch": "{{ [1]|batch(10**9, 'x')|list|length }}",
+    "translate": "{{ LONG.translate({97: 'a' * 100000})|length }}".replace("LONG", f"'{_LONG}'"),
+    "sums": "{{ [[1]]|sum(start=[]) }}",
+    "recursion": "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "a recursive loop": "{% for a in range(9999) recursive %}{{ loop(range(9999)) }}{% endfor %}",
+    "search in search": "{% set s = range(99999)|list %}{{ s|select('in', s)|list|length }}",
+    "brackets": "{{ " + "(" * 30_000 + ")" * 30_000 + " }}",
+    "ifs": "{% if true %}" * 5_000 + "{% endif %}" * 5_000,
+    "lists": "{{ " + "[" * 30_000 + "]" * 30_000 + " }}",
+    "sums of sums": "{{ 1" + "+1" * 30_000 + " }}",
+    "too long": "{# #}" * (MOST_SOURCE // 5 + 1),
+})  # fmt: skip
