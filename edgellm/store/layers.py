@@ -19,7 +19,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from edgellm.errors import DiskFull, InvalidOption, LayersMissing, LayersRefused
+from edgellm.errors import DiskFull, InvalidOption, LayersMissing, LayersRefused, StoreBusy
 from edgellm.store.in_use import kept_in_use, remove_unused
 from edgellm.store.partial import Partial
 from edgellm.store.places import cache_dir
@@ -143,7 +143,9 @@ class LayerStore:
         What is not used for longest goes first, never what is in use or asked for. Nothing goes if that is not enough.
 
         Raises:
-            LayersRefused: they would not fit the limit, somebody else is sending, or they are not of the recipe.
+            StoreFull: they would not fit the limit.
+            StoreBusy: somebody else is sending.
+            LayersRefused: they are not of the recipe.
             DiskFull: the disk is too full for them.
         """
         if strange := set(pieces) - set(recipe.pieces):
@@ -166,7 +168,7 @@ class LayerStore:
         """Removes everything that is not in use; with a `fingerprint`, of that model alone.
 
         Raises:
-            LayersRefused: somebody is sending layers.
+            StoreBusy: somebody is sending layers.
             LayersMissing: there is no such model.
         """
         with self._locked():
@@ -204,7 +206,7 @@ class LayerStore:
             with FileLock(self.root / "lock", timeout=0, thread_local=False):
                 yield
         except Timeout:
-            raise LayersRefused(f"The store in {self.root} is being changed already.", "Try again later.") from None
+            raise StoreBusy(f"The store in {self.root} is being changed already.", "Try again later.") from None
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFull(f"The disk of {self.root} is full.", "Make room there.") from error

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgellm.engine import check_cuttable, check_gguf
-from edgellm.errors import DiskFull, EdgeError, LayersRefused
+from edgellm.errors import DiskFull, EdgeError, LayersCorrupt, LayersRefused
 from edgellm.store.recipe import Piece
 
 _STEP = 2**20
@@ -69,22 +69,22 @@ class Partial:
         """Gives the piece its name, if it is what was announced; returns its path.
 
         Raises:
-            LayersRefused: bytes are missing (what is there stays), or the hash is another or no layers of a model are
-                in it (nothing stays).
+            LayersRefused: bytes are missing; what is there stays.
+            LayersCorrupt: the hash is another, or no layers of a model are in it; nothing stays.
         """
         if self.size < self.piece.size:
             raise LayersRefused(f"Of {self.piece}, {self.size} of {self.piece.size} bytes are there.", _AGAIN)
         if self._digest.hexdigest() != self.piece.sha256:
             self._drop()
-            raise LayersRefused(f"What arrived is not {self.piece}: its SHA-256 is another one.", _AGAIN)
+            raise LayersCorrupt(f"What arrived is not {self.piece}: its SHA-256 is another one.", _AGAIN)
         try:
             layers = check_cuttable(check_gguf(self._path))
         except EdgeError as error:
             self._drop()
-            raise LayersRefused(f"What arrived for {self.piece} is no model: {error.what}", _AGAIN) from None
+            raise LayersCorrupt(f"What arrived for {self.piece} is no model: {error.what}", _AGAIN) from None
         if layers != self.piece.layers:
             self._drop()
-            raise LayersRefused(f"What arrived for {self.piece} holds {layers} layers.", _AGAIN)
+            raise LayersCorrupt(f"What arrived for {self.piece} holds {layers} layers.", _AGAIN)
         os.fsync(self._file.fileno())
         self._file.close()
         self._path.replace(self._final)

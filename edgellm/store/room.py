@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgellm.errors import DiskFull, LayersRefused
+from edgellm.errors import DiskFull, StoreFull
 from edgellm.store.in_use import in_use
 from edgellm.store.recipe import Piece, is_hash
 
@@ -50,12 +50,12 @@ def to_go(
     Never what is wanted or in use. `limit` is that of the store and `free` what the disk has left, in bytes.
 
     Raises:
-        LayersRefused: all that could go is not enough for the limit.
+        StoreFull: all that could go is not enough for the limit.
         DiskFull: or not for the disk.
     """
     asked = sum(piece.size for piece in wanted)
     if asked > limit:
-        raise LayersRefused(
+        raise StoreFull(
             f"{len(wanted)} pieces of {model} take {_gb(asked)}, and the store's limit is {_gb(limit)}.",
             "Raise the limit there, or plan fewer layers for this device.",
         )
@@ -71,7 +71,7 @@ def to_go(
             going.append(file)
             over, short = over - file.size, short - file.there
     if over > 0:
-        raise LayersRefused(
+        raise StoreFull(
             f"{_gb(over)} are missing to the limit of {_gb(limit)}: what else is there is in use.",
             "Raise the limit there, or stop what uses other layers.",
         )
