@@ -231,6 +231,7 @@ class _Sender:
                 await self._words.say(pb.PutFrame(portion=pb.Portion(piece=place, offset=offset, data=block)))
                 offset += len(block)
                 self._sent += len(block)
+                self._tell(self._carried())
             else:
                 arrived = await self._arrived(place)
 

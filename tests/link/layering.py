@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import grpc.aio
@@ -14,6 +14,7 @@ from edgellm.link.carry import Carried, Cut, Pace, put
 from edgellm.link.channel import bind, new_server, open_channel
 from edgellm.link.guard import Guard
 from edgellm.link.layers import layer_handlers
+from edgellm.link.loop import run_there
 from edgellm.link.trust import Trust
 from edgellm.link.welcome import welcome_handlers
 from edgellm.store.layers import LayerStore
@@ -40,6 +41,19 @@ async def taking(
         if watch is not None:
             watch.cancel()
         await server.stop(None)
+
+
+@contextmanager
+def device_taking(
+    store: LayerStore, trust: Trust | None = None, said: list[str] | None = None, port: int = 0
+) -> Iterator[Address]:
+    """`taking`, for a test outside the loop."""
+    running = taking(store, trust, said, port)
+    address = run_there(running.__aenter__()).result(30)
+    try:
+        yield address
+    finally:
+        run_there(running.__aexit__(None, None, None)).result(30)
 
 
 def cutter(model: Path, recipe: Recipe) -> Cut:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -61,14 +62,16 @@ def test_layers_come_once_and_are_told_of(store: LayerStore, recipe: Recipe, cut
     run(work)
 
 
-def failing(cut: Cut, after: int, how: Exception) -> Cut:
-    """Stops within a piece."""
+def failing(cut: Cut, after: int, how: Exception, store: LayerStore) -> Cut:
+    """Stops within a piece, when something of it has arrived."""
 
     def cut_some(piece: Piece) -> Iterator[bytes | memoryview]:
         given = 0
         for portion in cut(piece):
             if given + len(portion) > after:
                 yield portion[: after - given]
+                while not store.arrived(piece):
+                    time.sleep(0.01)
                 raise how
             given += len(portion)
             yield portion
@@ -80,7 +83,7 @@ def test_what_was_cut_off_is_gone_on_with(store: LayerStore, recipe: Recipe, cut
     async def work() -> None:
         async with taking(store) as address:
             with pytest.raises(OSError, match="cable"):
-                await bring(address, recipe, [0], failing(cut, 3 * FRAME + 5, OSError("the cable")))
+                await bring(address, recipe, [0], failing(cut, 3 * FRAME + 5, OSError("the cable"), store))
             before = store.arrived(recipe.pieces[0])
             assert 0 < before <= 3 * FRAME
             done, told = await bring(address, recipe, [0], cut)
