@@ -14,20 +14,20 @@ from google.protobuf.message import DecodeError
 from edgellm.errors import DeviceLost, EdgeError, ProtocolError, StoreBusy
 from edgellm.link import layers_pb2 as pb
 from edgellm.link.guard import Context, Guard, Method, who
+from edgellm.link.measuring import Measurer, MeasureService, answered
 from edgellm.link.pieces import (
     BEAT_SECONDS,
     PORTION_MOST,
     PROTOCOL,
     SERVICE,
     SILENT_SECONDS,
-    details,
     read_places,
     read_recipe,
     refusal,
-    status,
     write_recipe,
 )
 from edgellm.link.rights import Right
+from edgellm.link.trust import Trust
 from edgellm.link.versions import check_version
 from edgellm.store.layers import LayerStore
 from edgellm.store.partial import Partial
@@ -40,15 +40,23 @@ T = TypeVar("T")
 
 
 def layer_handlers(
-    store: LayerStore, guard: Guard | None = None, tell: Callable[[str], None] | None = None
+    store: LayerStore,
+    guard: Guard | None = None,
+    tell: Callable[[str], None] | None = None,
+    measurer: Measurer | None = None,
+    trust: Trust | None = None,
 ) -> grpc.GenericRpcHandler[Any, Any]:
     """For `grpc.aio.Server.add_generic_rpc_handlers`. To be made in the loop that runs the server.
 
-    With a `guard`, paired devices alone are answered, and of them those with the right to files; without one, whoever
-    is on this machine. `tell` hears what is taken, in the loop.
+    With a `guard`, paired devices alone are answered, and of them those with the right to files; those with the right
+    to compute may have the device measured. Without one, whoever is on this machine. `tell` hears what is taken, in
+    the loop. `measurer` runs in a thread; without one the device cannot be measured. With `trust` it measures its lines
+    to other paired devices, too.
     """
-    service = LayerService(store, guard, tell or (lambda _text: None))
-    return service.handlers()
+    told = tell or (lambda _text: None)
+    service = LayerService(store, guard, told)
+    measured = MeasureService(guard, told, measurer, trust)
+    return grpc.method_handlers_generic_handler(SERVICE, service.methods() | measured.methods())
 
 
 class _Turn:
@@ -67,32 +75,21 @@ class LayerService:
         self._store, self._guard, self._tell = store, guard, tell
         self._turns: dict[bytes, _Turn] = {}
 
-    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def methods(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Streams deal in bytes, so that nothing is parsed unasked."""
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                "Held": grpc.unary_unary_rpc_method_handler(
-                    self._guarded(self.held), pb.HeldRequest.FromString, pb.HeldReply.SerializeToString
-                ),
-                "Clean": grpc.unary_unary_rpc_method_handler(
-                    self._guarded(self.clean), pb.CleanRequest.FromString, pb.CleanReply.SerializeToString
-                ),
-                "Put": grpc.stream_stream_rpc_method_handler(
-                    self._guarded(self.put), None, pb.PutReply.SerializeToString
-                ),
-            },
-        )
 
-    def _guarded(self, method: Method) -> Any:
-        async def answered(request: Any, context: Context) -> Any:
-            try:
-                return await method(request, context)
-            except EdgeError as error:
-                self._tell(error.what)
-                await context.abort(status(error), details(error))
+        def guarded(method: Method) -> Any:
+            return answered(method, self._guard, Right.FILES, self._tell)
 
-        return answered if self._guard is None else self._guard.over(answered, Right.FILES)
+        return {
+            "Held": grpc.unary_unary_rpc_method_handler(
+                guarded(self.held), pb.HeldRequest.FromString, pb.HeldReply.SerializeToString
+            ),
+            "Clean": grpc.unary_unary_rpc_method_handler(
+                guarded(self.clean), pb.CleanRequest.FromString, pb.CleanReply.SerializeToString
+            ),
+            "Put": grpc.stream_stream_rpc_method_handler(guarded(self.put), None, pb.PutReply.SerializeToString),
+        }
 
     async def held(self, request: pb.HeldRequest, _context: Context) -> pb.HeldReply:
         """What is there."""

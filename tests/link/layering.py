@@ -15,6 +15,7 @@ from edgellm.link.channel import bind, new_server, open_channel
 from edgellm.link.guard import Guard
 from edgellm.link.layers import layer_handlers
 from edgellm.link.loop import run_there
+from edgellm.link.measuring import Measurer
 from edgellm.link.trust import Trust
 from edgellm.link.welcome import welcome_handlers
 from edgellm.store.layers import LayerStore
@@ -23,17 +24,20 @@ from edgellm.store.recipe import Piece, Recipe, cut_piece
 
 @asynccontextmanager
 async def taking(
-    store: LayerStore, trust: Trust | None = None, said: list[str] | None = None, port: int = 0
+    store: LayerStore,
+    trust: Trust | None = None,
+    said: list[str] | None = None,
+    measurer: Measurer | None = None,
 ) -> AsyncIterator[Address]:
     """A device with this store; with `trust`, for paired devices alone."""
     told = said if said is not None else []
     server = new_server()
     guard = None if trust is None else Guard(trust, told.append)
     watch = None if guard is None else asyncio.create_task(guard.watch())
-    server.add_generic_rpc_handlers((layer_handlers(store, guard, told.append),))
+    server.add_generic_rpc_handlers((layer_handlers(store, guard, told.append, measurer, trust),))
     if trust is not None and guard is not None:
         server.add_generic_rpc_handlers((welcome_handlers(trust, guard, []),))
-    address = bind(server, Address("127.0.0.1", port), trust)
+    address = bind(server, Address("127.0.0.1", 0), trust)
     await server.start()
     try:
         yield address
@@ -45,10 +49,13 @@ async def taking(
 
 @contextmanager
 def device_taking(
-    store: LayerStore, trust: Trust | None = None, said: list[str] | None = None, port: int = 0
+    store: LayerStore,
+    trust: Trust | None = None,
+    said: list[str] | None = None,
+    measurer: Measurer | None = None,
 ) -> Iterator[Address]:
     """`taking`, for a test outside the loop."""
-    running = taking(store, trust, said, port)
+    running = taking(store, trust, said, measurer)
     address = run_there(running.__aenter__()).result(30)
     try:
         yield address
