@@ -9,7 +9,7 @@ from edgellm.engine.facts import Top2, top2, top_k
 from edgellm.engine.gguf import GgufHeader, TensorInfo, check_gguf
 from edgellm.engine.lens import Lens
 from edgellm.engine.model import Model
-from edgellm.engine.shard import cut
+from edgellm.engine.shard import check_cuttable, cut, cut_bytes
 from edgellm.engine.types import Floats, Ids
 from edgellm.engine.vocabulary import Vocabulary
 
@@ -28,8 +28,10 @@ __all__ = [
     "Top2",
     "Twig",
     "Vocabulary",
+    "check_cuttable",
     "check_gguf",
     "cut",
+    "cut_bytes",
     "to_f32",
     "top2",
     "top_k",
