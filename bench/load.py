@@ -141,8 +141,9 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     texts = folder / "texts.npz"
     with Model.load(model) as loaded:
         work = scripts(loaded, TEXTS, 1, arguments.seed)
-    np.savez(texts, **{f"{kind}{i}": ids for i, one in enumerate(work)
-                       for kind, ids in (("prompt", one.prompt), ("text", one.text))})  # fmt: skip
+    arrays: dict[str, Any] = {f"{kind}{i}": ids for i, one in enumerate(work)
+                              for kind, ids in (("prompt", one.prompt), ("text", one.text))}  # fmt: skip
+    np.savez(texts, **arrays)
     homes = [folder / f"home-{i}" for i in range(PROCESSES)]
     acquaint(folder / "host", homes)
     tally, rng = Tally(arguments.devices * 0.75), random.Random(arguments.seed)
