@@ -91,6 +91,7 @@ def _written(
         own = parts.drafters.take(plan.kind)
         own.doubt = plan.choice.doubt
         if isinstance(own, ModelDrafter):
+            own.alone = verifier is None
             own.suggests = copying.suggests if copying is not None else None
             own.floors = parts.drafters.floors if copying is not None else ()
             own.least = copying.floors if copying is not None and not parts.linked else tuple

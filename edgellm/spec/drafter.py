@@ -31,6 +31,7 @@ class ModelDrafter:
         self._meter = Meter(context, layers)
         self._alternatives = alternatives
         self.doubt = 0.0  # a chunk ends behind a token of less confidence; set for a reply
+        self.alone = False  # nobody verifies this reply; set for it
         self.suggests: Suggests | None = None  # set for a reply, too
         self.floors: Sequence[float] = ()  # what a suggested token's chance must be, by its place in a decode
         self.least: Callable[[], Sequence[float]] = tuple  # what a chunk's chance must be, by its length
@@ -42,7 +43,9 @@ class ModelDrafter:
         What `suggests` says is decoded in one batch, and stands as far as the model chooses it itself: the chunk is the
         same, and sooner there.
         """
-        drafting = Drafting(len(prefix), gamma, sampling, self._alternatives, self.doubt, self.least())
+        drafting = Drafting(
+            len(prefix), gamma, sampling, self._alternatives, self.doubt, self.least(), self.alone
+        )  # fmt: skip
         try:
             self._meter.rest()
             self._take_over(prefix)

@@ -10,7 +10,7 @@ from edgellm.engine import Context, Recorder, Top2, top_k
 from edgellm.errors import InvalidOption
 from edgellm.spec.importance import ColumnSums
 from edgellm.spec.records import NO_FLOATS, Chunk, Distribution, Floats, Ids, Sampling
-from edgellm.spec.sampling import Purpose, distribution, draw, uniforms
+from edgellm.spec.sampling import Purpose, distribution, draw, exact_distribution, uniforms
 
 _NO_KEYS = slice(0, 0)
 
@@ -26,16 +26,19 @@ class Drafting:
         alternatives: int = 0,
         doubt: float = 0.0,
         floors: Sequence[float] = (),
+        alone: bool = False,
     ) -> None:
         """For up to `gamma` tokens from `position` on, where the reply goes on, with `alternatives` for each.
 
         It also ends behind a token whose confidence is below `doubt`, or where that of all tokens so far, multiplied,
-        is below what `floors` has in its place.
+        is below what `floors` has in its place. `alone`: nobody verifies, so tokens are drawn as a verifier draws its own;
+        a seed then writes what it writes where this model verifies what is copied for it.
         """
-        self._alive, self._floors = 1.0, floors
+        self._alive, self._floors, self._alone = 1.0, floors, alone
         self._gamma, self._doubt = gamma, doubt
         self._sampling = sampling
-        self._numbers = None if sampling.greedy else uniforms(sampling.seed, position, gamma, Purpose.DRAFT)[:, 0]
+        purpose, column = (Purpose.VERIFY, 1) if alone else (Purpose.DRAFT, 0)
+        self._numbers = None if sampling.greedy else uniforms(sampling.seed, position, gamma, purpose)[:, column]
         self.ids: list[int] = []
         self._facts: list[Top2] = []
         self._drawn: list[Distribution] = []
@@ -47,7 +50,7 @@ class Drafting:
         """The next token, from `logits` (n_vocab,), of which `facts` speak."""
         token = facts.id
         if self._numbers is not None:
-            self._drawn.append(distribution(logits, self._sampling))
+            self._drawn.append((exact_distribution if self._alone else distribution)(logits, self._sampling))
             token = draw(self._drawn[-1], float(self._numbers[len(self.ids)]))
         self.ids.append(token)
         self._facts.append(facts)

@@ -64,6 +64,18 @@ def test_a_seed_repeats_a_sampled_reply_whatever_is_copied(f32_pair: tuple[Path,
 
 
 @pytest.mark.usefixtures("rows_are_cheap")
+def test_a_seed_writes_the_same_for_a_draft_model_alone(f32_pair: tuple[Path, Path]) -> None:
+    options: dict[str, Any] = {"max_tokens": MOST, "temperature": 0.8}
+    with Pair.open(f32_pair[0], "none", threads=1) as pair:
+        copied = 0
+        for seed in (1, 2, 3):
+            reply = pair.reply(case(5), seed=seed, **options)
+            assert ids(reply) == ids(pair.reply(case(5), seed=seed, retrieval="off", **options))
+            copied += reply.summary.retrieved
+    assert copied > 0
+
+
+@pytest.mark.usefixtures("rows_are_cheap")
 def test_a_conversation_of_before_is_copied(f32_pair: tuple[Path, Path], alone: Pair) -> None:
     wanted = alone.reply(case(5), max_tokens=MOST, retrieval="off")
     written = ids(wanted)
