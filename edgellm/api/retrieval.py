@@ -28,6 +28,7 @@ _BEHIND = 16  # positions that a measured decode stands behind
 _REPEATS = 5
 _FEWEST = 4  # lengths that are measured on any device, however slow
 _PATIENCE = 0.3  # seconds, after which no length is measured once more
+_QUICK = 0.01  # seconds
 _MOST = 1.0  # seconds, after which no longer ones are tried: what is beyond is as slow a row as the last
 FAR = CostCurve((1, KNOTS[-1]), (0.05, 0.1))
 """Of a verifier across a link: a round trip, and the rest of a batch is cheap beside it."""
@@ -123,12 +124,13 @@ def curve_of(model: Model, threads: int | None) -> tuple[CostCurve, Path]:
         if (known := read_curve(path)) is not None:
             return CostCurve(*known), path
         curve = measure_curve(context)
-    keep_curve(path, curve.rows, curve.seconds)
+    keep_curve(path, curve.rows, curve.seconds, curve.change)
     return curve, path
 
 
 def measure_curve(context: Context) -> CostCurve:
-    """The time of one decode of 1, 2, 3 … 64 rows with all their logits looked at, the median of a few.
+    """The time of one decode of 1, 2, 3 … 64 rows with all their logits looked at, the median of a few; and how much
+    longer it takes behind one of another number of rows.
 
     A reply waits for it, so a slow device measures fewer lengths, and once.
     """
@@ -136,21 +138,27 @@ def measure_curve(context: Context) -> CostCurve:
     context.clear()
     context.decode(ids[:_BEHIND])
     times: dict[int, list[float]] = {}
+    changes = []
     started = perf_counter()
+
+    def timed(rows: int) -> float:
+        began = perf_counter()
+        context.decode(ids[:rows], outputs=rows).argmax(axis=1)
+        taken = perf_counter() - began
+        context.rollback(_BEHIND)
+        return taken
+
     for _ in range(_REPEATS):  # in turns, so that what else the device does slows all of them down
         for rows in KNOTS:
-            began = perf_counter()
-            if len(times) >= _FEWEST and began - started > (_PATIENCE if rows in times else _MOST):
+            if len(times) >= _FEWEST and perf_counter() - started > (_PATIENCE if rows in times else _MOST):
                 break
-            if rows == 1:  # these come in runs, for which all is set up already
-                for _ in range(2):
-                    context.decode(ids[:rows])
-                    context.rollback(_BEHIND)
-                began = perf_counter()
-            context.decode(ids[:rows], outputs=rows).argmax(axis=1)
-            times.setdefault(rows, []).append(perf_counter() - began)
-            context.rollback(_BEHIND)
-    return CostCurve(tuple(times), tuple(float(median(some)) for some in times.values()))
+            fresh = again = timed(rows)
+            if fresh < _QUICK or rows == 1:  # single rows come in runs; of a slow decode a change is a small part
+                again = timed(rows)
+                changes.append(fresh - again)
+            times.setdefault(rows, []).append(again)
+    seconds = tuple(float(median(some)) for some in times.values())
+    return CostCurve(tuple(times), seconds, max(0.0, float(median(changes))))
 
 
 class Copying:

@@ -31,8 +31,8 @@ class Drafting:
         """For up to `gamma` tokens from `position` on, where the reply goes on, with `alternatives` for each.
 
         It also ends behind a token whose confidence is below `doubt`, or where that of all tokens so far, multiplied,
-        is below what `floors` has in its place. `alone`: nobody verifies, so tokens are drawn as a verifier draws its own;
-        a seed then writes what it writes where this model verifies what is copied for it.
+        is below what `floors` has in its place. `alone`: nobody verifies, so tokens are drawn as a verifier draws its
+        own; a seed then writes what it writes where this model verifies what is copied for it.
         """
         self._alive, self._floors, self._alone = 1.0, floors, alone
         self._gamma, self._doubt = gamma, doubt

@@ -147,7 +147,7 @@ class Slow:
 
 
 @pytest.mark.parametrize(
-    ("row", "knots", "longest"), [(1e-6, 12, 0.002), (1e-3, 12, 0.4), (0.05, 6, 2.5), (9.0, 4, 252)]
+    ("row", "knots", "longest"), [(1e-6, 12, 0.003), (1e-3, 12, 0.4), (0.05, 6, 2.5), (9.0, 4, 252)]
 )
 def test_measuring_a_slow_device_takes_little_time(
     row: float, knots: int, longest: float, monkeypatch: pytest.MonkeyPatch

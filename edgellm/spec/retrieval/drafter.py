@@ -85,6 +85,8 @@ class RetrievalDrafter:
         reason = self._length.reason(survives, n, instead) if self.explain else ""
         if not n:
             return Chunk(reason=reason) if reason else _NOTHING
+        if (more := n - len(ids)) > 0:
+            ids, survives = ids + ids[-1:] * more, survives + [0.0] * more
         confidence = np.array(survives[:n], dtype=np.float32)
         if self._most_twigs:
             self._twigs = self._grow(ids[:n], survives, min(gamma, MOST))
@@ -113,6 +115,10 @@ class RetrievalDrafter:
             self._behind_twigs.append(options)
             rows += n
         return tuple(twigs)
+
+    def pays(self, usual: tuple[float, float]) -> bool:
+        """Whether tokens, and seconds for them, are better than a decode without drafts."""
+        return self._length.pays(usual)
 
     def worth(self, survives: Sequence[float]) -> int:
         """How many tokens of another draft pay, where the first i + 1 are accepted with the chance `survives[i]`."""

@@ -122,6 +122,8 @@ class MixedDrafter:
         self._rounds = rounds or Rounds()
         self._prompt = self._number = 0  # its tokens; of the round
         self._reads = self._knows = False  # the prompt: whether the small model does this time, or has done so
+        self.asked = False
+        """Whether the small model has drafted last time, also where nothing of that pays."""
 
     def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
         """See `Drafter.draft`."""
@@ -131,7 +133,9 @@ class MixedDrafter:
         asks = self._knows or rounds.due or rounds.worth_reading(len(prefix), written)
         due = rounds.due and self._number > 0  # what the first round takes is the verifier's prompt, too
         chunk = self._retrieval.draft(prefix, gamma, sampling, instead=None if rounds.due else rounds.usual)
-        if not asks or (len(chunk) and not due):
+        pays = rounds.due or self._retrieval.pays(rounds.usual)
+        self.asked = asks and (due or (pays and not len(chunk)))
+        if not self.asked:
             return chunk
         self._reads, self._knows = not self._knows, True
         began = perf_counter()
@@ -168,7 +172,7 @@ class MixedDrafter:
         if own and not chunk.retrieved:
             self._rounds.judged(chunk.confidence[:own].tolist(), min(own, verdict.accepted))
         if self._number and not self._reads:  # else the time is a prompt's, too
-            (self._rounds.took if own and not chunk.retrieved else self._rounds.other)(tokens, seconds)
+            (self._rounds.took if self.asked else self._rounds.other)(tokens, seconds)
         self._number += 1
         self._reads = False
 

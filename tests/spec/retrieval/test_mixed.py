@@ -113,3 +113,19 @@ def test_what_rounds_bring_is_kept_from_reply_to_reply() -> None:
             asked = len(slow.prefixes)
     assert not known.rounds.due
     assert len(slow.prefixes) == asked  # later replies do not ask it: it only makes them slower
+
+
+def test_a_draft_of_which_nothing_pays_was_a_try() -> None:
+    dear = Memory(("context",), CostCurve((1, 64), (1.0, 90.0)), lambda _token: False, lambda token: token == EOG)
+    own = dear.take(PROMPT)
+    assert own is not None
+    doubting = Sure(markov(1, 10))
+    doubting.sure = 0.05
+    mixed = MixedDrafter(own, doubting, 6, dear.rounds)
+    for _ in range(20):
+        chunk = mixed.draft(PROMPT, 8, GREEDY)
+        assert not len(chunk)
+        mixed.told(chunk, verdict(0), 9.0 if mixed.asked else 1.0)
+    assert not dear.rounds.due
+    assert len(doubting.prefixes) < 8  # else every round would be a try
+    dear.give()
