@@ -5,8 +5,8 @@
 Good messages, names, lists and GGUF headers are changed at random, bytes and fields alike, and given to the code that
 reads them in earnest, behind a saved corpus of what once did harm (`bench/corpus.json`). What it does not take it must
 refuse by one of our errors; anything else, a warning too, is strange, and kept. Headers that pass are loaded by
-llama.cpp in a process of its own. Templates and the largest messages run in processes of their own too, where memory
-is measured: beyond what the process takes without them, at most LIMIT. Exit code 1 where anything is strange.
+llama.cpp in a process of its own. Templates, and the largest headers and messages, have a process each, where memory
+is measured: beyond what that process takes without them, at most LIMIT. Exit code 1 where anything is strange.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -25,11 +26,12 @@ from typing import Any
 
 from bench import fuzz_files, fuzz_link
 from bench.fuzz_run import MEMORY, PER_BYTE, Outcome, Target, fire
-from bench.hostile import HOSTILE
+from bench.hostile import HEADERS, HOSTILE, header
 from bench.report import write
 from edgellm.link.channel import MAX_MESSAGE
 
 LIMIT = 256 * 2**20  # bytes that a hostile template, or the largest message, may take
+_SHOWN = 12  # of the sentences that refused, for each decoder
 _CHILD = [sys.executable, "-m", "bench.fuzz_child"]
 
 
@@ -55,16 +57,24 @@ def alone(kind: str, name: str) -> dict[str, Any]:
 
 
 def large() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Hostile templates, and messages as large as they may be."""
+    """Hostile templates, and headers and messages as large as they may be."""
     for name in HOSTILE:
         yield "template", alone("template", name)
+    for name in HEADERS:
+        with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+            file.write(header(name))
+            file.flush()
+            yield "header", {**alone("header", file.name), "name": name}
     for name in ("session", "verdict", "vocabulary", "pairing"):
         for shape in ("zeros", "numbers", "empty"):
             yield "message", alone("message", f"{name} {shape}")
 
 
 def _row(name: str, done: Outcome) -> dict[str, Any]:
-    found = {**asdict(done), "refused": dict(done.refused.most_common())}
+    classes: Counter[str] = Counter()
+    for text, count in done.refused.items():
+        classes[text.split(":")[0]] += count
+    found = {**asdict(done), "refused": dict(done.refused.most_common(_SHOWN)), "classes": dict(classes)}
     return {"name": name, "refused_in_all": sum(done.refused.values()), **found}
 
 
@@ -81,7 +91,9 @@ def table(found: dict[str, Any]) -> str:
         )
     total = sum(row["inputs"] for row in found["targets"])
     lines.append(f"{total:,} inputs, {sum(len(row['strange']) for row in found['targets'])} of them strange")
-    for kind, what in (("template", "hostile templates"), ("message", f"messages of {MAX_MESSAGE >> 20} MiB")):
+    kinds = {"template": "hostile templates", "header": "headers full to the brim",
+             "message": f"messages of {MAX_MESSAGE >> 20} MiB"}  # fmt: skip
+    for kind, what in kinds.items():
         rows = [row for row in found["large"] if row["kind"] == kind]
         most, longest = max(row["bytes"] for row in rows), max(row["seconds"] for row in rows)
         lines.append(
@@ -93,11 +105,10 @@ def table(found: dict[str, Any]) -> str:
 
 def errors(found: dict[str, Any]) -> str:
     """Which errors said no, and how often: those of all decoders together, by class."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for row in found["targets"]:
-        for text, count in row["refused"].items():
-            counts[text.split(":")[0]] = counts.get(text.split(":")[0], 0) + count
-    return "\n".join(f"{count:>10,}  {name}" for name, count in sorted(counts.items(), key=lambda one: -one[1])) + "\n"
+        counts.update(row["classes"])
+    return "\n".join(f"{count:>10,}  {name}" for name, count in counts.most_common()) + "\n"
 
 
 def main() -> None:

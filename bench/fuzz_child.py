@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -12,6 +11,8 @@ from time import perf_counter
 
 from bench import fuzz_link
 from bench.hostile import HOSTILE
+from bench.report import most_memory
+from edgellm.engine.gguf import check_gguf
 from edgellm.engine.template import Template
 from edgellm.link.channel import MAX_MESSAGE
 
@@ -25,15 +26,6 @@ _NUMBERS = {
     "pairing": (b"\x12", b"\x12"),
 }
 _EMPTY = {"session": b"\x0a\x00", "verdict": b"\x1a\x00", "vocabulary": b"\x12\x00", "pairing": b"\x12\x00"}
-
-
-def most_memory() -> int:
-    """Bytes that this process has had at once. (Linux hands `ru_maxrss` down from the process that started it.)"""
-    status = Path("/proc/self/status")
-    if status.exists():
-        lines = dict(line.split(":", 1) for line in status.read_text(encoding="ascii").splitlines())
-        return int(lines["VmHWM"].split()[0]) * 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def message(name: str, shape: str) -> bytes:
@@ -69,6 +61,8 @@ def main() -> None:
         try:
             if kind == "template":
                 Template(HOSTILE[name]).render(_TALK, "<bos>", "<eos>")
+            elif kind == "header":
+                check_gguf(Path(name))
             else:
                 readers[which](data)
         except Exception as raised:  # noqa: BLE001 - whatever it is, it is shown

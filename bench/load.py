@@ -41,6 +41,7 @@ from edgellm.store import resolve
 
 SESSIONS, PROCESSES, TEXTS = 16, 4, 16
 EVERY = 5.0  # seconds between two looks
+PACED = 12  # looks between two changes of the pace
 KILLS = 60.0  # seconds between two killed processes of devices
 WARM = 0.1  # of the run, before memory is compared
 GROWTH = 0.05
@@ -141,9 +142,10 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     texts = folder / "texts.npz"
     with Model.load(model) as loaded:
         work = scripts(loaded, TEXTS, 1, arguments.seed)
-    arrays: dict[str, Any] = {f"{kind}{i}": ids for i, one in enumerate(work)
-                              for kind, ids in (("prompt", one.prompt), ("text", one.text))}  # fmt: skip
-    np.savez(texts, **arrays)
+    kept: dict[str, Any] = {}
+    for number, one in enumerate(work):
+        kept |= {f"prompt{number}": one.prompt, f"text{number}": one.text}
+    np.savez(texts, **kept)
     homes = [folder / f"home-{i}" for i in range(PROCESSES)]
     acquaint(folder / "host", homes)
     tally, rng = Tally(arguments.devices * 0.75), random.Random(arguments.seed)
@@ -202,8 +204,9 @@ def _watch(
         samples.append({"at": now - began, **own, "sessions": served.status["sessions"], "busy": busy,
                         **{f"device_{key}": value for key, value in device.items()}})  # fmt: skip
         spent, since = total, now
-        if now - began > 30:  # loading is over; half of the way to the right pace at a time
-            tally.pause = min(600.0, max(1.0, tally.pause * max(0.5, min(2.0, busy / arguments.share)) ** 0.5))
+        if len(samples) % PACED == 0:  # loading is over; a part of the way to the right pace at a time
+            lately = statistics.mean(one["busy"] for one in samples[-PACED:])
+            tally.pause *= max(0.7, min(1.4, (lately / arguments.share) ** 0.5))
             for household in households:
                 household.pause(tally.pause)
         if now - killed > KILLS:

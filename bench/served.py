@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,12 +77,20 @@ class Paired(Served):
         process = subprocess.Popen(
             self._run, cwd=Path(__file__).parents[1], env=environment, text=True, stdout=subprocess.PIPE
         )
-        threading.Thread(target=self._hear, args=(process,), daemon=True).start()
+        self._listener = threading.Thread(target=self._hear, args=(process,), daemon=True)
+        self._listener.start()
         return process
 
+    def close(self) -> None:
+        super().close()
+        self._listener.join()
+
     def _hear(self, process: subprocess.Popen[str]) -> None:
-        for line in process.stdout or ():
-            self.status = json.loads(line)
+        assert process.stdout is not None
+        with process.stdout as said:
+            for line in said:
+                with suppress(ValueError):  # it was killed in the middle of a line
+                    self.status = json.loads(line)
 
     def line(self, vocabulary: Vocabulary, trust: Trust, port: int | None = None) -> RemoteVerifier:
         """A paired device's line to it, once it is up; perhaps by way of a relay's `port`."""

@@ -148,7 +148,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self.filters = {name: self._charging(known[name], deep=name in _DEEP) for name in (*_DEEP, *_SHALLOW)}
         self.filters |= {name: self._charging(known[name], product=True) for name in _PRODUCTS}
         self.filters |= {"_steps": self._steps, "_made": self._made, "_cut": self._cut, "_joined": self._joined}
-        tests: dict[str, Any] = self.tests
+        tests: dict[str, Any] = {**self.tests}
         self.tests = {name: self._charging(test, deep=False) for name, test in tests.items()}
         self.globals = {name: self.globals[name] for name in ("range", "dict", "namespace")}
 

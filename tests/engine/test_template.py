@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import resource
-
 import pytest
 from llama_cpp import llama_chat_format
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from bench.hostile import HOSTILE
+from bench.report import most_memory
 from edgellm.engine.template import Template
 
 TALK = [
@@ -40,6 +39,13 @@ HONEST = {
     "blocks": "{%- set x -%} {{ messages[0].content }} {%- endset -%}{% generation %}{{ x }}{% endgeneration %}"
     "{% filter upper %}abc{{ bos_token }}"
     "{% endfilter %}{{ 7 // 2 }}{{ 7 % 2 }}{{ 2 ** 10 }}{{ 1.5 * 2 }}{{ 'a' * 2 }}",
+    "lists": "{% macro tag(name, state, attrs=[]) %}{% set state.n = state.n + 1 %}<{{ name }}{{ state.n }}"
+    "{% for a in attrs %} {{ a[0] + '=' ~ a[1]|string|replace('&', '&amp;') }}{% endfor %}>{% endmacro %}"
+    "{% set ns = namespace(n=0, kept=[]) %}{{ tag('x', ns) }}{{ tag('y', ns, [('a', 1), ('b', 'c & d')]) }}"
+    "{% for m in messages %}{% set ns.kept = ns.kept + [m] %}{% endfor %}{{ ns.kept|length }}{{ ns.kept[-1] }}"
+    "{% for k, v in messages[0]|dictsort %}{{ k }}{{ v|tojson(ensure_ascii=false) }}{{ ',' if not loop.last }}"
+    "{% endfor %}"
+    "{{ {'b': [1, 2.5, true, none], 'a': {'x': ('y',)}} }}{{ 'x' if messages[0].get('tools') else [] }}",
     "dates": "{{ strftime_now('%Y') }}{{ eos_token }}{% if add_generation_prompt %}assistant{% endif %}",
     **{
         name: text
@@ -70,8 +76,8 @@ def test_a_long_conversation_is_within_the_limits() -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_stopped_before_it_does_harm(name: str) -> None:
     """How much memory each takes at most, `python -m bench.fuzz templates` measures in a process of its own."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = most_memory()
     with pytest.raises(Exception, match=r".") as caught:
         Template(HOSTILE[name]).render(TALK, "<bos>", "<eos>")
     assert not isinstance(caught.value, MemoryError)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 * 2**10  # KiB; on macOS less is counted
+    assert most_memory() - before < 256 * 2**20
