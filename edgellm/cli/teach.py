@@ -78,6 +78,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm bench coldstart --show", "the last results for cold starts, without measuring"),
     ),
     "mesh plan": (
+        ("edgellm mesh plan user/repo:Q4_K_M", "this device and the paired ones, measured, for a model that is here"),
         ("edgellm mesh plan --preset csgo", "the paper's four devices and its model"),
         ("edgellm mesh plan --devices home.toml user/repo:Q4_K_M", "your devices, and a model that is here"),
         (
@@ -86,6 +87,21 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         ("edgellm mesh plan --preset csgo --overlap paper --tokens-in 256 --plot plan.png", "as in the paper; drawn"),
         ("edgellm mesh plan --preset csgo --json | jq -r .advice", "what to do, in a sentence"),
+    ),
+    "mesh peers": (
+        ("edgellm mesh peers", "who is there, what they can do, and which layers they have"),
+        ("edgellm mesh peers --measure user/repo:Q4_K_M", "measured now, for layers of this model's shape"),
+        ("edgellm mesh peers --json | jq -r '.[] | [.name, .speed.disk_mb_s] | @tsv'", "for scripts"),
+    ),
+    "mesh deploy": (
+        ("edgellm mesh deploy user/repo:Q4_K_M", "as `edgellm mesh plan` says"),
+        ("edgellm mesh deploy ./big.gguf --split here:1-12,desk:13-24", "as you say"),
+        ("edgellm mesh deploy ./big.gguf --rate 50", "leaving the network to others"),
+    ),
+    "mesh layers": (
+        ("edgellm mesh layers", "what is where, and how much room is left"),
+        ("edgellm mesh layers clean --on desk --model ./big.gguf", "one model's layers on one device"),
+        ("edgellm mesh layers clean --on here --yes", "all that is not in use, without asking"),
     ),
     "rm": (
         ("edgellm rm user/repo:Q8_0", "one quantisation"),
