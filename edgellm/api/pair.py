@@ -28,10 +28,11 @@ from edgellm.api.loading import (
     remote_verifier,
 )
 from edgellm.api.profiling import profile_pair
+from edgellm.api.prompts import chat_ids, plain_ids
 from edgellm.api.retrieval import Retrieval
-from edgellm.api.writing import Parts, write
+from edgellm.api.writing import Parts, telling, write
 from edgellm.engine import Message, Model
-from edgellm.errors import InputNotText, InvalidOption, PromptTooLong
+from edgellm.errors import InvalidOption
 from edgellm.spec.curve import CostCurve
 from edgellm.spec.options import FINE, ReplyOptions
 from edgellm.spec.profile import Profile
@@ -172,9 +173,22 @@ class Pair:
         """
         began = perf_counter()
         self._check_open()
-        options = replace(options or ReplyOptions(), **changes)
-        ids = self.prompt_ids(prompt)
+        return self._reply(self.prompt_ids(prompt), replace(options or ReplyOptions(), **changes), began)
+
+    def complete(self, prompt: str | Sequence[int], options: ReplyOptions | None = None, **changes: Any) -> Reply:
+        """What follows `prompt` as it stands, without the chat template. As `reply` otherwise, also in what it raises.
+
+        In a text the names of control tokens, such as <|im_start|>, mean those tokens; token ids are taken as they are.
+        """
+        began = perf_counter()
+        self._check_open()
+        ids = plain_ids(self._text, prompt, self.context_length)
+        return self._reply(ids, replace(options or ReplyOptions(), **changes), began)
+
+    def _reply(self, ids: Ids, options: ReplyOptions, began: float) -> Reply:
         sampling = options.sampling()
+        if options.logprobs is not None:
+            telling(self._parts, options)  # or says now why not
         reply = Reply(
             partial(write, self._parts, ids, options, sampling),
             prompt_tokens=len(ids),
@@ -233,21 +247,7 @@ class Pair:
 
     def prompt_ids(self, prompt: str | Sequence[Message]) -> Ids:
         """The prompt as the models see it, shape (n,). Raises what `reply` raises for a prompt."""
-        messages = compose(prompt) if isinstance(prompt, str) else list(prompt)
-        if not messages or not messages[-1].content.strip():
-            raise InvalidOption("The prompt is empty.", "Write a question.")
-        try:
-            for message in messages:
-                message.content.encode()
-        except UnicodeEncodeError:
-            raise InputNotText("The prompt holds bytes that are not UTF-8.", "Convert it to UTF-8 first.") from None
-        ids = self._text.chat_prompt(messages)
-        if len(ids) >= self.context_length:
-            raise PromptTooLong(
-                f"The prompt has {len(ids)} tokens, and the context holds {self.context_length} with the reply.",
-                "Shorten the prompt, its context files or the history.",
-            )
-        return ids
+        return chat_ids(self._text, prompt, self.context_length)
 
     def _check_open(self) -> None:
         if self._closed:
