@@ -74,6 +74,7 @@ class Pair:
             ProfileUnusable: the given profile is not this pair's.
         """
         self.verifier_reason = ""  # where "auto" has chosen it
+        self.verifier_up: Callable[[], bool] | None = None  # whether it is there, where it is across a link
         self._text = text
         self._replies: weakref.WeakSet[Reply] = weakref.WeakSet()
         self._closing = closing or ExitStack()
@@ -138,12 +139,12 @@ class Pair:
         try:
             small = loaded(draft) if draft is not None else None
             checker: Verifier | None = None
-            extra, model_hash, reason = 0, None, ""
+            extra, model_hash, reason, up = 0, None, "", None
             if verifier is None or is_remote(verifier):
                 text = small if small is not None else loaded(tokenizer)
                 if verifier is not None:
                     remote = remote_verifier(str(verifier), peers, text, closing)
-                    checker, model_hash, reason = remote.verifier, remote.model_hash, remote.reason
+                    checker, model_hash, reason, up = remote.verifier, remote.model_hash, remote.reason, remote.up
                     extra = _AT_ONCE
             else:
                 text = loaded(verifier)
@@ -154,7 +155,7 @@ class Pair:
                 text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, extra=extra, model_hash=model_hash,
                 profile=profile, closing=closing,
             )  # fmt: skip
-            pair.verifier_reason = reason
+            pair.verifier_reason, pair.verifier_up = reason, up
             return pair
         except BaseException:
             closing.close()
@@ -248,6 +249,15 @@ class Pair:
     def prompt_ids(self, prompt: str | Sequence[Message]) -> Ids:
         """The prompt as the models see it, shape (n,). Raises what `reply` raises for a prompt."""
         return chat_ids(self._text, prompt, self.context_length)
+
+    @property
+    def name(self) -> str:
+        """The name of the model whose text it is: the verifier's, or the draft model's where that is alone."""
+        return self._text.name if self._parts.verifier is None else self._parts.verifier.name
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to a text. They need not be whole UTF-8."""
+        return self._text.piece(token)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -104,7 +104,8 @@ class ReplyOptions:
         wanted = {name.strip() for name in self.retrieval.split(",")}
         if unknown := sorted(wanted - set(SOURCES)):
             raise InvalidOption(
-                f"Nothing is retrieved from {unknown[0]!r}.", f"Choose auto, off, or some of {', '.join(SOURCES)}."
+                f"retrieval is {self.retrieval!r}, and nothing is retrieved from {unknown[0]!r}.",
+                f"Choose auto, off, or some of {', '.join(SOURCES)}.",
             )
         return tuple(name for name in SOURCES if name in wanted)
 

@@ -38,7 +38,7 @@ class Logprobs:
 
     own: float
     ids: Ids
-    logprobs: Floats
+    logprobs: npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,8 @@ class Summary:
 
     `tested` drafted tokens were looked at by the verifier, and `accepted` of them stand; `accepted_at` counts those by
     their place in the chunk. `rtt_ms` is the median wait for a verdict across a link, less the verifier's computing.
-    `stopped_by` is the stop sequence that ended the reply, if one did.
+    `stopped_by` is the stop sequence that ended the reply, if one did. `seconds_decoding` went into all rounds but the
+    first.
     """
 
     text: str
@@ -247,3 +248,4 @@ class Summary:
     accepted_at: tuple[int, ...] = ()
     rtt_ms: float | None = None
     stopped_by: str = ""
+    seconds_decoding: float = 0.0

@@ -178,4 +178,4 @@ def logprobs(rows: Floats, tokens: Ids, k: int) -> Iterator[Logprobs]:
         best = _largest(row, k) if k else np.empty(0, dtype=np.intp)
         top = float(row.max())
         total = top + math.log(float(np.exp(row - np.float32(top)).sum(dtype=np.float64)))
-        yield Logprobs(float(row[token]) - total, best.astype(np.int32), row[best] - np.float32(total))
+        yield Logprobs(float(row[token]) - total, best.astype(np.int32), row[best].astype(np.float64) - total)

@@ -131,4 +131,5 @@ class Stats:
             accepted_at=tuple(self.accepted_at),
             rtt_ms=median(self.away) * 1e3 if self.away else None,
             stopped_by=self.stopped_by,
+            seconds_decoding=self.seconds,
         )
