@@ -9,6 +9,7 @@ import typer
 from edgellm import __version__
 from edgellm.cli.bench import bench
 from edgellm.cli.chat import chat
+from edgellm.cli.config import config
 from edgellm.cli.doctor import doctor
 from edgellm.cli.history import history
 from edgellm.cli.mesh import mesh
@@ -79,4 +80,5 @@ for _name, _command, _summary, _more in (
     app.command(_name, help=taught(_name, _summary, _more))(_command)
 
 app.add_typer(mesh, name="mesh")
+app.add_typer(config, name="config")
 app.command("run", hidden=True, help=taught("chat", "The same as chat.", _ALONE))(chat)

@@ -90,6 +90,15 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm mesh plan --preset csgo --overlap paper --tokens-in 256 --plot plan.png", "as in the paper; drawn"),
         ("edgellm mesh plan --preset csgo --json | jq -r .advice", "what to do, in a sentence"),
     ),
+    "config path": (
+        ("edgellm config path", "where the file of settings is, or would be"),
+        ("edgellm config path data", "where profiles, identity and history are"),
+    ),
+    "config show": (
+        ("edgellm config show", "what is set, by the file or by a variable"),
+        ("edgellm config show chat --all --origin", "every option of chat, its value and where that is from"),
+        ("edgellm config show --json | jq -r .serve", "for scripts"),
+    ),
     "rm": (
         ("edgellm rm user/repo:Q8_0", "one quantisation"),
         ("edgellm rm user/repo --yes", "all of a repository, without asking"),
