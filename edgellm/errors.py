@@ -57,6 +57,12 @@ class PlanImpossible(EdgeError):
     """The devices together do not hold the model."""
 
 
+class ConfigUnusable(EdgeError):
+    """The file of settings, or a variable that is one, has something in it that cannot be meant."""
+
+    exit_code = 2
+
+
 class FleetUnreadable(EdgeError):
     """A file of devices that is no such file, or has something in it that cannot be meant."""
 

@@ -36,7 +36,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm profile --verifier localhost:50151 --prompts questions.txt", "with a verifier that is being served"),
     ),
     "serve": (
-        ("edgellm serve --role verifier", "the bundled verifier, on this machine only"),
+        ("edgellm serve", "OpenAI's API over the bundled pair, on this machine only"),
+        ("edgellm serve --draft SMALL.gguf --verifier desk:50151 --http-port 8081", "another pair, another port"),
+        ("edgellm serve --http-host 192.168.1.20", "for other machines: by TLS, with a key that is made for you"),
+        ("edgellm serve --role verifier", "the bundled verifier, for devices that draft; over HTTP, too"),
         ("edgellm serve --role verifier -m user/repo:Q8_0 --port 50152", "another model, another port"),
         ("edgellm serve --role verifier --host 192.168.1.20", "for paired devices, on this address of the machine"),
     ),
@@ -102,6 +105,15 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm mesh layers", "what is where, and how much room is left"),
         ("edgellm mesh layers clean --on desk --model ./big.gguf", "one model's layers on one device"),
         ("edgellm mesh layers clean --on here --yes", "all that is not in use, without asking"),
+    ),
+    "config path": (
+        ("edgellm config path", "where the file of settings is, or would be"),
+        ("edgellm config path data", "where profiles, identity and history are"),
+    ),
+    "config show": (
+        ("edgellm config show", "what is set, by the file or by a variable"),
+        ("edgellm config show chat --all --origin", "every option of chat, its value and where that is from"),
+        ("edgellm config show --json | jq -r .serve", "for scripts"),
     ),
     "rm": (
         ("edgellm rm user/repo:Q8_0", "one quantisation"),

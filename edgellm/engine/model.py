@@ -197,7 +197,17 @@ class Model:
             InvalidOption: an unknown role, or no message.
             ModelUnsupported: the model has no chat template, or the template refuses the conversation.
         """
-        ids = self._template.prompt(messages)
+        return self._begun(self._template.prompt(messages))
+
+    def plain_prompt(self, text: str) -> Ids:
+        """Ids of `text` with BOS before it, if the model wants one. Names of control tokens mean those tokens.
+
+        Raises:
+            ModelUnsupported: the file carries no tokenizer.
+        """
+        return self._begun(self.tokenize(text, special=True))
+
+    def _begun(self, ids: Ids) -> Ids:
         bos = lib.llama_vocab_bos(self._vocab)
         wants_bos = lib.llama_vocab_get_add_bos(self._vocab) and bos >= 0
         if wants_bos and (len(ids) == 0 or ids[0] != bos):

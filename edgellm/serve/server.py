@@ -22,6 +22,7 @@ from edgellm.link.loop import network_loop, run_there
 from edgellm.link.trust import Trust
 from edgellm.link.welcome import Offer, welcome_handlers
 from edgellm.serve.batcher import Batcher
+from edgellm.serve.inside import InsideVerifier
 from edgellm.serve.jobs import Counters
 from edgellm.serve.scheduler import Limits
 from edgellm.serve.service import Happened, ServerEvent, Service
@@ -81,6 +82,10 @@ class VerifierServer:
     def counters(self) -> Counters:
         """What has been computed so far."""
         return self._batcher.counters
+
+    def inside(self) -> InsideVerifier:
+        """The same verifier for this process: what it asks is computed in one batch with what devices ask."""
+        return InsideVerifier(self._batcher, self.model.name, self.context_length)
 
     def start(self) -> Address:
         """Listens; returns the address, with the real port where port 0 was asked for.
