@@ -141,3 +141,15 @@ class PullFailed(EdgeError):
 
 class DiskFull(PullFailed):
     """No space is left for the model; what has arrived is kept."""
+
+
+class LayersMissing(EdgeError):
+    """Layers of a model are not in this store, or not whole."""
+
+
+class DeviceLost(EdgeError):
+    """A device was there and is gone, or no longer makes progress."""
+
+
+class MemoryShort(EdgeError):
+    """A device has no memory for what it is asked to hold."""
