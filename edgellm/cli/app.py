@@ -64,7 +64,12 @@ _ALONE = "Nothing leaves this machine: the bundled pair of models comes with edg
 for _name, _command, _summary, _more in (
     ("chat", chat, "Talk to the pair: a small model drafts the reply, a bigger one verifies it.", _ALONE),
     ("profile", profile, "Measure a pair on your prompts, so that a budget is spent where it matters.", _PROFILE),
-    ("serve", serve, "Serve the verifier, for devices that draft.", "It finishes what it has begun when stopped."),
+    (
+        "serve",
+        serve,
+        "Serve a verifier, for devices that draft, or a worker, for models on several devices.",
+        "It finishes what it has begun when stopped.",
+    ),
     ("pair", pair, "Make two devices trust each other, by a code that one shows and the other is told.", _CODE),
     ("peers", peers, "See the paired devices, and change what they may do here.", _AT_ONCE),
     ("doctor", doctor, "Find out what is wrong with this device and its links, and what to do.", _PROBLEMS),

@@ -20,7 +20,7 @@ from edgellm.cli.screen import say
 from edgellm.cli.teach import model_names
 
 if TYPE_CHECKING:
-    from edgellm.serve.server import VerifierServer
+    from edgellm.serve.listener import Listener
     from edgellm.serve.service import ServerEvent
 
 PORT = 50151  # as in `edgellm.link.channel`, which takes its time to import
@@ -30,16 +30,28 @@ class Role(enum.StrEnum):
     """What this process does for others."""
 
     VERIFIER = "verifier"
+    WORKER = "worker"
 
 
 def serve(
-    role: Annotated[  # noqa: ARG001  # the only one so far
-        Role, typer.Option(help="What to serve: the verifier checks what other devices draft.")
+    role: Annotated[
+        Role,
+        typer.Option(
+            help="What to serve: a verifier checks what other devices draft; a worker computes layers of models that "
+            "several devices hold together."
+        ),
     ],
     model: Annotated[
-        str,
-        typer.Option("-m", "--model", metavar="MODEL", help="The model that verifies.", autocompletion=model_names),
-    ] = "edgellm-verifier",
+        str | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="MODEL",
+            autocompletion=model_names,
+            show_default="edgellm-verifier",
+            help="The model that verifies; of a worker, one of which it has all layers.",
+        ),
+    ] = None,
     host: Annotated[
         str,
         typer.Option(
@@ -54,11 +66,25 @@ def serve(
         bool, typer.Option("--announce/--no-announce", help="Let paired devices find it by multicast DNS.")
     ] = True,
     interface: Interfaces = None,
+    memory: Annotated[
+        float | None, typer.Option(metavar="GB", min=0.0, help="A worker's memory for layers.", show_default="no limit")
+    ] = None,
+    keep: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.0, help="How long a worker keeps layers that nobody uses.")
+    ] = 300.0,
 ) -> None:
-    from edgellm.serve.server import serve_verifier
     from edgellm.store import resolve
 
-    path = resolve(model)
+    if role is Role.WORKER:
+        from edgellm.cli.worker import serve_worker
+
+        path = None if model is None else resolve(model)
+        worker = serve_worker(path, host, port, paired_only=paired_only, memory=memory, keep=keep)
+        _serving(worker, interface, announce)
+        return
+    from edgellm.serve.server import serve_verifier
+
+    path = resolve(model or "edgellm-verifier")
     with Loading() as loading:
         server = serve_verifier(
             path, host=host, port=port, paired_only=paired_only, on_event=_tell, progress=partial(loading, path.name)
@@ -70,11 +96,16 @@ def serve(
         for host in _hosts(server, interface):
             say(f"or, if it is not found: edgellm chat --peer {replace(server.address, host=host)}", style="dim")
     say("Ctrl-C stops it when it has finished what is in flight; a second one stops it at once.", style="dim")
+    _serving(server, interface, announce)
+
+
+def _serving(server: Listener, interface: list[str] | None, announce: bool) -> None:
+    """Until it is stopped; meanwhile others may find it."""
     with _announced(server, interface) if announce else nullcontext():
         _until_stopped(server)
 
 
-def _hosts(server: VerifierServer, interface: list[str] | None) -> list[str]:
+def _hosts(server: Listener, interface: list[str] | None) -> list[str]:
     """Where others can reach a server: at the address it was given, or at all that lead home."""
     from ipaddress import ip_address
 
@@ -89,7 +120,7 @@ def _hosts(server: VerifierServer, interface: list[str] | None) -> list[str]:
 
 
 @contextmanager
-def _announced(server: VerifierServer, interface: list[str] | None) -> Iterator[None]:
+def _announced(server: Listener, interface: list[str] | None) -> Iterator[None]:
     """Announces a server that other machines can reach, and looks for one that has this one's identity."""
     from edgellm.link.discovery import Kind, announced, copies
 
@@ -117,7 +148,7 @@ def _is_ipv4(host: str) -> bool:
     return host.replace(".", "").isdigit()
 
 
-def _until_stopped(server: VerifierServer) -> None:
+def _until_stopped(server: Listener) -> None:
     """Waits for SIGINT or SIGTERM, then for what is in flight; a second signal cuts that off."""
     asked = 0
 
@@ -136,7 +167,7 @@ def _until_stopped(server: VerifierServer) -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        server.model.close()
+        server.close()
 
 
 def _tell(event: ServerEvent) -> None:

@@ -39,6 +39,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm serve --role verifier", "the bundled verifier, on this machine only"),
         ("edgellm serve --role verifier -m user/repo:Q8_0 --port 50152", "another model, another port"),
         ("edgellm serve --role verifier --host 192.168.1.20", "for paired devices, on this address of the machine"),
+        ("edgellm serve --role worker --host 192.168.1.20", "computes the layers that others have brought here"),
+        ("edgellm serve --role worker -m ./big.gguf --port 50152", "any layers of a model that is here"),
     ),
     "pair": (
         ("edgellm pair", "shows a code, such as 7-lamp-otter, and waits"),

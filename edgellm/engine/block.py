@@ -34,7 +34,7 @@ class Block:
         )
 
     def forward(self, given: Ids | Floats, *, start: int, seq: int = 0, outputs: int = 0) -> Floats:
-        """Computes ids (n,) or rows (n, n_embd) at the positions from `start` on; what the cache holds there is dropped.
+        """Computes ids (n,) or rows (n, n_embd) for the positions from `start` on, where what is cached is dropped.
 
         Returns the logits of the last `outputs`, (outputs, n_vocab), or without a head the rows of all, (n, n_embd).
         Both are valid until the next call.

@@ -32,6 +32,10 @@ class Seat(Protocol):
 
     def put(self, parcel: Parcel) -> None: ...
 
+    def expect(self, number: int, ask: Ask) -> None:
+        """Whoever gives it the parcel with this number, its answer is to this question."""
+        ...
+
     def tell(self, session: int) -> None:
         """Has `Times` posted."""
         ...
@@ -64,6 +68,9 @@ class LocalSeat:
         except EdgeError as error:
             if self._post is not None:
                 self._post(Failed(parcel.session, parcel.number, error))
+
+    def expect(self, number: int, ask: Ask) -> None:
+        pass
 
     def tell(self, session: int) -> None:
         if self._stage is not None:
@@ -116,6 +123,7 @@ class Pipeline:
         if gone is not None:
             self._fail(self._lost(*gone))
             return future
+        self.lanes[-1].seat.expect(numbers[-1], ask)
         for end, number in zip(ends, numbers, strict=True):
             whole = ask if end == len(ids) else None
             self.lanes[0].seat.put(Parcel(session, number, start + begin, ids[begin:end], whole))

@@ -97,7 +97,7 @@ class Onward:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The verdict on the parcel with this number, and where they were asked for the logits, (len(chunk) + 1, n_vocab)."""
+    """The verdict on the parcel with this number, and if they were asked for its logits, (len(chunk) + 1, n_vocab)."""
 
     session: int
     number: int

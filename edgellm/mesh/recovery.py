@@ -20,8 +20,7 @@ from edgellm.mesh.pipeline import Pipeline, Seat
 from edgellm.mesh.records import Work
 from edgellm.spec.records import NO_IDS
 
-
-_REVIVALS = 3  # of a device that comes back and is lost again, before a verdict comes
+_REVIVALS = 3  # of a device that comes back and is lost again, and of pipelines that nobody is blamed for
 
 
 class Member(Protocol):
@@ -59,7 +58,7 @@ class Mesh:
         *,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        """`work` is for the whole model: every stage gets its part. `tell` hears what changes, in a sentence for people.
+        """`work` is for the whole model: every stage gets its part. `tell` hears what changes, in words for people.
 
         Raises:
             PlanImpossible: the shares are not the layers of the model in order, or of nobody among the members.
@@ -141,7 +140,10 @@ class Mesh:
         name, gone = pipeline.gone or ("", None)
         pipeline.close()
         self._pipeline = None
-        if gone is not None and gone.blamed:
+        if gone is None:
+            return
+        self._revived[""] += 1
+        if gone.blamed or self._revived[""] > _REVIVALS:
             self._lost[name] = gone.error
             self.recoveries += 1
 

@@ -95,7 +95,9 @@ class Shelf:
         now = self._clock()
         with self._lock:
             old = [
-                key for key, kept in self._kept.items() if not kept.users and (everything or now - kept.used > self.keep)
+                key
+                for key, kept in self._kept.items()
+                if not kept.users and (everything or now - kept.used > self.keep)
             ]
             for key in old:
                 self._drop(key)

@@ -40,9 +40,7 @@ class _Moving:
 class Stage:
     """The layers of one `Work`. `post` is told of everything that happens, in threads of the stage."""
 
-    def __init__(
-        self, work: Work, shelf: Shelf, post: Callable[[Event], None], *, threads: int | None = None
-    ) -> None:
+    def __init__(self, work: Work, shelf: Shelf, post: Callable[[Event], None], *, threads: int | None = None) -> None:
         """Nothing is loaded before `start`.
 
         Raises:
@@ -59,7 +57,7 @@ class Stage:
         self._steps = 0
         self._share = 0.0
         self._began = perf_counter()
-        self.used = self._began  # when something was asked of it last
+        self._used = self._began  # when it last had something to do
         self._loader = threading.Thread(target=self._guarded, args=(self._load,), name="stage-load", daemon=True)
         self._computer = threading.Thread(target=self._guarded, args=(self._compute,), name="stage", daemon=True)
 
@@ -72,6 +70,14 @@ class Stage:
     def clock(self) -> float:
         """Seconds since the stage was made."""
         return perf_counter() - self._began
+
+    @property
+    def idle(self) -> float:
+        """Seconds since it last had something to do."""
+        with self._news:
+            if self._line or len(self._blocks) <= self.work.last - self.work.first:
+                return 0.0
+            return perf_counter() - self._used
 
     def start(self) -> None:
         """Begins to load."""
@@ -86,7 +92,6 @@ class Stage:
         """
         check(parcel, self.work)
         with self._news:
-            self.used = perf_counter()
             self._line.append(_Moving(parcel, parcel.data))
             self._news.notify_all()
 
@@ -141,6 +146,7 @@ class Stage:
                 self._blocks.append(block)
                 self._share = 0.0
                 self._note(Span("load", layer, begin, self.clock), merge=False)
+                self._used = perf_counter()
                 self._news.notify_all()
             self._post(Loaded(len(self._blocks), self.clock))
 
@@ -194,6 +200,7 @@ class Stage:
 
     def _leave(self, moving: _Moving) -> None:
         with self._news:
+            self._used = perf_counter()
             if moving in self._line:
                 self._line.remove(moving)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 
@@ -150,8 +151,7 @@ class MeshPending:
             found = self._wait(self._session.send(prefix, _NOTHING), prefix, _NOTHING)
             tokens.append(int(found.tokens[0]))
             seconds, passes = seconds + found.seconds, passes + 1
-        if passes == 1:
-            return verdict
-        return Verdict(verdict.accepted, np.array(tokens, np.int32), seconds, passes=passes, plausible=verdict.plausible)
+        return replace(verdict, tokens=np.array(tokens, np.int32), seconds=seconds, passes=passes)
+
 
 _NOTHING = Chunk()
