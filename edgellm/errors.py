@@ -123,6 +123,10 @@ class VerifierLost(EdgeError):
     """The verifier was there and is gone, or no longer makes progress."""
 
 
+class MeshBroken(VerifierLost):
+    """The devices that are left of a mesh do not hold the model; says what would be needed."""
+
+
 class VerifierBusy(VerifierLost):
     """The verifier is there and has no room for another request; it has said when to ask again, in `seconds`."""
 

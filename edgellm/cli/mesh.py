@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgellm.cli.mesh_run import run
 from edgellm.cli.screen import emit, out, say
 from edgellm.cli.teach import model_names, taught
 from edgellm.errors import InvalidOption
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from edgellm.coldstart.model import Model
     from edgellm.coldstart.plan import Plan, Way
     from edgellm.mesh.fleet import Fleet
+
+_RUN = (
+    "All devices begin to load at once. When one is lost, the others take over its layers where they hold them, and "
+    "the text goes on. MODEL is a file that is here: its tokenizer is needed, and its layers are here too if need be."
+)
 
 mesh = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Hold one model on several machines.")
 
@@ -164,3 +170,4 @@ def _help() -> str:
 
 
 mesh.command("plan", help=_help())(plan)
+mesh.command("run", help=taught("mesh run", "Have one reply written by a model that several devices hold.", _RUN))(run)

@@ -89,6 +89,18 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm mesh plan --preset csgo --overlap paper --tokens-in 256 --plot plan.png", "as in the paper; drawn"),
         ("edgellm mesh plan --preset csgo --json | jq -r .advice", "what to do, in a sentence"),
     ),
+    "mesh run": (
+        ("edgellm mesh run MODEL 'Where is my mug?' --split here:1-6,desk:7-12", "desk: a paired device with a worker"),
+        (
+            "edgellm mesh run MODEL 'Hello' --split 127.0.0.1:50151:1-6,127.0.0.1:50152:7-12",
+            "two workers on this machine",
+        ),
+        ("edgellm mesh run MODEL 'Hello' --devices home.toml --peer desk=192.168.1.20:50151", "as a plan says"),
+        (
+            "edgellm mesh run MODEL 'Hello' --split here:1-6,desk:7-12 --draft SMALL",
+            "drafts cross the devices in blocks",
+        ),
+    ),
     "rm": (
         ("edgellm rm user/repo:Q8_0", "one quantisation"),
         ("edgellm rm user/repo --yes", "all of a repository, without asking"),

@@ -160,16 +160,16 @@ class StageTimes(_message.Message):
     def __init__(self, session: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[StageSpan, _Mapping]]] = ...) -> None: ...
 
 class StageSpan(_message.Message):
-    __slots__ = ("load", "what", "begin", "end")
-    LOAD_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("kind", "what", "begin", "end")
+    KIND_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
-    load: bool
+    kind: int
     what: int
     begin: float
     end: float
-    def __init__(self, load: _Optional[bool] = ..., what: _Optional[int] = ..., begin: _Optional[float] = ..., end: _Optional[float] = ...) -> None: ...
+    def __init__(self, kind: _Optional[int] = ..., what: _Optional[int] = ..., begin: _Optional[float] = ..., end: _Optional[float] = ...) -> None: ...
 
 class Carried(_message.Message):
     __slots__ = ("meeting", "parcel")

@@ -69,7 +69,7 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a stage did from `begin` to `end`, in seconds on its own clock: `load` a layer, or `compute`.
+    """What a stage did from `begin` to `end`, in seconds on its clock: `load` a layer, `compute`, or `got` a parcel.
 
     `what` is the layer, or the number of the parcel.
     """

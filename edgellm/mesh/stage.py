@@ -93,6 +93,8 @@ class Stage:
         check(parcel, self.work)
         with self._news:
             self._line.append(_Moving(parcel, parcel.data))
+            now = self.clock
+            self._note(Span("got", parcel.number, now, now), merge=False)
             self._news.notify_all()
 
     def tell(self, session: int) -> None:

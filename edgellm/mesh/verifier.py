@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgellm.errors import DeviceLost, EdgeError, PlanImpossible, VerifierLost
+from edgellm.errors import DeviceLost, EdgeError, MeshBroken, PlanImpossible
 from edgellm.mesh.pipeline import Lane
 from edgellm.mesh.records import MOST_ROWS, Answer, Ask
 from edgellm.mesh.recovery import Mesh, common
@@ -114,7 +114,7 @@ class MeshPending:
         """Waits for the verdict, over another pipeline where this one is lost.
 
         Raises:
-            VerifierLost: who is left does not hold the model; says what would be needed.
+            MeshBroken: who is left does not hold the model; says what would be needed.
         """
         if self._verdict is None:
             self._verdict = self._further(self._wait(self._future, self._prefix, self._chunk))
@@ -131,7 +131,7 @@ class MeshPending:
             except DeviceLost:
                 pass  # a pipeline over the others, which hold nothing of this session
             except PlanImpossible as error:
-                raise VerifierLost(error.what, error.next_step) from None
+                raise MeshBroken(error.what, error.next_step) from None
             except EdgeError:
                 self._session.forget()
                 refused += 1
@@ -140,7 +140,7 @@ class MeshPending:
             try:
                 future = self._session.send(prefix, chunk)
             except (PlanImpossible, DeviceLost) as error:
-                raise VerifierLost(error.what, error.next_step) from None
+                raise MeshBroken(error.what, error.next_step) from None
 
     def _further(self, verdict: Verdict) -> Verdict:
         """The verdict with up to `extra` tokens more, each of which crosses the stages by itself."""

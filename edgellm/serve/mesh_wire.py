@@ -20,6 +20,7 @@ from edgellm.serve.wire import Bounds, read_sampling, read_verdict, read_verify,
 MESH = 1
 """Version of `mesh.proto`."""
 ENGINE = version("llama-cpp-python")
+_KINDS = ("compute", "load", "got")
 _F16_MOST = 65_504.0
 _LAYERS_MOST = 4_096
 _SPANS_MOST = 4_096
@@ -122,7 +123,8 @@ def write_event(event: Event, wide: bool) -> pb.Report | None:
         return pb.Report(failed=failed)
     if isinstance(event, Times):
         spans = [
-            pb.StageSpan(load=one.kind == "load", what=one.what, begin=one.begin, end=one.end) for one in event.spans
+            pb.StageSpan(kind=_KINDS.index(one.kind), what=one.what, begin=one.begin, end=one.end)
+            for one in event.spans
         ]
         return pb.Report(times=pb.StageTimes(session=event.session, spans=spans))
     return None
@@ -146,9 +148,9 @@ def read_event(message: pb.Report, work: Work, asked: dict[int, Ask]) -> Event |
         return Failed(message.failed.session, message.failed.number, InvalidOption(what, next_step))
     if kind == "times":
         spans = tuple(
-            Span("load" if one.load else "compute", one.what, one.begin, one.end)
+            Span(_KINDS[one.kind], one.what, one.begin, one.end)
             for one in message.times.spans[:_SPANS_MOST]
-            if math.isfinite(one.begin) and math.isfinite(one.end)
+            if one.kind < len(_KINDS) and math.isfinite(one.begin) and math.isfinite(one.end)
         )
         return Times(message.times.session, spans)
     if kind != "working":

@@ -24,8 +24,8 @@ from edgellm.link.welcome import meet
 from edgellm.mesh.cover import Able
 from edgellm.mesh.pipeline import Post, Seat
 from edgellm.mesh.records import Ask, Gone, Parcel, Work
+from edgellm.serve.mesh_service import HOLDS, WORK
 from edgellm.serve.mesh_wire import ENGINE, MESH, lost, read_event, write_parcel, write_work
-from edgellm.serve.worker import HOLDS, WORK
 
 
 @dataclass(frozen=True, slots=True)
