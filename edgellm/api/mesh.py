@@ -79,7 +79,9 @@ class LocalMember:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A pair whose verifier is a mesh; the plan where one was made, and why the prompt goes through in such parts."""
+    """A pair whose verifier is a mesh; the plan where one was made, and why the prompt goes through in such parts.
+
+    `began` is when the devices began to load, as `perf_counter` has it."""
 
     pair: Pair
     verifier: MeshVerifier
@@ -89,13 +91,8 @@ class Opened:
     reason: str
     began: float
 
-    @property
-    def seconds(self) -> float:
-        """Since it was begun to be opened, and the devices began to load."""
-        return perf_counter() - self.began
-
-    def foreseen(self, tokens_in: int, tokens_out: int) -> Way | None:
-        """What such a reply takes by the planner's model, from a cold start, with the layers where they are now.
+    def foreseen(self, tokens_in: int, tokens_out: int, *, cold: bool = True) -> Way | None:
+        """What such a reply takes by the planner's model, with the layers where they are now, loaded or not.
 
         None where the devices that hold them are not described."""
         shares, devices = self.verifier.mesh.shares, self.fleet.devices if self.fleet is not None else ()
@@ -103,7 +100,7 @@ class Opened:
         if self.fleet is None or not all(share.name in names for share in shares):
             return None
         cut = tuple((names.index(share.name), share.last - share.first + 1) for share in shares)
-        return foreseen(devices, self.model, cut, tokens_in, tokens_out, links=self.fleet.links)
+        return foreseen(devices, self.model, cut, tokens_in, tokens_out, links=self.fleet.links, cold=cold)
 
     def __enter__(self) -> Self:
         return self

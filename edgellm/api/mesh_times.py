@@ -29,10 +29,12 @@ class Measured:
     did: tuple[Did, ...]
 
 
-def measured(opened: Opened, ttft: float, tokens: int, seconds: float) -> Measured:
-    """What the stages did for the reply that has just ended, whose first token came after `ttft` seconds, and the last
-    of `tokens` after `seconds`; to be asked once a reply."""
-    did = [_did(lane, opened.began) for lane in opened.verifier.measured()]
+def measured(opened: Opened, since: float, ttft: float, tokens: int, seconds: float) -> Measured:
+    """What the stages did for the reply that has just ended, to be asked once a reply.
+
+    `since` is its beginning, as `perf_counter` has it; the first token came after `ttft` seconds, and the last of
+    `tokens` after `seconds`."""
+    did = [_did(lane, since) for lane in opened.verifier.measured()]
     stages: list[Stage] = []
     before = 0.0
     for one in did:

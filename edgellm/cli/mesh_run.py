@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgellm.cli.screen import emit, err, say
+from edgellm.cli.screen import say
 from edgellm.cli.teach import model_names
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
+    from edgellm.api.mesh import Opened
+    from edgellm.cli.mesh_report import Reports
     from edgellm.mesh.fleet import Fleet
 
 INTERRUPTED = 130
@@ -65,8 +67,7 @@ def run(
 ) -> int:  # fmt: skip
     from edgellm.api import compose
     from edgellm.api.mesh import Options, open_mesh
-    from edgellm.api.mesh_times import measured
-    from edgellm.cli.measured import measured_json, show
+    from edgellm.cli.mesh_report import Reports
     from edgellm.cli.speak import speak
     from edgellm.spec.options import ReplyOptions
     from edgellm.store import resolve
@@ -85,19 +86,27 @@ def run(
     with open_mesh(path, options, draft=draft, tell=lambda text: say(text, style="yellow")) as opened:
         if explain:
             say(opened.reason, style="dim")
-        reply = opened.pair.reply(compose(question, system=system), asked)
-        waited = opened.seconds
-        summary = speak(reply, as_json=as_json, explain=explain, stats=False)
-        if summary.ttft_ms is not None:
-            plan = opened.foreseen(summary.prompt_tokens, summary.tokens)
-            rest = (summary.tokens - 1) / summary.tokens_per_second if summary.tokens_per_second else 0.0
-            ttft = waited + summary.ttft_ms / 1e3
-            found = measured(opened, ttft, summary.tokens, ttft + rest)
-            if as_json:
-                emit(json.dumps({"mesh": measured_json(found, plan)}))
-            else:
-                show(err(), found, plan)
+        reports = Reports(opened, as_json=as_json)
+        summary = speak(
+            opened.pair.reply(compose(question, system=system), asked), as_json=as_json, explain=explain, stats=False
+        )
+        reports.heard(summary)
         return INTERRUPTED if summary.finish_reason == "cancelled" else 0
+
+
+def over_devices(
+    mesh: str, model: str, peers: Sequence[str], draft: str, max_tokens: int, *, as_json: bool
+) -> tuple[Opened, Reports]:
+    """What `chat --mesh` opens: `mesh` is a split, or names a file of devices."""
+    from edgellm.api.mesh import Options, open_mesh
+    from edgellm.cli.mesh_report import Reports
+    from edgellm.store import resolve
+
+    file = Path(mesh).expanduser() if mesh.endswith(".toml") else None
+    split = mesh if file is None else None
+    options = Options(split, _fleet(split, file), tuple(peers), tokens_out=max_tokens)
+    opened = open_mesh(resolve(model), options, draft=draft, tell=lambda text: say(text, style="yellow"))
+    return opened, Reports(opened, as_json=as_json)
 
 
 def _fleet(split: str | None, devices: Path | None) -> Fleet | None:

@@ -21,6 +21,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm chat --verifier auto", "the best verifier among the paired devices"),
         ("edgellm chat --peer desk", "a certain one, by its name in `edgellm peers`"),
         ("edgellm chat --peer 192.168.1.20:50151", "or by where it is"),
+        ("edgellm chat --mesh here:1-6,desk:7-12", "the verifier's layers on two devices; see edgellm mesh run --help"),
         ("edgellm chat --budget 0.2", "only one chunk in five is verified: those that matter most"),
         ("edgellm chat --budget 0.2 --gate synera --explain", "by the paper's gate; and why each chunk was or was not"),
         ("edgellm chat --retrieval off", "nothing copied from the context or from past conversations"),

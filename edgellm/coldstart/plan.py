@@ -120,13 +120,13 @@ def plan(
 
 def foreseen(
     devices: Sequence[Device], model: Model, cut: Cut, tokens_in: int, tokens_out: int, *,
-    overlap: Overlap = "streamed", links: Links | None = None,
+    overlap: Overlap = "streamed", links: Links | None = None, cold: bool = True,
 ) -> Way:  # fmt: skip
-    """What a reply takes from a cold start with the layers as `cut` says, whether or not that is a good plan.
+    """What a reply takes with the layers as `cut` says, whether or not that is a good plan.
 
     Raises InvalidOption for numbers that make no sense."""
     task = task_of(devices, model, tokens_in, tokens_out, overlap, links)
-    return _way(devices, model, task, max(0, tokens_out - 1), cut)
+    return _way(devices, model, task if cold else warm(task), max(0, tokens_out - 1), cut)
 
 
 def _score(objective: Objective) -> Callable[[Way], float]:

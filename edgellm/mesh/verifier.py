@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgellm.errors import DeviceLost, EdgeError, MeshBroken, PlanImpossible
+from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanImpossible
 from edgellm.mesh.pipeline import Lane
 from edgellm.mesh.records import MOST_ROWS, Answer, Ask
 from edgellm.mesh.recovery import Mesh, common
@@ -65,9 +65,14 @@ class MeshSession:
         return MeshPending(self, prefix, chunk, extra)
 
     def send(self, prefix: Ids, chunk: Chunk) -> Future[Answer]:
-        """Sends what the stages lack of `prefix`, and `chunk`. Raises PlanImpossible."""
+        """Sends what the stages lack of `prefix`, and `chunk`. Raises PlanImpossible or ContextFull."""
         if self._slot is None:
             raise DeviceLost("This session is closed.", "Open another.")
+        if len(prefix) + len(chunk) > (most := self._mesh.work.context):
+            raise ContextFull(
+                f"{len(prefix)} tokens and {len(chunk)} drafted ones do not fit the {most} positions of a session.",
+                "Shorten the prompt, or open the mesh with a longer context.",
+            )
         pipeline, generation = self._mesh.pipeline()
         # parcels of a session never overtake each other: what was sent before will be there, whatever was said of it
         start = common(self._mesh.held(self._slot, generation), prefix[:-1])

@@ -57,8 +57,9 @@ class Place:
 class RemoteMember:
     """A worker that may hold a part of the model; see `edgellm.mesh.recovery.Member`."""
 
-    def __init__(self, place: Place, patience: Patience | None = None) -> None:
-        self.place, self._patience = place, patience or Patience()
+    def __init__(self, place: Place, patience: Patience | None = None, *, direct: bool = True) -> None:
+        """`direct`: its stage may give rows to the next device itself, where that can be reached."""
+        self.place, self._patience, self._direct = place, patience or Patience(), direct
         self.name = place.name
 
     def able(self, model: str) -> Able:
@@ -66,7 +67,7 @@ class RemoteMember:
         return run_there(self._able(model)).result()
 
     def seat(self) -> RemoteSeat:
-        return RemoteSeat(self.place, self._patience)
+        return RemoteSeat(self.place, self._patience, self._direct)
 
     async def _able(self, model: str) -> Able:
         channel = None
@@ -93,8 +94,8 @@ class RemoteMember:
 class RemoteSeat:
     """One stage at a worker; see `edgellm.mesh.pipeline.Seat`."""
 
-    def __init__(self, place: Place, patience: Patience) -> None:
-        self.place, self._patience = place, patience
+    def __init__(self, place: Place, patience: Patience, direct: bool = True) -> None:
+        self.place, self._patience, self._direct = place, patience, direct
         self.name = place.name
         self.stage = os.urandom(16)
         self._orders: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -108,7 +109,7 @@ class RemoteSeat:
     def begin(self, work: Work, post: Post, after: Seat | None) -> None:
         self._work = work
         prepare = write_work(work, self.stage)
-        if isinstance(after, RemoteSeat) and after.reached_from(self.place):
+        if self._direct and isinstance(after, RemoteSeat) and after.reached_from(self.place):
             prepare.next, prepare.next_stage = str(after.place.address), after.stage
             prepare.next_device = b"" if after.place.device is None else after.place.device.digest
         run_there(self._live(pb.Order(prepare=prepare).SerializeToString(), work, post))
