@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import numpy as np
 import pytest
 
@@ -271,12 +273,13 @@ def frames(address: Address, *orders: pb.Order | bytes) -> str:
         channel = open_channel(address)
         try:
             call = channel.stream_stream(WORK, bytes, bytes)()  # type: ignore[call-arg]
-            for order in orders:
-                await call.write(order if isinstance(order, bytes) else order.SerializeToString())
-            await call.done_writing()
-            async with asyncio.timeout(30):
-                while isinstance(await call.read(), bytes):
-                    pass
+            with suppress(grpc.aio.AioRpcError):
+                for order in orders:
+                    await call.write(order if isinstance(order, bytes) else order.SerializeToString())
+                await call.done_writing()
+                async with asyncio.timeout(30):
+                    while isinstance(await call.read(), bytes):
+                        pass
             return f"{(await call.code()).name}: {await call.details()}"
         finally:
             await channel.close(None)
