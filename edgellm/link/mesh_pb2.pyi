@@ -30,14 +30,16 @@ class HoldsReply(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., warm: _Optional[_Iterable[int]] = ..., memory: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("prepare", "parcel", "tell")
+    __slots__ = ("prepare", "parcel", "tell", "waiting")
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     PARCEL_FIELD_NUMBER: _ClassVar[int]
     TELL_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     prepare: Prepare
     parcel: MeshParcel
     tell: Tell
-    def __init__(self, prepare: _Optional[_Union[Prepare, _Mapping]] = ..., parcel: _Optional[_Union[MeshParcel, _Mapping]] = ..., tell: _Optional[_Union[Tell, _Mapping]] = ...) -> None: ...
+    waiting: Waiting
+    def __init__(self, prepare: _Optional[_Union[Prepare, _Mapping]] = ..., parcel: _Optional[_Union[MeshParcel, _Mapping]] = ..., tell: _Optional[_Union[Tell, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("working", "loaded", "onward", "answer", "failed", "times", "progress")
@@ -114,6 +116,10 @@ class MeshParcel(_message.Message):
     sampling: _edgellm_pb2.Sampling
     logits: bool
     def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., start: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., rows: _Optional[bytes] = ..., wide: _Optional[bool] = ..., ask: _Optional[_Union[_edgellm_pb2.Verify, _Mapping]] = ..., sampling: _Optional[_Union[_edgellm_pb2.Sampling, _Mapping]] = ..., logits: _Optional[bool] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Tell(_message.Message):
     __slots__ = ("session",)

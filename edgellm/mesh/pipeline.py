@@ -25,9 +25,9 @@ class Seat(Protocol):
     @property
     def name(self) -> str: ...
 
-    def begin(self, work: Work, post: Post, after: Seat | None) -> None:
+    def begin(self, work: Work, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:
         """Begins to load. `post` hears of everything, from any thread; rows for the seat `after` this one may be given
-        to it directly, and else are posted as `Onward`."""
+        to it directly, and else are posted as `Onward`. `waiting` tells whether somebody waits for the pipeline."""
         ...
 
     def put(self, parcel: Parcel) -> None: ...
@@ -53,7 +53,7 @@ class LocalSeat:
         self._stage: Stage | None = None
         self._post: Post | None = None
 
-    def begin(self, work: Work, post: Post, after: Seat | None) -> None:  # noqa: ARG002
+    def begin(self, work: Work, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:  # noqa: ARG002
         self._post = post
         try:
             self._stage = Stage(work, self._shelf, post, threads=self._threads)
@@ -106,7 +106,7 @@ class Pipeline:
         for at, lane in reversed(list(enumerate(self.lanes))):  # who is waited for longest is there first
             after = self.lanes[at + 1].seat if at + 1 < len(self.lanes) else None
             lane.began = perf_counter()
-            lane.seat.begin(lane.work, partial(self._happened, at), after)
+            lane.seat.begin(lane.work, partial(self._happened, at), after, lambda: bool(self._asked))
 
     def ask(self, session: int, start: int, ids: Ids, ask: Ask, rows: int = MOST_ROWS) -> Future[Answer]:
         """Sends `ids` for the positions from `start` on, in parcels of at most `rows`; the verdict is on its way.

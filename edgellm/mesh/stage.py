@@ -97,6 +97,11 @@ class Stage:
             self._note(Span("got", parcel.number, now, now), merge=False)
             self._news.notify_all()
 
+    def touch(self) -> None:
+        """It is in use, though it has nothing to do: other stages are at work."""
+        with self._news:
+            self._used = perf_counter()
+
     def tell(self, session: int) -> None:
         """Posts what was done since this was asked last."""
         with self._news:

@@ -167,6 +167,8 @@ class WorkerService:
                 _put(stage, order.parcel, post)
             elif kind == "tell":
                 stage.tell(order.tell.session)
+            elif kind == "waiting":
+                stage.touch()
             else:
                 raise ProtocolError("A stage is prepared twice, or an order is empty.", _UPDATE)
 

@@ -102,12 +102,13 @@ class RemoteSeat:
         self._asked: dict[int, Ask] = {}
         self._work: Work | None = None
         self._closed = False
+        self._waiting: Callable[[], bool] = bool
         self._heard = 0  # beats since the last word
         self._mark: tuple[float, int] = (-1.0, -1)
         self._moved = monotonic()
 
-    def begin(self, work: Work, post: Post, after: Seat | None) -> None:
-        self._work = work
+    def begin(self, work: Work, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:
+        self._work, self._waiting = work, waiting
         prepare = write_work(work, self.stage)
         if self._direct and isinstance(after, RemoteSeat) and after.reached_from(self.place):
             prepare.next, prepare.next_stage = str(after.place.address), after.stage
@@ -204,11 +205,16 @@ class RemoteSeat:
         self._moved = monotonic()
         while True:
             await asyncio.sleep(patience.beat)
+            if self._waiting():
+                self._orders.put_nowait(_WAITING)
             self._heard += 1
             if self._heard > patience.silent_beats:
                 raise DeviceLost("it gives no sign of life.", "Is it asleep, or out of reach?")
             if monotonic() - self._moved > patience.stall:
                 raise DeviceLost(f"it has got no further for {patience.stall:g} seconds.", "Is it overloaded?")
+
+
+_WAITING = pb.Order(waiting=pb.Waiting()).SerializeToString()
 
 
 def explained(error: grpc.aio.AioRpcError) -> str:

@@ -66,12 +66,12 @@ class DeviceSeat(LocalSeat):
         super().__init__(device.name, device.shelf, 1)
         self._device = device
 
-    def begin(self, work: Work, post: Post, after: Seat | None) -> None:
+    def begin(self, work: Work, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:
         if self._device.lost:
             post(Gone(DeviceLost("the plug was pulled.", "Put it back.")))
             return
         self._device.posts.append(post)
-        super().begin(work, lambda event: None if self._device.lost else post(event), after)
+        super().begin(work, lambda event: None if self._device.lost else post(event), after, waiting)
 
     def put(self, parcel: Parcel) -> None:
         if not self._device.lost:

@@ -101,7 +101,7 @@ def test_a_device_that_is_lost_again_and_again_is_given_up(verifier_cut: Cut) ->
 
     def broken() -> object:
         made = seat()
-        made.begin = lambda work, post, after: post(Gone(DeviceLost("it broke.", "")))  # type: ignore[method-assign]
+        made.begin = lambda work, post, after, waiting: post(Gone(DeviceLost("it broke.", "")))  # type: ignore[method-assign]
         return made
 
     device.seat = broken  # type: ignore[assignment,method-assign]

@@ -26,7 +26,7 @@ from edgellm.link.trust import Trust
 from edgellm.mesh.cover import Share
 from edgellm.mesh.holding import FolderLayers
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, Seat
-from edgellm.mesh.records import Work
+from edgellm.mesh.records import Ask, Work
 from edgellm.mesh.recovery import Mesh
 from edgellm.mesh.shelf import Shelf
 from edgellm.mesh.verifier import MeshVerifier
@@ -39,6 +39,7 @@ from edgellm.spec.records import GREEDY, Chunk
 from tests.engine.logits import some_ids
 from tests.mesh.conftest import verifier_cut, whole
 from tests.mesh.household import NOTHING, Cut, Whole, even, logits_of, write
+from tests.mesh.test_stages import SlowLayers
 from tests.serve.conftest import ANYWHERE
 
 __all__ = ["verifier_cut", "whole"]
@@ -220,6 +221,24 @@ def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_
         assert session.submit(text, NOTHING).result().tokens.tolist() == own[1:]
         assert told == []
         mesh.close()
+
+
+def test_a_stage_that_waits_for_a_slower_one_is_not_idle(verifier_cut: Cut) -> None:
+    slow, work = SlowLayers(verifier_cut.layers, 11), verifier_cut.work
+    with WorkerServer(Shelf(verifier_cut.layers, keep=0.4), ANYWHERE, threads=1) as worker:
+        seats: list[Seat] = [RemoteMember(Place("a", worker.address)).seat(), LocalSeat("here", Shelf(slow), 1)]
+        stages = [
+            (seat, replace(work, first=share.first, last=share.last))
+            for seat, share in zip(seats, even(work, ["a", "here"]), strict=True)
+        ]
+        pipeline = Pipeline(stages)
+        future = pipeline.ask(0, 0, PROMPT, Ask(NOTHING, GREEDY, len(PROMPT)))
+        with pytest.raises(TimeoutError):
+            future.result(1.5)
+        slow.go.set()
+        assert future.result(30).verdict.accepted == 0
+        assert pipeline.gone is None
+        pipeline.close()
 
 
 def test_weights_stay_warm_for_the_next_coordinator(workers: list[WorkerServer], verifier_cut: Cut) -> None:
