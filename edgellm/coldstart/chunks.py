@@ -18,6 +18,9 @@ SIZES = (256, 128, 64, 32)
 """Tokens of a part that are tried. More at once would not be computed faster by a layer."""
 
 
+_EQUAL = 1.01
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Tokens of each part, seconds to the first token with it, and why it was chosen."""
@@ -30,10 +33,10 @@ class Parts:
 def choose(
     devices: Sequence[Device], model: Model, cut: Cut, tokens_in: int, *, cold: bool = True, links: Links | None = None
 ) -> Parts:
-    """The parts with which the first token is there soonest; of equals the longest."""
+    """The parts with which the first token is there soonest; of those that are about equal the longest."""
     found = {size: first_token(devices, model, cut, tokens_in, size, cold=cold, links=links) for size in SIZES}
-    best = min(SIZES, key=lambda size: (found[size] * (1.0 + 1e-9), -size))
-    longest = found[SIZES[0]]
+    least = min(found.values())
+    best, longest = next(size for size in SIZES if found[size] <= _EQUAL * least), found[SIZES[0]]
     if best >= tokens_in or best == SIZES[0]:
         return Parts(best, found[best], f"parts of {best} tokens: shorter ones would not be faster")
     saved = 1.0 - found[best] / longest
