@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Self
+
+import psutil
 
 from edgellm.api.loading import Named, check_vocabularies, load, named
 from edgellm.api.pair import Pair
@@ -38,6 +40,7 @@ from edgellm.serve.seat import Place, RemoteMember
 
 HERE = "here"
 SESSIONS = 4
+_SHARE = 0.8  # of the free memory: caches and batches want some
 _POSITIONS = 4096
 _PART = re.compile(r"(.+):(\d+)(?:-(\d+))?")
 _EXAMPLE = "Give NAME:FIRST-LAST for every device, in order: --split here:1-12,desk:13-24"
@@ -65,13 +68,17 @@ class Options:
 class LocalMember:
     """This device."""
 
-    def __init__(self, layers: Layers, threads: int | None) -> None:
+    def __init__(self, layers: Layers, threads: int | None, like: Able, layer_bytes: float) -> None:
+        """`like`: what its layers, of so many bytes each, are known to cost."""
         self.name = HERE
         self._shelf = Shelf(layers)
-        self._threads = threads
+        self._threads, self._like, self._layer_bytes = threads, like, layer_bytes
 
     def able(self, model: str) -> Able:
-        return Able(self.name, self._shelf.layers.held(model), self._shelf.warm(model), hop=0.0)
+        """See `Member.able`. It takes no more layers than there is memory free."""
+        warm = self._shelf.warm(model)
+        most = len(warm) + int(_SHARE * psutil.virtual_memory().available / self._layer_bytes)
+        return replace(self._like, holds=self._shelf.layers.held(model), warm=warm, most=most)
 
     def seat(self) -> Seat:
         return LocalSeat(self.name, self._shelf, self._threads)
@@ -129,7 +136,7 @@ def open_mesh(
     whole = WholeModel(path)
     model = model_of(path)
     plan, shares = _shares(model, options)
-    crew = members(options, [share.name for share in shares], LocalMember(whole, threads))
+    crew = _crew(options, [share.name for share in shares], model, whole, threads)
     if plan is not None and options.fleet is not None:
         cut = _cut(plan, options.fleet)
         parts = chunks.choose(options.fleet.devices, model, cut, options.tokens_in, links=options.fleet.links)
@@ -164,11 +171,31 @@ def open_mesh(
     return Opened(pair, verifier, plan, model, options.fleet, parts.reason, began)
 
 
-def members(options: Options, names: Sequence[str], here: Member) -> list[Member]:
-    """The devices that are named, and further `peers`. Raises what `open_mesh` raises of devices."""
+def _crew(
+    options: Options, names: Sequence[str], model: planned.Model, layers: Layers, threads: int | None
+) -> list[Member]:
+    """The devices that are named, further `peers`, and this one: who has nothing may be needed when others are lost."""
     places = dict(_place(text) for text in options.peers)
-    every = dict.fromkeys((*names, *places, HERE))  # who is not named may be needed where others are lost
-    return [here if name == HERE else RemoteMember(_found(name, places)) for name in every]
+    layer_bytes = max(model.layer_bytes)
+    found: list[Member] = []
+    for name in dict.fromkeys((*names, *places, HERE)):
+        like = _like(name, options.fleet, model)
+        if name == HERE:
+            found.append(LocalMember(layers, threads, like, layer_bytes))
+        else:
+            found.append(RemoteMember(_found(name, places), like=like, layer_bytes=layer_bytes))
+    return found
+
+
+def _like(name: str, fleet: Fleet | None, model: planned.Model) -> Able:
+    """What a layer costs on a device, as far as that is described."""
+    device = next((one for one in (fleet.devices if fleet is not None else ()) if one.name == name), None)
+    if device is None:
+        return Able(name, frozenset())
+    size, shape = max(model.layer_bytes), model.shape
+    step = size / device.bandwidth if device.bandwidth else shape.flops(1) / device.speed(1)
+    hop = device.latency + 8.0 * shape.activation(1) / device.downlink
+    return Able(name, frozenset(), load=size / device.disk, step=step, hop=hop, most=int(device.memory / size))
 
 
 def read_split(text: str) -> tuple[Share, ...]:

@@ -100,7 +100,7 @@ class Pipeline:
         self.lanes = [Lane(seat, work) for seat, work in stages]
         self.gone: tuple[str, Gone] | None = None
         self._numbers = count(1)
-        self._asked: dict[int, Future[Answer]] = {}
+        self._asked: dict[int, tuple[int, Future[Answer]]] = {}  # by the last parcel's number: the first one's
         self._told: dict[int, tuple[set[int], threading.Event]] = {}
         self._lock = threading.Lock()
         for at, lane in reversed(list(enumerate(self.lanes))):  # who is waited for longest is there first
@@ -118,7 +118,7 @@ class Pipeline:
         with self._lock:
             ends = [*range(rows, len(ids) - tail + 1, rows), len(ids)]
             numbers = [next(self._numbers) for _ in ends]
-            self._asked[numbers[-1]] = future
+            self._asked[numbers[-1]] = numbers[0], future
             gone, begin = self.gone, 0
         if gone is not None:
             self._fail(self._lost(*gone))
@@ -173,22 +173,22 @@ class Pipeline:
 
     def _settle(self, answer: Answer) -> None:
         with self._lock:
-            future = self._asked.pop(answer.number, None)
-        if future is not None:
-            future.set_result(answer)
+            asked = self._asked.pop(answer.number, None)
+        if asked is not None:
+            asked[1].set_result(answer)
 
     def _failed(self, event: Failed) -> None:
-        """A parcel is lost: with it goes the question that it belongs to, whose number is its own or the next above."""
+        """A parcel is lost, and with it the question that it belongs to."""
         with self._lock:
-            number = min((number for number in self._asked if number >= event.number), default=0)
-            future = self._asked.pop(number, None)
-        if future is not None:
-            future.set_exception(event.error)
+            of = (last for last, (first, _) in self._asked.items() if first <= event.number <= last)
+            asked = self._asked.pop(next(of, 0), None)
+        if asked is not None:
+            asked[1].set_exception(event.error)
 
     def _fail(self, error: EdgeError) -> None:
         with self._lock:
-            futures, self._asked = list(self._asked.values()), {}
-        for future in futures:
+            asked, self._asked = list(self._asked.values()), {}
+        for _, future in asked:
             future.set_exception(error)
 
     def _lost(self, name: str, gone: Gone) -> DeviceLost:

@@ -23,6 +23,7 @@ ENGINE = version("llama-cpp-python")
 _KINDS = ("compute", "load", "got")
 _F16_MOST = 65_504.0
 _LAYERS_MOST = 4_096
+_POSITIONS_MOST = 2**20  # of all sessions of a stage
 _SPANS_MOST = 4_096
 _TEXT_MOST = 500
 
@@ -59,8 +60,8 @@ def read_work(message: pb.Prepare) -> Work:
         _refuse(f"Layers {message.first} to {message.last} of {message.layers} are asked for.")
     if not (0 < message.n_embd <= 2**16 and 0 < message.n_vocab <= 2**22 and 0 < message.context <= 2**22):
         _refuse("The model's measures cannot be meant.")
-    if not 0 < message.sessions <= 64:
-        _refuse(f"{message.sessions} sessions are asked for.")
+    if not (0 < message.sessions <= 64 and message.sessions * message.context <= _POSITIONS_MOST):
+        _refuse(f"{message.sessions} sessions of {message.context} positions are asked for.")
     return Work(
         message.model.hex(), message.name[:_TEXT_MOST], message.first, message.last, message.layers, message.n_embd,
         message.n_vocab, message.context, message.sessions, message.wide,

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 
 import grpc
@@ -57,10 +57,15 @@ class Place:
 class RemoteMember:
     """A worker that may hold a part of the model; see `edgellm.mesh.recovery.Member`."""
 
-    def __init__(self, place: Place, patience: Patience | None = None, *, direct: bool = True) -> None:
-        """`direct`: its stage may give rows to the next device itself, where that can be reached."""
+    def __init__(
+        self, place: Place, patience: Patience | None = None, *, direct: bool = True, like: Able | None = None,
+        layer_bytes: float = 0.0,
+    ) -> None:  # fmt: skip
+        """`direct`: its stage may give rows to the next device itself, where that can be reached. `like`: what its
+        layers, of so many bytes each, are known to cost."""
         self.place, self._patience, self._direct = place, patience or Patience(), direct
         self.name = place.name
+        self._like, self._layer_bytes = like or Able(place.name, frozenset()), layer_bytes
 
     def able(self, model: str) -> Able:
         """What it holds. Raises DeviceLost where it does not answer, and what `meet` raises."""
@@ -88,7 +93,10 @@ class RemoteMember:
                 f"{self.name} computes with llama-cpp-python {reply.version[:40]}, and this device with {ENGINE}.",
                 "Install the same version on both.",
             )
-        return Able(self.name, frozenset(reply.layers), frozenset(reply.warm))
+        most = self._like.most
+        if reply.memory and self._layer_bytes:
+            most = min(most, int(reply.memory / self._layer_bytes))
+        return replace(self._like, holds=frozenset(reply.layers), warm=frozenset(reply.warm), most=most)
 
 
 class RemoteSeat:

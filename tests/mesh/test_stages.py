@@ -165,6 +165,16 @@ def test_what_fails_in_one_parcel_leaves_the_stage_as_it_was(verifier_cut: Cut, 
     pipeline.close()
 
 
+def test_what_fails_fails_the_question_that_it_belongs_to_and_no_other(verifier_cut: Cut) -> None:
+    pipeline, ids = opened(verifier_cut, 2), some_ids(30, 2000)
+    lost = pipeline.ask(0, 9, ids, Ask(NOTHING, GREEDY, 39), rows=8)  # four parcels, none of which can be placed
+    good = pipeline.ask(1, 0, ids, Ask(NOTHING, GREEDY, 30), rows=8)
+    with pytest.raises(InvalidOption):
+        lost.result(60)
+    assert good.result(60).verdict.accepted == 0
+    pipeline.close()
+
+
 def test_a_file_that_is_no_model_ends_the_stage(verifier_cut: Cut, tmp_path: Path) -> None:
     layers = FolderLayers(tmp_path)
     layers.cut(verifier_cut.path)

@@ -324,6 +324,7 @@ def test_what_breaks_the_contract_is_refused(workers: list[WorkerServer], verifi
         (changed(last=12), "Layers 0 to 12 of 12"),
         (changed(n_vocab=0), "measures cannot be meant"),
         (changed(sessions=1000), "1000 sessions"),
+        (changed(sessions=64, context=2**20), "64 sessions of 1048576 positions"),
         (changed(model=bytes(32)), "are not on this device"),
     ]
     for order, says in cases:
