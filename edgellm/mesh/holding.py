@@ -13,11 +13,12 @@ from edgellm.store import cache_dir, fingerprint
 
 
 class Layers(Protocol):
-    """Layers of models, a file each (`engine.cut` of one layer): the first carries the embedding and the tokenizer,
-    the last one norm and head. Models are known by the SHA-256 of their whole file, in hex."""
+    """Layers of models, in a file each (`engine.cut` of one layer), or several in a row in one: the first carries the
+    embedding and the tokenizer, the last one norm and head. Models are known by the SHA-256 of their whole file, in
+    hex."""
 
     def find(self, model: str, layer: int) -> Path | None:
-        """The file of a layer, counted from 0; None where it is not here, or not whole."""
+        """The file that begins with a layer, counted from 0; None where it is not here, or not whole."""
         ...
 
     def held(self, model: str) -> frozenset[int]:

@@ -15,8 +15,8 @@ from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Block, Floats, Ids
-from edgellm.errors import EdgeError, EngineFailed, ProtocolError
+from edgellm.engine import Block, Floats, Ids, Model
+from edgellm.errors import EdgeError, EngineFailed, LayersMissing, ProtocolError
 from edgellm.mesh.holding import require
 from edgellm.mesh.records import MOST_ROWS, Answer, Event, Failed, Gone, Loaded, Onward, Parcel, Span, Times, Work
 from edgellm.mesh.shelf import Shelf
@@ -50,6 +50,7 @@ class Stage:
         self.work = work
         self._shelf, self._post, self._threads = shelf, post, threads
         self._blocks: list[Block] = []
+        self._ends: list[int] = []  # the last layer of each block
         self._line: deque[_Moving] = deque()
         self._spans: list[Span] = []
         self._news = threading.Condition()
@@ -64,7 +65,11 @@ class Stage:
     @property
     def progress(self) -> tuple[float, int, int]:
         """Layers loaded, the one under way included as a share; blocks computed; parcels that wait or are computed."""
-        return len(self._blocks) + self._share, self._steps, len(self._line)
+        return self._loaded + self._share, self._steps, len(self._line)
+
+    @property
+    def _loaded(self) -> int:
+        return self._ends[-1] - self.work.first + 1 if self._ends else 0
 
     @property
     def clock(self) -> float:
@@ -75,7 +80,7 @@ class Stage:
     def idle(self) -> float:
         """Seconds since it last had something to do."""
         with self._news:
-            if self._line or len(self._blocks) <= self.work.last - self.work.first:
+            if self._line or self._loaded <= self.work.last - self.work.first:
                 return 0.0
             return perf_counter() - self._used
 
@@ -119,10 +124,10 @@ class Stage:
         for thread in (self._loader, self._computer):
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join()
-        for at, block in enumerate(self._blocks):
+        for block, before in zip(self._blocks, [self.work.first - 1, *self._ends], strict=False):
             block.close()
-            self._shelf.give(self.work.model, self.work.first + at)
-        self._blocks = []
+            self._shelf.give(self.work.model, before + 1)
+        self._blocks, self._ends = [], []
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Runs a thread's work; whatever ends it ends the stage."""
@@ -134,28 +139,38 @@ class Stage:
             self._post(Gone(EngineFailed(f"The stage has failed: {error!r}.", "Report this.")))
 
     def _load(self) -> None:
-        work = self.work
-        for layer in range(work.first, work.last + 1):
+        work, layer = self.work, self.work.first
+        while layer <= work.last and not self._closed:
             begin = self.clock
             model = self._shelf.take(work.model, layer, self._sharing)
             try:
-                if self._closed:
-                    self._shelf.give(work.model, layer)
-                    return
-                block = Block(
-                    model, head=layer == work.layers - 1, n_ctx=work.context, n_seq=work.sessions,
-                    rows=max(MOST_ROWS + 1, work.sessions), threads=self._threads,
-                )  # fmt: skip
+                block = self._block(model, layer)
             except BaseException:
                 self._shelf.give(work.model, layer)
                 raise
             with self._news:
                 self._blocks.append(block)
+                self._ends.append(layer + model.n_layer - 1)
                 self._share = 0.0
                 self._note(Span("load", layer, begin, self.clock), merge=False)
                 self._used = perf_counter()
                 self._news.notify_all()
-            self._post(Loaded(len(self._blocks), self.clock))
+            self._post(Loaded(self._loaded, self.clock))
+            layer += model.n_layer
+
+    def _block(self, model: Model, layer: int) -> Block:
+        """The layers of one file, of which `layer` is the first."""
+        work, last = self.work, layer + model.n_layer - 1
+        if last > work.last:
+            raise LayersMissing(
+                f"Layers {layer + 1}-{last + 1} of {work.name} are one piece on this device, and the stage ends with"
+                f" layer {work.last + 1}.",
+                "Split the model where its pieces end.",
+            )
+        return Block(
+            model, head=last == work.layers - 1, n_ctx=work.context, n_seq=work.sessions,
+            rows=max(MOST_ROWS + 1, work.sessions), threads=self._threads,
+        )  # fmt: skip
 
     def _sharing(self, share: float) -> None:
         self._share = min(share, 0.999)
@@ -188,7 +203,7 @@ class Stage:
         found = block.forward(moving.data, start=parcel.start, seq=parcel.session, outputs=parcel.outputs)
         moving.at += 1
         self._steps += 1
-        last = self.work.first + moving.at > self.work.last
+        last = self._ends[moving.at - 1] == self.work.last
         verdict = self._judged(parcel, found) if last and self.work.ends and parcel.ask is not None else None
         # a block shows its rows in memory that its next parcel uses again; this one may have to wait for its next block
         moving.data = found if not last and moving.at < len(self._blocks) else found.copy()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Model
+from edgellm.engine import Model, cut
 from edgellm.errors import EdgeError, InvalidOption, LayersMissing, ProtocolError
 from edgellm.mesh.holding import FolderLayers, ranges
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, Seat
@@ -144,6 +144,42 @@ def test_the_first_layers_compute_while_the_last_ones_load(verifier_cut: Cut) ->
     first = next(span for span in times.spans if span.kind == "compute")
     assert [span.what for span in loads] == list(range(12))
     assert first.begin < loads[-1].end
+    stage.close()
+
+
+class Pairs:
+    """Two layers in each file."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self._path, self._folder = path, folder
+
+    def find(self, model: str, layer: int) -> Path:
+        path = self._folder / f"{layer}.gguf"
+        cut(self._path, path, layer, layer + 1, head=layer == 10)
+        return path
+
+    def held(self, model: str) -> frozenset[int]:
+        return frozenset(range(12))
+
+
+def test_a_piece_may_hold_several_layers(verifier_cut: Cut, whole: Whole, tmp_path: Path) -> None:
+    work, layers = verifier_cut.work, Pairs(verifier_cut.path, tmp_path)
+    shelf = Shelf(layers)
+    stages: list[tuple[Seat, Work]] = [
+        (LocalSeat(str(first), shelf, 1), replace(work, first=first, last=last)) for first, last in ((0, 3), (4, 11))
+    ]
+    pipeline, ids = Pipeline(stages), some_ids(20, 2000)
+    whole.context.clear()
+    assert np.abs(logits_of(pipeline, 0, 0, ids, 1) - whole.context.decode(ids)).max() < CLOSE
+    assert [lane.loaded for lane in pipeline.lanes] == [4, 8]
+    assert shelf.warm(work.model) == {0, 2, 4, 6, 8, 10}
+    pipeline.close()
+    posted = Posted()
+    stage = Stage(replace(work, last=4), shelf, posted, threads=1)
+    stage.start()
+    gone = posted.wait(lambda event: isinstance(event, Gone))
+    assert isinstance(gone, Gone)
+    assert "Layers 5-6" in gone.error.what
     stage.close()
 
 
