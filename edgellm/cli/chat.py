@@ -74,7 +74,7 @@ def chat(
     mesh: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME:A-B,...|FILE.toml", show_default=False,
+            metavar="SPLIT|FILE.toml", show_default=False,
             help="The verifier's layers are on several devices, as for mesh run; --peer then says where workers are.",
         ),
     ] = None,

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.planned import LOOKS, WIDEST, doing
+from edgellm.cli.planned import LOOKS, WIDEST, at_moment
 from edgellm.cli.text import one_line
 from edgellm.coldstart.plan import Stage, Way, told
 
@@ -73,7 +73,7 @@ def gantt(found: Measured, plan: Way | None, width: int) -> list[Text]:
     for name, did, stage in zip(names, found.did, found.way.stages, strict=True):
         before = planned_for(stage, plan)
         if before is not None:
-            cells = [doing(before, moment, cell) for moment in moments]
+            cells = [at_moment(before, moment, cell) for moment in moments]
             lines.append(_line(name.ljust(column) + "plan  ", cells, before.finish_s))
             name = ""  # noqa: PLW2901  the second line of a device
         cells = [_did(did, stage, moment, cell, found.way.ttft_s) for moment in moments]
