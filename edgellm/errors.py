@@ -129,6 +129,10 @@ class VerifierLost(EdgeError):
     """The verifier was there and is gone, or no longer makes progress."""
 
 
+class MeshBroken(VerifierLost):
+    """The devices that are left of a mesh do not hold the model; says what would be needed."""
+
+
 class VerifierBusy(VerifierLost):
     """The verifier is there and has no room for another request; it has said when to ask again, in `seconds`."""
 
@@ -179,3 +183,7 @@ class DeviceLost(EdgeError):
 
 class MeasureFailed(EdgeError):
     """A device or a link could not be measured."""
+
+
+class MemoryShort(EdgeError):
+    """A device has no memory for what it is asked to hold."""

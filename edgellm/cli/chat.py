@@ -71,6 +71,13 @@ def chat(
             help="A paired device that shall verify, by name or address. Of several the best is taken.",
         ),
     ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPLIT|FILE.toml", show_default=False,
+            help="The verifier's layers are on several devices, as for mesh run; --peer then says where workers are.",
+        ),
+    ] = None,
     budget: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="The share of drafted chunks to verify, 0 to 1.", show_default="all"),
@@ -143,14 +150,21 @@ def chat(
         raise InvalidOption("--json needs a question.", 'Write it behind the command: edgellm chat --json "..."')
     if question is not None and not question.strip():
         raise InvalidOption("The question is empty.", 'Write one: edgellm chat "Where is my mug?"')
-    with Loading() as loading:
-        where = AUTO if peer else verifier
-        pair = Pair.open(draft, where, profile=profile, progress=loading, peers=peer or ())
+    reports = None
+    if mesh is not None:
+        from edgellm.cli.mesh_run import over_devices
+
+        opened, reports = over_devices(mesh, verifier, peer or (), draft, max_tokens, as_json=as_json)
+        pair = opened.pair
+    else:
+        with Loading() as loading:
+            where = AUTO if peer else verifier
+            pair = Pair.open(draft, where, profile=profile, progress=loading, peers=peer or ())
     if pair.verifier_reason:
         say(pair.verifier_reason, style="dim")
     with pair:
         remember = recall(pair) if history and options.sources() else None
-        talk = Talk(pair, options, context=texts, system=system, remember=remember)
+        talk = Talk(pair, options, context=texts, system=system, remember=remember, reports=reports)
         if question is None:
             from edgellm.cli.interactive import converse
 

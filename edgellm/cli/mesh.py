@@ -13,6 +13,7 @@ import typer
 from edgellm.cli.deploy import deploy, layers
 from edgellm.cli.home import looked
 from edgellm.cli.mesh_peers import peers
+from edgellm.cli.mesh_run import run
 from edgellm.cli.pair import Interfaces
 from edgellm.cli.screen import emit, out, say
 from edgellm.cli.teach import model_names, taught
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from edgellm.coldstart.plan import Plan, Way
     from edgellm.mesh.fleet import Fleet
     from edgellm.mesh.survey import Survey
+
+_RUN = (
+    "All devices begin to load at once. When one is lost, the others take over its layers where they hold them, and "
+    "the text goes on. MODEL is a file that is here: its tokenizer is needed, and its layers are here too if need be."
+)
 
 mesh = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Hold one model on several machines.")
 
@@ -202,3 +208,4 @@ mesh.command(
 )(peers)
 mesh.command("deploy", help=taught("mesh deploy", "Bring to each device the layers that it needs.", _DEPLOY))(deploy)
 mesh.command("layers", help=taught("mesh layers", "See which layers are where, and remove them.", _LAYERS))(layers)
+mesh.command("run", help=taught("mesh run", "Have one reply written by a model that several devices hold.", _RUN))(run)

@@ -72,7 +72,7 @@ def gantt(way: Way, width: int) -> list[Text]:
     seen = set()
     for name, stage in zip(names, way.stages, strict=True):
         line = Text(name.ljust(column))
-        cells = [_doing(stage, (cell + 0.5) * end / width, end / width) for cell in range(width)]
+        cells = [at_moment(stage, (cell + 0.5) * end / width, end / width) for cell in range(width)]
         seen.update(cells)
         for doing, run in groupby(cells):
             mark, style = LOOKS.get(doing, (" ", ""))
@@ -87,7 +87,7 @@ def gantt(way: Way, width: int) -> list[Text]:
     return [*lines, legend]
 
 
-def _doing(stage: Stage, moment: float, cell: float) -> str:
+def at_moment(stage: Stage, moment: float, cell: float) -> str:
     """What the device does at a moment; a sending is seen even if it is shorter than a cell."""
     computing = stage.finish_s - stage.compute_s <= moment < stage.finish_s
     loading = moment < stage.load_s

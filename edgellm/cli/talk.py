@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edgellm.api import Pair
+    from edgellm.cli.mesh_report import Reports
     from edgellm.engine import Message
     from edgellm.spec.options import ReplyOptions
     from edgellm.spec.records import Summary
@@ -24,8 +25,10 @@ class Talk:
         context: Sequence[str],
         system: str | None,
         remember: Callable[[str, str], None] | None = None,
+        reports: Reports | None = None,
     ) -> None:
-        """`remember` is told of each question, without the context, and of its reply, once that is complete."""
+        """`remember` is told of each question, without the context, and of its reply, once that is complete; `reports`
+        of each reply, where several devices hold the model."""
         self.pair = pair
         self.options = options
         self.summary: Summary | None = None
@@ -34,7 +37,7 @@ class Talk:
         self._history: list[Message] = []
         self._asked: list[Message] = []
         self._question = ""
-        self._remember = remember
+        self._remember, self._reports = remember, reports
 
     def ask(self, prompt: str) -> Reply:
         """A reply to `prompt` after all that was said. Raises what `Pair.reply` raises, and forgets the prompt then."""
@@ -42,6 +45,8 @@ class Talk:
 
         self._question = prompt
         context = () if self._history else self._context
+        if self._reports is not None:
+            self._reports.asked()
         self._asked = compose(prompt, context=context, history=self._history, system=self._system)
         return self.pair.reply(self._asked, self.options)
 
@@ -50,6 +55,8 @@ class Talk:
         from edgellm.engine import Message
 
         self.summary = summary
+        if self._reports is not None:
+            self._reports.heard(summary)
         if summary.text:
             self._history = [*self._asked, Message("assistant", summary.text)]
             if self._remember is not None and summary.finish_reason == "stop":

@@ -1,6 +1,7 @@
 """The engine: llama.cpp behind a small, typed door. The only package that imports `llama_cpp`."""
 
 from edgellm.engine.batch import SeqRows, Twig
+from edgellm.engine.block import Block
 from edgellm.engine.capture import Capture, Recorder
 from edgellm.engine.chat import Message
 from edgellm.engine.context import Context
@@ -14,6 +15,7 @@ from edgellm.engine.types import Floats, Ids
 from edgellm.engine.vocabulary import Vocabulary
 
 __all__ = [
+    "Block",
     "Capture",
     "Context",
     "Floats",
