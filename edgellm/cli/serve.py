@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,7 @@ from edgellm.cli.door import (
     HttpHost,
     HttpPort,
     KeyFile,
+    PlanFile,
     Replies,
     TlsCert,
     TlsKey,
@@ -102,6 +104,7 @@ def serve(
     tls_key: TlsKey = None,
     replies: Replies = None,
     waiting: Waiting = 16,
+    plan: PlanFile = None,
 ) -> None:  # fmt: skip
     at_once = replies if replies is not None else {Role.PAIR: 2, Role.VERIFIER: 8}[role]
     wanted = Wanted(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting)
@@ -111,16 +114,20 @@ def serve(
         if not http:
             raise InvalidOption("A pair is served over HTTP alone.", "Leave --no-http out, or say --role verifier.")
         with closing_door(wanted) as door:
-            _serve_pair(door, draft, verifier, peer)
+            _serve_pair(door, draft, verifier, peer, plan)
         return
     with closing_door(wanted) as door:
         _serve_verifier(door, model or "edgellm-verifier", host, port, paired_only, announce, interface)
 
 
-def _serve_pair(door: Door | None, draft: str, verifier: str, peer: list[str] | None) -> None:
+def _serve_pair(
+    door: Door | None, draft: str, verifier: str, peer: list[str] | None, plan: Path | None
+) -> None:  # fmt: skip
     from edgellm.api import AUTO, Pair
+    from edgellm.http.plan import read_plan
     from edgellm.http.reception import Writer
 
+    drawn = None if plan is None else read_plan(plan.expanduser())
     with Loading() as loading:
         pair = Pair.open(draft, AUTO if peer else verifier, progress=loading, peers=peer or ())
     if pair.verifier_reason:
@@ -129,7 +136,7 @@ def _serve_pair(door: Door | None, draft: str, verifier: str, peer: list[str] | 
         local = next((name for name in (verifier, draft) if name != "none"), draft)
         name = pair.name if pair.verifier_up is not None else called(local)
         if door is not None:
-            door.open(Writer(pair, name, in_turns=pair.verifier_up is None))
+            door.open(Writer(pair, name, in_turns=pair.verifier_up is None), drawn)
             invite(door)
         say("Ctrl-C stops it when it has finished what is in flight; a second one stops it at once.", style="dim")
         until_stopped([door])
