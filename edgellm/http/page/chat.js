@@ -13,11 +13,23 @@ function made(kind, name, text = "") {
   return node;
 }
 
-function add(node) {
+// What scrolls: the conversation, or on a phone the page up to the question's field.
+function isAtEnd() {
   const log = at("messages");
-  const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
-  log.append(node);
-  if (atEnd) node.scrollIntoView({ block: "end" });
+  if (log.scrollHeight > log.clientHeight) return log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+  return at("talk").getBoundingClientRect().bottom - innerHeight < 80;
+}
+
+function toEnd() {
+  const log = at("messages");
+  log.scrollTop = log.scrollHeight;
+  at("talk").scrollIntoView({ block: "end" });
+}
+
+function add(node) {
+  const follows = isAtEnd();
+  at("messages").append(node);
+  if (follows) toEnd();
   return node;
 }
 
@@ -85,6 +97,7 @@ async function reply(body, signal) {
     for await (const event of events(response.body)) {
       if (event.error) throw new Error(event.error.message);
       const ours = event.edgellm ?? {};
+      const follows = isAtEnd();
       if (ours.notice) add(made("p", "notice", ours.notice));
       for (const token of ours.tokens ?? []) {
         began ||= performance.now();
@@ -98,8 +111,11 @@ async function reply(body, signal) {
       const seconds = (performance.now() - began) / 1000;
       if (tokens > 1 && seconds > 0) at("speed").textContent = `${((tokens - 1) / seconds).toFixed(1)} tokens/s`;
       showLegend(counts);
-      if (event.timings) said.textContent = showFigures(event.timings, ours.summary);
-      at("messages").scrollTop = at("messages").scrollHeight;
+      if (event.timings) {
+        said.textContent = showFigures(event.timings, ours.summary);
+        at("speed").textContent = "";
+      }
+      if (follows) toEnd();
     }
   } catch (error) {
     if (error.name === "AbortError") said.textContent = "stopped";
@@ -113,6 +129,7 @@ async function reply(body, signal) {
 async function ask(question) {
   at("hello")?.remove();
   add(made("div", "asked", question));
+  toEnd();
   turns.push({ role: "user", content: question });
   const share = Number(at("budget").value) / 100;
   const body = { messages: turns, stream: true, ...(share < 1 ? { budget: share } : {}) };

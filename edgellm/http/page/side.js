@@ -145,6 +145,10 @@ async function look(headers, askForKey) {
       return;
     }
     const told = await response.json();
+    if (!response.ok) {
+      state(told.error.message, false);
+      return;
+    }
     at("model").textContent = told.model;
     showDevices(told);
     showPlan(told.plan);
