@@ -113,6 +113,7 @@ class Remote:
     model_hash: Callable[[], str]
     up: Callable[[], bool]
     reason: str
+    address: str
 
 
 def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: ExitStack) -> Remote:
@@ -137,4 +138,4 @@ def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: Exit
         trust = trust_for(address)
     verifier = RemoteVerifier(address, text.vocabulary, trust=trust, device=device)
     closing.callback(verifier.close)
-    return Remote(verifier, lambda: verifier.model_hash, verifier.up, reason)
+    return Remote(verifier, lambda: verifier.model_hash, verifier.up, reason, str(address))

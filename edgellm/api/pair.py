@@ -74,6 +74,7 @@ class Pair:
             ProfileUnusable: the given profile is not this pair's.
         """
         self.verifier_reason = ""  # where "auto" has chosen it
+        self.verifier_at = ""  # its address, where it is across a link
         self.verifier_up: Callable[[], bool] | None = None  # whether it is there, where it is across a link
         self._text = text
         self._replies: weakref.WeakSet[Reply] = weakref.WeakSet()
@@ -139,12 +140,13 @@ class Pair:
         try:
             small = loaded(draft) if draft is not None else None
             checker: Verifier | None = None
-            extra, model_hash, reason, up = 0, None, "", None
+            extra, model_hash, reason, up, where = 0, None, "", None, ""
             if verifier is None or is_remote(verifier):
                 text = small if small is not None else loaded(tokenizer)
                 if verifier is not None:
                     remote = remote_verifier(str(verifier), peers, text, closing)
-                    checker, model_hash, reason, up = remote.verifier, remote.model_hash, remote.reason, remote.up
+                    checker, model_hash, reason = remote.verifier, remote.model_hash, remote.reason
+                    up, where = remote.up, remote.address
                     extra = _AT_ONCE
             else:
                 text = loaded(verifier)
@@ -155,7 +157,7 @@ class Pair:
                 text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, extra=extra, model_hash=model_hash,
                 profile=profile, closing=closing,
             )  # fmt: skip
-            pair.verifier_reason, pair.verifier_up = reason, up
+            pair.verifier_reason, pair.verifier_up, pair.verifier_at = reason, up, where
             return pair
         except BaseException:
             closing.close()
@@ -254,6 +256,14 @@ class Pair:
     def name(self) -> str:
         """The name of the model whose text it is: the verifier's, or the draft model's where that is alone."""
         return self._text.name if self._parts.verifier is None else self._parts.verifier.name
+
+    @property
+    def draft_name(self) -> str | None:
+        return None if self._parts.draft is None else self._parts.draft.name
+
+    @property
+    def verifier_name(self) -> str | None:
+        return None if self._parts.verifier is None else self._parts.verifier.name
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to a text. They need not be whole UTF-8."""

@@ -10,6 +10,7 @@ from edgellm import __version__
 from edgellm.cli.bench import bench
 from edgellm.cli.chat import chat
 from edgellm.cli.config import config
+from edgellm.cli.conversations import conversations
 from edgellm.cli.doctor import doctor
 from edgellm.cli.history import history
 from edgellm.cli.mesh import mesh
@@ -58,6 +59,10 @@ _CODE = (
     "The code is good for two minutes and one guess, and never travels. A device that verifies for you reads your "
     "prompts; what each side may do is shown on both, and changed with `edgellm peers`."
 )
+_KEPT = (
+    "The last 300 are kept on this machine, readable by you alone, while the history is on. "
+    "`edgellm history clear` removes them, too."
+)
 _PROBLEMS = "Nothing is changed. Exit code 1 means that there is a problem; notes alone are none."
 _AT_ONCE = "What is taken away ends at once, also in the middle of a reply."
 _STOPPED = "It finishes what it has begun when it is stopped; a worker stops at once."
@@ -74,6 +79,7 @@ for _name, _command, _summary, _more in (
     ("ls", ls, "List the models that are on this machine.", ""),
     ("show", show, "Show what is known of a model.", ""),
     ("rm", rm, "Remove a pulled model.", "Your own files and the bundled pair are never removed."),
+    ("conversations", conversations, "See what was talked about, and remove it.", _KEPT),
     ("history", history, "See, forget or switch off the past conversations that replies are drafted from.", _PRIVATE),
     ("bench", bench, "Measure what the papers measured, on this machine.", _EVIDENCE),
 ):

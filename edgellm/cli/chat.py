@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
+from edgellm.cli.conversations import conversation_ids
 from edgellm.cli.loading import Loading
-from edgellm.cli.past import recall
+from edgellm.cli.past import Notes, recall
 from edgellm.cli.peers import peer_names
 from edgellm.cli.screen import is_terminal, say
 from edgellm.cli.speak import speak
@@ -111,8 +112,14 @@ def chat(
         Exit, typer.Option(help="Whether what is copied may be a tree: several ways on in one check.")
     ] = Exit.AUTO,
     history: Annotated[
-        bool, typer.Option("--history/--no-history", help="Draft from past conversations, and remember this one.")
+        bool, typer.Option("--history/--no-history", help="Draft from past conversations, and keep this one.")
     ] = True,
+    again: Annotated[bool, typer.Option("-c", "--continue", help="Go on with the last conversation.")] = False,
+    conversation: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Go on with this one, of `edgellm conversations`.", show_default="a new one",
+                     autocompletion=conversation_ids),
+    ] = None,
     profile: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The pair's profile, from edgellm profile.", show_default="its own"),
@@ -150,6 +157,7 @@ def chat(
         raise InvalidOption("--json needs a question.", 'Write it behind the command: edgellm chat --json "..."')
     if question is not None and not question.strip():
         raise InvalidOption("The question is empty.", 'Write one: edgellm chat "Where is my mug?"')
+    notes = Notes.open(again, conversation, history)
     reports = None
     if mesh is not None:
         from edgellm.cli.mesh_run import over_devices
@@ -164,7 +172,10 @@ def chat(
         say(pair.verifier_reason, style="dim")
     with pair:
         remember = recall(pair) if history and options.sources() else None
-        talk = Talk(pair, options, context=texts, system=system, remember=remember, reports=reports)
+        talk = Talk(
+            pair, options, context=texts, system=system, remember=remember, history=notes.said(), keep=notes.keep,
+            reports=reports,
+        )  # fmt: skip
         if question is None:
             from edgellm.cli.interactive import converse
 

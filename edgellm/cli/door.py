@@ -44,6 +44,11 @@ TlsCert = Annotated[
                  show_default="one that is signed by itself"),
 ]  # fmt: skip
 TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="The key of that certificate, in PEM.")]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="A plan from `edgellm mesh plan --json`, for the page to draw.",
+                 show_default="none"),
+]  # fmt: skip
 Replies = Annotated[
     int | None,
     typer.Option(metavar="N", help="Replies that are written at once over HTTP; each has memory of its own.",
@@ -154,6 +159,7 @@ def called(model: str) -> str:
 
 def invite(door: Door) -> None:
     """Says where the door is, now that it answers."""
+    say(f"A page to talk to it: {door.url}/", style="bold")
     say(f"OpenAI's API: {door.url}/v1", style="bold")
 
 

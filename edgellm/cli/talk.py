@@ -25,16 +25,21 @@ class Talk:
         context: Sequence[str],
         system: str | None,
         remember: Callable[[str, str], None] | None = None,
+        history: Sequence[Message] = (),
+        keep: Callable[[Sequence[Message]], None] | None = None,
         reports: Reports | None = None,
     ) -> None:
-        """`remember` is told of each question, without the context, and of its reply, once that is complete; `reports`
-        of each reply, where several devices hold the model."""
+        """`remember` is told of each question, without the context, and of its reply, once that is complete; `keep` of
+        all that was said, each time; `reports` of each reply, where several devices hold the model. `history` was said
+        before."""
         self.pair = pair
         self.options = options
         self.summary: Summary | None = None
         self._context = context
         self._system = system
-        self._history: list[Message] = []
+        self._history: list[Message] = list(history)
+        self._new = True  # the context is still to be told
+        self._keep = keep
         self._asked: list[Message] = []
         self._question = ""
         self._remember, self._reports = remember, reports
@@ -44,7 +49,7 @@ class Talk:
         from edgellm.api import compose
 
         self._question = prompt
-        context = () if self._history else self._context
+        context = self._context if self._new else ()
         if self._reports is not None:
             self._reports.asked()
         self._asked = compose(prompt, context=context, history=self._history, system=self._system)
@@ -58,11 +63,13 @@ class Talk:
         if self._reports is not None:
             self._reports.heard(summary)
         if summary.text:
-            self._history = [*self._asked, Message("assistant", summary.text)]
+            self._history, self._new = [*self._asked, Message("assistant", summary.text)], False
+            if self._keep is not None:
+                self._keep(self._history)
             if self._remember is not None and summary.finish_reason == "stop":
                 self._remember(self._question, summary.text)
 
     def clear(self) -> None:
         """Forgets all that was said."""
-        self._history = []
+        self._history, self._new = [], True
         self.summary = None

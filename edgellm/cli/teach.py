@@ -13,6 +13,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "chat": (
         ('edgellm chat "Where is my mug?"', "one question, one reply"),
         ("edgellm chat", "a conversation; /help inside it"),
+        ('edgellm chat -c "And my keys?"', "goes on with the last conversation"),
         ('cat notes.txt | edgellm chat "Where is my mug?"', "the notes as context"),
         ('edgellm chat --context a.txt --context b.txt "When is the party?"', "several files"),
         ("edgellm chat --verifier none", "the draft model alone"),
@@ -39,6 +40,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "serve": (
         ("edgellm serve", "OpenAI's API over the bundled pair, on this machine only"),
         ("edgellm serve --draft SMALL.gguf --verifier desk:50151 --http-port 8081", "another pair, another port"),
+        ("edgellm serve --plan plan.json", "the page also draws what `edgellm mesh plan --json > plan.json` has found"),
         ("edgellm serve --http-host 192.168.1.20", "for other machines: by TLS, with a key that is made for you"),
         ("edgellm serve --role verifier", "the bundled verifier, for devices that draft; over HTTP, too"),
         ("edgellm serve --role verifier -m user/repo:Q8_0 --port 50152", "another model, another port"),
@@ -133,6 +135,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "rm": (
         ("edgellm rm user/repo:Q8_0", "one quantisation"),
         ("edgellm rm user/repo --yes", "all of a repository, without asking"),
+    ),
+    "conversations": (
+        ("edgellm conversations", "all of them, the newest first"),
+        ("edgellm conversations show 3f2a", "what was said; the beginning of an ID will do"),
+        ("edgellm conversations rm 3f2a --yes", "forget one; --all forgets every one"),
+        ("edgellm conversations --json | jq -r .[0].id", "for scripts"),
     ),
     "history": (
         ("edgellm history", "how many conversations are kept, and since when"),

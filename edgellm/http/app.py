@@ -17,9 +17,11 @@ from edgellm.http.asking import chat_options, check_model, completion_options, m
 from edgellm.http.described import FAULTS, described
 from edgellm.http.faults import INVALID, Fault, Refused, fault_of
 from edgellm.http.metrics import CONTENT_TYPE
+from edgellm.http.page import page_file
 from edgellm.http.reception import Reception, Writer
 from edgellm.http.schema import ChatRequest, CompletionRequest
 from edgellm.http.shapes import ChatShape, CompletionShape
+from edgellm.http.status import describe
 
 
 def make_app(reception: Reception, version: str) -> FastAPI:
@@ -35,6 +37,18 @@ def make_app(reception: Reception, version: str) -> FastAPI:
     def health() -> dict[str, str]:
         reception.writer()
         return {"status": "ok"}
+
+    @app.get("/status", tags=["server"], summary="For the page: who writes, devices, links", responses=FAULTS[503])
+    def status() -> dict[str, Any]:
+        return describe(reception)
+
+    @app.get("/", include_in_schema=False)
+    def page() -> Response:
+        return page_file("index.html")
+
+    @app.get("/page/{name}", include_in_schema=False)
+    def part(name: str) -> Response:
+        return page_file(name)
 
     @app.get("/metrics", tags=["server"], summary="For Prometheus", response_class=Response,
              responses={200: {"content": {CONTENT_TYPE: {"schema": {"type": "string"}}}}})  # fmt: skip

@@ -17,6 +17,7 @@ import uvicorn
 from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http.app import make_app
 from edgellm.http.guard import Guard
+from edgellm.http.plan import PlanOut
 from edgellm.http.reception import Reception, Writer
 from edgellm.link.address import Address
 from edgellm.link.versions import program
@@ -107,9 +108,10 @@ class Door:
         server.up.wait()
         return self.address
 
-    def open(self, writer: Writer) -> None:
-        """From now on `writer` answers; until then /health and everything else say that it is being loaded."""
-        self._reception.open(writer)
+    def open(self, writer: Writer, plan: PlanOut | None = None) -> None:
+        """From now on `writer` answers; until then /health and everything else say that it is being loaded. The page
+        shows `plan`."""
+        self._reception.open(writer, plan)
 
     def request_stop(self, grace: float = GRACE_SECONDS) -> None:
         """Begins to stop and returns at once; may be called in a signal handler, and again with less grace."""

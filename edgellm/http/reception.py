@@ -21,7 +21,8 @@ from edgellm.errors import EdgeError
 from edgellm.http.admission import Admission, Turns, closing
 from edgellm.http.faults import SERVER, Fault, Refused
 from edgellm.http.metrics import Metrics
-from edgellm.http.running import Event, Piece, Running
+from edgellm.http.plan import PlanOut
+from edgellm.http.running import Event, Marks, Piece, Running
 from edgellm.http.shapes import Shape
 from edgellm.spec.options import ReplyOptions
 from edgellm.spec.records import Notice, Summary
@@ -56,9 +57,12 @@ class Reception:
         self._threads = ThreadPoolExecutor(replies, thread_name_prefix="edgellm-http")
         self._under_way: set[Running] = set()
         self._on_error = on_error
+        self.rtt_ms: float | None = None  # of the last reply that told one
+        self.plan: PlanOut | None = None
 
-    def open(self, writer: Writer) -> None:
-        """From now on `writer` answers."""
+    def open(self, writer: Writer, plan: PlanOut | None = None) -> None:
+        """From now on `writer` answers, and the page shows `plan`."""
+        self.plan = plan
         if writer.pair.verifier_up is not None:
             self.metrics.watch(writer.pair.verifier_up)
         self._writer = writer
@@ -137,12 +141,17 @@ class Reception:
 
     def _start(self, begin: Callable[[], Reply], gone: asyncio.Task[None]) -> Running:
         turn = self._turns if self.writer().in_turns else nullcontext()
-        running = Running(begin, turn, self.metrics.reply)
+        running = Running(begin, turn, self._measured)
         self._under_way.add(running)
         work = asyncio.get_running_loop().run_in_executor(self._threads, running.work)
         work.add_done_callback(partial(self._over, running, perf_counter()))
         gone.add_done_callback(lambda _: running.stop())
         return running
+
+    def _measured(self, summary: Summary | None, marks: Marks, failed: bool) -> None:
+        self.metrics.reply(summary, marks, failed)
+        if summary is not None and summary.rtt_ms is not None:
+            self.rtt_ms = summary.rtt_ms
 
     def _over(self, running: Running, began: float, work: asyncio.Future[BaseException | None]) -> None:
         self._under_way.discard(running)

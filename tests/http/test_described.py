@@ -27,7 +27,7 @@ def described(f32_pair: tuple[Path, Path]) -> Iterator[Any]:
 
 
 PATHS = {
-    "GET": ("/health", "/metrics", "/v1/models", "/v1/models/{model}"),
+    "GET": ("/health", "/status", "/metrics", "/v1/models", "/v1/models/{model}"),
     "POST": ("/v1/chat/completions", "/v1/completions"),
 }
 

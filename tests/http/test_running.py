@@ -49,6 +49,7 @@ class Scripted:
 
     context_length = 64
     verifier_up = None
+    draft_name, verifier_name = None, "made-up"
 
     def __init__(self, script: Script) -> None:
         self._script = script
