@@ -1,4 +1,4 @@
-"""Deploys a model while it is interrupted again and again at random: what is sent twice, and whether every hash is right.
+"""Deploys a model while it is interrupted again and again at random: what is sent twice, and is every hash right?
 
     python -m bench.interrupted --cuts 50
 
@@ -164,13 +164,15 @@ def main() -> None:
             done.twice = done.carried - recipe.size - own
             rounds.append(done)
             print(
-                f"{args.cuts} interruptions {done.kinds}: {done.twice / 1e6:.2f} MB of {recipe.size / 1e6:.1f} sent twice,"
-                f" {done.twice / args.cuts / 1024:.0f} KiB each ({WINDOW // 1024} allowed), wrong: {done.wrong or 'none'},"
+                f"{args.cuts} interruptions {done.kinds}: {done.twice / 1e6:.2f} MB of {recipe.size / 1e6:.1f} sent"
+                f" twice, {done.twice / args.cuts / 1024:.0f} KiB each ({WINDOW // 1024} allowed), wrong:"
+                f" {done.wrong or 'none'},"
                 f" {done.seconds} s"
             )
     each = [done.twice / args.cuts for done in rounds]
     print(
-        f"alone {alone.seconds} s, {own / recipe.size:.2%} of gRPC's own; {statistics.median(each):.0f} B twice (median)"
+        f"alone {alone.seconds} s, {own / recipe.size:.2%} of gRPC's own;"
+        f" {statistics.median(each):.0f} B twice (median)"
     )
     good = all(not done.wrong and done.code == 0 for done in [alone, *rounds]) and max(each) <= WINDOW
     print("every hash is right, and no more than a window is sent twice" if good else "NOT as it should be")
