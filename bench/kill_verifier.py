@@ -145,7 +145,7 @@ class Device:
         spare = branches * (FAR + 2)
         context = Context(self._draft, n_ctx=POSITIONS, n_seq=1 + branches, spare=spare, threads=1)
         own = ModelDrafter(self._draft, context, alternatives=ALTERNATIVES if branches else 0)
-        return AheadDrafter(own, is_eog=lambda _token: False) if branches else own
+        return AheadDrafter(own, is_eog=self._draft.is_eog) if branches else own
 
 
 @dataclass(frozen=True)

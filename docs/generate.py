@@ -25,6 +25,7 @@ PAGES = tuple(
         "docs/retrieval.md",
         "docs/coldstart.md",
         "docs/reliability.md",
+        "docs/http.md",
         "models/README.md",
     )
 )
@@ -35,11 +36,15 @@ _VARIES = (
     (re.compile(r"\d[\d,.]* tokens/s"), "N tokens/s"),
     (re.compile(r"first after \d+ ms"), "first after N ms"),
     (re.compile(r"planned in \d+ ms"), "planned in N ms"),
-    (re.compile(r'"confidence": ([\d.]+|null)'), '"confidence": N'),
+    (re.compile(r'"confidence": ?([\d.]+|null)'), '"confidence": N'),
     (re.compile(r"^■ .+$", re.MULTILINE), "■ who wrote how many"),  # what is copied depends on what it costs here
     (re.compile(r"100% verified · .* · 0 B up"), "100% verified · 0 B up"),
-    (re.compile(r'"source": "(accepted|corrected|bonus|retrieved|verifier)"'), '"source": "CHECKED"'),
-    (re.compile(r'"round": \d+'), '"round": N'),
+    (re.compile(r'"source": ?"(accepted|corrected|bonus|retrieved|verifier)"'), '"source": "CHECKED"'),
+    (re.compile(r'"round": ?\d+'), '"round": N'),
+    (re.compile(r'"created": ?\d+'), '"created": N'),
+    (re.compile(r'"id": ?"(chatcmpl|cmpl)-[0-9a-f]+"'), '"id": "ID"'),
+    (re.compile(r'"((?:prompt|predicted)_(?:per_token_)?(?:ms|per_second))": ?[\d.]+'), r'"\1": N'),
+    (re.compile(r'"seed": ?\d+'), '"seed": N'),
 )
 
 

@@ -15,13 +15,18 @@ PACKAGE = ROOT / "edgellm"
 LINES = 320
 
 # Who may know whom: a room imports itself and the rooms below it.
-ROOMS = ("cli", "api", "serve", "mesh", "spec", "coldstart", "link", "store", "engine", "errors")
+ROOMS = ("cli", "http", "api", "serve", "mesh", "spec", "coldstart", "link", "store", "engine", "errors")
 FORBIDDEN_PAIRS = {("link", "spec")}
 LIBRARIES = {
     "llama_cpp": {"engine"},
     "typer": {"cli"},
     "rich": {"cli"},
     "prompt_toolkit": {"cli"},
+    "fastapi": {"http"},
+    "starlette": {"http"},
+    "pydantic": {"http"},
+    "uvicorn": {"http"},
+    "prometheus_client": {"http"},
     "grpc": {"link", "serve"},
     "cryptography": {"link"},
     "spake2": {"link"},

@@ -106,11 +106,14 @@ def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A verifier across a link, what tells its model's hash, and why it was chosen; "" where it was asked for."""
+    """A verifier across a link, what tells its model's hash and whether it is there, and why it was chosen; "" where it
+    was asked for."""
 
     verifier: Verifier
     model_hash: Callable[[], str]
+    up: Callable[[], bool]
     reason: str
+    address: str
 
 
 def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: ExitStack) -> Remote:
@@ -135,4 +138,4 @@ def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: Exit
         trust = trust_for(address)
     verifier = RemoteVerifier(address, text.vocabulary, trust=trust, device=device)
     closing.callback(verifier.close)
-    return Remote(verifier, lambda: verifier.model_hash, reason)
+    return Remote(verifier, lambda: verifier.model_hash, verifier.up, reason, str(address))

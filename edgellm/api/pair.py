@@ -28,10 +28,11 @@ from edgellm.api.loading import (
     remote_verifier,
 )
 from edgellm.api.profiling import profile_pair
+from edgellm.api.prompts import chat_ids, plain_ids
 from edgellm.api.retrieval import Retrieval
-from edgellm.api.writing import Parts, write
+from edgellm.api.writing import Parts, telling, write
 from edgellm.engine import Message, Model
-from edgellm.errors import InputNotText, InvalidOption, PromptTooLong
+from edgellm.errors import InvalidOption
 from edgellm.spec.curve import CostCurve
 from edgellm.spec.options import FINE, ReplyOptions
 from edgellm.spec.profile import Profile
@@ -73,6 +74,8 @@ class Pair:
             ProfileUnusable: the given profile is not this pair's.
         """
         self.verifier_reason = ""  # where "auto" has chosen it
+        self.verifier_at = ""  # its address, where it is across a link
+        self.verifier_up: Callable[[], bool] | None = None  # whether it is there, where it is across a link
         self._text = text
         self._replies: weakref.WeakSet[Reply] = weakref.WeakSet()
         self._closing = closing or ExitStack()
@@ -137,12 +140,13 @@ class Pair:
         try:
             small = loaded(draft) if draft is not None else None
             checker: Verifier | None = None
-            extra, model_hash, reason = 0, None, ""
+            extra, model_hash, reason, up, where = 0, None, "", None, ""
             if verifier is None or is_remote(verifier):
                 text = small if small is not None else loaded(tokenizer)
                 if verifier is not None:
                     remote = remote_verifier(str(verifier), peers, text, closing)
                     checker, model_hash, reason = remote.verifier, remote.model_hash, remote.reason
+                    up, where = remote.up, remote.address
                     extra = _AT_ONCE
             else:
                 text = loaded(verifier)
@@ -153,7 +157,7 @@ class Pair:
                 text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, extra=extra, model_hash=model_hash,
                 profile=profile, closing=closing,
             )  # fmt: skip
-            pair.verifier_reason = reason
+            pair.verifier_reason, pair.verifier_up, pair.verifier_at = reason, up, where
             return pair
         except BaseException:
             closing.close()
@@ -172,9 +176,22 @@ class Pair:
         """
         began = perf_counter()
         self._check_open()
-        options = replace(options or ReplyOptions(), **changes)
-        ids = self.prompt_ids(prompt)
+        return self._reply(self.prompt_ids(prompt), replace(options or ReplyOptions(), **changes), began)
+
+    def complete(self, prompt: str | Sequence[int], options: ReplyOptions | None = None, **changes: Any) -> Reply:
+        """What follows `prompt` as it stands, without the chat template. As `reply` otherwise, also in what it raises.
+
+        In a text the names of control tokens, such as <|im_start|>, mean those tokens; token ids are taken as they are.
+        """
+        began = perf_counter()
+        self._check_open()
+        ids = plain_ids(self._text, prompt, self.context_length)
+        return self._reply(ids, replace(options or ReplyOptions(), **changes), began)
+
+    def _reply(self, ids: Ids, options: ReplyOptions, began: float) -> Reply:
         sampling = options.sampling()
+        if options.logprobs is not None:
+            telling(self._parts, options)  # or says now why not
         reply = Reply(
             partial(write, self._parts, ids, options, sampling),
             prompt_tokens=len(ids),
@@ -233,21 +250,24 @@ class Pair:
 
     def prompt_ids(self, prompt: str | Sequence[Message]) -> Ids:
         """The prompt as the models see it, shape (n,). Raises what `reply` raises for a prompt."""
-        messages = compose(prompt) if isinstance(prompt, str) else list(prompt)
-        if not messages or not messages[-1].content.strip():
-            raise InvalidOption("The prompt is empty.", "Write a question.")
-        try:
-            for message in messages:
-                message.content.encode()
-        except UnicodeEncodeError:
-            raise InputNotText("The prompt holds bytes that are not UTF-8.", "Convert it to UTF-8 first.") from None
-        ids = self._text.chat_prompt(messages)
-        if len(ids) >= self.context_length:
-            raise PromptTooLong(
-                f"The prompt has {len(ids)} tokens, and the context holds {self.context_length} with the reply.",
-                "Shorten the prompt, its context files or the history.",
-            )
-        return ids
+        return chat_ids(self._text, prompt, self.context_length)
+
+    @property
+    def name(self) -> str:
+        """The name of the model whose text it is: the verifier's, or the draft model's where that is alone."""
+        return self._text.name if self._parts.verifier is None else self._parts.verifier.name
+
+    @property
+    def draft_name(self) -> str | None:
+        return None if self._parts.draft is None else self._parts.draft.name
+
+    @property
+    def verifier_name(self) -> str | None:
+        return None if self._parts.verifier is None else self._parts.verifier.name
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to a text. They need not be whole UTF-8."""
+        return self._text.piece(token)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from edgellm.api.drafters import Drafters, Kind, exit_layers
 from edgellm.api.knowledge import Knowledge
 from edgellm.api.retrieval import Copying, Retrieval
+from edgellm.api.telling import Telling, why_not
 from edgellm.engine import Model
-from edgellm.errors import ModelCorrupt, ModelUnsupported
+from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from edgellm.spec.ahead import FAR, AheadDrafter
 from edgellm.spec.choice import Choice, choose, needs_profile
 from edgellm.spec.curve import MOST
@@ -18,12 +19,17 @@ from edgellm.spec.edgefm import edgefm
 from edgellm.spec.first import FirstReply
 from edgellm.spec.gates import AlwaysGate, NeverGate
 from edgellm.spec.guess import BRANCHES, MOST_BRANCHES, branches
+from edgellm.spec.local import LocalVerifier
 from edgellm.spec.loop import Event, Limits, Watch, generate
 from edgellm.spec.options import CHUNK, FINE, ReplyOptions
 from edgellm.spec.profile import Profile
 from edgellm.spec.protocols import Drafter, Verifier
 from edgellm.spec.records import Chunk, Explanation, Ids, Notice, Sampling, Verdict
 from edgellm.spec.stats import Stats
+from edgellm.spec.stopping import until
+
+LONG = 16
+"""Tokens that the small model drafts at most, where each is drafted only if it pays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +73,9 @@ def write(
     copying, why = _copying(parts, options, plan, prompt)
     if explain:
         yield Explanation(None, why)
+    written = _written(parts, prompt, options, sampling, stats, explain, stopped, plan, copying)
     try:
-        yield from _written(parts, prompt, options, sampling, stats, explain, stopped, plan, copying)
+        yield from until(options.stop, written, stats) if options.stop else written
     finally:
         if copying is not None:
             copying.close()
@@ -83,16 +90,26 @@ def _written(
     """Writes the reply as `plan` says, with drafts from `copying` too."""
     stats.ledger = plan.choice.ledger
     gate, verifier, gamma = plan.choice.gate, parts.verifier, plan.choice.gamma
-    own = None
-    if parts.drafters is not None and not (copying is not None and verifier is None):
+    own, itself = None, copying is not None and verifier is None
+    if options.logprobs is not None:
+        verifier, gate = telling(parts, options), AlwaysGate()
+        itself = not isinstance(parts.verifier, LocalVerifier)
+    if parts.drafters is not None and not itself:
         own = parts.drafters.take(plan.kind)
         own.doubt = plan.choice.doubt
+        if isinstance(own, ModelDrafter):
+            own.alone = verifier is None
+            own.suggests = copying.suggests if copying is not None else None
+            own.floors = parts.drafters.floors if copying is not None else ()
+            own.least = copying.floors if copying is not None and not parts.linked else tuple
     drafter: Drafter | None = own
     if plan.branches and isinstance(own, ModelDrafter):
         ahead = AheadDrafter(own, is_eog=parts.text.is_eog, alpha=plan.alpha, branches=plan.branches)
         drafter, stats.guessed = ahead, ahead.guessed
     extra = parts.extra if drafter is None else 0
     if copying is not None:
+        if options.gamma is None and not parts.linked:
+            gamma = LONG
         drafter, verifier = copying.beside(drafter, gamma, explain), copying.verifier(verifier)
         stats.copied = copying.counts
         gate, gamma = (AlwaysGate() if parts.verifier is None else gate), MOST
@@ -122,6 +139,8 @@ def _written(
 
 def _copying(parts: Parts, options: ReplyOptions, plan: Plan, prompt: Ids) -> tuple[Copying | None, str]:
     """Drafts that are copied from what was seen, where nothing is kept unchecked; and why."""
+    if options.logprobs is not None:
+        return None, "nothing is retrieved: probabilities are asked for"
     if not (sources := options.sources()):
         return None, "nothing is retrieved, as you said"
     if parts.retrieval is None:
@@ -141,6 +160,20 @@ def _copying(parts: Parts, options: ReplyOptions, plan: Plan, prompt: Ids) -> tu
     if copying is None:
         return None, "nothing is retrieved: another reply does so"
     return copying, f"drafts are retrieved from: {', '.join(sources)}{without}; {trees}"
+
+
+def telling(parts: Parts, options: ReplyOptions) -> Telling:
+    """The verifier of a reply whose tokens tell their probabilities: the one that is here, or the model itself.
+
+    Raises:
+        InvalidOption: they cannot be told truly; says why.
+    """
+    if why := why_not(parts.linked, parts.verifier is not None, options):
+        raise InvalidOption(f"logprobs cannot be told: {why}.", "Leave logprobs out, or verify everything here.")
+    if isinstance(parts.verifier, LocalVerifier):
+        return Telling(parts.verifier, options.logprobs or 0)
+    retrieval = parts.retrieval or Retrieval(parts.text, parts.context, parts.threads, linked=False)
+    return Telling(retrieval.itself(), options.logprobs or 0)
 
 
 def plan_reply(parts: Parts, options: ReplyOptions, seed: int) -> Plan:

@@ -9,6 +9,8 @@ import typer
 from edgellm import __version__
 from edgellm.cli.bench import bench
 from edgellm.cli.chat import chat
+from edgellm.cli.config import config
+from edgellm.cli.conversations import conversations
 from edgellm.cli.doctor import doctor
 from edgellm.cli.history import history
 from edgellm.cli.mesh import mesh
@@ -57,14 +59,19 @@ _CODE = (
     "The code is good for two minutes and one guess, and never travels. A device that verifies for you reads your "
     "prompts; what each side may do is shown on both, and changed with `edgellm peers`."
 )
+_KEPT = (
+    "The last 300 are kept on this machine, readable by you alone, while the history is on. "
+    "`edgellm history clear` removes them, too."
+)
 _PROBLEMS = "Nothing is changed. Exit code 1 means that there is a problem; notes alone are none."
 _AT_ONCE = "What is taken away ends at once, also in the middle of a reply."
+_STOPPED = "It finishes what it has begun when it is stopped; a worker stops at once."
 _ALONE = "Nothing leaves this machine: the bundled pair of models comes with edgellm."
 
 for _name, _command, _summary, _more in (
     ("chat", chat, "Talk to the pair: a small model drafts the reply, a bigger one verifies it.", _ALONE),
     ("profile", profile, "Measure a pair on your prompts, so that a budget is spent where it matters.", _PROFILE),
-    ("serve", serve, "Serve the verifier, for devices that draft.", "It finishes what it has begun when stopped."),
+    ("serve", serve, "Serve a pair or a verifier, over HTTP too, or layers for models on several devices.", _STOPPED),
     ("pair", pair, "Make two devices trust each other, by a code that one shows and the other is told.", _CODE),
     ("peers", peers, "See the paired devices, and change what they may do here.", _AT_ONCE),
     ("doctor", doctor, "Find out what is wrong with this device and its links, and what to do.", _PROBLEMS),
@@ -72,10 +79,12 @@ for _name, _command, _summary, _more in (
     ("ls", ls, "List the models that are on this machine.", ""),
     ("show", show, "Show what is known of a model.", ""),
     ("rm", rm, "Remove a pulled model.", "Your own files and the bundled pair are never removed."),
+    ("conversations", conversations, "See what was talked about, and remove it.", _KEPT),
     ("history", history, "See, forget or switch off the past conversations that replies are drafted from.", _PRIVATE),
     ("bench", bench, "Measure what the papers measured, on this machine.", _EVIDENCE),
 ):
     app.command(_name, help=taught(_name, _summary, _more))(_command)
 
 app.add_typer(mesh, name="mesh")
+app.add_typer(config, name="config")
 app.command("run", hidden=True, help=taught("chat", "The same as chat.", _ALONE))(chat)

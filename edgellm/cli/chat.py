@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
+from edgellm.cli.conversations import conversation_ids
 from edgellm.cli.loading import Loading
-from edgellm.cli.past import recall
+from edgellm.cli.past import Notes, recall
 from edgellm.cli.peers import peer_names
 from edgellm.cli.screen import is_terminal, say
 from edgellm.cli.speak import speak
@@ -71,6 +72,13 @@ def chat(
             help="A paired device that shall verify, by name or address. Of several the best is taken.",
         ),
     ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPLIT|FILE.toml", show_default=False,
+            help="The verifier's layers are on several devices, as for mesh run; --peer then says where workers are.",
+        ),
+    ] = None,
     budget: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="The share of drafted chunks to verify, 0 to 1.", show_default="all"),
@@ -104,8 +112,14 @@ def chat(
         Exit, typer.Option(help="Whether what is copied may be a tree: several ways on in one check.")
     ] = Exit.AUTO,
     history: Annotated[
-        bool, typer.Option("--history/--no-history", help="Draft from past conversations, and remember this one.")
+        bool, typer.Option("--history/--no-history", help="Draft from past conversations, and keep this one.")
     ] = True,
+    again: Annotated[bool, typer.Option("-c", "--continue", help="Go on with the last conversation.")] = False,
+    conversation: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Go on with this one, of `edgellm conversations`.", show_default="a new one",
+                     autocompletion=conversation_ids),
+    ] = None,
     profile: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The pair's profile, from edgellm profile.", show_default="its own"),
@@ -143,14 +157,25 @@ def chat(
         raise InvalidOption("--json needs a question.", 'Write it behind the command: edgellm chat --json "..."')
     if question is not None and not question.strip():
         raise InvalidOption("The question is empty.", 'Write one: edgellm chat "Where is my mug?"')
-    with Loading() as loading:
-        where = AUTO if peer else verifier
-        pair = Pair.open(draft, where, profile=profile, progress=loading, peers=peer or ())
+    notes = Notes.open(again, conversation, history)
+    reports = None
+    if mesh is not None:
+        from edgellm.cli.mesh_run import over_devices
+
+        opened, reports = over_devices(mesh, verifier, peer or (), draft, max_tokens, as_json=as_json)
+        pair = opened.pair
+    else:
+        with Loading() as loading:
+            where = AUTO if peer else verifier
+            pair = Pair.open(draft, where, profile=profile, progress=loading, peers=peer or ())
     if pair.verifier_reason:
         say(pair.verifier_reason, style="dim")
     with pair:
         remember = recall(pair) if history and options.sources() else None
-        talk = Talk(pair, options, context=texts, system=system, remember=remember)
+        talk = Talk(
+            pair, options, context=texts, system=system, remember=remember, history=notes.said(), keep=notes.keep,
+            reports=reports,
+        )  # fmt: skip
         if question is None:
             from edgellm.cli.interactive import converse
 

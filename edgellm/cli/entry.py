@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import platform
 import sys
 import time
@@ -14,6 +15,7 @@ import traceback
 from collections.abc import Sequence
 
 import typer
+from typer.main import get_command
 
 from edgellm import __version__
 from edgellm.cli.places import private_file, state_dir
@@ -32,8 +34,11 @@ def run(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code. Never raises, never shows a traceback."""
     try:
         from edgellm.cli.app import app
+        from edgellm.cli.settings import read_settings
 
-        code = app(list(arguments), prog_name="edgellm", standalone_mode=False)
+        command = get_command(app)
+        settings = read_settings(command, os.environ, relaxed=list(arguments[:1]) == ["config"])
+        code = command(list(arguments), prog_name="edgellm", standalone_mode=False, default_map=settings.defaults())
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except EdgeError as error:

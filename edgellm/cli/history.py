@@ -58,6 +58,8 @@ def history(
 
 
 def _clear(store: History, yes: bool, as_json: bool) -> None:
+    from edgellm.store.conversations import Conversations
+
     if not yes and (facts := store.facts()).size:
         what = f"{_count(facts.conversations)} ({size(facts.size)})"
         if not is_terminal(sys.stdin):
@@ -65,6 +67,7 @@ def _clear(store: History, yes: bool, as_json: bool) -> None:
         if not typer.confirm(f"Forget {what}?", err=True):
             raise typer.Exit(1)
     gone = store.clear()
+    Conversations().clear()  # what was said is said there, too
     if as_json:
         emit(json.dumps({"forgotten": gone}))
     else:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 from edgellm.cli.screen import say
-from edgellm.errors import HistoryUnusable
+from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption
 
 if TYPE_CHECKING:
     from edgellm.api import Pair
+    from edgellm.engine import Message
+    from edgellm.store.conversations import Conversation, Conversations
 
 Remember = Callable[[str, str], None]
 RECALLED = 2**16
@@ -38,3 +41,48 @@ def recall(pair: Pair) -> Remember | None:
             say(f"This conversation is not remembered: {error}", style="yellow")
 
     return remember
+
+
+@dataclass(slots=True)
+class Notes:
+    """What is kept of the conversation under way, so that it can be taken up again."""
+
+    store: Conversations
+    conversation: Conversation
+    on: bool
+
+    @classmethod
+    def open(cls, again: bool, which: str | None, on: bool) -> Self:
+        """Of the last conversation (`again`), of a certain one, or of a new one; nothing is kept where not `on`, or
+        where the history is off.
+
+        Raises:
+            InvalidOption: there is no such conversation, or both are given.
+        """
+        from edgellm.store import History
+        from edgellm.store.conversations import Conversation, Conversations
+
+        if again and which is not None:
+            raise InvalidOption("--continue and --conversation are given.", "Leave one of the two out.")
+        store = Conversations()
+        past = store.find(which) if which is not None else store.latest() if again else Conversation.new()
+        return cls(store, past, on and History().on)
+
+    def said(self) -> list[Message]:
+        """What was said before."""
+        from edgellm.engine import Message
+
+        return [Message(role, text) for role, text in self.conversation.turns]
+
+    def keep(self, messages: Sequence[Message]) -> None:
+        """Keeps all that was said; what stands in the way is told once."""
+        if not self.on:
+            return
+        if list(messages[: len(self.conversation.turns)]) != self.said():  # it was cleared: another one begins
+            self.conversation = type(self.conversation).new()
+        self.conversation = self.conversation.said([(message.role, message.content) for message in messages])
+        try:
+            self.store.keep(self.conversation)
+        except EdgeError as error:
+            say(f"This conversation cannot be continued later: {error}", style="yellow")
+            self.on = False

@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import enum
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgellm.cli.announce import findable, hosts_of
+from edgellm.cli.door import (
+    Http,
+    HttpHost,
+    HttpPort,
+    KeyFile,
+    PlanFile,
+    Replies,
+    TlsCert,
+    TlsKey,
+    Waiting,
+    Wanted,
+    called,
+    closing_door,
+    invite,
+    until_stopped,
+)
 from edgellm.cli.loading import Loading
 from edgellm.cli.pair import Interfaces
+from edgellm.cli.peers import peer_names
 from edgellm.cli.screen import say
 from edgellm.cli.teach import model_names
+from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from edgellm.serve.server import VerifierServer
+    from edgellm.http.door import Door
     from edgellm.serve.service import ServerEvent
 
 PORT = 50151  # as in `edgellm.link.channel`, which takes its time to import
@@ -29,17 +46,41 @@ PORT = 50151  # as in `edgellm.link.channel`, which takes its time to import
 class Role(enum.StrEnum):
     """What this process does for others."""
 
+    PAIR = "pair"
     VERIFIER = "verifier"
+    WORKER = "worker"
 
 
 def serve(
-    role: Annotated[  # noqa: ARG001  # the only one so far
-        Role, typer.Option(help="What to serve: the verifier checks what other devices draft.")
-    ],
+    role: Annotated[
+        Role,
+        typer.Option(
+            help="What to serve: the pair answers over HTTP as `edgellm chat` would; the verifier also checks what "
+            "other devices draft; a worker computes layers of models that several devices hold together."
+        ),
+    ] = Role.PAIR,
     model: Annotated[
+        str | None,
+        typer.Option(
+            "-m", "--model", metavar="MODEL", help="The model that verifies; of a worker, one that it has whole.",
+            autocompletion=model_names, show_default="edgellm-verifier",
+        ),
+    ] = None,
+    draft: Annotated[
         str,
-        typer.Option("-m", "--model", metavar="MODEL", help="The model that verifies.", autocompletion=model_names),
+        typer.Option(metavar="MODEL", help="With the role pair: the small model, or 'none'.",
+                     autocompletion=model_names),
+    ] = "edgellm-draft",
+    verifier: Annotated[
+        str,
+        typer.Option(metavar="MODEL|HOST:PORT|auto", help="With the role pair: the bigger model, or where it is.",
+                     autocompletion=model_names),
     ] = "edgellm-verifier",
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DEVICE|HOST:PORT", help="With the role pair: a paired device that shall verify.",
+                     autocompletion=peer_names),
+    ] = None,
     host: Annotated[
         str,
         typer.Option(
@@ -54,8 +95,75 @@ def serve(
         bool, typer.Option("--announce/--no-announce", help="Let paired devices find it by multicast DNS.")
     ] = True,
     interface: Interfaces = None,
+    http: Http = True,
+    http_host: HttpHost = "127.0.0.1",
+    http_port: HttpPort = None,
+    api_key_file: KeyFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    replies: Replies = None,
+    waiting: Waiting = 16,
+    plan: PlanFile = None,
+) -> None:  # fmt: skip
+    at_once = replies if replies is not None else {Role.PAIR: 2, Role.VERIFIER: 8}[role]
+    wanted = Wanted(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting)
+    if role is Role.PAIR:
+        if model is not None:
+            raise InvalidOption("--model is for the roles verifier and worker.", "A pair has --draft and --verifier.")
+        if not http:
+            raise InvalidOption("A pair is served over HTTP alone.", "Leave --no-http out, or say --role verifier.")
+        with closing_door(wanted) as door:
+            _serve_pair(door, draft, verifier, peer, plan)
+        return
+    with closing_door(wanted) as door:
+        _serve_verifier(door, model or "edgellm-verifier", host, port, paired_only, announce, interface)
+
+
+def _serve_worker(
+    model: str | None, host: str, port: int, paired_only: bool, memory: float | None, keep: float,
+    store: float | None, announce: bool, interface: list[str] | None,
+) -> None:  # fmt: skip
+    from edgellm.cli.worker import serve_worker
+    from edgellm.store import resolve
+
+    path = None if model is None else resolve(model)
+    worker = serve_worker(path, host, port, paired_only=paired_only, memory=memory, keep=keep, store=store)
+    with ExitStack() as closing:
+        closing.callback(worker.close)
+        if announce:
+            closing.enter_context(findable(worker, interface))
+        until_stopped([worker])
+
+
+def _serve_pair(
+    door: Door | None, draft: str, verifier: str, peer: list[str] | None, plan: Path | None
+) -> None:  # fmt: skip
+    from edgellm.api import AUTO, Pair
+    from edgellm.http.plan import read_plan
+    from edgellm.http.reception import Writer
+
+    drawn = None if plan is None else read_plan(plan.expanduser())
+    with Loading() as loading:
+        pair = Pair.open(draft, AUTO if peer else verifier, progress=loading, peers=peer or ())
+    if pair.verifier_reason:
+        say(pair.verifier_reason, style="dim")
+    with pair:
+        local = next((name for name in (verifier, draft) if name != "none"), draft)
+        name = pair.name if pair.verifier_up is not None else called(local)
+        if door is not None:
+            door.open(Writer(pair, name, in_turns=pair.verifier_up is None), drawn)
+            invite(door)
+        say("Ctrl-C stops it when it has finished what is in flight; a second one stops it at once.", style="dim")
+        until_stopped([door])
+
+
+def _serve_verifier(
+    door: Door | None, model: str, host: str, port: int, paired_only: bool, announce: bool, interface: list[str] | None
 ) -> None:
+    from edgellm.api import Pair
+    from edgellm.http.reception import Writer
     from edgellm.serve.server import serve_verifier
+    from edgellm.spec.options import ReplyOptions
     from edgellm.store import resolve
 
     path = resolve(model)
@@ -67,76 +175,20 @@ def serve(
         say(f"Ask it with: edgellm chat --verifier {server.address}", style="bold")
     else:
         say("Ask it on a paired device with: edgellm chat --verifier auto", style="bold")
-        for host in _hosts(server, interface):
-            say(f"or, if it is not found: edgellm chat --peer {replace(server.address, host=host)}", style="dim")
-    say("Ctrl-C stops it when it has finished what is in flight; a second one stops it at once.", style="dim")
-    with _announced(server, interface) if announce else nullcontext():
-        _until_stopped(server)
-
-
-def _hosts(server: VerifierServer, interface: list[str] | None) -> list[str]:
-    """Where others can reach a server: at the address it was given, or at all that lead home."""
-    from ipaddress import ip_address
-
-    from edgellm.link.interfaces import chosen_hosts
-
-    host = server.address.host
-    try:
-        everywhere = ip_address(host).is_unspecified
-    except ValueError:  # a name
-        everywhere = False
-    return chosen_hosts(interface or ()) if everywhere else [host]
-
-
-@contextmanager
-def _announced(server: VerifierServer, interface: list[str] | None) -> Iterator[None]:
-    """Announces a server that other machines can reach, and looks for one that has this one's identity."""
-    from edgellm.link.discovery import Kind, announced, copies
-
-    trust, address = server.trust, server.address
-    if trust is None or address.loopback:
-        yield
-        return
-    hosts = [host for host in _hosts(server, interface) if _is_ipv4(host)]  # announcements are made over IPv4
-    short = trust.identity.id.short
-
-    def look() -> None:
-        for copy in copies(short, hosts):
-            say(f"{copy.addresses[0].host} announces the identity of this device, {copy.short}: run `edgellm doctor`.")
-
-    with announced(Kind.DEVICE, short, address.port, hosts) as begun:
-        if begun:
-            say(f"announced as {short} on {', '.join(hosts)}", style="dim")
-            threading.Thread(target=look, daemon=True).start()
-        else:
-            say("It could not be announced; `edgellm doctor` tells why. --peer HOST:PORT works all the same.")
-        yield
-
-
-def _is_ipv4(host: str) -> bool:
-    return host.replace(".", "").isdigit()
-
-
-def _until_stopped(server: VerifierServer) -> None:
-    """Waits for SIGINT or SIGTERM, then for what is in flight; a second signal cuts that off."""
-    asked = 0
-
-    def stop(*_: object) -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
-            server.request_stop()
-        else:
-            server.request_stop(0)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        while not server.wait(1.0):
-            pass
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        server.model.close()
+        for one in hosts_of(server, interface):
+            say(f"or, if it is not found: edgellm chat --peer {replace(server.address, host=one)}", style="dim")
+    with ExitStack() as closing:
+        if door is not None:
+            pair = closing.enter_context(Pair(server.model, draft=None, verifier=server.inside()))
+            door.open(Writer(pair, called(model), in_turns=False, options=ReplyOptions(tree="off")))
+            invite(door)
+        say("Ctrl-C stops it when it has finished what is in flight; a second one stops it at once.", style="dim")
+        if announce:
+            closing.enter_context(findable(server, interface))
+        try:
+            until_stopped([door, server])
+        finally:
+            server.close()
 
 
 def _tell(event: ServerEvent) -> None:

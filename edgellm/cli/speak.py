@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from edgellm.cli.report import print_stats, print_summary, summary_json, token_json
 from edgellm.cli.screen import Painter, emit, say
-from edgellm.cli.text import Utf8
+from edgellm.spec.text import Utf8
 
 if TYPE_CHECKING:
     from edgellm.spec.records import Explanation, Notice, Summary

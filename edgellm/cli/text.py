@@ -1,4 +1,4 @@
-"""Text for a screen: bytes become characters as they complete, and nothing in them can command the terminal."""
+"""Text for a screen: nothing in it can command the terminal."""
 
 from __future__ import annotations
 
@@ -6,26 +6,6 @@ import codecs
 from types import MappingProxyType
 
 from edgellm.errors import InputNotText
-
-
-class Utf8:
-    """Decodes a stream of byte pieces that need not end where characters do; wrong bytes become U+FFFD."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def feed(self, piece: bytes) -> str:
-        """The characters that `piece` completes."""
-        return self._decoder.decode(piece)
-
-    @property
-    def half_done(self) -> bool:
-        """Whether the pieces so far end within a character."""
-        return bool(self._decoder.getstate()[0])
-
-    def end(self) -> str:
-        """What is left of a character that never became whole."""
-        return self._decoder.decode(b"", final=True)
 
 
 def _harmless() -> dict[int, str]:
@@ -75,3 +55,12 @@ def size(count: int) -> str:
             break
         amount, unit = amount / 1000, larger
     return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def ago(seconds: float) -> str:
+    """How long ago, for people."""
+    for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+    return "just now"

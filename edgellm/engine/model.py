@@ -75,8 +75,17 @@ class Model:
         self._pieces: list[bytes | None] = [None] * self.n_vocab
 
     @classmethod
-    def load(cls, path: Path, *, gpu_layers: int = 0, progress: Callable[[float], None] | None = None) -> Model:
+    def load(
+        cls,
+        path: Path,
+        *,
+        gpu_layers: int = 0,
+        progress: Callable[[float], None] | None = None,
+        text_only: bool = False,
+    ) -> Model:
         """Checks the header, then loads. `progress` hears shares from 0 to 1; what it raises stops the loading.
+
+        With `text_only` no weights are loaded: the model tokenises, and no context can be opened over it.
 
         Raises:
             ModelNotFound: no such file.
@@ -87,7 +96,7 @@ class Model:
         header = check_gguf(path)
         parts = _parts(path, header)
         params = lib.llama_model_default_params()
-        params.n_gpu_layers = gpu_layers
+        params.n_gpu_layers, params.vocab_only = gpu_layers, text_only
         raised: list[BaseException] = []
 
         def report(share: float, _user: int | None) -> bool:
@@ -197,7 +206,17 @@ class Model:
             InvalidOption: an unknown role, or no message.
             ModelUnsupported: the model has no chat template, or the template refuses the conversation.
         """
-        ids = self._template.prompt(messages)
+        return self._begun(self._template.prompt(messages))
+
+    def plain_prompt(self, text: str) -> Ids:
+        """Ids of `text` with BOS before it, if the model wants one. Names of control tokens mean those tokens.
+
+        Raises:
+            ModelUnsupported: the file carries no tokenizer.
+        """
+        return self._begun(self.tokenize(text, special=True))
+
+    def _begun(self, ids: Ids) -> Ids:
         bos = lib.llama_vocab_bos(self._vocab)
         wants_bos = lib.llama_vocab_get_add_bos(self._vocab) and bos >= 0
         if wants_bos and (len(ids) == 0 or ids[0] != bos):

@@ -53,6 +53,10 @@ class RemoteVerifier:
         """The SHA-256 of the verifier's model file in hex; empty where it does not tell."""
         return self._connection.peer.model_hash
 
+    def up(self) -> bool:
+        """Whether it is there, and takes requests."""
+        return self._connection.ready()
+
     def open(self, sampling: Sampling) -> RemoteSession:
         """A session for one reply. Where the verifier is away by now, it is not ready, and will be."""
         return RemoteSession(self._connection, self._vocabulary, sampling)

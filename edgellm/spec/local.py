@@ -10,8 +10,8 @@ import numpy as np
 from edgellm.engine import Context, Lens, Model
 from edgellm.engine import Twig as Branch
 from edgellm.spec.pool import ContextPool
-from edgellm.spec.records import Chunk, Expected, Floats, Ids, Sampling, Twig, Verdict
-from edgellm.spec.sampling import likeliest
+from edgellm.spec.records import NO_IDS, Chunk, Expected, Floats, Ids, Logprobs, Sampling, Twig, Verdict
+from edgellm.spec.sampling import likeliest, logprobs
 from edgellm.spec.verify import judge, plausible
 
 
@@ -43,13 +43,19 @@ class LocalVerifier:
     def context_length(self) -> int:
         return self._context_length
 
-    def open(self, sampling: Sampling, foretold: Callable[[Expected], None] | None = None) -> LocalSession:
+    def open(
+        self,
+        sampling: Sampling,
+        foretold: Callable[[Expected], None] | None = None,
+        logprobs: int | None = None,
+    ) -> LocalSession:
         """A session for one reply. It never fails: the model is here.
 
-        `foretold` is told what the model expects behind the positions of the prompt, as they are computed.
+        `foretold` is told what the model expects behind the positions of the prompt, as they are computed. Verdicts
+        bring the `logprobs` of their tokens, and of so many others, where a number is given.
         """
         lens = self.lens if foretold is not None else None
-        return LocalSession(self._model, self._contexts, sampling, foretold, lens)
+        return LocalSession(self._model, self._contexts, sampling, foretold, lens, logprobs)
 
     def close(self) -> None:
         self._contexts.close()
@@ -65,12 +71,13 @@ class LocalSession:
         sampling: Sampling,
         foretold: Callable[[Expected], None] | None = None,
         lens: Lens | None = None,
+        logprobs: int | None = None,
     ) -> None:
         self._model = model
         self._contexts = contexts
         self._context: Context | None = contexts.take()
         self._sampling = sampling
-        self._foretold, self._lens = foretold, lens
+        self._foretold, self._lens, self._logprobs = foretold, lens, logprobs
 
     def ready(self) -> bool:
         return True
@@ -93,9 +100,12 @@ class LocalSession:
             accepted, answer = judge(chunk, rows, self._sampling, position=len(prefix))
             likely = plausible(chunk, rows, accepted) if chunk.retrieved else None
             stands = self._twig(chunk, accepted, answer) if twigs else None
+            said = self._said(chunk.ids[:accepted], answer, rows)
             if stands is not None:
-                accepted, answer = self._along(chunk.twigs[stands], twigs[stands], len(prefix) + accepted)
-                accepted += chunk.twigs[stands].at
+                twig = chunk.twigs[stands]
+                accepted, answer = self._along(twig, twigs[stands], len(prefix) + accepted)
+                said += self._said(twig.ids[1:accepted], answer, twigs[stands])
+                accepted += twig.at
                 context.branch(stands + 1, 0)
             tokens = [answer]
             if extra > 0:
@@ -103,12 +113,19 @@ class LocalSession:
             while len(tokens) <= extra and not self._model.is_eog(tokens[-1]):
                 row = context.decode(np.array(tokens[-1:], dtype=np.int32))
                 tokens.append(judge(_NOTHING, row, self._sampling, len(prefix) + accepted + len(tokens))[1])
+                said += self._said(NO_IDS, tokens[-1], row)
         except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
             context.clear()
             raise
         seconds = perf_counter() - started
         answers = np.array(tokens, dtype=np.int32)
-        return Verdict(accepted, answers, seconds, passes=len(tokens), plausible=likely, twig=stands)
+        return Verdict(accepted, answers, seconds, passes=len(tokens), plausible=likely, twig=stands, logprobs=said)
+
+    def _said(self, kept: Ids, answer: int, rows: Floats) -> tuple[Logprobs, ...]:
+        """What the model said of the tokens that stand, (n,), and of its own behind them; `rows` begins with theirs."""
+        if self._logprobs is None:
+            return ()
+        return tuple(logprobs(rows, np.append(kept, answer), self._logprobs))
 
     def _decoded(self, context: Context, unseen: Ids, chunk: Chunk) -> tuple[Floats, list[Floats]]:
         """Logits behind `unseen` and every token of `chunk`, and behind those of its twigs, in one pass; of no twigs

@@ -13,7 +13,19 @@ import numpy as np
 
 from edgellm.spec.line import Line
 from edgellm.spec.protocols import Copies, Drafter, Gate, Learns, LooksAhead, Verifier
-from edgellm.spec.records import Chunk, Decision, Explanation, Ids, Notice, Sampling, Source, Token, Verdict, standing
+from edgellm.spec.records import (
+    Chunk,
+    Decision,
+    Explanation,
+    Ids,
+    Logprobs,
+    Notice,
+    Sampling,
+    Source,
+    Token,
+    Verdict,
+    standing,
+)
 from edgellm.spec.stats import Stats
 
 Event: TypeAlias = Token | Notice | Explanation
@@ -119,8 +131,9 @@ def generate(
                     stats.stop(word.id, word.source)
                     return
                 text.append(word.id)
-                token, source, confidence, importance, exit_layer = word
-                written = Token(token, alphabet.piece(token), source, confidence, importance, exit_layer, number)
+                token, source, confidence, importance, exit_layer, said = word
+                piece = alphabet.piece(token)
+                written = Token(token, piece, source, confidence, importance, exit_layer, number, said)
                 stats.token(written)
                 yield written
                 if stopped():
@@ -137,6 +150,7 @@ class Word(NamedTuple):
     confidence: float | None = None
     importance: float | None = None
     exit_layer: int | None = None
+    logprobs: Logprobs | None = None
 
 
 def merge(chunk: Chunk, verdict: Verdict | None) -> list[Word]:
@@ -156,6 +170,8 @@ def merge(chunk: Chunk, verdict: Verdict | None) -> list[Word]:
         for token in verdict.tokens.tolist():
             words.append(Word(token, own))
             own = Source.VERIFIER
+        for at, logprobs in enumerate(verdict.logprobs):
+            words[at] = words[at]._replace(logprobs=logprobs)
     return words
 
 

@@ -19,6 +19,7 @@ SOURCES = ("context", "history", "analogy", "calibration", "reuse")
 _FREE = ("auto", "confidence", "always", "never")  # these mean something without a budget
 
 
+MOST_STOPS, LONGEST_STOP, MOST_LOGPROBS = 16, 500, 20
 CHUNK = 4
 """Drafted tokens in a chunk where everything is verified, or nothing."""
 FINE = 2
@@ -40,7 +41,9 @@ class ReplyOptions:
     is the c_th of the confidence gate without a budget. `retrieval`: whether drafts are also copied from what was seen,
     `auto`, `off`, or those of `SOURCES` that may be copied from, with commas between them; only where everything is
     verified, so it never changes the text. `tree`: whether such a draft may be a tree, `on`, `off`, or `auto` where
-    that is faster.
+    that is faster. `stop`: texts that end the reply where one would begin; it is not part of the reply. `logprobs`:
+    tokens carry the probabilities that the verifier (the draft model, where that is alone) gave them and this many
+    others; only where everything is verified, in this process.
 
     Raises:
         InvalidOption: a value that cannot be meant, named with the range that can.
@@ -61,6 +64,8 @@ class ReplyOptions:
     gamma: int | None = None
     retrieval: str = "auto"
     tree: str = "auto"
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _at_least("max_tokens", self.max_tokens, 1)
@@ -82,6 +87,13 @@ class ReplyOptions:
             raise InvalidOption(f"early_exit is {self.early_exit!r}.", f"Choose one of {', '.join(SWITCH)}.")
         if self.tree not in SWITCH:
             raise InvalidOption(f"tree is {self.tree!r}.", f"Choose one of {', '.join(SWITCH)}.")
+        if len(self.stop) > MOST_STOPS or not all(0 < len(text) <= LONGEST_STOP for text in self.stop):
+            raise InvalidOption(
+                f"stop has {len(self.stop)} texts of {[len(text) for text in self.stop[:MOST_STOPS]]} characters.",
+                f"Give at most {MOST_STOPS}, each of 1 to {LONGEST_STOP} characters.",
+            )
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            raise InvalidOption(f"logprobs is {self.logprobs}.", f"Give a whole number from 0 to {MOST_LOGPROBS}.")
         self.sources()
         self._check_budget()
 
@@ -92,7 +104,8 @@ class ReplyOptions:
         wanted = {name.strip() for name in self.retrieval.split(",")}
         if unknown := sorted(wanted - set(SOURCES)):
             raise InvalidOption(
-                f"Nothing is retrieved from {unknown[0]!r}.", f"Choose auto, off, or some of {', '.join(SOURCES)}."
+                f"retrieval is {self.retrieval!r}, and nothing is retrieved from {unknown[0]!r}.",
+                f"Choose auto, off, or some of {', '.join(SOURCES)}.",
             )
         return tuple(name for name in SOURCES if name in wanted)
 

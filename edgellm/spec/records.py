@@ -29,13 +29,26 @@ class Source(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """What the model said of one token: the natural logarithm of its probability, and of the likeliest ones there.
+
+    All are of the distribution before temperature, top-k and top-p. `ids` and `logprobs`, shapes (k,), the likeliest
+    first.
+    """
+
+    own: float
+    ids: Ids
+    logprobs: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     """One token of a reply, and where it came from.
 
     `piece` are its bytes, which need not be whole UTF-8 characters. `confidence` is the top-1 probability under the
     draft model, of a copied token the chance that it and all before it are accepted, or None where nobody drafted.
     `importance` and `exit_layer` are as in `Chunk`, None where nothing was measured. `round` counts draft-gate-verify
-    rounds from 0.
+    rounds from 0. `logprobs` are the verifier's, where they were asked for.
     """
 
     id: int
@@ -45,6 +58,7 @@ class Token:
     importance: float | None = None
     exit_layer: int | None = None
     round: int = 0
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +148,8 @@ class Verdict:
     verifier was asked to write on alone. `seconds` is the verifier's own computing time, queueing left out;
     `bytes_up` and `bytes_down` are what crossed a link for it (0 in one process). `plausible` says of each drafted
     token whether the verifier gave it some probability where it stood, None where nobody asked. `twig`: the one of the
-    chunk's that stands; `accepted` counts along it.
+    chunk's that stands; `accepted` counts along it. `logprobs` are those of the accepted tokens and then of `tokens`,
+    where they were asked for.
     """
 
     accepted: int
@@ -145,6 +160,7 @@ class Verdict:
     passes: int = 1
     plausible: tuple[bool, ...] | None = None
     twig: int | None = None
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 def standing(chunk: Chunk, verdict: Verdict | None) -> Chunk:
@@ -195,6 +211,11 @@ class Summary:
     were taken over, None where nothing was guessed. `exits` are drafted tokens that left the draft model early.
     `retrieved` are accepted tokens that were copied; `retrieved_from` says for each source how many of them it offered,
     so one that several offered counts for each.
+
+    `tested` drafted tokens were looked at by the verifier, and `accepted` of them stand; `accepted_at` counts those by
+    their place in the chunk. `rtt_ms` is the median wait for a verdict across a link, less the verifier's computing.
+    `stopped_by` is the stop sequence that ended the reply, if one did. `seconds_decoding` went into all rounds but the
+    first.
     """
 
     text: str
@@ -222,3 +243,9 @@ class Summary:
     exits: int = 0
     retrieved: int = 0
     retrieved_from: tuple[tuple[str, int], ...] = ()
+    tested: int = 0
+    accepted: int = 0
+    accepted_at: tuple[int, ...] = ()
+    rtt_ms: float | None = None
+    stopped_by: str = ""
+    seconds_decoding: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from enum import IntEnum
 from typing import TypeAlias
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.errors import EngineFailed, InvalidOption
-from edgellm.spec.records import Distribution, Expected, Floats, Sampling
+from edgellm.spec.records import Distribution, Expected, Floats, Ids, Logprobs, Sampling
 
 Uniforms: TypeAlias = npt.NDArray[np.float64]
 Units: TypeAlias = npt.NDArray[np.int64]
@@ -166,3 +167,15 @@ def likeliest(rows: Floats, k: int, start: int) -> Expected:
     top = best[:, :1]
     total = np.exp(rows - top).sum(axis=1, keepdims=True)
     return Expected(start, ids.astype(np.int32), (np.exp(best - top) / total).astype(np.float32))
+
+
+def logprobs(rows: Floats, tokens: Ids, k: int) -> Iterator[Logprobs]:
+    """What each of the first rows (n, n_vocab) of logits says of its token of `tokens` (n,), and of the `k` likeliest.
+
+    Logarithms of the softmax as the model has it, whatever the reply is drawn from.
+    """
+    for row, token in zip(rows, tokens.tolist(), strict=False):
+        best = _largest(row, k) if k else np.empty(0, dtype=np.intp)
+        top = float(row.max())
+        total = top + math.log(float(np.exp(row - np.float32(top)).sum(dtype=np.float64)))
+        yield Logprobs(float(row[token]) - total, best.astype(np.int32), row[best].astype(np.float64) - total)

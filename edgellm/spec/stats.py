@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from time import perf_counter
 
 from edgellm.spec.budget import Ledger
@@ -29,6 +30,9 @@ class Stats:
         self.guessed: Guessed | None = None  # kept by the drafter, where it looks ahead
         self.copied: dict[str, int] = {}  # kept by the drafter, where it retrieves
         self.retrieved = 0
+        self.accepted_at: list[int] = []
+        self.away: list[float] = []  # seconds of each wait across a link in which the verifier did not compute
+        self.stopped_by = ""
         self.ledger: Ledger | None = None  # of the pair, where chunks are counted
 
     def round(self, chunk: Chunk, verdict: Verdict | None, began: float, asked: float, now: float) -> None:
@@ -48,6 +52,8 @@ class Stats:
         self.passes += verdict.passes
         self.bytes_up += verdict.bytes_up
         self.bytes_down += verdict.bytes_down
+        if verdict.bytes_up:
+            self.away.append(max(0.0, now - asked - verdict.seconds))
         if n:
             self.waited += now - asked
             self.verified += 1
@@ -55,6 +61,9 @@ class Stats:
             self.accepted += verdict.accepted
             self.accepted_whole += verdict.accepted == n
             self.acceptance_length += verdict.accepted + 1
+            self.accepted_at += [0] * (verdict.accepted - len(self.accepted_at))
+            for place in range(verdict.accepted):
+                self.accepted_at[place] += 1
 
     def take_over(self, other: Stats) -> None:
         """Another run's figures are this one's, but for its tokens and the clock's start; they go out here."""
@@ -77,6 +86,12 @@ class Stats:
         self.finish_reason = "stop"
         self.ids.append(token)
         self.acceptance_length -= source in _DRAFTED
+
+    def cut(self, count: int, by: str) -> None:
+        """The reply ends here, and its last `count` bytes are not part of it: the stop sequence `by` begins there."""
+        text = b"".join(self.pieces)
+        self.pieces = [text[: len(text) - count]]
+        self.finish_reason, self.stopped_by = "stop", by
 
     def summary(self, prompt_tokens: int, seed: int = 0) -> Summary:
         """The figures so far; definitions in `Summary`."""
@@ -111,4 +126,10 @@ class Stats:
             exits=self.exits,
             retrieved=self.retrieved,
             retrieved_from=tuple(self.copied.items()),
+            tested=self.tested,
+            accepted=self.accepted,
+            accepted_at=tuple(self.accepted_at),
+            rtt_ms=median(self.away) * 1e3 if self.away else None,
+            stopped_by=self.stopped_by,
+            seconds_decoding=self.seconds,
         )

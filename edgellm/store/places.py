@@ -8,6 +8,12 @@ from pathlib import Path
 import platformdirs
 
 
+def config_dir() -> Path:
+    """For what the user has written: `config.toml`. It need not exist."""
+    home = os.environ.get("EDGELLM_HOME")
+    return Path(home).expanduser() / "config" if home else platformdirs.user_config_path("edgellm")
+
+
 def data_dir() -> Path:
     """For what took work to find out: profiles of pairs. It need not exist yet."""
     home = os.environ.get("EDGELLM_HOME")

@@ -34,7 +34,7 @@ def test_every_part_is_listed(suite: str) -> None:
 
 def test_every_part_is_a_benchmark_with_a_name_for_its_results() -> None:
     for part in (part for parts in SUITES.values() for part in parts.values()):
-        assert '"--name"' in (ROOT / "bench" / f"{part.name}.py").read_text(encoding="utf-8")
+        assert '"--name"' in (ROOT / "bench" / f"{part.kind}.py").read_text(encoding="utf-8")
 
 
 def test_what_is_not_there_is_said(edge: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

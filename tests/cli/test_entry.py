@@ -42,7 +42,7 @@ def test_without_words_the_help_is_shown(edge: Edge) -> None:
     assert "chat" in done.out
 
 
-@pytest.mark.parametrize("words", [("frob",), ("ls", "--frob"), ("show",), ("serve",), ("serve", "--role", "cook")])
+@pytest.mark.parametrize("words", [("frob",), ("ls", "--frob"), ("show",), ("serve", "--role", "cook")])
 def test_wrong_usage_is_one_line_and_exit_code_2(edge: Edge, words: tuple[str, ...]) -> None:
     done = edge(*words)
     assert done.code == 2

@@ -25,7 +25,19 @@ class Served:
     """A running verifier and what it has said so far."""
 
     def __init__(self, *more: str) -> None:
-        words = [sys.executable, "-m", "edgellm", "serve", "--role", "verifier", "--port", "0", *more]
+        words = [
+            sys.executable,
+            "-m",
+            "edgellm",
+            "serve",
+            "--role",
+            "verifier",
+            "--port",
+            "0",
+            "--http-port",
+            "0",
+            *more,
+        ]
         self.process = subprocess.Popen(
             words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -33,7 +45,7 @@ class Served:
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        self.address = self.wait_for(r"edgellm chat --(?:verifier|peer) (127\.0\.0\.1:\d+)")
+        self.address = self.wait_for(r"(?:edgellm chat --(?:verifier|peer) |computed at )(127\.0\.0\.1:\d+)")
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -97,7 +109,7 @@ def test_it_verifies_tells_what_happens_and_stops_politely(edge: Edge, served: S
 def test_a_taken_port_is_told(edge: Edge) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        done = edge("serve", "--role", "verifier", "--port", port)
+        done = edge("serve", "--role", "verifier", "--no-http", "--port", port)
     assert done.code == 1
     assert port in done.err
     assert done.err.count("\n") == 1
@@ -113,7 +125,7 @@ def test_a_taken_port_is_told(edge: Edge) -> None:
     ],
 )
 def test_what_cannot_be_served(edge: Edge, words: tuple[str, ...], code: int, says: str) -> None:
-    done = edge("serve", "--role", "verifier", *words)
+    done = edge("serve", "--role", "verifier", "--no-http", *words)
     assert done.code == code
     assert says in done.err
     assert done.err.count("\n") == 1

@@ -1,0 +1,154 @@
+"""The paths of the door."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from edgellm.errors import EdgeError
+from edgellm.http.asking import chat_options, check_model, completion_options, messages, plain_prompt
+from edgellm.http.described import FAULTS, described
+from edgellm.http.faults import INVALID, Fault, Refused, fault_of
+from edgellm.http.metrics import CONTENT_TYPE
+from edgellm.http.page import page_file
+from edgellm.http.reception import Reception, Writer
+from edgellm.http.schema import ChatRequest, CompletionRequest
+from edgellm.http.shapes import ChatShape, CompletionShape
+from edgellm.http.status import describe
+
+
+def make_app(reception: Reception, version: str) -> FastAPI:
+    """The application over `reception`, without the guard in front of it."""
+    app = FastAPI(
+        title="edgellm", version=version, docs_url=None, redoc_url=None, redirect_slashes=False,
+        description="OpenAI's API over a pair of models. What is not described here is refused, never ignored.",
+    )  # fmt: skip
+    _answer_faults(app, reception)
+    began = int(time.time())
+
+    @app.get("/health", tags=["server"], summary="Whether requests are taken", responses=FAULTS[503])
+    def health() -> dict[str, str]:
+        reception.writer()
+        return {"status": "ok"}
+
+    @app.get("/status", tags=["server"], summary="For the page: who writes, devices, links", responses=FAULTS[503])
+    def status() -> dict[str, Any]:
+        return describe(reception)
+
+    @app.get("/", include_in_schema=False)
+    def page() -> Response:
+        return page_file("index.html")
+
+    @app.get("/page/{name}", include_in_schema=False)
+    def part(name: str) -> Response:
+        return page_file(name)
+
+    @app.get("/metrics", tags=["server"], summary="For Prometheus", response_class=Response,
+             responses={200: {"content": {CONTENT_TYPE: {"schema": {"type": "string"}}}}})  # fmt: skip
+    def metrics() -> Response:
+        return Response(reception.metrics.text(), media_type=CONTENT_TYPE)
+
+    @app.get("/v1/models", tags=["OpenAI"], summary="The model that writes", responses=FAULTS[503])
+    def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model(reception.writer(), began)]}
+
+    @app.get("/v1/models/{model:path}", tags=["OpenAI"], summary="One model", responses=FAULTS[404] | FAULTS[503])
+    def model(model: str) -> dict[str, Any]:
+        writer = reception.writer()
+        check_model(model, writer)
+        return _model(writer, began)
+
+    @app.post("/v1/chat/completions", tags=["OpenAI"], summary="A reply to a conversation", **described("chat"))
+    async def chat(ask: ChatRequest, request: Request) -> Response:
+        writer = reception.writer()
+        check_model(ask.model, writer)
+        options, turns = chat_options(ask, writer), messages(ask)
+        return await reception.answer(
+            request, lambda: writer.pair.reply(turns, options), ChatShape(writer.name, writer.pair.piece),
+            stream=ask.stream, with_usage=ask.stream_options is not None and ask.stream_options.include_usage,
+        )  # fmt: skip
+
+    @app.post("/v1/completions", tags=["OpenAI"], summary="What follows a text", **described("completion"))
+    async def completions(ask: CompletionRequest, request: Request) -> Response:
+        writer = reception.writer()
+        check_model(ask.model, writer)
+        options, prompt = completion_options(ask, writer), plain_prompt(ask)
+        return await reception.answer(
+            request, lambda: writer.pair.complete(prompt, options), CompletionShape(writer.name, writer.pair.piece),
+            stream=ask.stream, with_usage=ask.stream_options is not None and ask.stream_options.include_usage,
+        )  # fmt: skip
+
+    for methods in app.openapi()["paths"].values():
+        for method in methods.values():
+            method["responses"].pop("422", None)  # FastAPI's own way to refuse, in whose place is ours
+    return app
+
+
+def _model(writer: Writer, created: int) -> dict[str, Any]:
+    return {
+        "id": writer.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "edgellm",
+        "context_length": writer.pair.context_length,
+    }
+
+
+def _answer_faults(app: FastAPI, reception: Reception) -> None:
+    """Whatever goes wrong is told in OpenAI's form."""
+
+    def told(fault: Fault, more: Mapping[str, str] | None = None) -> JSONResponse:
+        return JSONResponse(fault.body(), fault.status, {**fault.headers(), **(more or {})})
+
+    async def ours(_request: Request, error: Exception) -> Response:
+        return told(fault_of(error))
+
+    async def malformed(request: Request, error: Exception) -> Response:
+        return told(_malformed(request, error.errors() if isinstance(error, RequestValidationError) else []))
+
+    async def plain(_request: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):
+            return told(fault_of(error))
+        return told(Fault(error.status_code, _PLAIN.get(error.status_code, str(error.detail))), error.headers)
+
+    async def unexpected(_request: Request, error: Exception) -> Response:
+        reception.unexpected(error)
+        return told(fault_of(error))
+
+    app.add_exception_handler(Refused, ours)
+    app.add_exception_handler(EdgeError, ours)
+    app.add_exception_handler(RequestValidationError, malformed)
+    app.add_exception_handler(HTTPException, plain)
+    app.add_exception_handler(Exception, unexpected)
+
+
+_PLAIN = {404: "There is nothing here. /openapi.json tells what there is.", 405: "This path has other methods."}
+
+
+_NAME = re.compile(r"[a-z_]+|\d+")
+_TYPES = ("str", "int", "float", "bool", "list")  # pydantic puts the alternatives' names into the place of an error
+
+
+def _malformed(request: Request, errors: Sequence[Any]) -> Fault:
+    """The first thing that is wrong with a request, in words, and the parameter it is about."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        return Fault(415, f"The request is {kind or 'of no type'}; send Content-Type: application/json.", INVALID)
+    if not errors:
+        return Fault(400, "The request is not what /openapi.json describes.")
+    first = max(errors, key=lambda error: len(error["loc"]))  # where there are alternatives, the one that came nearest
+    if first["type"] == "json_invalid":
+        return Fault(400, f"The request is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}.")
+    name = ".".join(part for part in map(str, first["loc"][1:]) if _NAME.fullmatch(part) and part not in _TYPES)
+    if first["type"] == "extra_forbidden":
+        return Fault(400, f"There is no parameter {name}. Leave it out.", param=name, code="unknown_parameter")
+    if first["type"] == "missing":
+        return Fault(400, f"{name or 'The body'} is missing.", param=name or None)
+    return Fault(400, f"{name or 'The body'}: {first['msg']}.", param=name or None)

@@ -1,0 +1,70 @@
+"""What goes wrong at the door, as HTTP says it: a status, and OpenAI's form of an error."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from edgellm.errors import (
+    ContextFull,
+    EdgeError,
+    InputNotText,
+    InvalidOption,
+    ModelUnsupported,
+    ProfileUnusable,
+    PromptTooLong,
+    VerifierBusy,
+    VerifierLost,
+    VerifierUnreachable,
+)
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`status` of HTTP, and the fields of OpenAI's error; `retry_after` in seconds, where asking again may help."""
+
+    status: int
+    message: str
+    type: str = INVALID
+    code: str | None = None
+    param: str | None = None
+    retry_after: float | None = None
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+
+
+class Refused(Exception):
+    """A request that is answered with a fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+def refuse(message: str, param: str | None = None, code: str | None = None) -> Refused:
+    """A request that cannot be meant."""
+    return Refused(Fault(400, message, param=param, code=code))
+
+
+def fault_of(error: BaseException) -> Fault:
+    """How an error of ours, or anything else that went wrong, is told. What is unexpected is not told in detail."""
+    if isinstance(error, Refused):
+        return error.fault
+    if isinstance(error, (PromptTooLong, ContextFull)):
+        return Fault(400, str(error), code="context_length_exceeded")
+    if isinstance(error, (InvalidOption, InputNotText, ModelUnsupported, ProfileUnusable)):
+        return Fault(400, str(error))
+    if isinstance(error, VerifierBusy):
+        return Fault(503, str(error), SERVER, "verifier_busy", retry_after=error.seconds)
+    if isinstance(error, (VerifierLost, VerifierUnreachable)):
+        return Fault(503, str(error), SERVER, "verifier_lost", retry_after=2.0)
+    if isinstance(error, EdgeError):
+        return Fault(500, str(error), SERVER)
+    return Fault(500, "Something unexpected happened. The server's own output says what.", SERVER, "internal_error")

@@ -1,0 +1,45 @@
+"""What the page shows beside the conversation: who drafts and verifies, devices and links, and a mesh plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgellm.errors import TrustUnusable
+from edgellm.http.reception import Reception
+from edgellm.link.peers import Peers
+
+
+def describe(reception: Reception) -> dict[str, Any]:
+    """The state of the door and of what is behind it. Raises Refused while the model is being loaded."""
+    writer, admission = reception.writer(), reception.admission
+    pair = writer.pair
+    link = None
+    if pair.verifier_up is not None:
+        link = {
+            "address": pair.verifier_at, "up": pair.verifier_up(), "reason": pair.verifier_reason,
+            "rtt_ms": reception.rtt_ms,
+        }  # fmt: skip
+    return {
+        "model": writer.name,
+        "draft": pair.draft_name,
+        "verifier": pair.verifier_name,
+        "context_length": pair.context_length,
+        "link": link,
+        "requests": {"running": admission.running, "waiting": admission.waiting, "places": admission.most},
+        "devices": _devices(),
+        "plan": None if reception.plan is None else reception.plan.model_dump(),
+    }
+
+
+def _devices() -> list[dict[str, Any]]:
+    try:
+        peers = Peers().all()
+    except TrustUnusable:
+        return []
+    return [
+        {
+            "name": peer.name, "short": peer.id.short, "addresses": [str(address) for address in peer.addresses],
+            "may_here": sorted(peer.rights), "may_there": sorted(peer.granted),
+        }
+        for peer in peers
+    ]  # fmt: skip

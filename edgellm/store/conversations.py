@@ -1,0 +1,137 @@
+"""Conversations that can be taken up again: one private file each, the newest few hundred of them.
+
+They are kept where the history is, and only while that is on; nothing of them leaves this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from edgellm.errors import HistoryUnusable, InvalidOption
+from edgellm.store.places import data_dir
+from edgellm.store.private import MOST_BYTES, locked, read_private, write_private
+
+MOST = 300
+_ID = re.compile(r"[0-9a-f]{8}")
+_ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What was said so far: `turns` are roles and texts, the oldest first. `when` it was last added to, in UTC."""
+
+    id: str
+    when: datetime
+    turns: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def new(cls) -> Conversation:
+        """One in which nothing was said."""
+        return cls(secrets.token_hex(4), datetime.now(UTC), ())
+
+    def said(self, turns: Sequence[tuple[str, str]]) -> Conversation:
+        """The same with all that was said until now."""
+        return replace(self, when=datetime.now(UTC), turns=tuple(turns))
+
+    @property
+    def title(self) -> str:
+        """The first question, without what stood before it."""
+        asked = next((text for role, text in self.turns if role == "user"), "")
+        return asked.strip().rpartition("\n\n")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """Those in `folder`, which need not exist yet. Any number of processes may use it.
+
+    What is no conversation is passed over. Every method raises TrustUnusable where a file is a link, or cannot be
+    read or written.
+    """
+
+    folder: Path = field(default_factory=lambda: data_dir() / "conversations")
+
+    def all(self) -> list[Conversation]:
+        """The newest first."""
+        found = [self._read(path) for path in self._paths()]
+        return sorted((one for one in found if one is not None), key=lambda one: one.when, reverse=True)
+
+    def find(self, beginning: str) -> Conversation:
+        """The one whose ID begins so.
+
+        Raises:
+            InvalidOption: there is none, or there are several.
+        """
+        paths = [path for path in self._paths() if path.stem.startswith(beginning.lower())] if beginning else []
+        found = [one for one in map(self._read, paths) if one is not None]
+        if len(found) != 1:
+            what = "There is no conversation" if not found else f"There are {len(found)} conversations"
+            raise InvalidOption(f"{what} whose ID begins with {beginning!r}.", "See: edgellm conversations")
+        return found[0]
+
+    def latest(self) -> Conversation:
+        """The one that was last added to.
+
+        Raises:
+            InvalidOption: there is none.
+        """
+        found = self.all()
+        if not found:
+            raise InvalidOption(
+                "There is no conversation to continue.", "Begin one: edgellm chat; the history must be on."
+            )
+        return found[0]
+
+    def keep(self, conversation: Conversation) -> None:
+        """Writes it, in the place of what was kept of it before; the oldest ones beyond `MOST` go.
+
+        Raises:
+            HistoryUnusable: it has become too long to be kept; what was kept of it stays.
+        """
+        said = {"when": conversation.when.isoformat(timespec="microseconds"), "turns": conversation.turns}
+        data = json.dumps(said, ensure_ascii=False).encode("utf-8", "replace")
+        if len(data) > MOST_BYTES:
+            raise HistoryUnusable(
+                f"This conversation takes {len(data)} bytes, and {MOST_BYTES} can be kept.", "Begin a new one."
+            )
+        with locked(self.folder):
+            write_private(self._path(conversation.id), data)
+            for old in self.all()[MOST:]:
+                self._path(old.id).unlink(missing_ok=True)
+
+    def remove(self, conversation: Conversation) -> None:
+        with locked(self.folder):
+            self._path(conversation.id).unlink(missing_ok=True)
+
+    def clear(self) -> int:
+        """Removes all, and returns how many there were."""
+        paths = self._paths()
+        if paths:
+            with locked(self.folder):
+                for path in paths:
+                    path.unlink(missing_ok=True)
+        return len(paths)
+
+    def _path(self, number: str) -> Path:
+        return self.folder / f"{number}.json"
+
+    def _paths(self) -> list[Path]:
+        return [path for path in sorted(self.folder.glob("*.json")) if _ID.fullmatch(path.stem)]
+
+    def _read(self, path: Path) -> Conversation | None:
+        """None where it has gone meanwhile, or is damaged."""
+        data = read_private(path)
+        try:
+            said = json.loads((data or b"").decode())
+            when = datetime.fromisoformat(said["when"])
+            turns = tuple((str(role), str(text)) for role, text in said["turns"])
+        except (ValueError, TypeError, LookupError, RecursionError):
+            return None
+        if when.tzinfo is None or not all(role in _ROLES for role, _ in turns):
+            return None
+        return Conversation(path.stem, when, turns)

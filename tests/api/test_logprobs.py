@@ -1,0 +1,116 @@
+"""Probabilities that a reply tells are those of the model whose text it is, or are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgellm.api import Pair
+from edgellm.engine import Context, Model
+from edgellm.errors import InvalidOption
+from edgellm.spec.local import LocalVerifier
+from edgellm.spec.pool import ContextPool
+from edgellm.spec.records import GREEDY, NO_FLOATS, Chunk, Token, Twig
+from tests.spec.real import case
+
+
+def read_anew(path: Path, prompt: Any, tokens: list[Token]) -> np.ndarray[Any, Any]:
+    """Log-probabilities behind the prompt and each token of a reply, (n, n_vocab), computed in one pass."""
+    ids = np.concatenate((prompt, np.array([token.id for token in tokens], dtype=np.int32)))
+    with Model.load(path) as model, Context(model, n_ctx=len(ids) + 8, threads=1) as context:
+        rows = context.decode(ids, outputs=len(tokens) + 1)[:-1].astype(np.float64)
+    top = rows.max(axis=1, keepdims=True)
+    return rows - top - np.log(np.exp(rows - top).sum(axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("who", ["pair", "verifier", "draft"])
+def test_they_are_the_writers_own(f32_pair: tuple[Path, Path], who: str, temperature: float) -> None:
+    draft, verifier = f32_pair
+    opened = {"pair": (draft, verifier), "verifier": (None, verifier), "draft": (draft, None)}[who]
+    with Pair.open(*opened, threads=1) as pair:
+        tokens = list(pair.reply(case(2), max_tokens=20, logprobs=4, temperature=temperature, top_k=0, seed=3))
+        truth = read_anew(draft if who == "draft" else verifier, pair.prompt_ids(case(2)), tokens)
+        if temperature == 0.0:
+            assert [token.id for token in tokens] == [token.id for token in pair.reply(case(2), max_tokens=20)]
+    for token, row in zip(tokens, truth, strict=True):
+        assert token.logprobs is not None
+        assert token.logprobs.own == pytest.approx(row[token.id], abs=2e-3)
+        assert len(token.logprobs.ids) == 4
+        assert token.logprobs.logprobs == pytest.approx(row[token.logprobs.ids], abs=2e-3)
+        assert token.logprobs.logprobs == pytest.approx(np.sort(row)[::-1][:4], abs=2e-3)
+    assert all(token.logprobs is None for token in pair_tokens(f32_pair[0]))
+
+
+def pair_tokens(path: Path) -> list[Token]:
+    with Pair.open(path, None, threads=1) as pair:
+        return list(pair.reply(case(2), max_tokens=3))
+
+
+def test_along_a_twig_that_stands(f32_pair: tuple[Path, Path], pair: Pair) -> None:
+    prompt = pair.prompt_ids(case(2))
+    tokens = list(pair.reply(case(2), max_tokens=5, logprobs=2))
+    ids = np.array([token.id for token in tokens], dtype=np.int32)
+    with Model.load(f32_pair[1]) as model:
+        verifier = LocalVerifier(
+            model, ContextPool(lambda: Context(model, n_ctx=256, n_seq=2, spare=16, threads=1)), 256
+        )
+        session = verifier.open(GREEDY, logprobs=2)
+        wrong = np.array([ids[0], ids[0], ids[0]], dtype=np.int32)
+        twig = Twig(1, ids[1:4], np.ones(3, dtype=np.float32))
+        verdict = session.verify(prompt, Chunk(wrong, NO_FLOATS, retrieved=True, twigs=(twig,)), extra=0)
+        session.close()
+        verifier.close()
+    assert (verdict.twig, verdict.accepted, verdict.tokens.tolist()) == (0, 4, [ids[4]])
+    told = [token.logprobs for token in tokens]
+    for one, other in zip(verdict.logprobs, told, strict=True):
+        assert other is not None
+        assert one.own == pytest.approx(other.own, abs=2e-3)
+
+
+@pytest.mark.parametrize("options", [{"budget": 0.3}, {"gate": "never"}, {"gate": "confidence"}], ids=str)
+def test_where_not_everything_is_verified_they_are_refused(pair: Pair, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match="logprobs cannot be told"):
+        pair.reply(case(2), logprobs=1, **options)
+
+
+def test_across_a_link_they_are_refused(f32_pair: tuple[Path, Path], address: str) -> None:
+    with (
+        Pair.open(f32_pair[0], address, threads=1) as linked,
+        pytest.raises(InvalidOption, match="another device"),
+    ):
+        linked.reply(case(2), logprobs=1)
+
+
+@pytest.mark.parametrize("options", [{"logprobs": -1}, {"logprobs": 21}, {"stop": ("",)}, {"stop": ("a",) * 17}])
+def test_absurd_ones_are_refused(pair: Pair, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match=next(iter(options))):
+        pair.reply(case(2), **options)
+
+
+def test_a_plain_prompt_goes_on_as_it_stands(pair: Pair, alone: Pair) -> None:
+    ids = pair.prompt_ids(case(2))
+    wanted = [token.id for token in alone.reply(case(2), max_tokens=12)]
+    assert [token.id for token in pair.complete(ids.tolist(), max_tokens=12)] == wanted
+    reply = pair.complete("The film night is on", max_tokens=4)
+    assert len(list(reply)) > 0
+    assert reply.summary.prompt_tokens > 3
+    for bad in ("", [10**6], [-1]):
+        with pytest.raises(InvalidOption):
+            pair.complete(bad)
+
+
+def test_a_reply_ends_at_a_stop_sequence(pair: Pair) -> None:
+    whole = pair.reply(case(2), max_tokens=30)
+    list(whole)
+    text = whole.summary.text
+    stop = text[5:8]
+    reply = pair.reply(case(2), max_tokens=30, stop=(stop,))
+    assert b"".join(token.piece for token in reply).decode() == text[: text.index(stop)] == reply.summary.text
+    assert (reply.summary.finish_reason, reply.summary.stopped_by) == ("stop", stop)
+    assert [token.id for token in pair.reply(case(2), max_tokens=30)] == [
+        token.id for token in pair.reply(case(2), max_tokens=30, stop=("never written",))
+    ]

@@ -1,0 +1,120 @@
+"""Settings: what the file says, what a variable says, what the command line says, and which of them counts."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from edgellm.cli.app import app
+from edgellm.cli.settings import config_file, read_settings
+from tests.cli.conftest import Done
+
+Edge = Callable[..., Done]
+
+
+def write(text: str) -> Path:
+    path = config_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def tokens(done: Done) -> int:
+    assert done.code == 0, done.err
+    return int(done.lines[-1]["summary"]["tokens"])
+
+
+def test_the_command_line_comes_before_a_variable_and_that_before_the_file(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("chat", "--json", "Where is my mug?")
+    write("[chat]\nmax-tokens = 3\n")
+    assert tokens(edge(*words)) == 3
+    monkeypatch.setenv("EDGELLM_CHAT_MAX_TOKENS", "2")
+    assert tokens(edge(*words)) == 2
+    assert tokens(edge(*words, "--max-tokens", "1")) == 1
+
+
+def test_where_each_value_is_from_is_told(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write('[chat]\nbudget = 0.2\ncontext = ["a.txt", "b.txt"]\n[mesh.plan]\ntokens_out = 7\n')
+    monkeypatch.setenv("EDGELLM_SERVE_HTTP_PORT", "8081")
+    monkeypatch.setenv("EDGELLM_VERIFIER", "none")
+    plain = edge("config", "show")
+    assert tomllib.loads(plain.out) == {
+        "chat": {"budget": 0.2, "context": ["a.txt", "b.txt"], "verifier": "none"},
+        "mesh": {"plan": {"tokens-out": 7}},
+        "profile": {"verifier": "none"},  # that variable has always been for both
+        "serve": {"http-port": "8081"},
+    }
+    told = edge("config", "show", "--origin").out
+    assert f"budget = 0.2  # {path}" in told
+    assert 'http-port = "8081"  # EDGELLM_SERVE_HTTP_PORT' in told
+    assert 'verifier = "none"  # EDGELLM_VERIFIER' in told
+    known = edge("config", "show", "chat", "--all", "--origin", "--json").answer["chat"]
+    assert known["budget"] == {"value": 0.2, "origin": "file"}
+    assert known["max-tokens"] == {"value": 512, "origin": "default"}
+    assert known["gate"]["value"] == "auto"
+    assert "serve" not in edge("config", "show", "chat", "--all", "--json").answer
+
+
+def test_the_place_is_told_and_moves_with_home(edge: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert edge("config", "path").out.strip() == str(tmp_path / "home" / "config" / "config.toml")
+    for place in ("data", "cache", "state"):
+        assert edge("config", "path", place).out.strip() == str(tmp_path / "home" / place)
+    assert "Nothing is set" in edge("config", "show").err
+    monkeypatch.delenv("EDGELLM_HOME")
+    assert "edgellm" in edge("config", "path").out
+    assert str(tmp_path) not in edge("config", "path").out
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[chat]\nbudgit = 1\n", "chat.budgit is no option. Perhaps budget is meant"),
+        ("[chatt]\nbudget = 1\n", "chatt is no command. Perhaps chat is meant"),
+        ("budget = 1\n", "budget is no option"),
+        ("[chat]\nbudget = [1, 2]\n", "chat.budget cannot be [1, 2]"),
+        ("[chat]\nbudget = 2020-01-01\n", "chat.budget cannot be"),
+        ("[chat]\nversion = true\n", "chat.version is no option"),
+        ("[chat\n", "cannot be read as TOML"),
+        ("\xff", "no option"),
+        ("a = " + "[" * 5000, "cannot be read as TOML"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_before_anything_is_done(edge: Edge, text: str, says: str) -> None:
+    if text == "\xff":
+        write("").write_bytes(b"\xff\xfe")
+        says = "cannot be read as TOML"
+    else:
+        write(text)
+    done = edge("chat", "--json", "Where is my mug?")
+    assert (done.code, done.out) == (2, "")
+    assert says in done.err
+    assert done.err.count("\n") == 1
+    assert edge("config", "path").code == 0
+    assert edge("config", "show").code == 2
+
+
+def test_a_value_of_another_kind_is_told_by_its_option(edge: Edge) -> None:
+    write('[chat]\nmax-tokens = "many"\n')
+    done = edge("chat", "Where is my mug?")
+    assert done.code == 2
+    assert "--max-tokens" in done.err
+
+
+def test_every_option_has_a_variable_of_its_own() -> None:
+    options = read_settings(get_command(app), {}).options
+    variables = [option.env for option in options]
+    assert len(variables) == len(set(variables))
+    assert all(name.replace("_", "").isalnum() and name.isupper() for name in variables)
+    assert {"EDGELLM_CHAT_BUDGET", "EDGELLM_MESH_PLAN_TOKENS_OUT", "EDGELLM_CHAT_JSON"} <= set(variables)
+
+
+def test_unknown_commands_are_told(edge: Edge) -> None:
+    assert "There is no command 'nothing'" in edge("config", "show", "nothing").err
+    assert json.loads(edge("config", "show", "--json").out) == {}

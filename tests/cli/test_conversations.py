@@ -1,0 +1,93 @@
+"""A conversation is taken up again, listed, shown and removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgellm.store.conversations import Conversations
+from tests.cli.conftest import Done
+
+Edge = Callable[..., Done]
+SHORT = ("--max-tokens", "6", "--draft", "none")
+
+
+def said(edge: Edge) -> list[tuple[str, str]]:
+    return list(Conversations().latest().turns)
+
+
+def test_the_last_one_goes_on_with_all_that_was_said(edge: Edge) -> None:
+    edge("chat", "The mug is in the shed. Where is the mug?", *SHORT)
+    first = said(edge)
+    done = edge("chat", "-c", "--json", "And where is my mug?", *SHORT)
+    assert done.code == 0
+    turns = said(edge)
+    assert turns[:2] == first
+    assert turns[2] == ("user", "And where is my mug?")
+    assert len(turns) == 4
+    listed = edge("conversations", "--json").answer
+    assert [(row["turns"], row["title"]) for row in listed] == [(4, "The mug is in the shed. Where is the mug?")]
+    alone = edge("chat", "--json", "And where is my mug?", *SHORT)
+    assert alone.lines[-1]["summary"]["prompt_tokens"] < done.lines[-1]["summary"]["prompt_tokens"]
+    assert len(edge("conversations", "--json").answer) == 2
+    edge("chat", "--conversation", listed[0]["id"][:6], "Hello", *SHORT)
+    assert len(said(edge)) == 6
+
+
+def test_new_context_is_told_in_the_next_turn(edge: Edge, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("The film night is on Friday.")
+    edge("chat", "Hello", *SHORT)
+    edge("chat", "-c", "When?", "--context", str(tmp_path / "notes.txt"), *SHORT)
+    assert said(edge)[2][1] == "The film night is on Friday.\n\nWhen?"
+
+
+@pytest.mark.parametrize("words", [("--no-history",), ()])
+def test_with_the_history_off_nothing_is_kept(edge: Edge, words: tuple[str, ...]) -> None:
+    if not words:
+        edge("history", "off")
+    assert edge("chat", "Hello", *SHORT, *words).code == 0
+    assert edge("conversations", "--json").answer == []
+    done = edge("chat", "-c", "Hello", *SHORT)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "no conversation to continue" in done.err
+
+
+def test_they_are_shown_and_removed(edge: Edge) -> None:
+    for question in ("One?", "Two?", "Three?"):
+        edge("chat", question, *SHORT)
+    rows = edge("conversations", "--json").answer
+    assert [row["title"] for row in rows] == ["Three?", "Two?", "One?"]
+    assert "Two?" in edge("conversations").out
+    shown = edge("conversations", "show", rows[0]["id"]).out
+    assert shown.startswith("user: Three?\n\nassistant: ")
+    assert edge("conversations", "show", rows[0]["id"], "--json").answer["turns"][0]["content"] == "Three?"
+    assert edge("conversations", "rm", rows[0]["id"]).code == 2  # nobody is there to be asked
+    assert edge("conversations", "rm", rows[0]["id"], "--yes", "--json").answer == {"removed": [rows[0]["id"]]}
+    assert len(edge("conversations", "--json").answer) == 2
+    assert "2 conversations" in edge("conversations", "rm", "--all", "-y").err
+    assert "There is none" in edge("conversations").err
+
+
+def test_clearing_the_history_clears_them_too(edge: Edge) -> None:
+    edge("chat", "Hello", *SHORT)
+    edge("history", "clear", "--yes")
+    assert edge("conversations", "--json").answer == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("show",), ("rm",), ("show", "--all"), ("list", "abc"), ("show", "zz"), ("rm", "zz", "-y"), ("rm", "", "-y")],
+)
+def test_what_cannot_be_meant_is_told(edge: Edge, words: tuple[str, ...]) -> None:
+    edge("chat", "Hello", *SHORT)
+    done = edge("conversations", *words)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert len(edge("conversations", "--json").answer) == 1
+
+
+def test_both_ways_to_go_on_are_refused(edge: Edge) -> None:
+    done = edge("chat", "-c", "--conversation", "ab", "Hello")
+    assert done.code == 2
+    assert "Leave one of the two out" in done.err

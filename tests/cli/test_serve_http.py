@@ -1,0 +1,156 @@
+"""`edgellm serve` over HTTP, as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from edgellm.cli import door as options
+from edgellm.http.door import Door, Lock
+from edgellm.http.key import api_key
+from edgellm.link.address import Address
+from edgellm.link.web import web_certificate
+from tests.cli.conftest import Done
+
+ROOT = Path(__file__).parents[2]
+Start = Callable[..., tuple[subprocess.Popen[str], str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts `edgellm serve ...` and returns it with the address of its API."""
+    running: list[subprocess.Popen[str]] = []
+
+    def call(*words: str) -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "edgellm", "serve", "--http-port", "0", *words], cwd=ROOT, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        running.append(process)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if found := re.search(r"OpenAI's API: (\S+)", line):
+                return process, found[1]
+        raise AssertionError("it ended")
+
+    yield call
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def ask(url: str, **body: object) -> Any:
+    request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urlopen(request, timeout=60) as answer:
+        return json.loads(answer.read())
+
+
+QUESTION = [{"role": "user", "content": "Where is my mug?"}]
+
+
+@pytest.mark.parametrize("words", [(), ("--role", "verifier", "--port", "0")], ids=["pair", "verifier"])
+def test_every_role_answers_and_stops_politely(start: Start, edge: Callable[..., Done], words: tuple[str, ...]) -> None:
+    process, url = start(*words)
+    told = ask(f"{url}/chat/completions", messages=QUESTION, model="edgellm-verifier", max_tokens=8)
+    near = edge("chat", "--json", "Where is my mug?", "--max-tokens", "8").lines
+    assert [token["id"] for token in told["edgellm"]["tokens"]] == [row["id"] for row in near[:-1]]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+
+
+def test_a_pair_may_have_its_verifier_elsewhere(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    _, _ = start("--role", "verifier", "--port", str(port))
+    _, url = start("--verifier", f"127.0.0.1:{port}")
+    told = ask(f"{url}/chat/completions", messages=QUESTION, max_tokens=8)
+    assert told["edgellm"]["summary"]["bytes_up"] > 0
+    assert told["edgellm"]["summary"]["rtt_ms_p50"] > 0
+    with urlopen(url.replace("/v1", "/metrics"), timeout=60) as answer:
+        metrics = answer.read().decode()
+    assert "edgellm_peer_up 1.0" in metrics
+    assert "edgellm_peer_rtt_seconds_count 1.0" in metrics
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--no-http",), "HTTP alone"),
+        (("-m", "edgellm-draft"), "--draft and --verifier"),
+        (("--http-port", "70000"), "70000"),
+        (("--replies", "0"), "replies is 0"),
+        (("--tls-cert", "c.pem"), "--tls-key"),
+        (("--http-host", "192.0.2.1"), "192.0.2.1"),
+        (("--draft", "none.gguf"), "There is no file none.gguf"),
+    ],
+)
+def test_what_cannot_be_served(edge: Callable[..., Done], words: tuple[str, ...], says: str) -> None:
+    done = edge("serve", *(() if "--http-port" in words else ("--http-port", "0")), *words)
+    assert done.code in (1, 2)
+    assert says in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_port_that_was_asked_for_is_not_exchanged_and_the_usual_one_is(
+    edge: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = edge("serve", "--http-port", str(port))
+        assert (done.code, str(port) in done.err) == (1, True)
+        monkeypatch.setattr(options, "PORT", port)
+        door = options.opened(options.Wanted(True, "127.0.0.1", None, None, None, None, 1, 1))
+        assert door is not None
+        assert door.address.port != port
+        door.stop()
+    assert f"Port {port} is taken" in capsys.readouterr().err
+
+
+def test_the_key_is_made_once_for_the_user_alone(tmp_path: Path) -> None:
+    path, key = api_key()
+    assert api_key() == (path, key)
+    assert len(key) >= 43
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    own = tmp_path / "mine"
+    assert api_key(own) == (own, own.read_text().strip())
+    own.write_text("too short\n")
+    with pytest.raises(Exception, match="holds no key"):
+        api_key(own)
+
+
+def test_off_this_machine_it_takes_tls_and_the_key(tmp_path: Path) -> None:
+    certificate, private = web_certificate(tmp_path / "tls", ["127.0.0.1", "desk.local"])
+    made = certificate.read_bytes()
+    assert web_certificate(tmp_path / "tls", ["desk.local"])[0].read_bytes() == made
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    with Door(Address.parse("127.0.0.1:0"), lock=Lock("k" * 43, certificate, private), names=["desk.local"]) as door:
+        assert door.url.startswith("https://")
+
+        def curl(*words: str) -> str:
+            where = f"desk.local:{door.address.port}:127.0.0.1"
+            done = subprocess.run(
+                ["curl", "-s", "--cacert", str(certificate), "--resolve", where, "-o", os.devnull, "-w", "%{http_code}",
+                 *words], capture_output=True, text=True, check=False, timeout=60,
+            )  # fmt: skip
+            return done.stdout
+
+        assert curl(f"{door.url}/v1/models") == "401"
+        assert curl(f"{door.url}/v1/models", "-H", f"Authorization: Bearer {'k' * 43}") == "503"  # nothing is loaded
+        assert curl(f"https://desk.local:{door.address.port}/health") == "503"
+        assert curl(f"http://127.0.0.1:{door.address.port}/health") != "503"  # not in the clear
+    assert web_certificate(tmp_path / "tls", ["other.local"])[0].read_bytes() != made

@@ -1,0 +1,93 @@
+"""A door over the real pair, and ways to knock at it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgellm.api import Pair
+from edgellm.http.door import Door
+from edgellm.http.reception import Writer
+from edgellm.link.address import Address
+from edgellm.spec.reply import Reply
+
+HOME = Address.parse("127.0.0.1:0")
+QUESTION = "The film night is on Friday at 20:00.\n\nWhen is the film night?"
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> Any:
+        return self.json["error"]
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of server-sent events, without [DONE]."""
+        lines = [line.removeprefix("data: ") for line in self.body.decode().split("\n\n") if line]
+        return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+Ask = Callable[..., Answer]
+
+
+def asker(door: Door) -> Ask:
+    """`ask("GET", "/health")`, `ask("POST", path, {...})`; `body` may be bytes, headers replace those of the client."""
+
+    def ask(method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Answer:
+        connection = http.client.HTTPConnection(door.address.host, door.address.port, timeout=60)
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        wanted = {} if body is None else {"Content-Type": "application/json"}
+        connection.request(method, path, data, wanted | (headers or {}))
+        answer = connection.getresponse()
+        shown = {name.lower(): value for name, value in answer.getheaders()}
+        done = Answer(answer.status, shown, answer.read())
+        connection.close()
+        return done
+
+    return ask
+
+
+def conversation(**more: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": QUESTION}], **more}
+
+
+def written(pair: Pair, **options: Any) -> str:
+    reply: Reply = pair.reply(QUESTION, **options)
+    list(reply)
+    return reply.summary.text
+
+
+@pytest.fixture(scope="package")
+def own(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
+    """The pair behind the door."""
+    with Pair.open(*f32_pair, threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="package")
+def door(own: Pair) -> Iterator[Door]:
+    told: list[str] = []
+    with Door(HOME, on_event=told.append) as opened:
+        opened.open(Writer(own, "edgellm-verifier"))
+        yield opened
+    assert told == []
+
+
+@pytest.fixture
+def ask(door: Door) -> Ask:
+    return asker(door)

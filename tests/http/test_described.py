@@ -1,0 +1,61 @@
+"""The door does what its OpenAPI description says: schemathesis asks what nobody would think of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from edgellm.api import Pair
+from edgellm.http.door import Door
+from edgellm.http.reception import Writer
+from tests.http.conftest import HOME, Ask
+
+
+@pytest.fixture(scope="module")
+def described(f32_pair: tuple[Path, Path]) -> Iterator[Any]:
+    """The description of a door whose replies are short."""
+    with Pair.open(*f32_pair, threads=1, n_ctx=48) as pair, Door(HOME, replies=1) as door:
+        door.open(Writer(pair, "edgellm-verifier"))
+        yield schemathesis.openapi.from_url(f"{door.url}/openapi.json")
+
+
+PATHS = {
+    "GET": ("/health", "/status", "/metrics", "/v1/models", "/v1/models/{model}"),
+    "POST": ("/v1/chat/completions", "/v1/completions"),
+}
+
+
+# A request may be as described and yet refused: an empty prompt, one that does not fit, a gate without a budget.
+NOT_PROMISED: list[Any] = [positive_data_acceptance]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "mode"),
+    [(method, path, mode) for method in PATHS for path in PATHS[method] for mode in GenerationMode
+     if (method, mode) != ("GET", GenerationMode.NEGATIVE)],
+)  # fmt: skip
+def test_answers_are_as_described(described: Any, method: str, path: str, mode: GenerationMode) -> None:
+    strategy = described[path][method].as_strategy(generation_mode=mode)
+
+    @given(case=strategy)
+    @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+    def check(case: schemathesis.Case[Any]) -> None:
+        assert case.call_and_validate(excluded_checks=NOT_PROMISED).status_code < 500
+
+    check()
+
+
+def test_the_description_tells_of_everything_that_is_refused(ask: Ask) -> None:
+    described = ask("GET", "/openapi.json").json
+    assert set(described["paths"]) == {path for paths in PATHS.values() for path in paths}
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        answers = described["paths"][path]["post"]["responses"]
+        assert {"200", "400", "401", "403", "404", "413", "415", "429", "503"} <= set(answers)
+        assert "422" not in answers

@@ -1,0 +1,193 @@
+"""Who does not get in."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgellm.api import Pair
+from edgellm.errors import InvalidOption, PortTaken
+from edgellm.http import guard
+from edgellm.http.door import Door
+from edgellm.http.reception import Writer
+from edgellm.link.address import Address
+from tests.http.conftest import HOME, Ask, asker, conversation
+
+PATHS = [("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/models"), ("POST", "/v1/completions")]
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::1", "localhost."]
+)
+@pytest.mark.parametrize(("method", "path"), PATHS)
+def test_another_host_is_refused(ask: Ask, method: str, path: str, host: str) -> None:
+    body = {"prompt": "a"} if method == "POST" else None
+    answer = ask(method, path, body, {"Host": host})
+    assert (answer.status, answer.error["code"]) == (403, "wrong_host")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", "LOCALHOST"])
+def test_every_name_of_this_machine_will_do(ask: Ask, door: Door, host: str) -> None:
+    for port in ("", f":{door.address.port}"):
+        assert ask("GET", "/health", None, {"Host": host + port}).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"},
+        {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize(("method", "path"), [*PATHS, ("OPTIONS", "/v1/completions")])
+def test_another_origin_is_refused(ask: Ask, method: str, path: str, headers: dict[str, str]) -> None:
+    answer = ask(method, path, {"prompt": "a"} if method == "POST" else None, headers)
+    assert (answer.status, answer.error["code"]) == (403, "cross_origin")
+    assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+def test_the_own_origin_is_none_of_others(ask: Ask, door: Door) -> None:
+    own = {"Origin": door.url, "Sec-Fetch-Site": "same-origin"}
+    answer = ask("POST", "/v1/completions", {"prompt": "The film", "max_tokens": 1}, own)
+    assert answer.status == 200
+    assert not any(name.startswith("access-control") for name in answer.headers)
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"] == "no-store"
+
+
+@pytest.fixture(scope="module")
+def locked(own: Pair) -> Iterator[Ask]:
+    with Door(HOME, key="k" * 43) as door:
+        door.open(Writer(own, "edgellm-verifier"))
+        yield asker(door)
+
+
+@pytest.mark.parametrize("value", [None, "", "Bearer ", "Bearer kkk", f"Basic {'k' * 43}", f"Bearer {'k' * 44}", "é"])
+def test_without_the_key_nothing_is_told(locked: Ask, value: str | None) -> None:
+    headers = {} if value is None else {"Authorization": value}
+    for method, path in PATHS[1:]:
+        answer = locked(method, path, {"prompt": "a"} if method == "POST" else None, headers)
+        assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+        assert answer.headers["www-authenticate"] == "Bearer"
+    assert locked("GET", "/health", None, headers).status == 200
+
+
+def test_with_the_key_everything_is(locked: Ask) -> None:
+    for scheme in ("Bearer", "bearer"):
+        assert locked("GET", "/v1/models", None, {"Authorization": f"{scheme} {'k' * 43}"}).status == 200
+
+
+def test_too_large_a_request_is_refused_before_it_is_read(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "MOST_BYTES", 1000)
+    answer = ask("POST", "/v1/completions", {"prompt": "a" * 2000})
+    assert (answer.status, answer.error["code"]) == (413, "request_too_large")
+
+
+def test_so_is_one_that_does_not_say_how_large_it_is(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "MOST_BYTES", 1000)
+    connection = http.client.HTTPConnection(door.address.host, door.address.port, timeout=30)
+    connection.request(
+        "POST", "/v1/completions", iter([b"a" * 600] * 4), {"Content-Type": "application/json"}, encode_chunked=True
+    )
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_a_request_that_does_not_arrive_is_given_up(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.2)
+    with socket.create_connection((door.address.host, door.address.port), timeout=30) as slow:
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        slow.sendall(b"Content-Length: 100\r\n\r\n{")
+        assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"{", None), (b"[]", None), (b"{}", "messages"), (b'{"messages": []}', "messages"), (b"\xff", None),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "messages.0.content"),
+        (b"[" * 100_000, None), (b'{"messages": ' + b"[" * 100_000, None), (b'{"temperature": NaN}', "temperature"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)  # fmt: skip
+def test_what_is_no_request_is_refused(ask: Ask, body: bytes, param: str | None) -> None:
+    answer = ask("POST", "/v1/chat/completions", body)
+    assert answer.status == 400
+    assert answer.error["type"] == "invalid_request_error"
+    if param is not None:
+        assert param in (answer.error["param"] or answer.error["message"])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"max_tokens": 0}, {"max_tokens": 10**9}, {"max_tokens": 10**400}, {"max_tokens": True}, {"max_tokens": "5"},
+        {"temperature": -1}, {"temperature": 1e300}, {"top_p": 0}, {"top_p": 1.5}, {"top_k": -1}, {"top_k": 10**9},
+        {"seed": 2**64}, {"stop": [""]}, {"stop": ["a"] * 17}, {"stop": "a" * 501}, {"top_logprobs": 21},
+        {"top_logprobs": 1}, {"n": 2}, {"n": 10**12}, {"presence_penalty": 0.5}, {"logit_bias": {"5": 1}},
+        {"tools": [{}]}, {"response_format": {"type": "json_object"}}, {"mirostat": 2}, {"stream": "yes"},
+        {"stream_options": {"include_usage": True}}, {"budget": 2}, {"gate": "some"}, {"retrieval": "everything"},
+        {"max_completion_tokens": 3, "max_tokens": 4}, {"model": "m" * 501}, {"min_p": 0.1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_absurd_or_not_supported_is_refused_by_name(ask: Ask, more: dict[str, object]) -> None:
+    answer = ask("POST", "/v1/chat/completions", conversation(**more))
+    assert answer.status == 400
+    name = next(iter(more))
+    assert name in (answer.error["param"] or "") or name in answer.error["message"]
+    assert len(answer.error["message"]) < 300
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "tools": [], "user": "me"},
+        {"response_format": {"type": "text"}, "store": False, "tool_choice": "none", "seed": None, "stop": None},
+        {"max_completion_tokens": 3, "max_tokens": 3, "temperature": 0, "top_p": 1, "top_k": 1},
+    ],
+)
+def test_what_changes_nothing_is_taken(ask: Ask, more: dict[str, object]) -> None:
+    asked = conversation(**{"max_tokens": 2, **more})
+    answer = ask("POST", "/v1/chat/completions", asked)
+    assert answer.status == 200
+
+
+def test_messages_may_be_in_parts_and_hold_nulls(ask: Ask) -> None:
+    plain = ask("POST", "/v1/chat/completions", conversation(max_tokens=4)).json
+    parts = [{"type": "text", "text": text} for text in conversation()["messages"][0]["content"].partition("\n\n")]  # type: ignore[index]
+    turns = [{"role": "user", "content": parts, "tool_calls": None}]
+    answer = ask("POST", "/v1/chat/completions", {"messages": turns, "max_tokens": 4}).json
+    assert answer["choices"] == plain["choices"]
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
+    assert ask("POST", "/v1/chat/completions", {"messages": image}).status == 400
+
+
+def test_another_type_than_json_is_refused(ask: Ask) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+        answer = ask("POST", "/v1/completions", b'{"prompt": "a"}', {"Content-Type": kind})
+        assert answer.status == 415
+        assert "application/json" in answer.error["message"]
+
+
+def test_other_paths_and_methods_are_told_in_the_same_form(ask: Ask) -> None:
+    assert ask("GET", "/v2").error["type"] == "invalid_request_error"
+    answer = ask("GET", "/v1/completions")
+    assert (answer.status, answer.headers["allow"]) == (405, "POST")
+    assert ask("GET", "/docs").status == 404
+
+
+def test_a_door_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="no key"):
+        Door(Address.parse("192.168.1.2:0"))
+    for replies, waiting in ((0, 1), (1, -1), (10**6, 1)):
+        with pytest.raises(InvalidOption, match=r"replies|waiting"):
+            Door(HOME, replies=replies, waiting=waiting)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(PortTaken):
+        Door(Address("127.0.0.1", taken.getsockname()[1])).start()

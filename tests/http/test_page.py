@@ -1,0 +1,253 @@
+"""The page in a real browser, headless. Set EDGELLM_SHOTS to a folder to look at it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from edgellm.api import Pair
+from edgellm.engine import Model
+from edgellm.errors import InvalidOption
+from edgellm.http.door import Door
+from edgellm.http.plan import PlanOut, read_plan
+from edgellm.http.reception import Writer
+from edgellm.link.address import Address
+from edgellm.serve.server import VerifierServer
+from edgellm.serve.stream import RemotePending
+from tests.http.conftest import HOME, QUESTION, Ask, asker
+from tests.http.test_running import Scripted, endless, failing
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM = os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
+PHONE = {"width": 390, "height": 780}
+STAGE = {"first_layer": 1, "last_layer": 5, "load_s": 1.0, "wait_s": 0.1, "network_s": 0.2, "compute_s": 0.5}
+PLAN = PlanOut.model_validate(
+    {
+        "ttft_s": 2.4,
+        "advice": "Split it over desk and laptop: 2.40 s.",
+        "stages": [
+            {"device": "desk", **STAGE, "finish_s": 1.5},
+            {"device": "laptop", **STAGE, "first_layer": 6, "last_layer": 9, "finish_s": 2.4},
+        ],
+    }
+)
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium is installed here (Debian: chromium; or set CHROMIUM to its path)"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        words = ["--no-sandbox"] if os.geteuid() == 0 else []
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=words)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page that may ask nobody but its own server, and has nothing to complain about."""
+    opened = browser.new_page(viewport={"width": 1100, "height": 760})
+    opened.set_default_timeout(60_000)
+    asked: list[str] = []
+    complaints: list[str] = []
+
+    def heard(message: ConsoleMessage) -> None:
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            complaints.append(message.text)
+
+    opened.on("console", heard)
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on("request", lambda request: asked.append(request.url))
+    yield opened
+    own = re.match(r"https?://[^/]+", opened.url)
+    assert own is not None
+    assert {url for url in asked if not url.startswith((own[0], "data:"))} == set()
+    assert complaints == []
+    opened.close()
+
+
+def shot(page: Page, name: str, whole: bool = False) -> None:
+    if folder := os.environ.get("EDGELLM_SHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=whole)
+
+
+def say(page: Page, text: str) -> None:
+    page.fill("#question", text)
+    page.press("#question", "Enter")
+
+
+@needs_browser
+def test_a_conversation_shows_who_wrote_each_word(page: Page, own: Pair) -> None:
+    with Door(HOME) as door:
+        door.open(Writer(own, "edgellm-verifier"), PLAN)
+        page.goto(door.url)
+        expect(page.locator("#state")).to_have_text("ready", timeout=30_000)
+        expect(page.locator("#model")).to_have_text("edgellm-verifier")
+        say(page, QUESTION)
+        expect(page.locator(".said").first).to_contain_text("tokens", timeout=60_000)
+        told = own.reply(QUESTION)
+        tokens = list(told)
+        assert page.locator(".words").first.inner_text() == told.summary.text
+        spans = page.locator(".words span")
+        assert spans.count() == len(tokens)
+        titles = spans.evaluate_all("all => all.map(one => one.title)")
+        assert all(re.match(r"(accepted|corrected|bonus|retrieved): .+ · round \d+", title) for title in titles)
+        colours = set(spans.evaluate_all("all => all.map(one => getComputedStyle(one).color)"))
+        assert len(colours) == len({title.split(":")[0] for title in titles}) > 1
+        counts = page.locator("#legend .count").all_inner_texts()
+        assert sum(int(count or 0) for count in counts) == len(tokens)
+        expect(page.locator("#devices")).to_contain_text("this device")
+        expect(page.locator("#plan-advice")).to_have_text(PLAN.advice)
+        assert page.locator("#gantt rect").count() >= 8
+        say(page, "And where is it?")
+        expect(page.locator(".said")).to_have_count(2)
+        expect(page.locator(".said").nth(1)).to_contain_text("tokens", timeout=60_000)
+        spans.nth(2).hover()
+        shot(page, "conversation")
+        page.emulate_media(color_scheme="dark")
+        shot(page, "conversation-dark")
+        page.click("#new")
+        expect(page.locator(".words")).to_have_count(0)
+
+
+@needs_browser
+def test_on_a_phone_nothing_sticks_out(page: Page, own: Pair) -> None:
+    with Door(HOME) as door:
+        door.open(Writer(own, "a-model-with-quite-a-long-name-that-has-no-room-on-a-telephone"), PLAN)
+        page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
+        page.goto(door.url)
+        expect(page.locator("#state")).to_have_text("ready", timeout=30_000)
+        say(page, QUESTION + " " + "w" * 200)
+        expect(page.locator(".said").first).to_contain_text("tokens", timeout=60_000)
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        for what in ("#send", ".said"):  # the end of the reply, and the way to go on, are in sight
+            box = page.locator(what).bounding_box()
+            assert box is not None
+            assert 0 <= box["y"] <= box["y"] + box["height"] <= PHONE["height"]
+        shot(page, "phone")
+        shot(page, "phone-whole", whole=True)
+
+
+@needs_browser
+def test_stop_stops_the_work(page: Page) -> None:
+    with Door(HOME) as door:
+        door.open(Writer(cast(Pair, Scripted(endless)), "made-up"))
+        page.goto(door.url)
+        say(page, "Go on")
+        expect(page.locator(".words span").nth(20)).to_be_attached()
+        expect(page.locator("#speed")).to_contain_text("tokens/s")
+        shot(page, "writing")
+        page.click("#stop")
+        expect(page.locator(".said")).to_have_text("stopped")
+        expect(page.locator("#send")).to_be_visible()
+        _until(lambda: 'outcome="cancelled"} 1.0' in asker(door)("GET", "/metrics").body.decode())
+
+
+def _until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@needs_browser
+def test_a_verifier_that_is_killed_in_the_middle_is_told_and_the_reply_goes_on(
+    page: Page, f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = RemotePending.result
+
+    def slow(self: RemotePending) -> object:
+        time.sleep(0.3)  # as over a slow link, so that there is a middle
+        return result(self)
+
+    monkeypatch.setattr(RemotePending, "result", slow)
+    with Model.load(f32_pair[1]) as model:
+        server = VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1)
+        address = str(server.start())
+        with Pair.open(f32_pair[0], address, threads=1) as pair, Door(HOME) as door:
+            door.open(Writer(pair, "edgellm-verifier", in_turns=False))
+            page.goto(door.url)
+            expect(page.locator(".device.up")).to_have_count(2)
+            say(page, QUESTION)
+            expect(page.locator(".words span").first).to_be_attached()
+            server.stop(0)
+            expect(page.locator(".notice")).to_contain_text("verifier is gone", timeout=30_000)
+            expect(page.locator(".said").first).to_contain_text("tokens", timeout=60_000)
+            assert page.locator(".words .draft").count() > 0
+            expect(page.locator("#state")).to_have_text("the verifier is gone", timeout=10_000)
+            expect(page.locator(".device.down")).to_have_count(1)
+            shot(page, "verifier-killed")
+
+
+@needs_browser
+def test_errors_and_a_missing_key_are_told(page: Page) -> None:
+    with Door(HOME, key="k" * 43) as door:
+        page.goto(door.url)
+        expect(page.locator("#state")).to_contain_text("being loaded")
+        door.open(Writer(cast(Pair, Scripted(failing)), "made-up"))
+        expect(page.locator("#key-form")).to_be_visible(timeout=10_000)
+        say(page, "Hello")
+        expect(page.locator(".trouble").first).to_contain_text("API key is missing")
+        shot(page, "key")
+        page.fill("#key", "k" * 43)
+        page.press("#key", "Enter")
+        expect(page.locator("#state")).to_have_text("ready", timeout=10_000)
+        say(page, "Hello")
+        expect(page.locator(".words")).to_have_text("It goes")
+        expect(page.locator(".notice")).to_have_text("Something happened.")
+        expect(page.locator(".trouble").nth(1)).to_contain_text("verifier is gone")
+        page.fill("#budget", "20")
+        expect(page.locator("#budget-value")).to_have_text("20 %")
+        door.stop(0)
+        expect(page.locator("#state")).to_have_text("the server is gone", timeout=10_000)
+
+
+def test_its_files_come_with_a_policy_and_nothing_else_does(ask: Ask) -> None:
+    for path, kind in (("/", "text/html"), ("/page/page.css", "text/css"), ("/page/chat.js", "text/javascript")):
+        answer = ask("GET", path)
+        assert answer.status == 200
+        assert answer.headers["content-type"].startswith(kind)
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert not re.search(rb"https?://(?!www\.w3\.org/)|//[a-z]+\.[a-z]+/", answer.body)
+    for path in ("/page/..%2fdoor.py", "/page/%2e%2e/door.py", "/page/door.py", "/page/"):
+        assert ask("GET", path).status == 404
+
+
+def test_a_link_from_another_page_may_lead_to_it(ask: Ask) -> None:
+    follows = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert ask("GET", "/", None, follows).status == 200
+    assert ask("GET", "/v1/models", None, follows).status == 403
+
+
+def test_the_status_tells_of_devices_and_links(ask: Ask) -> None:
+    told = ask("GET", "/status").json
+    assert told["model"] == "edgellm-verifier"
+    assert told["link"] is None
+    assert told["devices"] == []
+    assert told["requests"]["places"] == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"stages": []}', "null", json.dumps({"ttft_s": 1, "advice": "", "stages": [{}]}), "[" * 9999],
+)
+def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "plan.json"
+    with pytest.raises(InvalidOption, match="cannot be read"):
+        read_plan(path)
+    path.write_text(text)
+    with pytest.raises(InvalidOption, match="holds no plan"):
+        read_plan(path)
+    path.write_text(json.dumps({**PLAN.model_dump(), "more": 1}))
+    assert read_plan(path) == PLAN

@@ -1,0 +1,194 @@
+"""What is written comes whole or in chunks, with what OpenAI's clients expect beside it."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+from typing import Any
+
+import openai
+import pytest
+
+from edgellm.api import Pair
+from edgellm.http.door import Door
+from tests.http.conftest import QUESTION, Ask, conversation, written
+
+
+@pytest.fixture(scope="module")
+def client(door: Door) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{door.url}/v1", api_key="none is needed", max_retries=0)
+
+
+def messages() -> Any:
+    return [{"role": "user", "content": QUESTION}]
+
+
+def test_the_official_client_lists_and_chats(client: openai.OpenAI, pair: Pair) -> None:
+    models = client.models.list()
+    assert [model.id for model in models] == ["edgellm-verifier"]
+    assert client.models.retrieve("edgellm-verifier").owned_by == "edgellm"
+    done = client.chat.completions.create(model="edgellm-verifier", messages=messages())
+    assert done.choices[0].message.content == written(pair)
+    assert done.choices[0].finish_reason == "stop"
+    assert done.usage is not None
+    assert done.usage.total_tokens == done.usage.prompt_tokens + done.usage.completion_tokens
+    extra: Any = done.model_extra
+    assert "".join(token["text"] for token in extra["edgellm"]["tokens"]) == done.choices[0].message.content
+    assert {token["source"] for token in extra["edgellm"]["tokens"]} <= {
+        "accepted", "corrected", "bonus", "retrieved", "verifier",
+    }  # fmt: skip
+    timings = extra["timings"]
+    assert timings["predicted_n"] == done.usage.completion_tokens
+    assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
+
+
+def test_a_stream_says_the_same_in_chunks(client: openai.OpenAI, pair: Pair) -> None:
+    stream = client.chat.completions.create(
+        model="edgellm-verifier", messages=messages(), stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == written(pair)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens > 0
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_plain_curl_sees_events_and_done(door: Door) -> None:
+    done = subprocess.run(
+        ["curl", "-sN", f"{door.url}/v1/completions", "-H", "Content-Type: application/json", "-d",
+         '{"prompt": "The film night", "max_tokens": 4, "stream": true}'],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.endswith("data: [DONE]\n\n")
+    assert all(line.startswith("data: ") for line in done.stdout.split("\n\n") if line)
+    assert '"usage"' not in done.stdout
+
+
+def test_a_completion_goes_on_from_a_text_or_from_tokens(client: openai.OpenAI, pair: Pair) -> None:
+    ids = pair.prompt_ids(QUESTION).tolist()
+    done = client.completions.create(model="edgellm-verifier", prompt=ids, max_tokens=40)
+    assert done.choices[0].text == written(pair)
+    for prompt in ("The film", ["The film"]):
+        text = client.completions.create(model="edgellm-verifier", prompt=prompt).choices[0].text
+        assert text
+    reply = pair.complete("The film", max_tokens=16)
+    list(reply)
+    assert text == reply.summary.text
+
+
+def test_a_seed_repeats_a_sampled_reply(client: openai.OpenAI) -> None:
+    def ask(seed: int) -> str:
+        done = client.chat.completions.create(
+            model="edgellm-verifier", messages=messages(), seed=seed, temperature=1.5, top_p=1.0,
+            extra_body={"top_k": 0}, max_tokens=24,
+        )  # fmt: skip
+        return done.choices[0].message.content or ""
+
+    assert ask(7) == ask(7)
+    assert len({ask(seed) for seed in range(-3, 5)}) > 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_stop_sequence_ends_the_reply_and_is_not_in_it(ask: Ask, own: Pair, path: str, stream: bool) -> None:
+    ids = own.prompt_ids(QUESTION).tolist()
+    asked = conversation() if "chat" in path else {"prompt": ids, "max_tokens": 12}
+    whole = text_of(ask("POST", path, asked).json)
+    stop = whole[4:7]
+    answer = ask("POST", path, asked | {"stop": [stop, "never said"], "stream": stream})
+    if stream:
+        text = "".join(text_of(event) for event in answer.events)
+        last = answer.events[-1]
+    else:
+        text, last = text_of(answer.json), answer.json
+    assert text == whole[: whole.index(stop)]
+    assert last["choices"][0]["finish_reason"] == "stop"
+    ours = last["edgellm"]["summary"]
+    assert ours["stopped_by"] == stop
+
+
+def text_of(data: Any) -> str:
+    choice = data["choices"][0]
+    found = choice.get("text") or choice.get("message", choice.get("delta", {})).get("content")
+    return found or ""
+
+
+def test_log_probabilities_are_true(client: openai.OpenAI, pair: Pair) -> None:
+    done = client.chat.completions.create(
+        model="edgellm-verifier", messages=messages(), logprobs=True, top_logprobs=3, max_tokens=6
+    )
+    reply = list(pair.reply(QUESTION, max_tokens=6, logprobs=3))
+    told = done.choices[0].logprobs
+    assert told is not None
+    assert told.content is not None
+    for one, token in zip(told.content, reply, strict=True):
+        assert token.logprobs is not None
+        assert bytes(one.bytes or []) == token.piece
+        assert one.logprob == pytest.approx(token.logprobs.own, abs=1e-3)
+        assert one.logprob == max(other.logprob for other in one.top_logprobs)  # greedy
+        assert sum(math.exp(other.logprob) for other in one.top_logprobs) <= 1.0 + 1e-6
+        assert len(one.top_logprobs) == 3
+    plain = client.completions.create(
+        model="edgellm-verifier", prompt=pair.prompt_ids(QUESTION).tolist(), logprobs=2, max_tokens=6
+    )
+    table = plain.choices[0].logprobs
+    assert table is not None
+    assert table.token_logprobs == pytest.approx([one.logprob for one in told.content], abs=1e-3)
+    assert table.tokens == [one.token for one in told.content]
+    assert table.text_offset is not None
+    assert [plain.choices[0].text[at] for at in table.text_offset] == [token[0] for token in table.tokens or []]
+
+
+@pytest.mark.parametrize("more", [{"budget": 0.5}, {"gate": "never"}], ids=str)
+def test_log_probabilities_that_would_not_be_true_are_refused(ask: Ask, more: dict[str, object]) -> None:
+    answer = ask("POST", "/v1/chat/completions", conversation(logprobs=True, **more))
+    assert answer.status == 400
+    assert "logprobs" in answer.error["message"]
+
+
+def test_a_model_that_is_not_here_is_refused(ask: Ask) -> None:
+    for path in ("/v1/chat/completions", "/v1/models/gpt-9"):
+        body = conversation(model="gpt-9") if "chat" in path else None
+        answer = ask("POST" if body else "GET", path, body)
+        assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+        assert "edgellm-verifier" in answer.error["message"]
+
+
+def test_a_prompt_that_does_not_fit_is_refused_with_both_lengths(ask: Ask, own: Pair) -> None:
+    long = "mug " * own.context_length
+    for stream in (False, True):
+        answer = ask("POST", "/v1/completions", {"prompt": long, "stream": stream})
+        assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+        assert str(own.context_length) in answer.error["message"]
+
+
+def test_metrics_count_what_was_written(ask: Ask) -> None:
+    def value(name: str) -> float:
+        text = ask("GET", "/metrics").body.decode()
+        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        assert found, name
+        return float(found[1])
+
+    names = (
+        "edgellm_prompt_tokens_total", "edgellm_generation_tokens_total", "edgellm_spec_draft_tokens_total",
+        "edgellm_spec_accepted_tokens_total", 'edgellm_requests_total{outcome="stop"}', "edgellm_spec_rounds_total",
+        "edgellm_time_to_first_token_seconds_count", 'edgellm_spec_accepted_per_pos_total{position="0"}',
+    )  # fmt: skip
+    ask("POST", "/v1/chat/completions", conversation())
+    before = [value(name) for name in names]
+    done = ask("POST", "/v1/chat/completions", conversation()).json
+    after = [value(name) for name in names]
+    grown = [new - old for new, old in zip(after, before, strict=True)]
+    usage, timings = done["usage"], done["timings"]
+    assert grown[:5] == [
+        usage["prompt_tokens"], usage["completion_tokens"], timings["draft_n"], timings["draft_n_accepted"], 1.0,
+    ]  # fmt: skip
+    assert all(one > 0 for one in grown)
+    assert value("edgellm_requests_running") == 0
+    assert value('edgellm_peer_bytes_total{dir="up"}') == 0

@@ -1,0 +1,261 @@
+"""Replies on their way: characters come whole, a client that leaves ends them, and what fails is told mid-stream."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, cast
+
+import openai
+import pytest
+
+from edgellm.api import Pair
+from edgellm.errors import VerifierLost
+from edgellm.http.admission import Turns
+from edgellm.http.door import Door
+from edgellm.http.reception import Writer
+from edgellm.http.running import Piece, Running
+from edgellm.spec.loop import Event
+from edgellm.spec.records import Notice, Source, Summary, Token
+from edgellm.spec.reply import Reply
+from edgellm.spec.stats import Stats
+from tests.http.conftest import HOME, Answer, asker, conversation
+
+Script = Callable[[Stats, Callable[[], bool]], Generator[Event, None, None]]
+
+
+def scripted(script: Script) -> Reply:
+    def write(stats: Stats, _explain: bool, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+        for event in script(stats, stopped):
+            if isinstance(event, Token):
+                stats.token(event)
+            yield event
+
+    return Reply(write, prompt_tokens=3, seed=0)
+
+
+def said(*pieces: bytes) -> list[Token]:
+    return [Token(number, piece, Source.VERIFIER) for number, piece in enumerate(pieces)]
+
+
+class Scripted:
+    """A pair whose replies are made up."""
+
+    context_length = 64
+    verifier_up = None
+    draft_name, verifier_name = None, "made-up"
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def reply(self, *_: object) -> Reply:
+        return scripted(self._script)
+
+    def piece(self, token: int) -> bytes:
+        return b"?"
+
+
+@contextmanager
+def opened(script: Script, **options: Any) -> Iterator[Door]:
+    with Door(HOME, **options) as door:
+        door.open(Writer(cast(Pair, Scripted(script)), "made-up"))
+        yield door
+
+
+def test_a_character_of_several_tokens_comes_whole_and_a_broken_one_at_the_end() -> None:
+    smiley = "😀".encode()
+    tokens = said(b"a", smiley[:1], smiley[1:3], smiley[3:] + b"b", smiley[:2])
+
+    async def hear() -> list[object]:
+        def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+            yield from tokens
+
+        running = Running(lambda: scripted(script), nullcontext(), lambda *_: None)
+        work = asyncio.get_running_loop().run_in_executor(None, running.work)
+        heard: list[object] = [event async for event in running.events()]
+        assert await work is None
+        return heard
+
+    *pieces, summary = asyncio.run(hear())
+    assert pieces == [
+        Piece("a", (tokens[0],)), Piece("😀b", tuple(tokens[1:4])), Piece("\ufffd", (tokens[4],)),
+    ]  # fmt: skip
+    assert isinstance(summary, Summary)
+
+
+def endless(stats: Stats, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+    while not stopped():
+        time.sleep(0.002)
+        yield from said(b"on ")
+
+
+def failing(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+    yield from said(b"It ")
+    yield Notice("Something happened.")
+    yield from said(b"goes")
+    raise VerifierLost("The verifier is gone.", "Start it again.")
+
+
+def surprising(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+    yield from said(b"It ")
+    raise ZeroDivisionError("secret")
+
+
+def test_an_error_in_the_middle_is_told_in_openais_form() -> None:
+    with opened(failing) as door:
+        answer = asker(door)("POST", "/v1/chat/completions", conversation(stream=True))
+        assert answer.status == 200
+        assert b"[DONE]" not in answer.body
+        assert answer.events[-1]["error"]["code"] == "verifier_lost"
+        notices = [event["edgellm"]["notice"] for event in answer.events[:-1] if "notice" in event.get("edgellm", {})]
+        assert notices == ["Something happened."]
+        text = "".join(event["choices"][0]["delta"].get("content", "") for event in answer.events[:-1])
+        assert text == "It goes"
+        client = openai.OpenAI(base_url=f"{door.url}/v1", api_key="-", max_retries=0)
+        with pytest.raises(openai.APIError, match="verifier is gone"):
+            list(client.chat.completions.create(model="made-up", messages=_question(), stream=True))
+        whole = asker(door)("POST", "/v1/chat/completions", conversation())
+        assert (whole.status, whole.error["code"]) == (503, "verifier_lost")
+        assert int(whole.headers["retry-after"]) >= 1
+
+
+def _question() -> Any:
+    return [{"role": "user", "content": "?"}]
+
+
+def test_what_nobody_expected_is_told_to_who_runs_the_server_alone() -> None:
+    told: list[str] = []
+    with opened(surprising, on_event=told.append) as door:
+        ask = asker(door)
+        streamed = ask("POST", "/v1/chat/completions", conversation(stream=True))
+        assert streamed.events[-1]["error"]["code"] == "internal_error"
+        whole = ask("POST", "/v1/chat/completions", conversation())
+        assert (whole.status, whole.error["code"]) == (500, "internal_error")
+        assert b"secret" not in streamed.body + whole.body
+    assert told == ["A reply failed: ZeroDivisionError: secret"] * 2
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_the_reply(stream: bool) -> None:
+    ended = threading.Event()
+
+    def script(stats: Stats, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+        try:
+            yield from endless(stats, stopped)
+        finally:
+            ended.set()
+
+    with opened(script, replies=1, waiting=0) as door:
+        connection = http.client.HTTPConnection(door.address.host, door.address.port, timeout=60)
+        body = json.dumps(conversation(stream=stream))
+        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        if stream:
+            assert connection.getresponse().read(40)
+        else:
+            _until(lambda: b"edgellm_requests_running 1.0" in asker(door)("GET", "/metrics").body)
+        assert not ended.is_set()
+        assert connection.sock is not None
+        connection.sock.shutdown(socket.SHUT_RDWR)
+        connection.close()
+        assert ended.wait(30)
+        _until(lambda: b'edgellm_requests_total{outcome="cancelled"} 1.0' in asker(door)("GET", "/metrics").body)
+
+
+def _until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_too_many_at_once_are_refused_and_one_in_line_that_leaves_makes_room() -> None:
+    go = threading.Event()
+
+    def script(_stats: Stats, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+        while not go.wait(0.01) and not stopped():
+            pass
+        yield from said(b"done")
+
+    with opened(script, replies=1, waiting=1) as door:
+        ask = asker(door)
+        answers: list[Answer] = []
+
+        def post() -> None:
+            answers.append(ask("POST", "/v1/chat/completions", conversation()))
+
+        def metric(line: str) -> Callable[[], bool]:
+            return lambda: line.encode() in ask("GET", "/metrics").body
+
+        first = threading.Thread(target=post)
+        first.start()
+        _until(metric("edgellm_requests_running 1.0"))
+        waits = http.client.HTTPConnection(door.address.host, door.address.port)
+        waits.request("POST", "/v1/chat/completions", json.dumps(conversation()), {"Content-Type": "application/json"})
+        _until(metric("edgellm_requests_waiting 1.0"))
+        for stream in (False, True):
+            refused = ask("POST", "/v1/chat/completions", conversation(stream=stream))
+            assert (refused.status, refused.error["code"]) == (429, "queue_full")
+            assert int(refused.headers["retry-after"]) >= 1
+        waits.close()
+        _until(metric("edgellm_requests_waiting 0.0"))
+        second = threading.Thread(target=post)
+        second.start()
+        _until(metric("edgellm_requests_waiting 1.0"))
+        go.set()
+        first.join()
+        second.join()
+        assert [answer.status for answer in answers] == [200, 200]
+        assert b'edgellm_requests_total{outcome="refused"} 2.0' in ask("GET", "/metrics").body
+
+
+def test_while_it_loads_and_while_it_stops_it_says_so() -> None:
+    with Door(HOME) as door:
+        ask = asker(door)
+        for answer in (
+            ask("GET", "/health"),
+            ask("GET", "/v1/models"),
+            ask("POST", "/v1/completions", {"prompt": "a"}),
+        ):
+            assert (answer.status, answer.error["code"]) == (503, "loading")
+            assert answer.headers["retry-after"] == "1"
+        door.open(Writer(cast(Pair, Scripted(endless)), "made-up"))
+        assert ask("GET", "/health").json == {"status": "ok"}
+        heard: list[Answer] = []
+        under_way = threading.Thread(
+            target=lambda: heard.append(ask("POST", "/v1/chat/completions", conversation(stream=True)))
+        )
+        under_way.start()
+        _until(lambda: b"edgellm_requests_running 1.0" in ask("GET", "/metrics").body)
+        door.request_stop(60)
+        _until(lambda: ask("POST", "/v1/chat/completions", conversation()).status == 503)
+        assert ask("POST", "/v1/chat/completions", conversation()).error["code"] == "stopping"
+        door.request_stop(0)
+        under_way.join(30)
+        assert heard[0].status == 200
+        assert door.wait(30)
+
+
+def test_replies_take_turns_in_the_order_in_which_they_came() -> None:
+    turns, order = Turns(), []
+    ready = threading.Barrier(3)
+
+    def work(name: str) -> None:
+        ready.wait()
+        for _ in range(20):
+            with turns:
+                order.append(name)
+                time.sleep(0.001)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    middle = order[6:-6]
+    assert all(set(middle[at : at + 3]) == set("abc") for at in range(0, len(middle) - 2, 3))
