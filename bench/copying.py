@@ -14,15 +14,19 @@ from functools import cache
 import numpy as np
 
 from edgellm.api.retrieval import inside_of
+from edgellm.api.writing import LONG
 from edgellm.engine import Context, Message, Model
 from edgellm.spec.curve import MOST as LONGEST
 from edgellm.spec.curve import CostCurve, LengthRule
+from edgellm.spec.drafter import ModelDrafter
+from edgellm.spec.protocols import Drafter
 from edgellm.spec.records import Chunk, Expected, Ids, Sampling, Verdict
 from edgellm.spec.retrieval.analogy import Analogy
 from edgellm.spec.retrieval.calibration import Calibration
 from edgellm.spec.retrieval.chances import Chances
 from edgellm.spec.retrieval.drafter import HOPELESS, RetrievalDrafter
 from edgellm.spec.retrieval.memory import PRIORS, Memory, Talk
+from edgellm.spec.retrieval.mixed import MixedDrafter
 from edgellm.spec.retrieval.reuse import Reuse
 from edgellm.spec.retrieval.sources import NOTHING, PART, TAIL, Offer, Source
 from edgellm.spec.retrieval.sources import Context as Seen
@@ -198,7 +202,7 @@ class Ours:
         if length is not None:
             self._memory.length = length
         self.calibrates = self._memory.calibrates
-        self.drafter: RetrievalDrafter | None = None
+        self.drafter: Drafter | None = None
 
     def begin(self, case: Reply) -> None:
         self.drafter = self._memory.take(case.prompt)
@@ -209,6 +213,21 @@ class Ours:
     def end(self, case: Reply) -> None:
         self._memory.give()
         self._memory.add(Talk(case.prompt.tolist(), case.reply))
+
+
+class Together(Ours):
+    """The same with a draft model beside it, as `edgellm chat` has it."""
+
+    def __init__(self, sources: Sequence[str], curve: CostCurve, model: Model, small: ModelDrafter) -> None:
+        """`small` is ready for this device: it knows its `floors`."""
+        super().__init__(sources, curve, model)
+        self._small = small
+
+    def begin(self, case: Reply) -> None:
+        super().begin(case)
+        if isinstance(copies := self.drafter, RetrievalDrafter):
+            self._small.suggests, self._small.least = copies, copies.floors
+            self.drafter = MixedDrafter(copies, self._small, LONG, self._memory.rounds)
 
 
 class _Mute:

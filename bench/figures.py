@@ -121,6 +121,27 @@ def exits(found: Figures, path: Path) -> Path | None:
     return _saved(figure, axes, path)
 
 
+def load(found: Figures, path: Path) -> Path | None:
+    """Memory, descriptors and open sessions over time, of a verifier whose devices come and go."""
+    plt = _pyplot()
+    if plt is None:
+        return None
+    figure, (memory, counts) = plt.subplots(1, 2, figsize=(12.8, 4.2))
+    minutes = [one["at"] / 60 for one in found["samples"]]
+    for key, name in (("rss", "verifier"), ("device_rss", f"{found['devices'] // 4} devices")):
+        memory.plot(minutes, [one[key] / 2**20 for one in found["samples"]], label=name)
+    for key, style, name in (("fds", "-", "descriptors"), ("sessions", ":", "sessions"), ("threads", "--", "threads")):
+        counts.plot(minutes, [one[key] for one in found["samples"]], style, label=name)
+    memory.set(title=f"{found['devices']} devices come and go", xlabel="minutes", ylabel="memory, MiB", ylim=(0, None))
+    counts.set(title="The verifier's process", xlabel="minutes", ylabel="open", ylim=(0, None))
+    for axes in (memory, counts):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    figure.savefig(path, bbox_inches="tight", dpi=130)
+    plt.close(figure)
+    return path
+
+
 def speed(found: Figures, path: Path) -> Path | None:
     """Decoding speed of every method on every task (Table 3), a panel a model."""
     models = found["models"]
@@ -177,6 +198,7 @@ FIGURES: dict[str, Callable[[Figures, Path], Path | None]] = {
     "stalls": stalls,
     "bandwidth": bandwidth,
     "exits": exits,
+    "load": load,
     "progressive": progressive,
     "retrieval_speed": speed,
     "retrieval_acceptance": acceptance,

@@ -66,12 +66,15 @@ class Served:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self._run = [sys.executable, "-c", _SERVE, str(model), *map(str, (self.port, sessions, threads or 0))]
-        self._process = subprocess.Popen(self._run, cwd=Path(__file__).parents[1])
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(self._run, cwd=Path(__file__).parents[1], text=True)
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        self._process = subprocess.Popen(self._run, cwd=Path(__file__).parents[1])
+        self._process = self._started()
 
     def hang(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
@@ -142,7 +145,7 @@ class Device:
         spare = branches * (FAR + 2)
         context = Context(self._draft, n_ctx=POSITIONS, n_seq=1 + branches, spare=spare, threads=1)
         own = ModelDrafter(self._draft, context, alternatives=ALTERNATIVES if branches else 0)
-        return AheadDrafter(own, is_eog=lambda _token: False) if branches else own
+        return AheadDrafter(own, is_eog=self._draft.is_eog) if branches else own
 
 
 @dataclass(frozen=True)

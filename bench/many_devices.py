@@ -9,7 +9,8 @@ by all devices together, as shares of the requests that the verifier answers in 
 is carried where at least 95 % of what comes in is answered before the trace ends.
 
 In one run three ways of computing the same requests, all sent at once, take turns: the worker; llama.cpp alone, given
-the very batches of the worker; and the worker with one request a batch. No network: `serve_throughput` has the link.
+the very batches of the worker and the same attention; and the worker with one request a batch. No network:
+`serve_throughput` has the link.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def trace(rate: float, budget: float, seconds: float, devices: int, seed: int, k
 class Bare:
     """llama.cpp without any of our code in its way: the batches are made before the clock starts."""
 
-    def __init__(self, model: Model, work: list[Script], threads: int, rows: int) -> None:
+    def __init__(self, model: Model, work: list[Script], threads: int, rows: int, flash: bool) -> None:
         rows = max(rows, len(work), CACHED)
         self._context = driver.open_context(
             model.owned,
@@ -66,6 +67,7 @@ class Bare:
             threads=threads,
             unified=False,
             exact=model.is_f32,
+            flash_attention=flash,
         )
         self._memory = lib.llama_get_memory(self._context.pointer)
         self._made: list[tuple[Any, list[tuple[int, int]]]] = []
@@ -122,7 +124,7 @@ def ratios(model: Model, work: list[Script], arguments: argparse.Namespace) -> d
         closing(Fleet(model, work, arguments.threads, limits, arguments.seed)) as together,
         closing(Fleet(model, work, arguments.threads, Limits(rows=1), arguments.seed)) as single,
     ):
-        bare = Bare(model, work, together.context.threads, limits.rows)
+        bare = Bare(model, work, together.context.threads, limits.rows, together.context.flash)
         tokens: list[int] = []
 
         def worker() -> float:

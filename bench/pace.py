@@ -33,9 +33,9 @@ from functools import partial
 from pathlib import Path
 from bench.pace import Paced
 from edgellm.serve import server
-model, port, pace = sys.argv[1:]
+model, port, pace, sessions = sys.argv[1:]
 server.Context = partial(Paced, pace=float(pace))
-server.serve_verifier(Path(model), port=int(port), sessions=2, context=1024, threads=1).wait()
+server.serve_verifier(Path(model), port=int(port), sessions=int(sessions), context=1024, threads=1).wait()
 """
 
 
@@ -53,11 +53,11 @@ class Paced(Context):
 
 
 @contextmanager
-def paced_verifier(model: Path, pace: float, network: Network) -> Iterator[Relay]:
+def paced_verifier(model: Path, pace: float, network: Network, sessions: int = 2) -> Iterator[Relay]:
     """A verifier in its own process, and the way to it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
-    command = [sys.executable, "-c", _SERVE, str(model), str(port), str(pace)]
+    command = [sys.executable, "-c", _SERVE, str(model), str(port), str(pace), str(sessions)]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[1])
     try:
         _until_up(port)
@@ -80,7 +80,7 @@ def _until_up(port: int) -> None:
 
 
 @contextmanager
-def paced_pair(draft: str, verifier: str, pace: float) -> Iterator[Pair]:
+def paced_pair(draft: str | None, verifier: str, pace: float) -> Iterator[Pair]:
     """A pair whose draft model decodes at `pace`; `verifier` as in `Pair.open`."""
     with patch.object(made, "Context", partial(Paced, pace=pace)), Pair.open(draft, verifier, threads=1) as pair:
         yield pair

@@ -44,7 +44,11 @@ class Relay:
             while True:
                 near, _ = self._door.accept()
                 self.connections += 1
-                far = socket.create_connection(("127.0.0.1", self._target))
+                try:
+                    far = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:  # nobody listens there now
+                    near.close()
+                    continue
                 self._open += [near, far]
                 for end in (near, far):
                     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

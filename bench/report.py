@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import shlex
 import statistics
 import sys
@@ -45,6 +46,15 @@ def spread(values: list[float]) -> dict[str, float]:
     ordered = sorted(values)
     low, middle, high = statistics.quantiles(ordered, n=4) if len(ordered) > 1 else (ordered[0],) * 3
     return {"min": ordered[0], "q1": low, "median": middle, "q3": high, "max": ordered[-1]}
+
+
+def most_memory() -> int:
+    """Bytes that this process has had at once. (Linux hands `ru_maxrss` down from the process that started it.)"""
+    status = Path("/proc/self/status")
+    if status.exists():
+        lines = dict(line.split(":", 1) for line in status.read_text(encoding="ascii").splitlines())
+        return int(lines["VmHWM"].split()[0]) * 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of macOS, in bytes
 
 
 def alternate(repeats: int, *runs: Callable[[], float]) -> list[list[float]]:

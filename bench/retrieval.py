@@ -13,6 +13,7 @@ from bench import (
     progressive,
     retrieval_acceptance,
     retrieval_cost,
+    retrieval_link,
     retrieval_llama,
     retrieval_lossless,
     retrieval_speed,
@@ -39,6 +40,12 @@ PARTS = {
         "whole replies beside llama-cpp-python's Llama and its prompt lookup",
         ("--cases", "4", "--repeats", "1"),
         lambda found: retrieval_llama.table(found["tasks"]),
+    ),
+    "link": Part(
+        "bench.retrieval_link",
+        "copies and the small model where the verifier is across a network",
+        ("--cases", "1", "--token-ms", "1", "--pass-ms", "1", "--round-trip-ms", "1"),
+        lambda found: retrieval_link.table(found["tasks"]),
     ),
     "tree": Part(
         "bench.retrieval_tree",

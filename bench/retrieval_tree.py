@@ -24,6 +24,7 @@ from edgellm.spec.curve import FLAT, KNOTS, MOST, TWIGS, CostCurve
 from edgellm.spec.local import foretell
 from edgellm.spec.options import SOURCES
 from edgellm.spec.records import GREEDY, Chunk, Expected, Verdict, standing
+from edgellm.spec.retrieval.drafter import RetrievalDrafter
 from edgellm.store import resolve
 
 CURVES = {
@@ -63,7 +64,7 @@ def speed(
             ours.expect(some)
         text, at = np.concatenate((case.prompt, case.reply)).astype(np.int32), len(case.prompt)
         while at < len(text):
-            assert ours.drafter is not None
+            assert isinstance(ours.drafter, RetrievalDrafter)
             tree = ours.drafter.draft(text[:at], min(MOST, len(text) - at), GREEDY)
             verdict = verdict_on(tree, text[at:].tolist())
             took = table[min(KNOTS[-1], 1 + len(tree) + sum(len(twig.ids) for twig in tree.twigs))]

@@ -19,24 +19,32 @@ Table = Callable[[dict[str, Any]], str]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A benchmark, what it stands beside in the paper, and the options of a quick run."""
+    """A benchmark, what it stands beside in the paper, and the options of a quick run; those of a `full` one, if any,
+    and then what its results are called.
+    """
 
     module: str
     about: str
     quick: tuple[str, ...] = ()
     table: Table | None = None
+    full: tuple[str, ...] = ()
+    result: str = ""
+
+    @property
+    def kind(self) -> str:
+        return self.module.removeprefix("bench.")
 
     @property
     def name(self) -> str:
-        return self.module.removeprefix("bench.")
+        return self.result or self.kind
 
 
 def run(part: Part, quick: bool) -> int:
     """Runs one part in a process of its own; its exit code."""
     name = f"quick-{part.name}" if quick else part.name
     print(f"\n{part.about}", flush=True)
-    code = subprocess.call([sys.executable, "-m", part.module, *(part.quick if quick else ()), "--name", name])
-    if code == 0 and (drawn := draw(part.name, name)) is not None:
+    code = subprocess.call([sys.executable, "-m", part.module, *(part.quick if quick else part.full), "--name", name])
+    if code == 0 and (drawn := draw(part.kind, name)) is not None:
         print(f"drawn: {drawn}", flush=True)
     return code
 

@@ -92,6 +92,22 @@ PARTS = {
         ("5",),
         kill_verifier.table,
     ),
+    "kills-budget": Part(
+        "bench.kill_verifier",
+        "the same at a budget, with parallel inference",
+        ("5", "--budget", "0.3", "--parallel"),
+        kill_verifier.table,
+        ("200", "--budget", "0.3", "--parallel"),
+        "kill_verifier_budget",
+    ),
+    "devices-kept": Part(
+        "bench.many_devices",
+        "the same where requests bring what was not checked",
+        ("--kept", "--seconds", "3", "--repeats", "1", "--rounds", "3", "--rates", "0.5", "1.0"),
+        many_devices.table,
+        ("--kept",),
+        "many_devices_kept",
+    ),
 }
 
 if __name__ == "__main__":

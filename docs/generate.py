@@ -24,6 +24,7 @@ PAGES = tuple(
         "docs/synera.md",
         "docs/retrieval.md",
         "docs/coldstart.md",
+        "docs/reliability.md",
         "docs/http.md",
         "models/README.md",
     )

@@ -129,6 +129,10 @@ class VerifierLost(EdgeError):
     """The verifier was there and is gone, or no longer makes progress."""
 
 
+class MeshBroken(VerifierLost):
+    """The devices that are left of a mesh do not hold the model; says what would be needed."""
+
+
 class VerifierBusy(VerifierLost):
     """The verifier is there and has no room for another request; it has said when to ask again, in `seconds`."""
 
@@ -147,3 +151,39 @@ class PullFailed(EdgeError):
 
 class DiskFull(PullFailed):
     """No space is left for the model; what has arrived is kept."""
+
+
+class LayersRefused(EdgeError):
+    """A store of layers does not take what it is offered: no room for it, or it is not what was announced."""
+
+
+class LayersCorrupt(LayersRefused):
+    """What arrived is not what was announced; nothing of it was kept."""
+
+
+class StoreFull(LayersRefused):
+    """The store's limit leaves no room."""
+
+
+class StoreBusy(LayersRefused):
+    """Somebody else is changing the store."""
+
+
+class LayersMissing(EdgeError):
+    """Layers of a model are not in this store, or not whole."""
+
+
+class DeployFailed(EdgeError):
+    """Layers could not be brought to a device; what has arrived there is kept."""
+
+
+class DeviceLost(EdgeError):
+    """A device was there and is gone, or no longer makes progress."""
+
+
+class MeasureFailed(EdgeError):
+    """A device or a link could not be measured."""
+
+
+class MemoryShort(EdgeError):
+    """A device has no memory for what it is asked to hold."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from edgellm.api.retrieval import curve_of
 from edgellm.engine import Capture, Context, Model, check_gguf, cut
 from edgellm.engine.shard import check_cuttable
 from edgellm.errors import InvalidOption
 from edgellm.spec.ahead import ALTERNATIVES
+from edgellm.spec.curve import floors
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.exit_drafter import ExitDrafter
 from edgellm.store import cache_dir
@@ -66,6 +69,11 @@ class Drafters:
             if drafter in self._out:
                 self._out.remove(drafter)
                 self._idle.insert(0, (kind, drafter))
+
+    @cached_property
+    def floors(self) -> list[float]:
+        """How likely a token must be for the model to try it along with others, on this device."""
+        return floors(curve_of(self._model, self._threads)[0])
 
     def shard(self, layer: int) -> Model:
         """The model up to `layer`, with a head behind it. Raises what `take` raises for an early exit there."""

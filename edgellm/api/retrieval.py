@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 
@@ -15,7 +16,7 @@ from edgellm.engine import Context, Message, Model
 from edgellm.errors import EdgeError
 from edgellm.spec.curve import KNOTS, CostCurve, twigs
 from edgellm.spec.local import LocalVerifier
-from edgellm.spec.protocols import Drafter, LooksAhead, Verifier, VerifierSession
+from edgellm.spec.protocols import Drafter, LooksAhead, Suggests, Verifier, VerifierSession
 from edgellm.spec.records import Expected, Ids, Sampling
 from edgellm.spec.retrieval.drafter import RetrievalDrafter
 from edgellm.spec.retrieval.memory import Memory, Talk
@@ -27,6 +28,7 @@ _BEHIND = 16  # positions that a measured decode stands behind
 _REPEATS = 5
 _FEWEST = 4  # lengths that are measured on any device, however slow
 _PATIENCE = 0.3  # seconds, after which no length is measured once more
+_QUICK = 0.01  # seconds
 _MOST = 1.0  # seconds, after which no longer ones are tried: what is beyond is as slow a row as the last
 FAR = CostCurve((1, KNOTS[-1]), (0.05, 0.1))
 """Of a verifier across a link: a round trip, and the rest of a batch is cheap beside it."""
@@ -41,6 +43,7 @@ class Retrieval:
         self._itself: LocalVerifier | None = None
         self._memories: dict[tuple[str, ...], Memory] = {}
         self._curve: CostCurve | None = None
+        self._path: Path | None = None  # where it is kept
         self._past: list[Talk] = []
         self._texts: list[tuple[str, str]] = []  # not yet tokens
 
@@ -77,16 +80,8 @@ class Retrieval:
 
     def curve(self) -> CostCurve:
         """How long a decode takes, measured once and kept; across a link it is a guess, which rounds then correct."""
-        if self._curve is None and self._linked:
-            self._curve = FAR
         if self._curve is None:
-            with Context(self.model, n_ctx=_BEHIND + KNOTS[-1], threads=self._threads) as context:
-                path = curve_path(fingerprint(self.model.path), context.threads)
-                known = read_curve(path)
-                self._curve = CostCurve(*known) if known is not None else measure_curve(context)
-                if known is None:
-                    keep_curve(path, self._curve.rows, self._curve.seconds)
-                self._path = path
+            self._curve, self._path = (FAR, None) if self._linked else curve_of(self.model, self._threads)
         return self._curve
 
     def twigs(self, wanted: str) -> tuple[int, str]:
@@ -116,14 +111,26 @@ class Retrieval:
 
     def close(self) -> None:
         """A curve that was wrong all the time is measured anew next time."""
-        if not self._linked and any(memory.length.drifted for memory in self._memories.values()):
+        if self._path is not None and any(memory.length.drifted for memory in self._memories.values()):
             forget_curve(self._path)
         if self._itself is not None:
             self._itself.close()
 
 
+def curve_of(model: Model, threads: int | None) -> tuple[CostCurve, Path]:
+    """How long a decode of `model` takes here, measured once and kept in the file that is named."""
+    with Context(model, n_ctx=_BEHIND + KNOTS[-1], threads=threads) as context:
+        path = curve_path(fingerprint(model.path), context.threads)
+        if (known := read_curve(path)) is not None:
+            return CostCurve(*known), path
+        curve = measure_curve(context)
+    keep_curve(path, curve.rows, curve.seconds, curve.change)
+    return curve, path
+
+
 def measure_curve(context: Context) -> CostCurve:
-    """The time of one decode of 1, 2, 3 … 64 rows with all their logits looked at, the median of a few.
+    """The time of one decode of 1, 2, 3 … 64 rows with all their logits looked at, the median of a few; and how much
+    longer it takes behind one of another number of rows.
 
     A reply waits for it, so a slow device measures fewer lengths, and once.
     """
@@ -131,21 +138,27 @@ def measure_curve(context: Context) -> CostCurve:
     context.clear()
     context.decode(ids[:_BEHIND])
     times: dict[int, list[float]] = {}
+    changes = []
     started = perf_counter()
+
+    def timed(rows: int) -> float:
+        began = perf_counter()
+        context.decode(ids[:rows], outputs=rows).argmax(axis=1)
+        taken = perf_counter() - began
+        context.rollback(_BEHIND)
+        return taken
+
     for _ in range(_REPEATS):  # in turns, so that what else the device does slows all of them down
         for rows in KNOTS:
-            began = perf_counter()
-            if len(times) >= _FEWEST and began - started > (_PATIENCE if rows in times else _MOST):
+            if len(times) >= _FEWEST and perf_counter() - started > (_PATIENCE if rows in times else _MOST):
                 break
-            if rows == 1:  # these come in runs, for which all is set up already
-                for _ in range(2):
-                    context.decode(ids[:rows])
-                    context.rollback(_BEHIND)
-                began = perf_counter()
-            context.decode(ids[:rows], outputs=rows).argmax(axis=1)
-            times.setdefault(rows, []).append(perf_counter() - began)
-            context.rollback(_BEHIND)
-    return CostCurve(tuple(times), tuple(float(median(some)) for some in times.values()))
+            fresh = again = timed(rows)
+            if fresh < _QUICK or rows == 1:  # single rows come in runs; of a slow decode a change is a small part
+                again = timed(rows)
+                changes.append(fresh - again)
+            times.setdefault(rows, []).append(again)
+    seconds = tuple(float(median(some)) for some in times.values())
+    return CostCurve(tuple(times), seconds, max(0.0, float(median(changes))))
 
 
 class Copying:
@@ -154,14 +167,23 @@ class Copying:
     def __init__(self, retrieval: Retrieval, memory: Memory, drafter: RetrievalDrafter) -> None:
         self._retrieval, self._memory, self._drafter = retrieval, memory, drafter
 
+    @property
+    def suggests(self) -> Suggests:
+        """What the small model is to try first."""
+        return self._drafter
+
+    def floors(self) -> list[float]:
+        """With less chance to survive, no drafted token in that place pays."""
+        return self._drafter.floors()
+
     def beside(self, model: Drafter | None, gamma: int, explain: bool) -> Drafter:
         """A drafter that copies, and asks `model`, if there is one, for up to `gamma` tokens where that is better."""
         self._drafter.explain = explain
         if model is None:
             return self._drafter
         if isinstance(model, LooksAhead):
-            return MixedAheadDrafter(self._drafter, model, model, gamma)
-        return MixedDrafter(self._drafter, model, gamma)
+            return MixedAheadDrafter(self._drafter, model, model, gamma, self._memory.rounds)
+        return MixedDrafter(self._drafter, model, gamma, self._memory.rounds)
 
     def verifier(self, given: Verifier | None) -> Verifier:
         """The verifier of the reply: the one given, or the model itself. It tells what it expects, where it can."""

@@ -28,6 +28,9 @@ from edgellm.spec.records import Chunk, Explanation, Ids, Notice, Sampling, Verd
 from edgellm.spec.stats import Stats
 from edgellm.spec.stopping import until
 
+LONG = 16
+"""Tokens that the small model drafts at most, where each is drafted only if it pays."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -94,12 +97,19 @@ def _written(
     if parts.drafters is not None and not itself:
         own = parts.drafters.take(plan.kind)
         own.doubt = plan.choice.doubt
+        if isinstance(own, ModelDrafter):
+            own.alone = verifier is None
+            own.suggests = copying.suggests if copying is not None else None
+            own.floors = parts.drafters.floors if copying is not None else ()
+            own.least = copying.floors if copying is not None and not parts.linked else tuple
     drafter: Drafter | None = own
     if plan.branches and isinstance(own, ModelDrafter):
         ahead = AheadDrafter(own, is_eog=parts.text.is_eog, alpha=plan.alpha, branches=plan.branches)
         drafter, stats.guessed = ahead, ahead.guessed
     extra = parts.extra if drafter is None else 0
     if copying is not None:
+        if options.gamma is None and not parts.linked:
+            gamma = LONG
         drafter, verifier = copying.beside(drafter, gamma, explain), copying.verifier(verifier)
         stats.copied = copying.counts
         gate, gamma = (AlwaysGate() if parts.verifier is None else gate), MOST

@@ -63,15 +63,15 @@ _KEPT = (
     "The last 300 are kept on this machine, readable by you alone, while the history is on. "
     "`edgellm history clear` removes them, too."
 )
-_POLITE = "It finishes what it has begun when stopped."
 _PROBLEMS = "Nothing is changed. Exit code 1 means that there is a problem; notes alone are none."
 _AT_ONCE = "What is taken away ends at once, also in the middle of a reply."
+_STOPPED = "It finishes what it has begun when it is stopped; a worker stops at once."
 _ALONE = "Nothing leaves this machine: the bundled pair of models comes with edgellm."
 
 for _name, _command, _summary, _more in (
     ("chat", chat, "Talk to the pair: a small model drafts the reply, a bigger one verifies it.", _ALONE),
     ("profile", profile, "Measure a pair on your prompts, so that a budget is spent where it matters.", _PROFILE),
-    ("serve", serve, "Serve a pair or a verifier: OpenAI's API for programs, and the link for devices.", _POLITE),
+    ("serve", serve, "Serve a pair or a verifier, over HTTP too, or layers for models on several devices.", _STOPPED),
     ("pair", pair, "Make two devices trust each other, by a code that one shows and the other is told.", _CODE),
     ("peers", peers, "See the paired devices, and change what they may do here.", _AT_ONCE),
     ("doctor", doctor, "Find out what is wrong with this device and its links, and what to do.", _PROBLEMS),

@@ -11,12 +11,14 @@ import typer
 
 from edgellm.errors import InvalidOption
 
-SUITES = ("synera", "retrieval", "coldstart")
+SUITES = ("synera", "retrieval", "coldstart", "reliability")
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def bench(
-    suite: Annotated[str, typer.Argument(metavar="SUITE", help="What to measure: synera, retrieval or coldstart.")],
+    suite: Annotated[
+        str, typer.Argument(metavar="SUITE", help="What to measure: synera, retrieval, coldstart or reliability.")
+    ],
     parts: Annotated[list[str] | None, typer.Argument(metavar="PART", help="Some of it only; see --list.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few cases: to see that all works, and no evidence.")] = False,
     list_parts: Annotated[bool, typer.Option("--list", help="What there is to measure.")] = False,

@@ -72,6 +72,13 @@ def chat(
             help="A paired device that shall verify, by name or address. Of several the best is taken.",
         ),
     ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPLIT|FILE.toml", show_default=False,
+            help="The verifier's layers are on several devices, as for mesh run; --peer then says where workers are.",
+        ),
+    ] = None,
     budget: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="The share of drafted chunks to verify, 0 to 1.", show_default="all"),
@@ -151,16 +158,24 @@ def chat(
     if question is not None and not question.strip():
         raise InvalidOption("The question is empty.", 'Write one: edgellm chat "Where is my mug?"')
     notes = Notes.open(again, conversation, history)
-    with Loading() as loading:
-        where = AUTO if peer else verifier
-        pair = Pair.open(draft, where, profile=profile, progress=loading, peers=peer or ())
+    reports = None
+    if mesh is not None:
+        from edgellm.cli.mesh_run import over_devices
+
+        opened, reports = over_devices(mesh, verifier, peer or (), draft, max_tokens, as_json=as_json)
+        pair = opened.pair
+    else:
+        with Loading() as loading:
+            where = AUTO if peer else verifier
+            pair = Pair.open(draft, where, profile=profile, progress=loading, peers=peer or ())
     if pair.verifier_reason:
         say(pair.verifier_reason, style="dim")
     with pair:
         remember = recall(pair) if history and options.sources() else None
         talk = Talk(
-            pair, options, context=texts, system=system, remember=remember, history=notes.said(), keep=notes.keep
-        )
+            pair, options, context=texts, system=system, remember=remember, history=notes.said(), keep=notes.keep,
+            reports=reports,
+        )  # fmt: skip
         if question is None:
             from edgellm.cli.interactive import converse
 

@@ -17,7 +17,9 @@ PATIENCE = 1.0  # seconds
 class Loading:
     """Called with a model's name and the share of it that is loaded. Used in a `with`, which takes the bar away."""
 
-    def __init__(self) -> None:
+    def __init__(self, verb: str = "loading") -> None:
+        """`verb`: what is done with the model."""
+        self._verb = verb
         self._began = time.monotonic()
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
@@ -33,11 +35,15 @@ class Loading:
             self._bar(one_line(name), share)
         elif name not in self._told:
             self._told.add(name)
-            say(f"loading {name}")
+            say(f"{self._verb} {name}")
 
     def _bar(self, name: str, share: float) -> None:
         if self._progress is None:
-            columns = (TextColumn("loading {task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
+            columns = (
+                TextColumn(self._verb + " {task.description}"),
+                BarColumn(),
+                TextColumn("{task.percentage:.0f}%"),
+            )
             self._progress = Progress(*columns, console=err(), transient=True)
             self._progress.start()
         if name not in self._tasks:

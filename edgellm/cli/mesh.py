@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgellm.cli.deploy import deploy, layers
+from edgellm.cli.home import looked
+from edgellm.cli.mesh_peers import peers
+from edgellm.cli.mesh_run import run
+from edgellm.cli.pair import Interfaces
 from edgellm.cli.screen import emit, out, say
 from edgellm.cli.teach import model_names, taught
 from edgellm.errors import InvalidOption
@@ -18,8 +23,21 @@ if TYPE_CHECKING:
     from edgellm.coldstart.model import Model
     from edgellm.coldstart.plan import Plan, Way
     from edgellm.mesh.fleet import Fleet
+    from edgellm.mesh.survey import Survey
+
+_RUN = (
+    "All devices begin to load at once. When one is lost, the others take over its layers where they hold them, and "
+    "the text goes on. MODEL is a file that is here: its tokenizer is needed, and its layers are here too if need be."
+)
 
 mesh = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Hold one model on several machines.")
+
+_PEERS = "Figures are kept with their age; `--json` has all of them, with the reasons."
+_DEPLOY = (
+    "What is there already is not sent again; what was cut off goes on where it stopped. Layers leave this machine for "
+    "paired devices alone, with the right to files here and there, and are checked by their SHA-256."
+)
+_LAYERS = "What is in use is never removed. A store has a limit; what was used least goes first."
 
 
 class Objective(enum.StrEnum):
@@ -63,16 +81,24 @@ def plan(
     time_limit: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="Then the best plan so far, and how good it is for sure.")
     ] = 10.0,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the devices now, also those that were measured before.")
+    ] = False,
+    interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw it: a .png or .svg file.", show_default=False)
     ] = None,
 ) -> None:  # fmt: skip
     from edgellm.coldstart.plan import plan as best_plan
+    from edgellm.store import resolve
 
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise InvalidOption(f"--plot is {plot}.", "Name a file that ends in .png or .svg.")
-    fleet = _fleet(devices, preset)
+    home: Survey | None = None
+    if devices is None and preset is None and model is not None:
+        home = looked(resolve(model), interface, measure)
+    fleet = _fleet(devices, preset) if home is None else home.fleet()
     planned = _model(model, fleet)
     began = time.perf_counter()
     found = best_plan(
@@ -80,14 +106,15 @@ def plan(
         links=fleet.links, cold=not warm, stop=lambda: time.perf_counter() - began > time_limit,
     )  # fmt: skip
     milliseconds = 1e3 * (time.perf_counter() - began)
+    moves = None if home is None or model is None else _moves(resolve(model), found, home)
     if plot is not None:
         _drawn(found, planned, plot)
     if as_json:
-        emit(json.dumps(figures(found, milliseconds, overlap.value)))
+        emit(json.dumps(figures(found, milliseconds, overlap.value) | _moves_row(moves)))
         return
     from edgellm.cli.planned import show
 
-    show(out(), found, planned, tokens_in, tokens_out, milliseconds)
+    show(out(), found, planned, tokens_in, tokens_out, milliseconds, moves)
     if plot is not None:
         say(f"drawn: {plot}", style="dim")
 
@@ -103,9 +130,21 @@ def _fleet(devices: Path | None, preset: str | None) -> Fleet:
         return fleet.preset(preset)
     raise InvalidOption(
         "Nothing is known of your devices yet.",
-        "Describe them in a file and name it with --devices (`edgellm mesh plan --help` shows one), or try"
-        " --preset csgo.",
+        "Describe them in a file and name it with --devices (`edgellm mesh plan --help` shows one), try"
+        " --preset csgo, or name a MODEL, for which this device and the paired ones are then measured.",
     )
+
+
+def _moves(model: Path, found: Plan, home: Survey) -> list[tuple[str, int]]:
+    """Bytes that each device still lacks of its layers."""
+    from edgellm.mesh.home import moves, of_plan
+    from edgellm.store.layers import LayerStore
+
+    return moves(model, of_plan(found), [int(stage.size) for stage in found.way.stages], home.workers, LayerStore())
+
+
+def _moves_row(moves: list[tuple[str, int]] | None) -> dict[str, Any]:
+    return {} if moves is None else {"move": [{"device": name, "bytes": count} for name, count in moves]}
 
 
 def _model(name: str | None, fleet: Fleet) -> Model:
@@ -164,3 +203,9 @@ def _help() -> str:
 
 
 mesh.command("plan", help=_help())(plan)
+mesh.command(
+    "peers", help=taught("mesh peers", "See the devices that can hold layers: rights, speed, layers.", _PEERS)
+)(peers)
+mesh.command("deploy", help=taught("mesh deploy", "Bring to each device the layers that it needs.", _DEPLOY))(deploy)
+mesh.command("layers", help=taught("mesh layers", "See which layers are where, and remove them.", _LAYERS))(layers)
+mesh.command("run", help=taught("mesh run", "Have one reply written by a model that several devices hold.", _RUN))(run)

@@ -15,7 +15,7 @@ from rich.table import Table
 from edgellm.cli.pair import Interfaces
 from edgellm.cli.rights import read_grant
 from edgellm.cli.screen import emit, out, say
-from edgellm.cli.text import one_line, size
+from edgellm.cli.text import ago, one_line, size
 from edgellm.errors import EdgeError, InvalidOption
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _table(answers: list[Answer], asked: bool) -> Table:
     for answer in answers:
         peer, welcomed = answer.peer, answer.welcomed
         address = welcomed.address if welcomed is not None else next(iter(peer.addresses), None)
-        seen = "now" if welcomed is not None else _ago(datetime.now(UTC) - peer.seen)
+        seen = "now" if welcomed is not None else ago((datetime.now(UTC) - peer.seen).total_seconds())
         table.add_row(
             one_line(peer.name),
             peer.id.short,
@@ -163,15 +163,6 @@ def _row(answer: Answer) -> dict[str, Any]:
         ],
         "trouble": str(answer.trouble) if answer.trouble is not None else None,
     }
-
-
-def _ago(past: Any) -> str:
-    seconds = max(0, int(past.total_seconds()))
-    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds >= length:
-            count = seconds // length
-            return f"{count} {unit}{'' if count == 1 else 's'} ago"
-    return "just now"
 
 
 _EXAMPLES = {

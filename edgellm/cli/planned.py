@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 
 from rich.console import Console
@@ -24,9 +25,10 @@ WIDEST = 72
 
 
 def show(
-    console: Console, plan: Plan, model: Model, tokens_in: int, tokens_out: int, milliseconds: float
+    console: Console, plan: Plan, model: Model, tokens_in: int, tokens_out: int, milliseconds: float,
+    moves: Sequence[tuple[str, int]] | None = None,
 ) -> None:  # fmt: skip
-    """Prints it all."""
+    """Prints it all. `moves`: bytes that each device still lacks, where that is known."""
     reply = plan.objective == "reply"
     goal = f"the end of a reply of {tokens_out} tokens" if reply else "the first token"
     console.print(
@@ -42,7 +44,7 @@ def show(
     console.print(_ways(plan))
     console.print()
     console.print(f"planned in {milliseconds:.0f} ms; {plan.reason}", style="dim")
-    _moves(console, plan)
+    _moves(console, plan, moves)
     console.print(Text(plan.advice, style="bold"), soft_wrap=True)
 
 
@@ -70,7 +72,7 @@ def gantt(way: Way, width: int) -> list[Text]:
     seen = set()
     for name, stage in zip(names, way.stages, strict=True):
         line = Text(name.ljust(column))
-        cells = [_doing(stage, (cell + 0.5) * end / width, end / width) for cell in range(width)]
+        cells = [at_moment(stage, (cell + 0.5) * end / width, end / width) for cell in range(width)]
         seen.update(cells)
         for doing, run in groupby(cells):
             mark, style = LOOKS.get(doing, (" ", ""))
@@ -85,7 +87,7 @@ def gantt(way: Way, width: int) -> list[Text]:
     return [*lines, legend]
 
 
-def _doing(stage: Stage, moment: float, cell: float) -> str:
+def at_moment(stage: Stage, moment: float, cell: float) -> str:
     """What the device does at a moment; a sending is seen even if it is shorter than a cell."""
     computing = stage.finish_s - stage.compute_s <= moment < stage.finish_s
     loading = moment < stage.load_s
@@ -120,8 +122,15 @@ def _ways(plan: Plan) -> Table:
     return table
 
 
-def _moves(console: Console, plan: Plan) -> None:
+def _moves(console: Console, plan: Plan, moves: Sequence[tuple[str, int]] | None) -> None:
     """What has to lie on each device's disk before the first run."""
-    parts = ", ".join(f"{one_line(stage.device)} {size(int(stage.size))}" for stage in plan.way.stages)
-    total = sum(stage.size for stage in plan.way.stages)
-    console.print(f"to be on the devices' disks first: {size(int(total))} ({parts})", style="dim", soft_wrap=True)
+    if moves is None:
+        what, lacking = "to be on the devices' disks first", [(s.device, int(s.size)) for s in plan.way.stages]
+    else:
+        what, lacking = "to be moved first", [(name, count) for name, count in moves if count]
+    if not lacking:
+        console.print("nothing has to be moved first", style="dim")
+        return
+    parts = ", ".join(f"{one_line(name)} {size(count)}" for name, count in lacking)
+    end = "" if moves is None else ": edgellm mesh deploy"
+    console.print(f"{what}: {size(sum(n for _, n in lacking))} ({parts}){end}", style="dim", soft_wrap=True)

@@ -18,8 +18,8 @@ MEANS = {
         "{host} then sees activations, from which prompts can be guessed; {guest} can keep {host} busy, or crash it",
     ),
     Right.FILES: (
-        "copy models from {host}",
-        "{guest} then sees which models {host} has",
+        "copy models from {host}, and keep layers of models on it",
+        "{guest} then sees which models {host} has, and takes room on its disk, up to a limit",
     ),
 }
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import enum
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgellm.cli.announce import findable, hosts_of
 from edgellm.cli.door import (
     Http,
     HttpHost,
@@ -39,7 +38,6 @@ from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
     from edgellm.http.door import Door
-    from edgellm.serve.server import VerifierServer
     from edgellm.serve.service import ServerEvent
 
 PORT = 50151  # as in `edgellm.link.channel`, which takes its time to import
@@ -50,6 +48,7 @@ class Role(enum.StrEnum):
 
     PAIR = "pair"
     VERIFIER = "verifier"
+    WORKER = "worker"
 
 
 def serve(
@@ -57,13 +56,13 @@ def serve(
         Role,
         typer.Option(
             help="What to serve: the pair answers over HTTP as `edgellm chat` would; the verifier also checks what "
-            "other devices draft."
+            "other devices draft; a worker computes layers of models that several devices hold together."
         ),
     ] = Role.PAIR,
     model: Annotated[
         str | None,
         typer.Option(
-            "-m", "--model", metavar="MODEL", help="With the role verifier: the model that verifies.",
+            "-m", "--model", metavar="MODEL", help="The model that verifies; of a worker, one that it has whole.",
             autocompletion=model_names, show_default="edgellm-verifier",
         ),
     ] = None,
@@ -110,7 +109,7 @@ def serve(
     wanted = Wanted(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting)
     if role is Role.PAIR:
         if model is not None:
-            raise InvalidOption("--model is for the role verifier.", "A pair has --draft and --verifier.")
+            raise InvalidOption("--model is for the roles verifier and worker.", "A pair has --draft and --verifier.")
         if not http:
             raise InvalidOption("A pair is served over HTTP alone.", "Leave --no-http out, or say --role verifier.")
         with closing_door(wanted) as door:
@@ -118,6 +117,22 @@ def serve(
         return
     with closing_door(wanted) as door:
         _serve_verifier(door, model or "edgellm-verifier", host, port, paired_only, announce, interface)
+
+
+def _serve_worker(
+    model: str | None, host: str, port: int, paired_only: bool, memory: float | None, keep: float,
+    store: float | None, announce: bool, interface: list[str] | None,
+) -> None:  # fmt: skip
+    from edgellm.cli.worker import serve_worker
+    from edgellm.store import resolve
+
+    path = None if model is None else resolve(model)
+    worker = serve_worker(path, host, port, paired_only=paired_only, memory=memory, keep=keep, store=store)
+    with ExitStack() as closing:
+        closing.callback(worker.close)
+        if announce:
+            closing.enter_context(findable(worker, interface))
+        until_stopped([worker])
 
 
 def _serve_pair(
@@ -160,7 +175,7 @@ def _serve_verifier(
         say(f"Ask it with: edgellm chat --verifier {server.address}", style="bold")
     else:
         say("Ask it on a paired device with: edgellm chat --verifier auto", style="bold")
-        for one in _hosts(server, interface):
+        for one in hosts_of(server, interface):
             say(f"or, if it is not found: edgellm chat --peer {replace(server.address, host=one)}", style="dim")
     with ExitStack() as closing:
         if door is not None:
@@ -169,54 +184,11 @@ def _serve_verifier(
             invite(door)
         say("Ctrl-C stops it when it has finished what is in flight; a second one stops it at once.", style="dim")
         if announce:
-            closing.enter_context(_announced(server, interface))
+            closing.enter_context(findable(server, interface))
         try:
             until_stopped([door, server])
         finally:
-            server.model.close()
-
-
-def _hosts(server: VerifierServer, interface: list[str] | None) -> list[str]:
-    """Where others can reach a server: at the address it was given, or at all that lead home."""
-    from ipaddress import ip_address
-
-    from edgellm.link.interfaces import chosen_hosts
-
-    host = server.address.host
-    try:
-        everywhere = ip_address(host).is_unspecified
-    except ValueError:  # a name
-        everywhere = False
-    return chosen_hosts(interface or ()) if everywhere else [host]
-
-
-@contextmanager
-def _announced(server: VerifierServer, interface: list[str] | None) -> Iterator[None]:
-    """Announces a server that other machines can reach, and looks for one that has this one's identity."""
-    from edgellm.link.discovery import Kind, announced, copies
-
-    trust, address = server.trust, server.address
-    if trust is None or address.loopback:
-        yield
-        return
-    hosts = [host for host in _hosts(server, interface) if _is_ipv4(host)]  # announcements are made over IPv4
-    short = trust.identity.id.short
-
-    def look() -> None:
-        for copy in copies(short, hosts):
-            say(f"{copy.addresses[0].host} announces the identity of this device, {copy.short}: run `edgellm doctor`.")
-
-    with announced(Kind.DEVICE, short, address.port, hosts) as begun:
-        if begun:
-            say(f"announced as {short} on {', '.join(hosts)}", style="dim")
-            threading.Thread(target=look, daemon=True).start()
-        else:
-            say("It could not be announced; `edgellm doctor` tells why. --peer HOST:PORT works all the same.")
-        yield
-
-
-def _is_ipv4(host: str) -> bool:
-    return host.replace(".", "").isdigit()
+            server.close()
 
 
 def _tell(event: ServerEvent) -> None:

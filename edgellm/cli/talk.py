@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edgellm.api import Pair
+    from edgellm.cli.mesh_report import Reports
     from edgellm.engine import Message
     from edgellm.spec.options import ReplyOptions
     from edgellm.spec.records import Summary
@@ -26,9 +27,11 @@ class Talk:
         remember: Callable[[str, str], None] | None = None,
         history: Sequence[Message] = (),
         keep: Callable[[Sequence[Message]], None] | None = None,
+        reports: Reports | None = None,
     ) -> None:
         """`remember` is told of each question, without the context, and of its reply, once that is complete; `keep` of
-        all that was said, each time. `history` was said before."""
+        all that was said, each time; `reports` of each reply, where several devices hold the model. `history` was said
+        before."""
         self.pair = pair
         self.options = options
         self.summary: Summary | None = None
@@ -39,7 +42,7 @@ class Talk:
         self._keep = keep
         self._asked: list[Message] = []
         self._question = ""
-        self._remember = remember
+        self._remember, self._reports = remember, reports
 
     def ask(self, prompt: str) -> Reply:
         """A reply to `prompt` after all that was said. Raises what `Pair.reply` raises, and forgets the prompt then."""
@@ -47,6 +50,8 @@ class Talk:
 
         self._question = prompt
         context = self._context if self._new else ()
+        if self._reports is not None:
+            self._reports.asked()
         self._asked = compose(prompt, context=context, history=self._history, system=self._system)
         return self.pair.reply(self._asked, self.options)
 
@@ -55,6 +60,8 @@ class Talk:
         from edgellm.engine import Message
 
         self.summary = summary
+        if self._reports is not None:
+            self._reports.heard(summary)
         if summary.text:
             self._history, self._new = [*self._asked, Message("assistant", summary.text)], False
             if self._keep is not None:

@@ -22,6 +22,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm chat --verifier auto", "the best verifier among the paired devices"),
         ("edgellm chat --peer desk", "a certain one, by its name in `edgellm peers`"),
         ("edgellm chat --peer 192.168.1.20:50151", "or by where it is"),
+        ("edgellm chat --mesh here:1-6,desk:7-12", "the verifier's layers on two devices; see edgellm mesh run --help"),
         ("edgellm chat --budget 0.2", "only one chunk in five is verified: those that matter most"),
         ("edgellm chat --budget 0.2 --gate synera --explain", "by the paper's gate; and why each chunk was or was not"),
         ("edgellm chat --retrieval off", "nothing copied from the context or from past conversations"),
@@ -44,6 +45,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm serve --role verifier", "the bundled verifier, for devices that draft; over HTTP, too"),
         ("edgellm serve --role verifier -m user/repo:Q8_0 --port 50152", "another model, another port"),
         ("edgellm serve --role verifier --host 192.168.1.20", "for paired devices, on this address of the machine"),
+        ("edgellm serve --role worker --host 192.168.1.20", "computes the layers that others have brought here"),
+        ("edgellm serve --role worker -m ./big.gguf --port 50152", "any layers of a model that is here"),
     ),
     "pair": (
         ("edgellm pair", "shows a code, such as 7-lamp-otter, and waits"),
@@ -83,6 +86,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm bench coldstart --show", "the last results for cold starts, without measuring"),
     ),
     "mesh plan": (
+        ("edgellm mesh plan user/repo:Q4_K_M", "this device and the paired ones, measured, for a model that is here"),
         ("edgellm mesh plan --preset csgo", "the paper's four devices and its model"),
         ("edgellm mesh plan --devices home.toml user/repo:Q4_K_M", "your devices, and a model that is here"),
         (
@@ -92,6 +96,21 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm mesh plan --preset csgo --overlap paper --tokens-in 256 --plot plan.png", "as in the paper; drawn"),
         ("edgellm mesh plan --preset csgo --json | jq -r .advice", "what to do, in a sentence"),
     ),
+    "mesh peers": (
+        ("edgellm mesh peers", "who is there, what they can do, and which layers they have"),
+        ("edgellm mesh peers --measure user/repo:Q4_K_M", "measured now, for layers of this model's shape"),
+        ("edgellm mesh peers --json | jq -r '.[] | [.name, .speed.disk_mb_s] | @tsv'", "for scripts"),
+    ),
+    "mesh deploy": (
+        ("edgellm mesh deploy user/repo:Q4_K_M", "as `edgellm mesh plan` says"),
+        ("edgellm mesh deploy ./big.gguf --split here:1-12,desk:13-24", "as you say"),
+        ("edgellm mesh deploy ./big.gguf --rate 50", "leaving the network to others"),
+    ),
+    "mesh layers": (
+        ("edgellm mesh layers", "what is where, and how much room is left"),
+        ("edgellm mesh layers clean --on desk --model ./big.gguf", "one model's layers on one device"),
+        ("edgellm mesh layers clean --on here --yes", "all that is not in use, without asking"),
+    ),
     "config path": (
         ("edgellm config path", "where the file of settings is, or would be"),
         ("edgellm config path data", "where profiles, identity and history are"),
@@ -100,6 +119,18 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm config show", "what is set, by the file or by a variable"),
         ("edgellm config show chat --all --origin", "every option of chat, its value and where that is from"),
         ("edgellm config show --json | jq -r .serve", "for scripts"),
+    ),
+    "mesh run": (
+        ("edgellm mesh run MODEL 'Where is my mug?' --split here:1-6,desk:7-12", "desk: a paired device with a worker"),
+        (
+            "edgellm mesh run MODEL 'Hello' --split 127.0.0.1:50151:1-6,127.0.0.1:50152:7-12",
+            "two workers on this machine",
+        ),
+        ("edgellm mesh run MODEL 'Hello' --devices home.toml --peer desk=192.168.1.20:50151", "as a plan says"),
+        (
+            "edgellm mesh run MODEL 'Hello' --split here:1-6,desk:7-12 --draft SMALL",
+            "drafts cross the devices in blocks",
+        ),
     ),
     "rm": (
         ("edgellm rm user/repo:Q8_0", "one quantisation"),

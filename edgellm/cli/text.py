@@ -55,3 +55,12 @@ def size(count: int) -> str:
             break
         amount, unit = amount / 1000, larger
     return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def ago(seconds: float) -> str:
+    """How long ago, for people."""
+    for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+    return "just now"

@@ -118,6 +118,17 @@ def plan(
     )  # fmt: skip
 
 
+def foreseen(
+    devices: Sequence[Device], model: Model, cut: Cut, tokens_in: int, tokens_out: int, *,
+    overlap: Overlap = "streamed", links: Links | None = None, cold: bool = True,
+) -> Way:  # fmt: skip
+    """What a reply takes with the layers as `cut` says, whether or not that is a good plan.
+
+    Raises InvalidOption for numbers that make no sense."""
+    task = task_of(devices, model, tokens_in, tokens_out, overlap, links)
+    return _way(devices, model, task if cold else warm(task), max(0, tokens_out - 1), cut)
+
+
 def _score(objective: Objective) -> Callable[[Way], float]:
     return (lambda way: way.reply_s) if objective == "reply" else (lambda way: way.ttft_s)
 

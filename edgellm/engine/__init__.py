@@ -1,6 +1,7 @@
 """The engine: llama.cpp behind a small, typed door. The only package that imports `llama_cpp`."""
 
 from edgellm.engine.batch import SeqRows, Twig
+from edgellm.engine.block import Block
 from edgellm.engine.capture import Capture, Recorder
 from edgellm.engine.chat import Message
 from edgellm.engine.context import Context
@@ -9,11 +10,12 @@ from edgellm.engine.facts import Top2, top2, top_k
 from edgellm.engine.gguf import GgufHeader, TensorInfo, check_gguf
 from edgellm.engine.lens import Lens
 from edgellm.engine.model import Model
-from edgellm.engine.shard import cut
+from edgellm.engine.shard import check_cuttable, cut, cut_bytes
 from edgellm.engine.types import Floats, Ids
 from edgellm.engine.vocabulary import Vocabulary
 
 __all__ = [
+    "Block",
     "Capture",
     "Context",
     "Floats",
@@ -28,8 +30,10 @@ __all__ = [
     "Top2",
     "Twig",
     "Vocabulary",
+    "check_cuttable",
     "check_gguf",
     "cut",
+    "cut_bytes",
     "to_f32",
     "top2",
     "top_k",

@@ -1,8 +1,8 @@
 """A conversation as token ids, in which only the model's own template can write control tokens.
 
-The template runs in llama-cpp-python's Jinja sandbox. It is rendered a second time with placeholders for what people
-wrote: that shows which control tokens are the template's own, and where each message ended up. A message that spells
-out a control token is then tokenised apart, as plain text.
+The template runs in a sandbox (`edgellm.engine.template`). It is rendered a second time with placeholders for what
+people wrote: that shows which control tokens are the template's own, and where each message ended up. A message that
+spells out a control token is then tokenised apart, as plain text.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
+from edgellm.engine.template import Template
 from edgellm.engine.types import Ids
 from edgellm.errors import InvalidOption, ModelUnsupported
 
@@ -50,11 +49,12 @@ class ChatTemplate:
         """`bos` and `eos` are the texts of those tokens, `model` the name for messages.
 
         Raises:
-            ModelUnsupported: the template is not valid Jinja.
+            ModelUnsupported: the template is not valid Jinja, or too long.
         """
         self._tokenizer, self._model = tokenizer, model
+        self._bos, self._eos = bos, eos
         try:
-            self._formatter = Jinja2ChatFormatter(template=source, eos_token=eos, bos_token=bos)
+            self._template = Template(source)
         except Exception as error:  # noqa: BLE001  whatever its compiler raises
             raise self._refused(error) from None
 
@@ -63,7 +63,7 @@ class ChatTemplate:
 
         Raises:
             InvalidOption: an unknown role, no message, or text that the template would turn into control tokens.
-            ModelUnsupported: the template refuses the conversation.
+            ModelUnsupported: the template refuses the conversation, or wants more than its limits.
         """
         if not messages:
             raise InvalidOption("There is no message to answer.", "Give at least one.")
@@ -116,8 +116,8 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[Message]) -> str:
         try:
-            turns: Any = [{"role": m.role, "content": m.content} for m in messages]
-            return str(self._formatter(messages=turns).prompt)
+            turns = [{"role": m.role, "content": m.content} for m in messages]
+            return self._template.render(turns, self._bos, self._eos)
         except Exception as error:  # noqa: BLE001  a template is somebody's program: it may raise anything
             raise self._refused(error) from None
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.engine.gguf import TENSOR_TYPES, TensorInfo, check_gguf
-from edgellm.engine.rewrite import NewTensor, number, raw_entries, write
+from edgellm.engine.rewrite import NewTensor, number, portions, raw_entries, write
 from edgellm.engine.types import Floats
 from edgellm.errors import ModelUnsupported
 
@@ -37,7 +37,7 @@ def to_f32(src: Path, dst: Path) -> None:
         tensors = [
             NewTensor(t.name, t.shape, _F32, 4 * t.n_elements, partial(_dequantised, source, t)) for t in header.tensors
         ]
-        write(dst, header, entries.values(), tensors)
+        write(dst, portions(header, entries.values(), tensors))
 
 
 def _dequantised(source: BufferedReader, tensor: TensorInfo) -> Iterator[bytes]:

@@ -23,9 +23,12 @@ MAX_NAME = 63
 MAX_KEY = 65_535
 MAX_STRING = 16 * 2**20
 MAX_STRINGS = 4_000_000
+MAX_TOKENS = 2**20
+MAX_KEPT = 32 * 2**20  # bytes of texts and numbers that are kept in the header, all together
 KEPT_ELEMENTS = 1_024  # numeric arrays up to this length are kept in the header, longer ones only described
 
 _UINT32, _STRING, _ARRAY = 4, 8, 9
+_NUMBER = 40  # bytes of a number in Python
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 # ggml type: name, elements in a block, bytes in a block
@@ -125,7 +128,7 @@ class _Parser:
     """A cursor over the mapped file that never leaves it."""
 
     def __init__(self, path: Path, view: mmap.mmap, size: int) -> None:
-        self.path, self.view, self.size, self.at = path, view, size, 0
+        self.path, self.view, self.size, self.at, self.kept = path, view, size, 0, 0
 
     def header(self) -> GgufHeader:
         magic = bytes(self.view[:4])
@@ -175,6 +178,11 @@ class _Parser:
         self.at = at + n
         return at
 
+    def keep(self, n: int) -> None:
+        self.kept += n
+        if self.kept > MAX_KEPT:
+            raise _corrupt(self.path, f"has more than {MAX_KEPT >> 20} MiB of names and metadata")
+
     def number(self, code: str) -> int:
         form = "<" + code
         return int(struct.unpack_from(form, self.view, self.take(struct.calcsize(form), "a number"))[0])
@@ -184,6 +192,7 @@ class _Parser:
         if n > limit:
             raise _corrupt(self.path, f"has {what} of {n} bytes at {self.at}; {limit} are allowed")
         at = self.take(n, what)
+        self.keep(n)
         try:
             return self.view[at : at + n].decode(errors=errors)
         except UnicodeDecodeError:
@@ -210,6 +219,7 @@ class _Parser:
         at = self.take(count * struct.calcsize("<" + code), key)
         if count > KEPT_ELEMENTS:
             return GgufArray(kind, count, at)
+        self.keep(count * _NUMBER)
         return struct.unpack_from(f"<{count}{code}", self.view, at)
 
     def strings(self, key: str, count: int) -> GgufArray:
@@ -244,6 +254,8 @@ class _Parser:
             self.check_tokens(tokens, byte_fallback=metadata.get("tokenizer.ggml.model") == "llama")
 
     def check_tokens(self, tokens: GgufArray, byte_fallback: bool) -> None:
+        if tokens.count > MAX_TOKENS:
+            raise _corrupt(self.path, f"lists {tokens.count} tokens; {MAX_TOKENS} are possible")
         seen, at, view, read = set(), tokens.offset, self.view, struct.Struct("<Q").unpack_from
         for i in range(tokens.count):
             begin = at + 8

@@ -11,13 +11,13 @@ import ctypes
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp as binding
 from threadpoolctl import ThreadpoolController
 
 from edgellm.engine.context import Context
 from edgellm.engine.convert import dequantised
 from edgellm.engine.gguf import TensorInfo
 from edgellm.engine.model import Model
+from edgellm.engine.openmp import binding
 from edgellm.engine.types import Floats, Ids
 from edgellm.errors import ModelUnsupported
 

@@ -75,8 +75,17 @@ class Model:
         self._pieces: list[bytes | None] = [None] * self.n_vocab
 
     @classmethod
-    def load(cls, path: Path, *, gpu_layers: int = 0, progress: Callable[[float], None] | None = None) -> Model:
+    def load(
+        cls,
+        path: Path,
+        *,
+        gpu_layers: int = 0,
+        progress: Callable[[float], None] | None = None,
+        text_only: bool = False,
+    ) -> Model:
         """Checks the header, then loads. `progress` hears shares from 0 to 1; what it raises stops the loading.
+
+        With `text_only` no weights are loaded: the model tokenises, and no context can be opened over it.
 
         Raises:
             ModelNotFound: no such file.
@@ -87,7 +96,7 @@ class Model:
         header = check_gguf(path)
         parts = _parts(path, header)
         params = lib.llama_model_default_params()
-        params.n_gpu_layers = gpu_layers
+        params.n_gpu_layers, params.vocab_only = gpu_layers, text_only
         raised: list[BaseException] = []
 
         def report(share: float, _user: int | None) -> bool:

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp
+from edgellm.engine.openmp import binding
 
 # its declarations are functions without bodies, which a type checker takes at their word in the wrong places
-lib: Any = llama_cpp.llama_cpp
+lib: Any = binding
 
 _TINY = 4_000_000  # parameters
 _SMALL = 50_000_000
@@ -167,7 +167,7 @@ def ggml() -> ctypes.CDLL:
     """The library below llama.cpp, for reading tensors inside the evaluation callback."""
     from llama_cpp._ctypes_extensions import load_shared_library
 
-    base = Path(llama_cpp.llama_cpp.__file__).parent / "lib"
+    base = Path(binding.__file__).parent / "lib"
     library: ctypes.CDLL = load_shared_library("ggml-base", Path(os.environ.get("LLAMA_CPP_LIB_PATH", base)))
     library.ggml_get_name.argtypes, library.ggml_get_name.restype = [ctypes.c_void_p], ctypes.c_char_p
     library.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]

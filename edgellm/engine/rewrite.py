@@ -71,22 +71,27 @@ def copied(source: BufferedReader, tensor: TensorInfo) -> Iterator[memoryview]:
         yield room[:n]
 
 
-def write(dst: Path, like: GgufHeader, entries: Iterable[bytes], tensors: Sequence[NewTensor]) -> None:
-    """Writes a file of the version and alignment of `like`. `dst` appears whole or not at all."""
+def portions(like: GgufHeader, entries: Iterable[bytes], tensors: Sequence[NewTensor]) -> Iterator[bytes | memoryview]:
+    """The bytes of a file of the version and alignment of `like`; each portion is good until the next is asked for."""
     values, infos, due = tuple(entries), [], 0
     for t in tensors:
         infos.append(_info(t, due))
         due += _padded(t.nbytes, like.alignment)
     counts = struct.pack("<IQQ", like.version, len(tensors), len(values))
     head = b"".join((b"GGUF", counts, *values, *infos))
+    yield head.ljust(_padded(len(head), like.alignment), b"\0")
+    for t in tensors:
+        yield from t.data()
+        yield bytes(_padded(t.nbytes, like.alignment) - t.nbytes)
+
+
+def write(dst: Path, data: Iterable[bytes | memoryview]) -> None:
+    """Writes a file that appears whole or not at all."""
     partial = dst.with_name(dst.name + ".partial")
     try:
         with partial.open("wb") as out:
-            out.write(head.ljust(_padded(len(head), like.alignment), b"\0"))
-            for t in tensors:
-                for portion in t.data():
-                    out.write(portion)
-                out.write(bytes(_padded(t.nbytes, like.alignment) - t.nbytes))
+            for portion in data:
+                out.write(portion)
         partial.replace(dst)
     finally:
         partial.unlink(missing_ok=True)

@@ -8,13 +8,14 @@ is; one without is read with `Capture(outputs=..., stop_after=...)`. In a chain 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
 
 from edgellm.engine.gguf import GgufArray, GgufHeader, TensorInfo, check_gguf
-from edgellm.engine.rewrite import NewTensor, copied, number, raw_entries, sliced, text, write
+from edgellm.engine.rewrite import NewTensor, copied, number, portions, raw_entries, sliced, text, write
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 
 # Architectures whose blocks can be renumbered: all of one kind, nothing in llama.cpp's graph asks which number a block
@@ -46,6 +47,14 @@ def cut(src: Path, dst: Path, first: int, last: int, *, head: bool) -> None:
         ModelNotFound, ModelCorrupt: as for `check_gguf`.
         ModelUnsupported: an architecture that is not known to be safe to cut, or a file that is split.
     """
+    write(dst, cut_bytes(src, first, last, head=head))
+
+
+def cut_bytes(src: Path, first: int, last: int, *, head: bool) -> Iterator[bytes | memoryview]:
+    """The bytes that `cut` writes, in portions of a mebibyte at most, each good until the next is asked for.
+
+    Raises what `cut` raises, at the first portion.
+    """
     header = check_gguf(src)
     n_layer = check_cuttable(header)
     if not 0 <= first <= last < n_layer:
@@ -61,7 +70,7 @@ def cut(src: Path, dst: Path, first: int, last: int, *, head: bool) -> None:
         if first > 0:
             rows = next(t.shape[1] for t in tensors if t.name == _EMBEDDING)
             entries |= _no_vocabulary(header, rows)
-        write(dst, header, entries.values(), tensors)
+        yield from portions(header, entries.values(), tensors)
 
 
 def check_cuttable(header: GgufHeader) -> int:

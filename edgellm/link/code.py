@@ -63,7 +63,8 @@ class Code:
             InvalidOption: it is no code; says which word is meant, perhaps.
         """
         number, *words = text.lower().replace("-", " ").replace("_", " ").split() or [""]
-        if not (number.isascii() and number.isdigit() and 1 <= int(number[:3]) <= NUMBERS) or len(words) != 2:
+        counts = number.isascii() and number.isdigit() and len(number) <= 3 and 1 <= int(number) <= NUMBERS
+        if not counts or len(words) != 2:
             raise InvalidOption(f"{text!r} is not a pairing code.", "A code is a number and two words: 7-lamp-otter.")
         return cls(int(number), (_word(words[0]), _word(words[1])))
 

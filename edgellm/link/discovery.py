@@ -114,7 +114,7 @@ def browse(
         info = None
         with suppress(Error, OSError, RuntimeError):
             info = zeroconf.get_service_info(service_type, name, _ASK_MS)
-        hint = None if info is None else _hint(info, local)
+        hint = None if info is None else hint_of(info, local)
         if hint is not None:
             with news:
                 found[name] = hint
@@ -154,7 +154,7 @@ def _multicast(hosts: Sequence[str]) -> Iterator[Zeroconf | None]:
             zeroconf.close()
 
 
-def _hint(info: ServiceInfo, local: bool) -> Hint | None:
+def hint_of(info: ServiceInfo, local: bool) -> Hint | None:
     """What an announcement says, where it is one of ours. Anybody may have written it: an address of this machine is
     believed only where none but this machine is listened to."""
     words = {key: value for key, value in (info.properties or {}).items() if value is not None and len(value) <= 32}

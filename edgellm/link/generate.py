@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PROTOS = (Path("edgellm/link/edgellm.proto"), Path("edgellm/link/trust.proto"))
+PROTOS = tuple(Path("edgellm/link") / f"{name}.proto" for name in ("edgellm", "layers", "mesh", "trust"))
 ROOT = Path(__file__).parents[2]
 
 

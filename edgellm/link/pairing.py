@@ -11,13 +11,13 @@ from typing import Any, NoReturn, Self
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from edgellm.errors import EdgeError, IdentityClash, NotPaired, PairingFailed, ProtocolError, VerifierUnreachable
 from edgellm.link import trust_pb2 as pb
 from edgellm.link.address import Address
 from edgellm.link.channel import bind_pairing, new_pairing_server, open_pairing_channel
 from edgellm.link.code import Code
+from edgellm.link.frames import parsed
 from edgellm.link.guard import Context, caller, own_identity
 from edgellm.link.identity import Certificate
 from edgellm.link.loop import run_there
@@ -151,7 +151,7 @@ class Window:
         await _write(stream, pb.PairFrame(hello=_hello(own, exchange.spake)))
         said = await _read(stream, "confirm")
         words = exchange.check(said.mac, said.sealed)
-        peer = _peer(certificate, words, self._about.rights, caller(stream))
+        peer = introduced(certificate, words, self._about.rights, caller(stream))
         mac, sealed = exchange.confirm(self._about.to_bytes())
         await _write(stream, pb.PairFrame(confirm=pb.PairConfirm(mac=mac, sealed=sealed)))
         exchange.check_done((await _read(stream, "done")).mac)
@@ -200,7 +200,7 @@ async def _through(call: Any, code: Code, trust: Trust, about: About, address: A
     mac, sealed = exchange.confirm(about.to_bytes())
     await _write(call, pb.PairFrame(confirm=pb.PairConfirm(mac=mac, sealed=sealed)))
     said = await _read(call, "confirm")
-    peer = _peer(certificate, exchange.check(said.mac, said.sealed), about.rights, address.host)
+    peer = introduced(certificate, exchange.check(said.mac, said.sealed), about.rights, address.host)
     await _write(call, pb.PairFrame(done=pb.PairDone(mac=exchange.done())))
     return peer
 
@@ -218,21 +218,19 @@ async def _read(stream: Any, kind: str) -> Any:
     data = await stream.read()
     if not isinstance(data, bytes):
         raise PairingFailed("The other device left in the middle.", _AGAIN)
-    try:
-        frame = pb.PairFrame.FromString(data)
-    except DecodeError:
-        raise ProtocolError("A frame is not what the contract describes.", _UPDATE) from None
+    frame = parsed(pb.PairFrame, data)
     if frame.WhichOneof("frame") != kind:
         raise ProtocolError(f"{kind!r} was to come, and {frame.WhichOneof('frame')!r} came.", _UPDATE)
     return getattr(frame, kind)
 
 
-def _peer(certificate: Certificate, words: bytes, rights: Rights, host: str) -> Peer:
-    """The device as it goes on the list: seen at `host`, for what it says of itself."""
-    try:
-        said = pb.Introduction.FromString(words)
-    except DecodeError:
-        raise ProtocolError("The other device introduces itself in no way we know.", _UPDATE) from None
+def introduced(certificate: Certificate, words: bytes, rights: Rights, host: str) -> Peer:
+    """The device as it goes on the list: seen at `host`, for what it says of itself in `words`.
+
+    Raises:
+        ProtocolError: those are no Introduction.
+    """
+    said = parsed(pb.Introduction, words)
     told = []
     for text in said.addresses[:ADDRESSES_MOST]:
         try:

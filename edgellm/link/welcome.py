@@ -17,6 +17,7 @@ from edgellm.link import trust_pb2 as pb
 from edgellm.link.address import Address
 from edgellm.link.channel import HELLO_SECONDS, open_channel
 from edgellm.link.device import DeviceID
+from edgellm.link.frames import SMALL, parsed
 from edgellm.link.guard import Context, Guard, own_identity, who
 from edgellm.link.peers import Peer
 from edgellm.link.reach import Reach, reach
@@ -28,7 +29,7 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Devices"]
 _WELCOME = f"/{_SERVICE.full_name}/Welcome"
 _NONCE = 32  # bytes
 _OFFERS_MOST = 16
-_LABEL = b"edgellm welcome 1\0"
+LABEL = b"edgellm welcome 1\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,14 @@ def welcome_handlers(trust: Trust, guard: Guard, offers: Sequence[Offer]) -> grp
         for one in offers
     ]
 
-    async def welcome(request: pb.WelcomeRequest, context: Context) -> pb.WelcomeReply:
-        if len(request.nonce) != _NONCE:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"The nonce has {len(request.nonce)} bytes.")
+    async def welcome(data: bytes, context: Context) -> pb.WelcomeReply:
+        try:
+            request = parsed(pb.WelcomeRequest, data, SMALL)
+            if len(request.nonce) != _NONCE:
+                raise ProtocolError(f"The nonce has {len(request.nonce)} bytes.", f"Send {_NONCE}.")
+        except ProtocolError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.what)
+            raise  # abort does not return
         client = who(context)
         peer = guard.check(client, None)
         await asyncio.to_thread(trust.peers.saw, client)
@@ -79,9 +85,7 @@ def welcome_handlers(trust: Trust, guard: Guard, offers: Sequence[Offer]) -> grp
             time=int(time.time()),
         )
 
-    method = grpc.unary_unary_rpc_method_handler(
-        guard.over(welcome), pb.WelcomeRequest.FromString, pb.WelcomeReply.SerializeToString
-    )
+    method = grpc.unary_unary_rpc_method_handler(guard.over(welcome), None, pb.WelcomeReply.SerializeToString)
     return grpc.method_handlers_generic_handler(_SERVICE.full_name, {"Welcome": method})
 
 
@@ -124,12 +128,20 @@ async def _welcome(
     channel: grpc.aio.Channel, address: Address, trust: Trust, expected: DeviceID | None, seconds: float
 ) -> Welcomed:
     nonce = os.urandom(_NONCE)
-    call = channel.unary_unary(_WELCOME, pb.WelcomeRequest.SerializeToString, pb.WelcomeReply.FromString)
+    call = channel.unary_unary(_WELCOME, pb.WelcomeRequest.SerializeToString, bytes)
     began = time.monotonic()
-    reply: pb.WelcomeReply = await call(
-        pb.WelcomeRequest(protocol=LINK, nonce=nonce, version=program()), timeout=seconds
-    )
-    took = time.monotonic() - began
+    data = await call(pb.WelcomeRequest(protocol=LINK, nonce=nonce, version=program()), timeout=seconds)
+    return read_welcome(data, nonce, trust, expected, address, time.monotonic() - began)
+
+
+def read_welcome(
+    data: bytes, nonce: bytes, trust: Trust, expected: DeviceID | None, address: Address, took: float
+) -> Welcomed:
+    """What a server says at the first word, which took `took` seconds; checked to come from a paired device.
+
+    Raises: what `meet` raises of somebody who answers.
+    """
+    reply = parsed(pb.WelcomeReply, data, SMALL)
     check_version(reply.protocol, LINK, "the other device")
     peer = _proved(reply, nonce, trust, expected, address)
     offers = tuple(
@@ -167,7 +179,7 @@ def _proved(reply: pb.WelcomeReply, nonce: bytes, trust: Trust, expected: Device
 
 
 def _statement(nonce: bytes, server: DeviceID, client: DeviceID) -> bytes:
-    return _LABEL + nonce + server.digest + client.digest
+    return LABEL + nonce + server.digest + client.digest
 
 
 async def _explained(error: grpc.aio.AioRpcError, address: Address, seconds: float) -> EdgeError:

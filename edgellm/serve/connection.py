@@ -15,16 +15,15 @@ import grpc
 import grpc.aio
 
 from edgellm.engine import Vocabulary
-from edgellm.errors import EdgeError, NotPermitted, ProtocolError, TrustUnusable, VerifierUnreachable
-from edgellm.link import edgellm_pb2 as pb
+from edgellm.errors import EdgeError, NotPermitted, TrustUnusable, VerifierUnreachable
 from edgellm.link.address import Address
-from edgellm.link.channel import COMPARE_VOCABULARY, HEARTBEAT_SECONDS, HELLO, HELLO_SECONDS, open_channel
+from edgellm.link.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, open_channel
 from edgellm.link.device import DeviceID
 from edgellm.link.guard import GLANCE
 from edgellm.link.loop import network_loop, run_there
 from edgellm.link.trust import Trust
 from edgellm.link.welcome import meet
-from edgellm.serve.handshake import check_protocol, hello, mismatch
+from edgellm.serve.handshake import Peer, greet
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +41,6 @@ class Timing:
     stall: float = 30.0
     retry: float = 0.2
     retry_most: float = 8.0
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """What the verifier says of itself: the name of its model, the tokens that one session can hold, and the SHA-256
-    of the model's file in hex, empty where it is not told."""
-
-    model: str
-    context_length: int
-    model_hash: str = ""
 
 
 class Connection:
@@ -160,7 +149,7 @@ class Connection:
             channel, welcomed = await meet(self.address, self._trust, self._device, self.timing.hello)
             self._device = welcomed.peer.id  # when it comes back, it must be the same
         try:
-            peer = await self._greet(channel)
+            peer = await greet(channel, self._vocabulary, self.timing.hello, str(self.address))
         except BaseException as error:
             await channel.close(None)
             if isinstance(error, grpc.aio.AioRpcError):
@@ -188,27 +177,6 @@ class Connection:
         """Notices the end of a connection also while no session is open."""
         await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
         self.loop_lost(channel)
-
-    async def _greet(self, channel: grpc.aio.Channel) -> Peer:
-        ours = hello(self._vocabulary)
-        greet = channel.unary_unary(HELLO, pb.HelloRequest.SerializeToString, pb.HelloReply.FromString)
-        reply: pb.HelloReply = await greet(ours, timeout=self.timing.hello)
-        check_protocol(reply.protocol, "the verifier")
-        if reply.vocabulary != ours.vocabulary:
-            compare = channel.unary_unary(
-                COMPARE_VOCABULARY, pb.VocabularyHashes.SerializeToString, pb.VocabularyBlock.FromString
-            )
-            hashes = pb.VocabularyHashes(blocks=self._vocabulary.block_hashes)
-            block: pb.VocabularyBlock = await compare(hashes, timeout=self.timing.hello)
-            raise mismatch(self._vocabulary, reply.vocabulary_size, block, str(self.address))
-        if reply.context_length < 1:
-            raise ProtocolError("The verifier holds no tokens.", "Run the same version of edgellm on both sides.")
-        if len(reply.model_hash) not in (0, 32):
-            raise ProtocolError(
-                f"The verifier's model has a hash of {len(reply.model_hash)} bytes.",
-                "Run the same version of edgellm on both sides.",
-            )
-        return Peer(reply.model, reply.context_length, reply.model_hash.hex())
 
     def _unreachable(self, error: grpc.aio.AioRpcError) -> EdgeError:
         if error.code() is grpc.StatusCode.PERMISSION_DENIED:

@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import islice
+
+import grpc.aio
+
 from edgellm.engine import Vocabulary
-from edgellm.errors import VocabularyMismatch
+from edgellm.errors import ProtocolError, VocabularyMismatch
 from edgellm.link import edgellm_pb2 as pb
-from edgellm.link.channel import PROTOCOL
+from edgellm.link.channel import COMPARE_VOCABULARY, HELLO, PROTOCOL
+from edgellm.link.frames import SMALL, VOCABULARY, parsed
 from edgellm.link.versions import check_version
 
 _BLOCK = 256  # tokens behind one hash
 _SHOWN = 40  # bytes of a token that a message shows
+_NAME = 200  # characters of a model's name
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What the verifier says of itself: the name of its model, the tokens that one session can hold, and the SHA-256
+    of the model's file in hex, empty where it is not told."""
+
+    model: str
+    context_length: int
+    model_hash: str = ""
+
+
+async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, where: str) -> Peer:
+    """A device's first words to the verifier at the address `where`, which has so many seconds for each of its own.
+
+    Raises:
+        VocabularyMismatch, ProtocolError: the two do not fit.
+        grpc.aio.AioRpcError: nobody answers.
+    """
+    said = hello(ours)
+    data = await channel.unary_unary(HELLO, pb.HelloRequest.SerializeToString, bytes)(said, timeout=seconds)
+    reply = parsed(pb.HelloReply, data, SMALL)
+    check_protocol(reply.protocol, "the verifier")
+    if reply.vocabulary != said.vocabulary:
+        hashes = pb.VocabularyHashes(blocks=ours.block_hashes)
+        compare = channel.unary_unary(COMPARE_VOCABULARY, pb.VocabularyHashes.SerializeToString, bytes)
+        block = parsed(pb.VocabularyBlock, await compare(hashes, timeout=seconds), VOCABULARY)
+        raise mismatch(ours, reply.vocabulary_size, block, where)
+    if reply.context_length < 1:
+        raise ProtocolError("The verifier holds no tokens.", _UPDATE)
+    if len(reply.model_hash) not in (0, 32):
+        raise ProtocolError(f"The verifier's model has a hash of {len(reply.model_hash)} bytes.", _UPDATE)
+    return Peer(reply.model[:_NAME], reply.context_length, reply.model_hash.hex())
 
 
 def hello(vocabulary: Vocabulary) -> pb.HelloRequest:
@@ -39,7 +79,8 @@ def check_protocol(theirs: int, who: str) -> None:
 
 def mismatch(ours: Vocabulary, size: int, block: pb.VocabularyBlock, where: str) -> VocabularyMismatch:
     """Names the first token on which device and verifier (of `size` tokens, at the address `where`) differ."""
-    theirs = dict(enumerate(zip(block.tokens, block.kinds, strict=False), start=block.first_token))
+    sent = islice(zip(block.tokens, block.kinds, strict=False), _BLOCK)
+    theirs = dict(enumerate(sent, start=block.first_token))
     mine = range(block.first_token, min(block.first_token + _BLOCK, ours.size))
     for token in range(block.first_token, block.first_token + _BLOCK):
         here = (ours.pieces[token], ours.kinds[token]) if token in mine else None
@@ -64,3 +105,6 @@ def _shown(token: tuple[bytes, int] | None, other: tuple[bytes, int] | None) -> 
     piece, kind = token
     text = repr(piece[:_SHOWN])[1:] + ("…" if len(piece) > _SHOWN else "")
     return f"{text} (kind {kind})" if other is not None and other[0] == piece else text
+
+
+_UPDATE = "Run the same version of edgellm on both sides."

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
 
 import grpc.aio
 
@@ -18,21 +14,20 @@ from edgellm.errors import InvalidOption
 from edgellm.link.address import Address
 from edgellm.link.channel import DEFAULT_PORT, MAX_CHUNK, bind, new_server, probe
 from edgellm.link.guard import Guard
-from edgellm.link.loop import network_loop, run_there
 from edgellm.link.trust import Trust
 from edgellm.link.welcome import Offer, welcome_handlers
 from edgellm.serve.batcher import Batcher
 from edgellm.serve.inside import InsideVerifier
 from edgellm.serve.jobs import Counters
+from edgellm.serve.listener import Listener
 from edgellm.serve.scheduler import Limits
 from edgellm.serve.service import Happened, ServerEvent, Service
 from edgellm.store.fingerprint import fingerprint
 
-GRACE_SECONDS = 10.0  # for what is in flight, when the server is stopped
 _POSITIONS = 4096  # per session, where the model was trained for more and nobody asked for more
 
 
-class VerifierServer:
+class VerifierServer(Listener):
     """Verifies for several devices at once. `start`, then `stop`; both may come from any thread."""
 
     def __init__(
@@ -58,8 +53,7 @@ class VerifierServer:
             InvalidOption: a size that cannot be meant.
             EngineFailed: no memory for that many sessions.
         """
-        self.address = address if trust is not None else address.require_loopback()
-        self.trust = trust
+        super().__init__(address, trust)
         self.model = model
         self.sessions = _positive("sessions", sessions)
         self.context_length = _positions(model, context)
@@ -73,10 +67,6 @@ class VerifierServer:
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)
         engine = Context(model, n_ctx=self.context_length, n_seq=sessions, n_batch=rows, threads=threads, unified=False)
         self._batcher = Batcher(engine, sessions, model.is_eog, limits)
-        self._life: Future[None] | None = None
-        self._up = threading.Event()  # listening, or failed to
-        self._trouble: BaseException | None = None
-        self._goodbyes: asyncio.Queue[float] = asyncio.Queue()
 
     @property
     def counters(self) -> Counters:
@@ -87,44 +77,9 @@ class VerifierServer:
         """The same verifier for this process: what it asks is computed in one batch with what devices ask."""
         return InsideVerifier(self._batcher, self.model.name, self.context_length)
 
-    def start(self) -> Address:
-        """Listens; returns the address, with the real port where port 0 was asked for.
-
-        Raises:
-            PairingRequired: with `trust`, nobody is paired.
-            PortTaken: something else listens there.
-            InvalidOption: this machine does not have the address, or does not give away the port.
-        """
-        self._life = run_there(self._serve())
-        self._up.wait()
-        if self._trouble is not None:
-            self._life.result()
-            raise self._trouble
-        return self.address
-
-    def request_stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Begins to stop and returns at once; may be called in a signal handler, and again with less grace.
-
-        Nothing new is taken from now on. What is in flight is finished, for at most `grace` seconds; 0 cuts it off.
-        """
-        if self._life is not None and not self._life.done():
-            network_loop().call_soon_threadsafe(self._goodbyes.put_nowait, grace)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the server has ended; whether it has."""
-        return self._life is None or bool(wait_for([self._life], timeout).done)
-
-    def stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Stops, and returns when everything is closed."""
-        self.request_stop(grace)
-        self.wait()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        self.stop()
+    def close(self) -> None:
+        """Closes the model, when the server has ended."""
+        self.model.close()
 
     async def _serve(self) -> None:
         server = new_server()
@@ -150,14 +105,11 @@ class VerifierServer:
             self._tell(ServerEvent(Happened.LISTENING, f"{self.model.name} verifies at {self.address}."))
             self._up.set()
             await self._finish(server, service)
-        except Exception as error:  # noqa: BLE001 - whatever it is, `start` waits for it and raises it
-            self._trouble = error
         finally:
             await server.stop(None)
             if watch is not None:
                 watch.cancel()
             await asyncio.to_thread(self._batcher.close)
-            self._up.set()
 
     def _offer(self) -> Offer:
         return Offer("verifier", self.model.name, self.model.size_bytes, self.model.vocabulary.fingerprint)
@@ -170,15 +122,7 @@ class VerifierServer:
         grace = await self._goodbyes.get()
         self._tell(ServerEvent(Happened.STOPPING, "The verifier finishes what is in flight, and takes nothing new."))
         service.drain()
-        closing = asyncio.create_task(server.stop(grace))
-        while grace > 0 and not closing.done():
-            hurry = asyncio.create_task(self._goodbyes.get())
-            await asyncio.wait({closing, hurry}, return_when=asyncio.FIRST_COMPLETED)
-            if not hurry.cancel():
-                grace = hurry.result()
-                if grace <= 0:
-                    await server.stop(None)
-        await closing
+        await self._farewell(server, grace)
         self._tell(ServerEvent(Happened.STOPPED, "The verifier has stopped."))
 
 

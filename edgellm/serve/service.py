@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from edgellm.engine import Vocabulary
 from edgellm.errors import (
@@ -26,6 +25,7 @@ from edgellm.errors import (
 )
 from edgellm.link import edgellm_pb2 as pb
 from edgellm.link.channel import HEARTBEAT_SECONDS, LONGEST_BUSY_MS, PROTOCOL, SERVICE, TAKE_SECONDS
+from edgellm.link.frames import VOCABULARY, parsed
 from edgellm.link.guard import Guard, Method
 from edgellm.link.rights import Right
 from edgellm.serve.batcher import Batcher
@@ -88,17 +88,15 @@ class Service:
         self._draining = asyncio.get_running_loop().create_future()
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """For `grpc.aio.Server.add_generic_rpc_handlers`. Sessions deal in bytes, so that nothing is parsed unasked."""
+        """For `grpc.aio.Server.add_generic_rpc_handlers`. They take bytes, so that nothing is parsed unasked."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
                 "Hello": grpc.unary_unary_rpc_method_handler(
-                    self._guarded(self.hello), pb.HelloRequest.FromString, pb.HelloReply.SerializeToString
+                    self._guarded(self.hello), None, pb.HelloReply.SerializeToString
                 ),
                 "CompareVocabulary": grpc.unary_unary_rpc_method_handler(
-                    self._guarded(self.compare_vocabulary),
-                    pb.VocabularyHashes.FromString,
-                    pb.VocabularyBlock.SerializeToString,
+                    self._guarded(self.compare_vocabulary), None, pb.VocabularyBlock.SerializeToString
                 ),
                 "Session": grpc.stream_stream_rpc_method_handler(self._guarded(self.session)),
             },
@@ -112,8 +110,8 @@ class Service:
         if not self._draining.done():
             self._draining.set_result(None)
 
-    async def hello(self, _request: pb.HelloRequest, _context: Stream) -> pb.HelloReply:
-        """Who this verifier is. The device compares."""
+    async def hello(self, _request: bytes, _context: Stream) -> pb.HelloReply:
+        """Who this verifier is. The device compares, so what it says of itself is not even read."""
         return pb.HelloReply(
             protocol=PROTOCOL,
             vocabulary=self._fingerprint,
@@ -123,9 +121,13 @@ class Service:
             model_hash=self._model_hash,
         )
 
-    async def compare_vocabulary(self, request: pb.VocabularyHashes, _context: Stream) -> pb.VocabularyBlock:
+    async def compare_vocabulary(self, request: bytes, context: Stream) -> pb.VocabularyBlock:
         """This side of the first block that differs."""
-        return first_different_block(self._vocabulary, request)
+        try:
+            return first_different_block(self._vocabulary, parsed(pb.VocabularyHashes, request, VOCABULARY))
+        except ProtocolError as error:
+            await context.abort(_STATUS[ProtocolError], error.what)
+            raise  # abort does not return
 
     async def session(self, _frames: Any, stream: Stream) -> None:
         """One session, from Open to the end of the stream."""
@@ -206,10 +208,7 @@ class Service:
             reading.cancel()
         if not isinstance(data, bytes):  # the end of the stream
             return None
-        try:
-            return pb.DeviceFrame.FromString(data)
-        except DecodeError:
-            raise ProtocolError("A frame is not what the contract describes.", _UPDATE) from None
+        return parsed(pb.DeviceFrame, data)
 
 
 def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:

@@ -13,11 +13,11 @@ from typing import TypeAlias
 import grpc
 import grpc.aio
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from edgellm.errors import EdgeError, ProtocolError, VerifierBusy, VerifierLost
 from edgellm.link import edgellm_pb2 as pb
 from edgellm.link.channel import LONGEST_BUSY_MS, SESSION
+from edgellm.link.frames import parsed
 from edgellm.serve.connection import Connection
 from edgellm.serve.wire import Ask, read_verdict, write_verify
 from edgellm.spec.records import Chunk, Ids, Verdict
@@ -135,7 +135,7 @@ class Stream:
         except grpc.aio.AioRpcError as error:
             self.over = True
             self._ended(error.code(), error.details() or error.code().name)
-        except (ProtocolError, DecodeError) as error:
+        except ProtocolError as error:
             call.cancel()
             self._connection.loop_pause()
             self._fail(lost(f"The verifier breaks the contract: {error}"))
@@ -145,7 +145,7 @@ class Stream:
 
     def _take(self, call: _Call, data: bytes) -> None:
         """Deals with one frame."""
-        frame = pb.VerifierFrame.FromString(data)
+        frame = parsed(pb.VerifierFrame, data)
         kind = frame.WhichOneof("frame")
         if kind == "draining":
             self._lost("is shutting down")

@@ -38,10 +38,15 @@ class Bounds:
 
 def write_open(sampling: Sampling, fingerprint: str) -> pb.DeviceFrame:
     """The first frame of a session; `fingerprint` is the vocabulary's, in hex."""
-    wanted = pb.Sampling(
+    wanted = write_sampling(sampling)
+    return pb.DeviceFrame(open=pb.Open(protocol=PROTOCOL, vocabulary=bytes.fromhex(fingerprint), sampling=wanted))
+
+
+def write_sampling(sampling: Sampling) -> pb.Sampling:
+    """How to choose."""
+    return pb.Sampling(
         temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, seed=sampling.seed & (2**64 - 1)
     )
-    return pb.DeviceFrame(open=pb.Open(protocol=PROTOCOL, vocabulary=bytes.fromhex(fingerprint), sampling=wanted))
 
 
 def read_sampling(message: pb.Sampling) -> Sampling:
@@ -102,8 +107,8 @@ def read_verify(message: pb.Verify, bounds: Bounds) -> Ask:
             f" context of {bounds.context}.",
             "Shorten the prompt, or serve the verifier with a longer context.",
         )
-    prefix = _ids(message.prefix, bounds.vocabulary)
-    chunk_ids = _ids(message.chunk, bounds.vocabulary)
+    prefix = read_ids(message.prefix, bounds.vocabulary)
+    chunk_ids = read_ids(message.chunk, bounds.vocabulary)
     drawn = None
     if message.HasField("distributions"):
         drawn = _distributions(message.distributions, len(chunk_ids), bounds.vocabulary)
@@ -135,7 +140,7 @@ def read_verdict(message: pb.Verdict, ask: Ask, vocabulary: int) -> Verdict:
         _refuse(f"A verdict accepts {message.accepted} of {len(ask.chunk)} and brings {len(message.tokens)} tokens.")
     if not (math.isfinite(message.seconds) and message.seconds >= 0.0):
         _refuse(f"A verdict took {message.seconds} seconds.")
-    tokens = _ids(message.tokens, vocabulary)
+    tokens = read_ids(message.tokens, vocabulary)
     likely = _plausible(message.plausible, len(ask.chunk)) if ask.chunk.retrieved and message.plausible else None
     return Verdict(message.accepted, tokens, seconds=message.seconds, passes=message.passes, plausible=likely)
 
@@ -147,7 +152,8 @@ def _plausible(bits: bytes, drafted: int) -> tuple[bool, ...]:
     return tuple(flags.astype(bool).tolist())
 
 
-def _ids(tokens: Iterable[int], vocabulary: int) -> Ids:
+def read_ids(tokens: Iterable[int], vocabulary: int) -> Ids:
+    """Ids, all of them below `vocabulary`; ProtocolError otherwise."""
     wide = np.fromiter(tokens, dtype=np.int64)
     if not len(wide):
         return NO_IDS

@@ -32,10 +32,13 @@ _MEMORY = 0.98  # what a round counts for the next one: a memory of about fifty
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """`seconds[i]` for one decode of `rows[i]` rows, both ascending; `rows` begins with 1."""
+    """`seconds[i]` for one decode of `rows[i]` rows, both ascending; `rows` begins with 1. That is where the decode
+    before had as many rows; `change` is added where it had not, as llama.cpp then builds its graph anew.
+    """
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
+    change: float = 0.0
 
     def table(self) -> list[float]:
         """Seconds of a decode of 0, 1, 2 … `MOST + 1` rows (0 rows cost nothing)."""
@@ -45,6 +48,14 @@ class CostCurve:
         beyond = wanted > self.rows[-1]
         found[beyond] = known[-1] * wanted[beyond] / self.rows[-1]
         return [0.0, *found.tolist()]
+
+
+def floors(curve: CostCurve) -> list[float]:
+    """How likely a token must be for a row more in a decode to pay, behind rows of the same decode, beside a decode of
+    its own later on.
+    """
+    table = curve.table()
+    return [slope / table[1] for slope in _least_slopes(table)]
 
 
 def twigs(curve: CostCurve, wanted: str) -> tuple[int, str]:
@@ -75,6 +86,8 @@ class LengthRule:
         self._plain = self._table = curve.table()
         self._slopes = _least_slopes(self._table)
         self._tokens, self._seconds = 1.0, self._table[1]  # of late
+        self._change = curve.change
+        self._last = -1  # tokens drafted for the last decode; -1: nobody knows
         self._explored = 0.0
         self._all = 0.0
         self._rounds = 0
@@ -93,17 +106,20 @@ class LengthRule:
 
     def choose(self, survives: Sequence[float], instead: tuple[float, float] | None = None) -> int:
         """How many of the offered tokens to draft; `survives[i]` is the chance that the first i + 1 are all accepted.
+        It may be more than are offered: then any others fill up the decode.
 
         Without a draft come `instead` tokens in so many seconds; None: the verifier's next one alone.
         """
-        table, price = self._table, self.rate
-        tokens, seconds = instead or (1.0, table[1])
+        table, price, change, last = self._table, self.rate, self._change, self._last
+        tokens, seconds = instead or (1.0, table[1] + (change if last else 0.0))
         best, gain, expected = 0, LEAST + tokens - price * seconds, 1.0
         for at, chance in enumerate(survives[:MOST], 1):
             expected += chance
-            now = expected - price * table[at + 1]
+            now = expected - price * (table[at + 1] + (change if at != last else 0.0))
             if now > gain:
                 best, gain = at, now
+        if best < last > len(survives) > 0 and expected - price * table[last + 1] > gain:
+            return last  # a row that says nothing is cheaper than another number of rows
         if best or not survives:
             return best
         cost = max(table[2] - table[1], LEAST * table[1])
@@ -111,6 +127,11 @@ class LengthRule:
             return 0
         self._explored += cost
         return 1
+
+    def pays(self, usual: tuple[float, float]) -> bool:
+        """Whether `usual`, tokens and seconds for them, is better than a decode without drafts."""
+        tokens, seconds = usual
+        return tokens - self.rate * seconds > 1.0 - self.rate * self._table[1]
 
     def floors(self, rows: int = 0) -> list[float]:
         """For every place behind `rows` drafted tokens: with less chance to survive, no token there or later pays."""
@@ -141,15 +162,18 @@ class LengthRule:
         expected, cost = 1.0 + sum(survives[:chosen]), self._table[chosen + 1] / one
         return f"{chosen} drafted: {expected:.1f} tokens expected for the time of {cost:.1f}"
 
-    def learn(self, drafted: int, tokens: int, seconds: float) -> None:
-        """A round with `drafted` tokens brought `tokens`, and took `seconds`."""
+    def learn(self, drafted: int | None, tokens: int, seconds: float) -> None:
+        """A round with `drafted` tokens brought `tokens`, and took `seconds`; None: not for a decode alone."""
         self._tokens = _MEMORY * self._tokens + tokens
         self._seconds = _MEMORY * self._seconds + seconds
         self._all += seconds
-        if tokens > drafted + 1:  # these were several decodes
+        last, self._last = self._last, -1
+        if drafted is None or tokens > drafted + 1:  # these were several decodes
             return
+        self._last = drafted
         at = self._nearest[drafted]
-        off = log(max(seconds, 1e-9) / self._plain[drafted + 1])
+        expected = self._plain[drafted + 1] + (self._change if drafted != last else 0.0)
+        off = log(max(seconds, 1e-9) / expected)
         self._tries[at] += 1.0
         weight = max(_FRESH, 1.0 / (self._tries[at] + 1.0))  # the curve itself was a try
         self._off[at] += weight * max(-1.0, min(1.0, off - self._off[at]))  # an interruption is one slow round
@@ -164,6 +188,7 @@ class LengthRule:
         off = np.interp(self._rows, self._rows[tried], np.array(self._off)[tried])
         seconds = np.array(self._curve.seconds) * np.exp(off)
         self._table = CostCurve(self._curve.rows, tuple(seconds.tolist())).table()
+        self._change = self._curve.change
         self._slopes = _least_slopes(self._table)
 
 

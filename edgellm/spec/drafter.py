@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 import numpy as np
 
 from edgellm.engine import Context, Model, SeqRows, top2, top_k
 from edgellm.spec.drafting import Drafting, Meter
+from edgellm.spec.protocols import Suggests
 from edgellm.spec.records import NO_IDS, Chunk, Floats, Ids, Sampling
 
 
@@ -29,26 +31,49 @@ class ModelDrafter:
         self._meter = Meter(context, layers)
         self._alternatives = alternatives
         self.doubt = 0.0  # a chunk ends behind a token of less confidence; set for a reply
+        self.alone = False  # nobody verifies this reply; set for it
+        self.suggests: Suggests | None = None  # set for a reply, too
+        self.floors: Sequence[float] = ()  # what a suggested token's chance must be, by its place in a decode
+        self.least: Callable[[], Sequence[float]] = tuple  # what a chunk's chance must be, by its length
         self._branches = 0  # sequences 1 to this hold what was drafted ahead
 
     def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
-        """See `Drafter.draft`. The last token of a chunk is not decoded before a later prefix holds it."""
-        drafting = Drafting(len(prefix), gamma, sampling, self._alternatives, self.doubt)
+        """See `Drafter.draft`. The last token of a chunk is not decoded before a later prefix holds it.
+
+        What `suggests` says is decoded in one batch, and stands as far as the model chooses it itself: the chunk is the
+        same, and sooner there.
+        """
+        drafting = Drafting(
+            len(prefix), gamma, sampling, self._alternatives, self.doubt, self.least(), self.alone
+        )  # fmt: skip
         try:
             self._meter.rest()
             self._take_over(prefix)
-            logits = self._context.decode(prefix[self._context.sync(prefix) :])[0]
-            self._meter.start(len(prefix), gamma)
+            feed = prefix[self._context.sync(prefix) :]
             while True:
-                token = drafting.add(logits, top2(logits))
-                if drafting.full() or self._model.is_eog(token):
+                guess = self._guess(prefix, drafting)
+                rows = self._context.decode(np.append(feed, guess) if guess else feed, outputs=len(guess) + 1)
+                self._meter.look() if drafting.ids else self._meter.start(len(prefix), gamma)
+                for row, follows in zip_longest(rows, guess):
+                    token = drafting.add(row, top2(row))
+                    over = drafting.full() or self._model.is_eog(token)
+                    if over or token != follows:
+                        break
+                if over:
                     break
-                logits = self._context.decode(np.array([token], dtype=np.int32))[0]
-                self._meter.look()
+                self._context.rollback(len(prefix) + len(drafting.ids) - 1)  # to what was guessed rightly
+                feed = np.array([token], dtype=np.int32)
         except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
             self._clear()
             raise
         return drafting.chunk(self._meter.importance())
+
+    def _guess(self, prefix: Ids, drafting: Drafting) -> Sequence[int]:
+        """What may come next, to be decoded along with what is decoded anyway."""
+        if self.suggests is None or self._meter.measures:
+            return []
+        drafted = drafting.ids
+        return self.suggests.suggest(prefix, drafted, self.floors[: drafting.left - 1]) if drafting.left > 1 else []
 
     def importance_by_layer(self, n: int) -> Floats | None:
         """Of the first `n` tokens of the last chunk, (layers, n); None where it is not measured."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from edgellm.engine import Context, Recorder, Top2, top_k
 from edgellm.errors import InvalidOption
 from edgellm.spec.importance import ColumnSums
 from edgellm.spec.records import NO_FLOATS, Chunk, Distribution, Floats, Ids, Sampling
-from edgellm.spec.sampling import Purpose, distribution, draw, uniforms
+from edgellm.spec.sampling import Purpose, distribution, draw, exact_distribution, uniforms
 
 _NO_KEYS = slice(0, 0)
 
@@ -17,16 +19,27 @@ class Drafting:
     """A chunk under way: chooses each token from its logits, and notes what is known of it."""
 
     def __init__(
-        self, position: int, gamma: int, sampling: Sampling, alternatives: int = 0, doubt: float = 0.0
+        self,
+        position: int,
+        gamma: int,
+        sampling: Sampling,
+        alternatives: int = 0,
+        doubt: float = 0.0,
+        floors: Sequence[float] = (),
+        alone: bool = False,
     ) -> None:
         """For up to `gamma` tokens from `position` on, where the reply goes on, with `alternatives` for each.
 
-        It also ends behind a token whose confidence is below `doubt`.
+        It also ends behind a token whose confidence is below `doubt`, or where that of all tokens so far, multiplied,
+        is below what `floors` has in its place. `alone`: nobody verifies, so tokens are drawn as a verifier draws its
+        own; a seed then writes what it writes where this model verifies what is copied for it.
         """
+        self._alive, self._floors, self._alone = 1.0, floors, alone
         self._gamma, self._doubt = gamma, doubt
         self._sampling = sampling
-        self._numbers = None if sampling.greedy else uniforms(sampling.seed, position, gamma, Purpose.DRAFT)[:, 0]
-        self._ids: list[int] = []
+        purpose, column = (Purpose.VERIFY, 1) if alone else (Purpose.DRAFT, 0)
+        self._numbers = None if sampling.greedy else uniforms(sampling.seed, position, gamma, purpose)[:, column]
+        self.ids: list[int] = []
         self._facts: list[Top2] = []
         self._drawn: list[Distribution] = []
         self._exits: list[int | None] = []
@@ -37,10 +50,11 @@ class Drafting:
         """The next token, from `logits` (n_vocab,), of which `facts` speak."""
         token = facts.id
         if self._numbers is not None:
-            self._drawn.append(distribution(logits, self._sampling))
-            token = draw(self._drawn[-1], float(self._numbers[len(self._ids)]))
-        self._ids.append(token)
+            self._drawn.append((exact_distribution if self._alone else distribution)(logits, self._sampling))
+            token = draw(self._drawn[-1], float(self._numbers[len(self.ids)]))
+        self.ids.append(token)
         self._facts.append(facts)
+        self._alive *= facts.p1
         self._exits.append(exit_layer)
         if self._wanted:
             ids, probs = top_k(logits, self._wanted + 1)
@@ -48,14 +62,22 @@ class Drafting:
             self._others.append((ids[others], probs[others]))
         return token
 
+    @property
+    def left(self) -> int:
+        """Tokens that it may still get."""
+        return self._gamma - len(self.ids)
+
     def full(self) -> bool:
-        return len(self._ids) >= self._gamma or self._facts[-1].p1 < self._doubt
+        at = len(self.ids)
+        if at >= self._gamma or self._facts[-1].p1 < self._doubt:
+            return True
+        return at <= len(self._floors) and self._alive < self._floors[at - 1]
 
     def chunk(self, importance: Floats | None, exits: bool = False) -> Chunk:
         """The finished chunk; `exits`: whether its drafter stops early at all."""
-        n = len(self._ids)
+        n = len(self.ids)
         return Chunk(
-            ids=np.array(self._ids, dtype=np.int32),
+            ids=np.array(self.ids, dtype=np.int32),
             confidence=np.fromiter((f.p1 for f in self._facts), np.float32, n),
             margin=np.fromiter((f.p1 - f.p2 for f in self._facts), np.float32, n),
             distributions=tuple(self._drawn) if self._numbers is not None else None,
@@ -101,6 +123,10 @@ class Meter:
             self._cells = []
             self._before = self._recorder.visible()
             self._recorder.attend(slice(None) if self._recorder.shared else slice(position, position + gamma))
+
+    @property
+    def measures(self) -> bool:
+        return bool(self._layers)
 
     def look(self) -> None:
         """The chunk's next token has been decoded."""

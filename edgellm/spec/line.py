@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from time import monotonic, sleep
 
-from edgellm.errors import ProtocolError, VerifierBusy, VerifierLost
+from edgellm.errors import MeshBroken, ProtocolError, VerifierBusy, VerifierLost
 from edgellm.spec.protocols import Pending, VerifierSession
 from edgellm.spec.records import Chunk, Decision, Ids, Notice, Verdict
 
@@ -33,6 +33,7 @@ class Line:
         self._session = session
         self._alone = alone
         self._lost = False
+        self._broken: MeshBroken | None = None
         self._busy: float | None = None  # seconds, as it was told
         self._news: list[Notice] = []
         self._reading: Pending | None = None
@@ -76,8 +77,9 @@ class Line:
             self._busy = busy.seconds
             goes_on = "the reply waits for it" if self._alone else "the reply goes on from the draft model alone"
             self._news.append(Notice(f"The verifier is busy for about {busy.seconds:.1f} seconds: {goes_on}."))
-        except VerifierLost:
+        except VerifierLost as error:
             self._lost = True
+            self._broken = error if isinstance(error, MeshBroken) else None
             self._tell(LOST)
         return None
 
@@ -105,6 +107,8 @@ class Line:
                 sleep(_GLANCE)
             self._lost = True
         if self._lost:
+            if self._broken is not None:
+                raise self._broken
             raise VerifierLost(
                 "The verifier is gone, and no draft model is there to go on.",
                 "Start it again, or draft with a small model.",

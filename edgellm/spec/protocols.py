@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from edgellm.spec.records import Chunk, Decision, Ids, Sampling, Verdict
@@ -49,6 +49,14 @@ class Copies(Protocol):
 
     def unchecked(self, chunk: Chunk, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
         """What may stand where no verdict came on `chunk`: nothing copied. Empty where it only copies."""
+        ...
+
+
+class Suggests(Protocol):
+    """Knows what may come next, without a model."""
+
+    def suggest(self, prefix: Ids, drafted: Sequence[int], floors: Sequence[float]) -> Sequence[int]:
+        """Tokens that may follow `prefix` and `drafted`, each with at least the chance that stands in its place."""
         ...
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 from edgellm.store.places import cache_dir
@@ -15,23 +16,24 @@ def curve_path(model_hash: str, threads: int) -> Path:
     return cache_dir() / "curves" / f"{model_hash[:16]}-{threads}-{platform.node() or 'here'}.json"
 
 
-def read_curve(path: Path) -> tuple[tuple[int, ...], tuple[float, ...]] | None:
-    """Rows and seconds of a curve that was kept; None where there is none, or it is damaged."""
+def read_curve(path: Path) -> tuple[tuple[int, ...], tuple[float, ...], float] | None:
+    """Rows, seconds and the cost of a change of a curve that was kept; None where there is none, or it is damaged."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         rows, seconds = tuple(map(int, kept["rows"])), tuple(map(float, kept["seconds"]))
+        change = float(kept["change"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    sound = len(rows) == len(seconds) > 0 and rows[0] == 1 and all(second > 0.0 for second in seconds)
-    return (rows, seconds) if sound and list(rows) == sorted(set(rows)) else None
+    sound = len(rows) == len(seconds) > 0 and rows[0] == 1 and min(seconds) > 0.0 <= change < inf
+    return (rows, seconds, change) if sound and list(rows) == sorted(set(rows)) else None
 
 
-def keep_curve(path: Path, rows: tuple[int, ...], seconds: tuple[float, ...]) -> None:
+def keep_curve(path: Path, rows: tuple[int, ...], seconds: tuple[float, ...], change: float) -> None:
     """Keeps a curve. Where that fails it is measured anew next time."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps({"rows": rows, "seconds": seconds}), encoding="utf-8")
+        partial.write_text(json.dumps({"rows": rows, "seconds": seconds, "change": change}), encoding="utf-8")
         partial.replace(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -79,7 +80,7 @@ def resolve(name: str) -> Path:
     if is_file(path := Path(name)):
         return path.expanduser()
     if _looks_like_path(name):
-        if path.is_dir():
+        if _is(path.is_dir):
             raise ModelNotFound(f"{name} is a folder, not a model file.", "Name the .gguf file in it.")
         raise ModelNotFound(f"There is no file {name}.", "Check the path; `edgellm ls` shows the models that are here.")
     if "/" not in name:
@@ -93,9 +94,13 @@ def resolve(name: str) -> Path:
 
 def is_file(path: Path) -> bool:
     """Whether a file is there; False too for what the system would not accept as a name at all."""
+    return _is(lambda: path.expanduser().is_file())
+
+
+def _is(there: Callable[[], bool]) -> bool:
     try:
-        return path.expanduser().is_file()
-    except (OSError, RuntimeError):
+        return there()
+    except (OSError, RuntimeError, ValueError):
         return False
 
 

@@ -47,7 +47,8 @@ def test_so_does_the_draft_model_and_so_do_both_together(f32_pair: tuple[Path, P
             both = pair.reply(case(number), max_tokens=MOST)
             assert ids(both) == ids(alone.reply(case(number), max_tokens=MOST, retrieval="off"))
             copied = [copied[0] + one.summary.retrieved, copied[1] + both.summary.retrieved]
-    assert min(copied) > 10
+    assert copied[0] > 10
+    assert copied[1] > 0  # the small model drafts most of it
 
 
 @pytest.mark.usefixtures("rows_are_cheap")
@@ -58,6 +59,18 @@ def test_a_seed_repeats_a_sampled_reply_whatever_is_copied(f32_pair: tuple[Path,
         for seed in (1, 2, 1, 2, 3):
             reply = pair.reply(case(5), seed=seed, **options)
             assert ids(reply) == ids(alone.reply(case(5), seed=seed, retrieval="off", **options))
+            copied += reply.summary.retrieved
+    assert copied > 0
+
+
+@pytest.mark.usefixtures("rows_are_cheap")
+def test_a_seed_writes_the_same_for_a_draft_model_alone(f32_pair: tuple[Path, Path]) -> None:
+    options: dict[str, Any] = {"max_tokens": MOST, "temperature": 0.8}
+    with Pair.open(f32_pair[0], "none", threads=1) as pair:
+        copied = 0
+        for seed in (1, 2, 3):
+            reply = pair.reply(case(5), seed=seed, **options)
+            assert ids(reply) == ids(pair.reply(case(5), seed=seed, retrieval="off", **options))
             copied += reply.summary.retrieved
     assert copied > 0
 
@@ -134,7 +147,7 @@ class Slow:
 
 
 @pytest.mark.parametrize(
-    ("row", "knots", "longest"), [(1e-6, 12, 0.002), (1e-3, 12, 0.4), (0.05, 6, 2.5), (9.0, 4, 252)]
+    ("row", "knots", "longest"), [(1e-6, 12, 0.003), (1e-3, 12, 0.4), (0.05, 6, 2.5), (9.0, 4, 252)]
 )
 def test_measuring_a_slow_device_takes_little_time(
     row: float, knots: int, longest: float, monkeypatch: pytest.MonkeyPatch

@@ -10,14 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from bench import coldstart, retrieval, synera
+from bench import coldstart, reliability, retrieval, synera
 from bench.figures import FIGURES
 from edgellm.cli import bench
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]
 ROOT = Path(__file__).parents[2]
-SUITES = {"synera": synera.PARTS, "retrieval": retrieval.PARTS, "coldstart": coldstart.PARTS}
+SUITES = {
+    "synera": synera.PARTS,
+    "retrieval": retrieval.PARTS,
+    "coldstart": coldstart.PARTS,
+    "reliability": reliability.PARTS,
+}
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -29,13 +34,13 @@ def test_every_part_is_listed(suite: str) -> None:
 
 def test_every_part_is_a_benchmark_with_a_name_for_its_results() -> None:
     for part in (part for parts in SUITES.values() for part in parts.values()):
-        assert '"--name"' in (ROOT / "bench" / f"{part.name}.py").read_text(encoding="utf-8")
+        assert '"--name"' in (ROOT / "bench" / f"{part.kind}.py").read_text(encoding="utf-8")
 
 
 def test_what_is_not_there_is_said(edge: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = edge("bench", "sinera")
     assert done.code == 2
-    assert "Choose one of synera, retrieval, coldstart" in done.err
+    assert "Choose one of synera, retrieval, coldstart, reliability" in done.err
     assert edge("bench", "synera", "nonsense").code == 2
     monkeypatch.setattr(bench, "ROOT", tmp_path)
     done = edge("bench", "synera")

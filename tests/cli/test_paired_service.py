@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.link.address import Address
+from edgellm.link.rights import Right
+from edgellm.link.roll_call import ask_at
 from edgellm.link.trust import Trust
 from tests.cli.conftest import Done
 from tests.cli.test_serve_command import Served
@@ -89,3 +92,30 @@ def test_doctor_is_asked_for_what_there_is(edge: Edge, words: tuple[str, ...]) -
     done = edge("doctor", *words)
     assert done.code == 2
     assert words[1] in done.err
+
+
+def test_layers_are_computed_by_a_paired_device_that_is_named(
+    edge: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = Trust.here(), Trust.here(tmp_path / "desk" / "data" / "trust")
+    befriend(here, there)
+    with monkeypatch.context() as patch:
+        patch.setenv("EDGELLM_HOME", str(tmp_path / "desk"))
+        served = Served("--role", "worker", "-m", "edgellm-verifier", "--paired-only")
+    split = ("--split", "here:1-6,other:7-12")
+    words = ("mesh", "run", "edgellm-verifier", "Where is my mug?", *split, "--max-tokens", "4")
+    try:
+        ask_at(here, Address.parse(served.address))  # from now on it is known where it is
+        there.peers.revoke(here.identity.id, [Right.COMPUTE])
+        ask_at(here, Address.parse(served.address))
+        refused = edge(*words)
+        assert (refused.code, refused.out) == (1, "")
+        assert "does not let this device have layers computed" in refused.err
+        there.peers.grant(here.identity.id, [Right.COMPUTE])
+        done = edge(*words)
+        assert done.code == 0, done.err
+        assert any(line.startswith("other") and " 7-12 " in line for line in done.err.splitlines())
+        served.wait_for("Loading layers 7-12")
+        assert "A device is lost" not in done.err
+    finally:
+        served.close()

@@ -45,7 +45,7 @@ class Served:
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        self.address = self.wait_for(r"edgellm chat --(?:verifier|peer) (127\.0\.0\.1:\d+)")
+        self.address = self.wait_for(r"(?:edgellm chat --(?:verifier|peer) |computed at )(127\.0\.0\.1:\d+)")
 
     def _read(self) -> None:
         assert self.process.stderr is not None

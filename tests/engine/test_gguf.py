@@ -130,6 +130,12 @@ def test_a_file_that_may_not_be_read(tiny_path: Path, monkeypatch: pytest.Monkey
         (file([*LLAMA, strings(b"tokenizer.ggml.tokens", [b"a", b"a\0b"])]), "of which 1 are repeated"),
         (file([*LLAMA, strings(b"tokenizer.ggml.tokens", [b"", b"[EMPTY_0]"])]), "of which 1 are repeated"),
         (
+            file([*LLAMA, strings(b"tokenizer.ggml.tokens", [b""] * (2**20 + 1))]),
+            "1048577 tokens; 1048576 are possible",
+        ),
+        (file([*LLAMA, *(string(b"%d" % i, bytes(2**20)) for i in range(33))]), "more than 32 MiB"),
+        (file([*LLAMA, *(numbers(b"%d" % i, [0] * 1024) for i in range(900))]), "more than 32 MiB"),
+        (
             file([*LLAMA, string(b"tokenizer.ggml.model", b"llama"), strings(b"tokenizer.ggml.tokens", BYTES[:-1])]),
             "lacks byte tokens",
         ),

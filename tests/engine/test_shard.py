@@ -199,7 +199,7 @@ def with_arrays(plain: Path, path: Path, values: dict[str, tuple[int, ...]]) -> 
             rewrite.NewTensor(t.name, t.shape, t.kind, t.nbytes, partial(rewrite.copied, source, t))
             for t in header.tensors
         ]
-        rewrite.write(path, header, entries.values(), tensors)
+        rewrite.write(path, rewrite.portions(header, entries.values(), tensors))
 
 
 def test_values_per_layer_are_sliced(tmp_path: Path) -> None:

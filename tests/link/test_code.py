@@ -51,6 +51,8 @@ def test_it_is_read_as_people_type_it(code: Code, case: object, between: str) ->
         ("lamp-otter", "7-lamp-otter"),
         ("7-lamp", "7-lamp-otter"),
         ("0-lamp-otter", "7-lamp-otter"),
+        ("0991-lamp-otter", "7-lamp-otter"),
+        ("099" + "9" * 5000 + "-lamp-otter", "7-lamp-otter"),
         ("100-lamp-otter", "7-lamp-otter"),
         ("٧-lamp-otter", "7-lamp-otter"),
         ("7-lamp-otter-otter", "7-lamp-otter"),

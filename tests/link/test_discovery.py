@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from zeroconf import IPVersion, ServiceInfo, Zeroconf
 
 from edgellm.link.address import Address
-from edgellm.link.discovery import Hint, Kind, _hint, announced, browse, code_number, new_instance
+from edgellm.link.discovery import Hint, Kind, announced, browse, code_number, hint_of, new_instance
 from edgellm.link.identity import Identity
 from edgellm.link.versions import LINK
 
@@ -65,7 +65,7 @@ def said(properties: dict[str, str | bytes | None], host: str = "10.0.0.7", port
     info = ServiceInfo(
         Kind.DEVICE.value, f"x.{Kind.DEVICE.value}", port=port, properties=properties, parsed_addresses=[host]
     )
-    return _hint(info, local=False)
+    return hint_of(info, local=False)
 
 
 SOUND: dict[str, str | bytes | None] = {"id": "0000-0000", "v": "1", "i": "00000000000000ff"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import stat
 from pathlib import Path
@@ -94,3 +95,24 @@ def test_what_is_no_certificate_is_refused(der: bytes) -> None:
         Certificate.of(der)
     with pytest.raises(NotPaired, match="damaged"):
         pem_id(der)
+
+
+def test_whatever_is_odd_in_a_certificate_is_one_error() -> None:
+    """The library has errors of its own, outside any common class, for a version and for an extension that is twice."""
+    der = Identity.new().certificate.der
+    constraints = bytes.fromhex("300c0603551d130101ff04023000")
+    odd = (
+        der.replace(bytes.fromhex("a003020102"), bytes.fromhex("a003020109"), 1),
+        der.replace(bytes.fromhex("0603551d11"), bytes.fromhex("0603551d13"), 1),  # the names become constraints
+    )
+    assert constraints in der
+    for made in odd:
+        assert made != der
+        with pytest.raises(NotPaired, match="damaged"):
+            Certificate.of(made)
+        with pytest.raises(NotPaired, match="damaged"):
+            Certificate.of_pem(x509_pem(made))
+
+
+def x509_pem(der: bytes) -> bytes:
+    return b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(der) + b"-----END CERTIFICATE-----\n"

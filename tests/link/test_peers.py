@@ -11,6 +11,7 @@ import pytest
 
 from edgellm.errors import InvalidOption, NotPaired, TrustUnusable
 from edgellm.link.address import Address
+from edgellm.link.device import DeviceID
 from edgellm.link.identity import Identity
 from edgellm.link.peers import Peer, Peers, shown_name
 from edgellm.link.rights import Right, read_rights
@@ -84,6 +85,22 @@ def test_names_can_be_changed_to_what_is_a_name(peers: Peers) -> None:
 def test_being_seen_does_not_bring_a_removed_one_back(peers: Peers, tmp_path: Path) -> None:
     desk = peers.add(peer())
     Peers(tmp_path).remove(desk.id)
+    peers.saw(desk.id, Address("10.0.0.9", 1))
+    assert peers.all() == []
+
+
+def test_being_seen_does_not_bring_one_back_that_is_removed_at_that_moment(
+    peers: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process removes it between the look at the list and the writing of it."""
+    desk, genuine = peers.add(peer()), Peers.get
+
+    def removed_behind(self: Peers, device: DeviceID) -> Peer | None:
+        found = genuine(self, device)
+        Peers(tmp_path).remove(device)
+        return found
+
+    monkeypatch.setattr(Peers, "get", removed_behind)
     peers.saw(desk.id, Address("10.0.0.9", 1))
     assert peers.all() == []
 

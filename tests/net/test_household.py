@@ -12,7 +12,7 @@ from shutil import copytree
 
 import pytest
 
-from tests.net.namespaces import Machine, household, why_not
+from tests.net.namespaces import Device, household, no_namespaces
 
 SERVE = ("serve", "--role", "verifier", "--host")
 BRIEF = ("Hello", "--max-tokens", "4", "--retrieval", "off")
@@ -20,8 +20,8 @@ UP = "announced as"
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, Machine, Machine]]:
-    if reason := why_not():
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Device, Device, Device]]:
+    if reason := no_namespaces():
         pytest.skip(reason)
     with household(tmp_path_factory.mktemp("household")) as machines:
         yield machines
@@ -34,7 +34,7 @@ def shown_code(said: list[str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def paired(home: tuple[Machine, Machine, Machine]) -> tuple[Machine, Machine, Machine]:
+def paired(home: tuple[Device, Device, Device]) -> tuple[Device, Device, Device]:
     """b finds a's code by multicast; to c, behind a router, its address must be said."""
     a, b, c = home
     with a.running("pair", "--name", "desk", until="Ctrl-C") as said:
@@ -49,7 +49,7 @@ def findings(found: list[tuple[str, str, str]], topic: str, state: str) -> str:
 
 
 @pytest.mark.slow
-def test_what_is_served_is_found_by_itself_and_verifies(paired: tuple[Machine, Machine, Machine]) -> None:
+def test_what_is_served_is_found_by_itself_and_verifies(paired: tuple[Device, Device, Device]) -> None:
     a, b, _ = paired
     with a.running(*SERVE, "0.0.0.0", "--port", "50999", until=UP) as said:  # a port that nobody was told
         (row,) = b.json("peers")
@@ -61,7 +61,7 @@ def test_what_is_served_is_found_by_itself_and_verifies(paired: tuple[Machine, M
 
 @pytest.mark.slow
 def test_a_verifier_that_is_revoked_in_another_process_is_lost_and_the_reply_refused(
-    paired: tuple[Machine, Machine, Machine],
+    paired: tuple[Device, Device, Device],
 ) -> None:
     a, b, _ = paired
     with a.running(*SERVE, "10.77.0.1", until=UP) as said:
@@ -74,7 +74,7 @@ def test_a_verifier_that_is_revoked_in_another_process_is_lost_and_the_reply_ref
 
 
 @pytest.mark.slow
-def test_doctor_tells_multicast_from_tcp(paired: tuple[Machine, Machine, Machine]) -> None:
+def test_doctor_tells_multicast_from_tcp(paired: tuple[Device, Device, Device]) -> None:
     a, b, c = paired
     with a.running(*SERVE, "10.77.0.1", until=UP):
         sound = b.doctor()
@@ -94,9 +94,9 @@ def test_doctor_tells_multicast_from_tcp(paired: tuple[Machine, Machine, Machine
 
 
 @pytest.mark.slow
-def test_a_copied_identity_is_found_by_both(paired: tuple[Machine, Machine, Machine], tmp_path: Path) -> None:
+def test_a_copied_identity_is_found_by_both(paired: tuple[Device, Device, Device], tmp_path: Path) -> None:
     a, b, _ = paired
-    copy = Machine(b.name, tmp_path / "copy")
+    copy = Device(b.name, tmp_path / "copy")
     copytree(a.home, copy.home)
     with copy.running(*SERVE, "10.77.0.2", until=UP):
         assert "10.77.0.2 announces the identity" in findings(a.doctor(), "identity", "problem")

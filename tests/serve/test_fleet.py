@@ -42,7 +42,7 @@ def test_every_arrival_is_answered_and_the_batches_are_as_they_should_be(
         assert 0 < played.deliver < played.busy <= played.seconds
         shapes = {entry[1:] for batch in fleet.context.batches for entry in batch}
         assert shapes == {(1 + GAMMA, 1 + GAMMA), (1 + 3 * GAMMA, 1 + GAMMA)}
-        bare = Bare(verifier_model, work, 1, 512)
+        bare = Bare(verifier_model, work, 1, 512, flash=False)
         bare.load(fleet.context.batches)
         assert bare.seconds() > 0
         assert bare.seconds() > 0  # again, from the same cache

@@ -93,6 +93,17 @@ def test_compare_vocabulary_survives_strange_hashes(channel: grpc.Channel) -> No
     assert compare(pb.VocabularyHashes(blocks=[b""] * 1000)).first_token == 0
 
 
+def test_a_greeting_that_is_none_is_answered_in_words(channel: grpc.Channel) -> None:
+    greet = channel.unary_unary(HELLO, bytes, pb.HelloReply.FromString)
+    assert greet(b"\xff\xff").protocol == PROTOCOL  # what the device says of itself is not even read
+    compare = channel.unary_unary(COMPARE_VOCABULARY, bytes, pb.VocabularyBlock.FromString)
+    for data, why in ((b"\xff\xff", "not what the contract describes"), (b"\x0a\x00" * 2**19 + b"\x0a\x00", "allowed")):
+        with pytest.raises(grpc.RpcError) as caught:
+            compare(data)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert why in (caught.value.details() or "")
+
+
 def test_a_round_and_its_verdict(device: Device, opening: pb.DeviceFrame, prompt: Ids, alone: Alone) -> None:
     device.say(opening, verify(round=3, prefix=tuple(prompt.tolist()), extra=2))
     verdict = device.hear().verdict

@@ -134,3 +134,42 @@ def test_one_interruption_changes_little() -> None:
     for _ in range(11):
         rule.learn(0, 1, 1.0)
     assert not rule.drifted
+
+
+def changing() -> LengthRule:
+    """Four rows cost twice as much as one, and another number of rows than before a half of one."""
+    rule = LengthRule(CostCurve((1, 4, 64), (1.0, 2.0, 60.0), change=0.5))
+    for _ in range(3):
+        rule.learn(0, 1, 1.0)
+    return rule
+
+
+def test_another_number_of_rows_has_its_price() -> None:
+    doubtful = [0.6, 0.3, 0.1]
+    rule = changing()
+    assert LengthRule(CostCurve((1, 4, 64), (1.0, 2.0, 60.0))).choose(doubtful) > 0
+    assert rule.choose(doubtful) == 0  # the last decode had one row
+    rule.learn(3, 1, 2.5)
+    assert rule.choose(doubtful) > 0  # one row, too, would be a change now
+
+
+def test_a_decode_is_filled_up_where_that_is_cheaper() -> None:
+    rule = changing()
+    rule.learn(3, 4, 2.5)
+    assert rule.choose([0.95, 0.9]) == 3
+    assert rule.choose([]) == 0
+    rule.learn(3, 4, 2.0)
+    rule.learn(None, 4, 9.0)  # a draft of the small model: nobody knows how many rows
+    assert rule.choose([0.95, 0.9]) == 2
+
+
+def test_a_change_is_not_taken_for_a_slow_device() -> None:
+    rule = changing()
+    for _ in range(60):
+        rule.learn(0, 1, 1.5)
+        rule.learn(3, 3, 2.5)
+    assert not rule.drifted
+    for _ in range(120):
+        rule.learn(0, 1, 1.5 * 2)
+        rule.learn(3, 3, 2.5 * 2)
+    assert rule.drifted

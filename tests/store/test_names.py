@@ -76,7 +76,10 @@ def test_a_path_is_a_model_wherever_it_is(tmp_path: Path, monkeypatch: pytest.Mo
     assert resolve("~/sub/model").read_bytes() == b"x"
 
 
-@pytest.mark.parametrize("name", ["./none", "none.gguf", "sub/none.gguf", "~/none", "/none", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["./none", "none.gguf", "sub/none.gguf", "~/none", "/none", "", "~\0", "~\ud800", "/\0", "x" * 300 + ".gguf"],
+)
 def test_a_missing_file_is_not_taken_for_a_hub_name(name: str) -> None:
     with pytest.raises(ModelNotFound, match=r"There is no file|is a folder"):
         resolve(name)

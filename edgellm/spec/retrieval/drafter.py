@@ -52,6 +52,7 @@ class RetrievalDrafter:
         self._options: Options = []  # of the last draft, from place `_from` of its chunk on
         self._from = 0
         self._behind_twigs: list[Options] = []  # what each twig may go on with
+        self._found: tuple[int, list[int], list[float]] = 0, [], []  # behind a text of that length, by the last draft
         self._first = True
         self.explain = False
         self.copied = dict.fromkeys(sources, 0)
@@ -79,10 +80,13 @@ class RetrievalDrafter:
         self._read(prefix)
         self._twigs, self._behind_twigs, self._rows, self._from = (), [], 0, 0
         ids, survives, self._options = self._retrieve(gamma)
+        self._found = len(prefix), ids, survives
         n = self._length.choose(survives, instead)
         reason = self._length.reason(survives, n, instead) if self.explain else ""
         if not n:
             return Chunk(reason=reason) if reason else _NOTHING
+        if (more := n - len(ids)) > 0:
+            ids, survives = ids + ids[-1:] * more, survives + [0.0] * more
         confidence = np.array(survives[:n], dtype=np.float32)
         if self._most_twigs:
             self._twigs = self._grow(ids[:n], survives, min(gamma, MOST))
@@ -102,7 +106,8 @@ class RetrievalDrafter:
         for alive, at, token in sorted(offers, reverse=True)[: self._most_twigs]:
             if not self._length.more(rows, [alive], LEAST):
                 break
-            more, further, options = self._retrieve(most - at - 1, [*ids[:at], token], alive, rows + 1)
+            floors = self._length.floors(rows + 1)
+            more, further, options = self._retrieve(most - at - 1, [*ids[:at], token], alive, floors)
             chances = [alive, *further]
             n = self._length.more(rows, chances, LEAST)
             tokens = np.array([token, *more][:n], dtype=np.int32)
@@ -111,12 +116,23 @@ class RetrievalDrafter:
             rows += n
         return tuple(twigs)
 
-    def behind(self, chunk: Chunk, gamma: int) -> Chunk:
+    def pays(self, usual: tuple[float, float]) -> bool:
+        """Whether tokens, and seconds for them, are better than a decode without drafts."""
+        return self._length.pays(usual)
+
+    def worth(self, survives: Sequence[float]) -> int:
+        """How many tokens of another draft pay, where the first i + 1 are accepted with the chance `survives[i]`."""
+        return self._length.more(0, survives)
+
+    def floors(self) -> list[float]:
+        """With less chance to survive, no token in that place of another draft pays."""
+        return self._length.floors()
+
+    def behind(self, chunk: Chunk, gamma: int, alive: float) -> Chunk:
         """`chunk`, which another drafter wrote for the prefix that `draft` was asked about last, with what may be
-        copied behind it, up to `gamma` tokens in all; unchanged where nothing pays.
+        copied behind it, up to `gamma` tokens in all; unchanged where nothing pays. It survives with chance `alive`.
         """
         n = len(chunk)
-        alive = float(chunk.confidence.prod())
         if alive < self._hopeless or self._is_eog(int(chunk.ids[-1])):
             return chunk
         ids, survives, self._options = self._retrieve(gamma - n, chunk.ids.tolist(), alive)
@@ -153,12 +169,21 @@ class RetrievalDrafter:
         """See `Copies.unchecked`."""
         return _NOTHING
 
+    def suggest(self, prefix: Ids, drafted: Sequence[int], floors: Sequence[float]) -> list[int]:
+        """See `Suggests.suggest`."""
+        self._read(prefix)
+        length, ids, survives = self._found
+        if drafted or length != len(prefix):
+            ids, survives, _ = self._retrieve(len(floors), drafted, floors=floors)
+        pays = [chance >= floor for chance, floor in zip(survives, floors, strict=False)]
+        return ids[: pays.index(False) if False in pays else len(pays)]
+
     def _retrieve(
-        self, most: int, drafted: Sequence[int] = (), alive: float = 1.0, rows: int | None = None
+        self, most: int, drafted: Sequence[int] = (), alive: float = 1.0, floors: Sequence[float] | None = None
     ) -> tuple[list[int], list[float], Options]:
         """Up to `most` tokens behind the reply and `drafted`, which is accepted with the chance `alive`; for each the
         chance that it and all before it are accepted; and all that was offered in their places, and the next one. None
-        is sought where it could not pay, but for the first; of a twig's, behind `rows` of a tree, that neither.
+        is sought where it could not pay, but for the first; with `floors`, what each needs to survive, that neither.
         """
         cursors = [
             (1 << place, cursor)
@@ -171,14 +196,14 @@ class RetrievalDrafter:
         ids: list[int] = []
         survives: list[float] = []
         offered: Options = []
-        for floor in self._length.floors(len(drafted) if rows is None else rows)[: max(0, most)]:
+        for floor in (floors or self._length.floors(len(drafted)))[: max(0, most)]:
             options = self._offers(cursors)
             if not options:
                 break
             offered.append(options)
             token, chance, _ = options[0]
             alive *= chance
-            if alive < self._hopeless or ((ids or rows is not None) and alive < floor):
+            if alive < self._hopeless or ((ids or floors is not None) and alive < floor):
                 break
             ids.append(token)
             survives.append(alive)
@@ -219,7 +244,8 @@ class RetrievalDrafter:
         """The verdict on the last chunk is here, `seconds` after it was asked for (drafting included)."""
         n, accepted = len(chunk), verdict.accepted
         if not self._first:  # whose time is the prompt's
-            self._length.learn(max(n, self._rows), accepted + len(verdict.tokens), seconds)
+            drafts = None if n and not chunk.retrieved else max(n, self._rows)  # else seconds are of drafting, too
+            self._length.learn(drafts, accepted + len(verdict.tokens), seconds)
         self._first = False
         options = self._options
         if verdict.twig is not None:

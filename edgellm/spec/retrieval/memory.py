@@ -13,6 +13,7 @@ from edgellm.spec.retrieval.analogy import Analogy
 from edgellm.spec.retrieval.calibration import Calibration
 from edgellm.spec.retrieval.chances import Chances
 from edgellm.spec.retrieval.drafter import RetrievalDrafter
+from edgellm.spec.retrieval.mixed import Rounds
 from edgellm.spec.retrieval.reuse import Reuse
 from edgellm.spec.retrieval.sources import Context, History, Source
 
@@ -53,6 +54,7 @@ class Memory:
         self._reuse = Reuse(inside)
         self._chances = Chances([PRIORS[name] for name in self._names])
         self.length = LengthRule(curve)
+        self.rounds = Rounds()
         self._talks: list[Talk] = []
         self._new: list[Talk] = []
         self._busy = threading.Lock()
@@ -109,6 +111,7 @@ class Memory:
     def add(self, talk: Talk) -> None:
         """A conversation is over; it is searched from the next reply on."""
         self._new.append(talk)
+        self.rounds.ended(len(talk.reply))
 
     def _index(self) -> None:
         """Takes up what is new; where that makes it too much, the older half is forgotten."""

@@ -2,41 +2,157 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from time import perf_counter
 
 from edgellm.spec.ahead import first
 from edgellm.spec.protocols import Drafter, LooksAhead
 from edgellm.spec.records import Chunk, Ids, Sampling, Verdict
 from edgellm.spec.retrieval.drafter import RetrievalDrafter
 
-_MEMORY = 0.9  # what a round with the small model counts for the next one
 TRIED = 4
 """Rounds with the small model that its worth is judged by, at least."""
+_SELDOM = 64  # rounds without the small model, after which it is tried once more
+_FEW = 0.1  # weight of the last round, or reply, of many
+_EDGES = (0.0, 0.3, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995, 1.0)  # of confidence: tokens between two are alike
+_WEIGHT = 4.0  # tokens that count for as much as the confidence itself
+_REPLY = 40.0  # tokens of a reply, while none is known
+_KEPT = 0.995  # what a token counts for the next one
+
+
+class Rounds:
+    """What rounds with the small model brought and took of late, and how often its tokens are accepted; kept from reply
+    to reply."""
+
+    def __init__(self) -> None:
+        self._with, self._without, self._drafting = Mean(), Mean(), Mean()
+        self._others = 0  # rounds without it since it was used last
+        self._reading = 0.0  # seconds for a token of a prompt
+        self._length = _REPLY  # of a reply
+        self._right = [_WEIGHT * (low + high) / 2 for low, high in pairwise(_EDGES)]
+        self._tries = [_WEIGHT] * len(self._right)
+
+    @property
+    def due(self) -> bool:
+        """Whether too little is known of late."""
+        return self._with.rounds < TRIED or self._others >= _SELDOM
+
+    @property
+    def usual(self) -> tuple[float, float]:
+        """Tokens of a round with it, and seconds for them."""
+        return self._with.tokens, self._with.seconds
+
+    def worth_reading(self, prompt: int, written: int) -> bool:
+        """Whether the small model, which has not read the `prompt` tokens of a reply, will save more time than that
+        takes, where `written` tokens are there."""
+        left = max(self._length - written, 0.0)
+        return left * (self._without.pace - self._with.pace) > prompt * self._reading
+
+    def survives(self, confidence: Sequence[float]) -> list[float]:
+        """The chance that so confident tokens are accepted up to each of them."""
+        alive, found = 1.0, []
+        for one in confidence:
+            at = _bin(one)
+            alive *= self._right[at] / self._tries[at]
+            found.append(alive)
+        return found
+
+    def judged(self, confidence: Sequence[float], accepted: int) -> None:
+        """Of drafted tokens that were so confident, the first `accepted` were."""
+        for number, one in enumerate(confidence[: accepted + 1]):
+            at = _bin(one)
+            self._right[at] = _KEPT * self._right[at] + (number < accepted)
+            self._tries[at] = _KEPT * self._tries[at] + 1.0
+
+    def drafted(self, seconds: float, prompt: int) -> None:
+        """The small model took `seconds` for a draft, for which it read `prompt` tokens first."""
+        if not prompt:
+            self._drafting.add(1, seconds)
+        elif self._drafting.rounds:
+            found = max(0.0, seconds - self._drafting.seconds) / prompt
+            self._reading += _FEW * (found - self._reading) if self._reading else found
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """A round with the small model brought `tokens` in so many `seconds`."""
+        self._others = 0
+        self._with.add(tokens, seconds)
+
+    def other(self, tokens: int, seconds: float) -> None:
+        """A round without it did."""
+        self._others += 1
+        self._without.add(tokens, seconds)
+
+    def ended(self, written: int) -> None:
+        """A reply is complete."""
+        self._length += _FEW * (written - self._length)
+
+
+class Mean:
+    """What rounds of one kind bring and take, of late."""
+
+    def __init__(self) -> None:
+        self.tokens = self.seconds = 0.0
+        self.rounds = 0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        weight = max(_FEW, 1.0 / (self.rounds + 1.0))
+        self.rounds += 1
+        self.tokens += weight * (tokens - self.tokens)
+        self.seconds += weight * (seconds - self.seconds)
+
+    @property
+    def pace(self) -> float:
+        """Seconds for a token; 0 where nothing is known."""
+        return self.seconds / self.tokens if self.tokens else 0.0
+
+
+def _bin(confidence: float) -> int:
+    return min(bisect_right(_EDGES, confidence), len(_EDGES) - 1) - 1
 
 
 class MixedDrafter:
     """Copies where that brings more tokens for its time than asking the small model, by what both brought of late."""
 
-    def __init__(self, retrieval: RetrievalDrafter, model: Drafter, gamma: int) -> None:
-        """`gamma`: tokens that the model drafts, at most; retrieval may draft more."""
+    def __init__(self, retrieval: RetrievalDrafter, model: Drafter, gamma: int, rounds: Rounds | None = None) -> None:
+        """`gamma`: tokens that the model drafts, at most; retrieval may draft more. `rounds` of earlier replies."""
         self._retrieval, self._model, self._gamma = retrieval, model, gamma
-        self._tokens = self._seconds = 0.0  # what rounds with the small model brought and took
-        self._rounds = 0
+        self._rounds = rounds or Rounds()
+        self._prompt = self._number = 0  # its tokens; of the round
+        self._reads = self._knows = False  # the prompt: whether the small model does this time, or has done so
+        self.asked = False
+        """Whether the small model has drafted last time, also where nothing of that pays."""
 
     def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
         """See `Drafter.draft`."""
-        usual = (self._tokens, self._seconds) if self._rounds >= TRIED else None
-        chunk = self._retrieval.draft(prefix, gamma, sampling, instead=usual)
-        if len(chunk):
+        if not self._number:
+            self._prompt = len(prefix)
+        rounds, written = self._rounds, len(prefix) - self._prompt
+        asks = self._knows or rounds.due or rounds.worth_reading(len(prefix), written)
+        due = rounds.due and self._number > 0  # what the first round takes is the verifier's prompt, too
+        chunk = self._retrieval.draft(prefix, gamma, sampling, instead=None if rounds.due else rounds.usual)
+        pays = rounds.due or self._retrieval.pays(rounds.usual)
+        self.asked = asks and (due or (pays and not len(chunk)))
+        if not self.asked:
             return chunk
+        self._reads, self._knows = not self._knows, True
+        began = perf_counter()
         drafted = self._model.draft(prefix, min(gamma, self._gamma), sampling)
+        rounds.drafted(perf_counter() - began, self._prompt if self._reads else 0)
         if len(drafted) and drafted.distributions is None:
-            drafted = self._retrieval.behind(drafted, gamma)
+            drafted = self._paying(drafted, gamma)
         if not chunk.reason:
             return drafted
         behind = f", and {drafted.tail} tokens are copied behind it" if drafted.tail else ""
         return replace(drafted, reason=f"{chunk.reason}; the small model drafts{behind}")
+
+    def _paying(self, drafted: Chunk, gamma: int) -> Chunk:
+        """As much of a draft as pays, and what may be copied behind it."""
+        survives = self._rounds.survives(drafted.confidence.tolist())
+        n = self._retrieval.worth(survives)
+        return first(drafted, n) if n < len(drafted) else self._retrieval.behind(drafted, gamma, survives[-1])
 
     @property
     def only(self) -> bool:
@@ -52,11 +168,13 @@ class MixedDrafter:
     def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
         """See `Learns.told`."""
         self._retrieval.told(chunk, verdict, seconds)
-        if len(chunk) and not chunk.retrieved and not chunk.tail:
-            keep = min(_MEMORY, self._rounds / (self._rounds + 1.0))
-            self._rounds += 1
-            self._tokens += (1.0 - keep) * (verdict.accepted + len(verdict.tokens) - self._tokens)
-            self._seconds += (1.0 - keep) * (seconds - self._seconds)
+        tokens, own = verdict.accepted + len(verdict.tokens), len(chunk) - chunk.tail
+        if own and not chunk.retrieved:
+            self._rounds.judged(chunk.confidence[:own].tolist(), min(own, verdict.accepted))
+        if self._number and not self._reads:  # else the time is a prompt's, too
+            (self._rounds.took if self.asked else self._rounds.other)(tokens, seconds)
+        self._number += 1
+        self._reads = False
 
     def close(self) -> None:
         self._model.close()
@@ -65,8 +183,10 @@ class MixedDrafter:
 class MixedAheadDrafter(MixedDrafter):
     """One whose small model drafts on while a verdict on a draft of its own is on its way."""
 
-    def __init__(self, retrieval: RetrievalDrafter, model: Drafter, ahead: LooksAhead, gamma: int) -> None:
-        super().__init__(retrieval, model, gamma)
+    def __init__(
+        self, retrieval: RetrievalDrafter, model: Drafter, ahead: LooksAhead, gamma: int, rounds: Rounds | None = None
+    ) -> None:
+        super().__init__(retrieval, model, gamma, rounds)
         self._ahead = ahead
 
     def look_ahead(

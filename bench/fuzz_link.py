@@ -1,0 +1,308 @@
+"""What may arrive over a link, and who reads it: the real decoders, with nothing but the network put aside."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from bench.fuzz_run import Target, label
+from edgellm.engine import Vocabulary
+from edgellm.errors import EdgeError
+from edgellm.link import edgellm_pb2 as pb
+from edgellm.link import trust_pb2 as trust_pb
+from edgellm.link.address import Address
+from edgellm.link.channel import HELLO, PROTOCOL
+from edgellm.link.code import Code
+from edgellm.link.frames import parsed
+from edgellm.link.identity import Certificate, Identity
+from edgellm.link.pairing import introduced
+from edgellm.link.pake import Exchange
+from edgellm.link.peers import Peers
+from edgellm.link.rights import Right
+from edgellm.link.trust import Trust
+from edgellm.link.versions import LINK, check_version
+from edgellm.link.welcome import LABEL, read_welcome
+from edgellm.serve.connection import Timing
+from edgellm.serve.handshake import greet
+from edgellm.serve.jobs import Counters, Missing
+from edgellm.serve.service import Service
+from edgellm.serve.stream import RemotePending, Stream
+from edgellm.serve.wire import Ask, write_open, write_verdict, write_verify
+from edgellm.spec.records import GREEDY, Chunk, Distribution, Ids, Sampling, Verdict
+from edgellm.spec.sampling import rounded
+from edgellm.spec.verify import judge
+
+WORDS, CONTEXT = 300, 512
+VOCABULARY = Vocabulary.of([b"%d" % i for i in range(WORDS)], bytes(WORDS))
+ROUND = 7
+
+
+def ids(*tokens: int) -> Ids:
+    return np.array(tokens, np.int32)
+
+
+def chunk(drafted: int, drawn: bool) -> Chunk:
+    found = tuple(
+        rounded(Distribution(ids(3 + i, 9 + i, 200), np.array([0.5, 0.3, 0.2], np.float32))) for i in range(drafted)
+    )
+    return Chunk(ids=ids(*(9 + i for i in range(drafted))), distributions=found if drawn else None, retrieved=not drawn)
+
+
+class Refused(Exception):
+    """What a gRPC status would have told the other side."""
+
+
+class _Line:
+    """A stream without a network: who reads waits for `say`."""
+
+    def __init__(self) -> None:
+        self._said: asyncio.Queue[Any] = asyncio.Queue()
+        self.waits = False
+        self.wrote = 0
+
+    async def read(self) -> Any:
+        self.waits = True
+        try:
+            return await self._said.get()
+        finally:
+            self.waits = False
+
+    async def write(self, _data: bytes) -> None:
+        self.wrote += 1
+
+    async def abort(self, code: Any, details: str) -> None:
+        raise Refused(f"{code.name}: {label(details)}")
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def cancel(self) -> None:
+        pass
+
+    async def say(self, data: bytes, over: Callable[[], bool]) -> None:
+        """Until it has been read and dealt with."""
+        while not self.waits and not over():
+            await asyncio.sleep(0)
+        self._said.put_nowait(data)
+        await asyncio.sleep(0)
+        while not over() and (not self._said.empty() or not self.waits):
+            await asyncio.sleep(0)
+
+
+class _Worker:
+    """Judges on made-up logits, at once, as the verifier's worker would, so that all that was sent is computed with."""
+
+    counters = Counters()
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._rows = np.random.default_rng(0).normal(0, 3, (257, WORDS)).astype(np.float32)
+        self.waiting = 0
+
+    def wait_seconds(self) -> float:
+        return 0.1
+
+    def leave(self, _session: int) -> None:
+        pass
+
+    def submit(self, _session: int, sampling: Sampling, ask: Ask, deliver: Callable[[Any], None]) -> None:
+        self.waiting = 999 if self._rng.random() < 0.01 else 0  # the next one hears that it is busy
+        if ask.position and self._rng.random() < 0.1:
+            deliver(Missing(self._rng.randrange(ask.position)))
+            return
+        position = ask.position + len(ask.prefix)
+        try:
+            accepted, token = judge(ask.chunk, self._rows[: len(ask.chunk) + 1], sampling, position)
+        except EdgeError as error:
+            deliver(error)
+            return
+        deliver(Verdict(accepted, ids(token), 0.1, passes=1))
+
+
+class _Session:
+    """A verifier's session, which the device feeds one frame after another."""
+
+    def __init__(self, *openings: bytes) -> None:
+        self._openings = cycle(openings)
+        self._service: Service | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._line = _Line()
+
+    async def feed(self, data: bytes) -> None:
+        if self._service is None:
+            self._service = Service(
+                cast(Any, _Worker(random.Random(0))), vocabulary=VOCABULARY, model="big", model_hash="",
+                context=CONTEXT, max_waiting=128, tell=lambda _event: None,
+            )  # fmt: skip
+        if self._task is None:
+            self._line = _Line()
+            self._task = asyncio.create_task(self._service.session(None, cast(Any, self._line)))
+            if not data.startswith(b"\x0a"):  # no Open of its own
+                await self._line.say(next(self._openings), self._task.done)
+        task = self._task
+        await self._line.say(data, task.done)
+        if task.done():
+            self._task = None
+            task.result()
+
+
+class _Device:
+    """A device that has asked for a verdict, and is told something."""
+
+    def __init__(self) -> None:
+        self.timing = Timing()
+        self._line: Any = None
+        self._stream: Stream | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def loop_channel(self) -> Any:
+        return self
+
+    def stream_stream(self, *_: Any) -> Any:
+        self._line = _Line()
+        return lambda: self._line
+
+    def loop_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def loop_pause(self, _seconds: float | None = None) -> None:
+        pass
+
+    loop_lost = loop_pause
+
+    def loop_proved(self) -> None:
+        pass
+
+    async def feed(self, data: bytes) -> None:
+        if self._stream is None or self._stream.over:
+            self._stream = Stream(cast(Any, self), b"open", WORDS)
+        pending = RemotePending(ROUND, ids(1, 2, 3, 4), chunk(4, False), 4, lambda: True)
+        stream = self._stream
+        stream.send(pending, pending.request(2))
+        await self._line.say(data, lambda: stream.over)
+        if not pending.done():  # told to wait, or asked for more of the prompt
+            stream.end()
+            self._stream = None
+            return
+        if stream.over:
+            self._stream = None
+        verdict = pending.result()
+        if not (verdict.accepted <= 4 and 1 <= len(verdict.tokens) <= 5 and int(verdict.tokens.max()) < WORDS):
+            raise AssertionError(f"a verdict that does not answer got through: {verdict}")
+
+
+@dataclass
+class _Greeting:
+    """A verifier whose first words are `data`, or whose block of another vocabulary is."""
+
+    data: bytes
+    other: bool
+
+    def unary_unary(self, method: str, _write: Any, _read: Any) -> Any:
+        said = pb.HelloReply(protocol=PROTOCOL, vocabulary=b"other", vocabulary_size=9, context_length=1)
+
+        async def answer(_request: Any, timeout: float) -> bytes:  # noqa: ARG001 - gRPC's own
+            return said.SerializeToString() if self.other and method == HELLO else self.data
+
+        return answer
+
+
+def _paired(folder: Path) -> tuple[Trust, Identity]:
+    """This device, and one that it knows."""
+    own, other = Trust(Identity.new(), Peers(folder)), Identity.new()
+    words = trust_pb.Introduction(name="desk", rights=["verify"], addresses=["10.0.0.2:1"])
+    own.peers.add(introduced(other.certificate, words.SerializeToString(), frozenset(Right), "10.0.0.2"))
+    return own, other
+
+
+@contextmanager
+def targets(folder: Path) -> Iterator[list[Target]]:
+    """All that reads what comes over a link; `folder` is for a list of paired devices."""
+    loop = asyncio.new_event_loop()
+    try:
+        yield _targets(folder, loop)
+    finally:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
+        loop.close()
+
+
+def _targets(folder: Path, loop: asyncio.AbstractEventLoop) -> list[Target]:
+    def run(work: Callable[[bytes], Coroutine[Any, Any, Any]]) -> Callable[[bytes], object]:
+        return lambda data: loop.run_until_complete(work(data))
+
+    opening = write_open(GREEDY, VOCABULARY.fingerprint)
+    warm = write_open(Sampling(0.8, 40, 0.9, 5), VOCABULARY.fingerprint)
+    asks = [write_verify(Ask(ROUND, at, ids(*range(1, 9)), chunk(n, drawn), 3))
+            for at, n, drawn in ((0, 0, False), (0, 4, True), (8, 4, False), (400, 1, True))]  # fmt: skip
+    verdict = write_verdict(ROUND, Verdict(2, ids(5, 6), 0.1, passes=2, plausible=(True, True, False, True)))
+    frames = [verdict, pb.VerifierFrame(need_prefix=pb.NeedPrefix(round=ROUND, position=1)),
+              pb.VerifierFrame(working=pb.Working(round=ROUND, step=3)),
+              pb.VerifierFrame(busy=pb.Busy(round=ROUND, retry_ms=10)),
+              pb.VerifierFrame(draining=pb.Draining())]  # fmt: skip
+    hello = pb.HelloReply(protocol=PROTOCOL, vocabulary=bytes.fromhex(VOCABULARY.fingerprint), vocabulary_size=WORDS,
+                          model="big", context_length=512, model_hash=bytes(32))  # fmt: skip
+    block = pb.VocabularyBlock(first_token=256, tokens=[b"%d" % i for i in range(44)], kinds=bytes(44))
+    own, other = _paired(folder)
+    nonce = bytes(32)
+    offer = trust_pb.Offer(role="verifier", model="big", size=5, vocabulary=bytes(32))
+    welcome = trust_pb.WelcomeReply(
+        protocol=LINK, device=other.id.digest, version="1", rights=["verify", "files"], models=[offer], time=1,
+        signature=other.sign(LABEL + nonce + other.id.digest + own.identity.id.digest),
+    )  # fmt: skip
+    spake = Exchange("A", Code(7, ("lamp", "otter")), other.certificate).spake
+    first = trust_pb.PairFrame(hello=trust_pb.PairHello(protocol=LINK, certificate=other.certificate.der, spake=spake))
+    words = trust_pb.Introduction(
+        name="desk", rights=["verify"], addresses=["10.0.0.2:50151", "[fe80::1]:5"], version="1"
+    )
+
+    def window(data: bytes) -> None:
+        said = parsed(trust_pb.PairFrame, data)
+        if said.WhichOneof("frame") == "hello":
+            check_version(said.hello.protocol, LINK, "the other device")
+            Certificate.of(said.hello.certificate)
+
+    def exchange(data: bytes) -> None:
+        Exchange("B", Code(7, ("lamp", "otter")), own.identity.certificate).agree(other.certificate, data)
+
+    host = Address("10.0.0.2", 1)
+    session, device = _Session(opening.SerializeToString(), warm.SerializeToString()), _Device()
+    return [
+        Target("session", [warm, opening, *asks], run(session.feed), 400_000),
+        Target("verdict", frames, run(device.feed), 250_000),
+        Target(
+            "hello",
+            [hello],
+            run(lambda data: greet(cast(Any, _Greeting(data, False)), VOCABULARY, 1.0, "there")),
+            80_000,
+        ),
+        Target(
+            "vocabulary",
+            [block],
+            run(lambda data: greet(cast(Any, _Greeting(data, True)), VOCABULARY, 1.0, "there")),
+            70_000,
+        ),
+        Target("welcome", [welcome], lambda data: read_welcome(data, nonce, own, None, host, 0.1), 80_000),
+        Target("pairing", [first], window, 100_000),
+        Target(
+            "introduction",
+            [words],
+            lambda data: introduced(other.certificate, data, frozenset(Right), "10.0.0.2"),
+            60_000,
+        ),
+        Target("certificate", [other.certificate.der, own.identity.certificate.der], Certificate.of, 60_000),
+        Target("spake", [spake], exchange, 1_000),
+    ]

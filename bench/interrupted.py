@@ -1,0 +1,189 @@
+"""Deploys a model while it is interrupted again and again at random: what is sent twice, and whether every hash is right.
+
+    python -m bench.interrupted --cuts 50
+
+One of three things happens at each of `--cuts` random places: the line is cut, the worker is killed (SIGKILL) and
+started anew, or the sender is, which then knows no more than what the worker has. The bytes are counted on the line,
+by the relay between the two processes; a deployment that nobody interrupts says how many of them are gRPC's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from bench import report
+from bench.random_gguf import SHAPES
+from bench.random_gguf import write as write_model
+from bench.relay import Network, Relay
+from edgellm.link.pieces import WINDOW
+from edgellm.store.layers import LayerStore
+from edgellm.store.recipe import Recipe, recipe_of
+
+KINDS = ("line", "worker", "sender")
+ROOT = Path(__file__).parents[1]
+
+
+class Worker:
+    """A process that keeps layers."""
+
+    def __init__(self, store: Path, port: int) -> None:
+        self._words = ("bench.layer_worker", "--port", str(port), "--store", str(store))
+        self.start()
+
+    def start(self) -> None:
+        self._process = started(*self._words)
+        assert self._process.stdout is not None
+        while "listening" not in (line := self._process.stdout.readline()):
+            assert line, "the worker does not start"
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def started(module: str, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+
+
+def sender(model: Path, recipe: Recipe, port: int) -> subprocess.Popen[str]:
+    return started("edgellm", "mesh", "deploy", str(model), "--split", f"127.0.0.1:{port}:1-{recipe.layers}", "--json")
+
+
+def on_disk(store: Path) -> int:
+    """Bytes of pieces, whole or not."""
+    size = 0
+    for path in (store / "pieces").glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # it has just got its name
+            size += path.stat().st_size
+    return size
+
+
+def wrong(store: Path, recipe: Recipe) -> list[str]:
+    """Pieces that are missing, or whose bytes have another hash."""
+    keeper = LayerStore(store, 10**12)
+    found = []
+    for piece in recipe.pieces:
+        path = keeper.find(piece)
+        if path is None or hashlib.sha256(path.read_bytes()).hexdigest() != piece.sha256:
+            found.append(str(piece))
+    return found + [path.name for path in store.rglob("*.partial")]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        return int(door.getsockname()[1])
+
+
+@dataclass
+class Deployed:
+    """One deployment: the sender's exit code, bytes up the line, and pieces that are wrong."""
+
+    code: int
+    carried: int
+    seconds: float
+    kinds: dict[str, int]
+    connections: int
+    wrong: list[str] = field(default_factory=list)
+    twice: int = 0
+
+
+def deployed(model: Path, recipe: Recipe, store: Path, network: Network, cuts: int, seed: int) -> Deployed:
+    rng = random.Random(seed)
+    places = sorted(rng.randrange(recipe.size) for _ in range(cuts))
+    port, kinds = free_port(), Counter[str]()
+    worker = Worker(store, port)
+    began = time.perf_counter()
+    with Relay(port, network) as relay:
+        sending = sender(model, recipe, relay.port)
+        for place in places:
+            while on_disk(store) < place:
+                if sending.poll() is not None:
+                    raise SystemExit(f"the sender ended with {sending.returncode} at {on_disk(store)} of {recipe.size}")
+                time.sleep(0.002)
+            kind = rng.choice(KINDS)
+            kinds[kind] += 1
+            if kind == "worker":
+                worker.kill()
+                relay.cut()
+                worker.start()
+            elif kind == "sender":
+                sending.send_signal(signal.SIGKILL)
+                sending.wait()
+                sending = sender(model, recipe, relay.port)
+            else:
+                relay.cut()
+        sending.communicate(timeout=600)
+        carried = relay.carried[0]
+    seconds = time.perf_counter() - began
+    worker.kill()
+    return Deployed(
+        sending.returncode, carried, round(seconds, 2), dict(kinds), relay.connections, wrong(store, recipe)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cuts", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=3, help="deployments, each with so many interruptions")
+    parser.add_argument("--megabits", type=float, default=200.0)
+    parser.add_argument("--round-trip", type=float, default=0.004, help="seconds")
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    network = Network(args.megabits, args.round_trip)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["EDGELLM_HOME"] = str(folder / "home")
+        model = folder / "model.gguf"
+        shape = SHAPES["qwen2.5-0.5b"]
+        write_model(model, replace(shape, n_layer=args.layers, n_vocab=8192), "Q4_0", args.seed)
+        recipe = recipe_of(model)
+        alone = deployed(model, recipe, folder / "alone", network, 0, args.seed)
+        own = alone.carried - recipe.size
+        rounds = []
+        for number in range(args.rounds):
+            done = deployed(model, recipe, folder / str(number), network, args.cuts, args.seed + number)
+            done.twice = done.carried - recipe.size - own
+            rounds.append(done)
+            print(
+                f"{args.cuts} interruptions {done.kinds}: {done.twice / 1e6:.2f} MB of {recipe.size / 1e6:.1f} sent twice,"
+                f" {done.twice / args.cuts / 1024:.0f} KiB each ({WINDOW // 1024} allowed), wrong: {done.wrong or 'none'},"
+                f" {done.seconds} s"
+            )
+    each = [done.twice / args.cuts for done in rounds]
+    print(
+        f"alone {alone.seconds} s, {own / recipe.size:.2%} of gRPC's own; {statistics.median(each):.0f} B twice (median)"
+    )
+    good = all(not done.wrong and done.code == 0 for done in [alone, *rounds]) and max(each) <= WINDOW
+    print("every hash is right, and no more than a window is sent twice" if good else "NOT as it should be")
+    report.write(
+        "interrupted", "bench.interrupted",
+        {"model_bytes": recipe.size, "pieces": len(recipe.pieces), "window": WINDOW, "megabits": args.megabits,
+         "round_trip": args.round_trip, "cuts": args.cuts, "alone": asdict(alone), "grpc_bytes": own,
+         "rounds": [asdict(done) for done in rounds],
+         "twice_each": each, "good": good},
+        args.seed,
+    )  # fmt: skip
+    sys.exit(not good)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""What it costs to have a model's layers in blocks, and on several devices, once everything is loaded.
+
+    python -m bench.mesh_cost [MODEL] [--threads N] [--repeats 9] [--name NAME]
+
+Blocks: the uncut model in one context beside chains of blocks of 1, 2, 4 layers in one process, for passes of 1, 8 and
+64 rows behind 64 others; alternately, with the same attention everywhere.
+
+Hops: a token through 1 to 4 workers, each in a process of its own on this machine, and eight drafted tokens at once;
+with rows given from worker to worker, and with rows that the coordinator passes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from bench.kill_worker import Worker
+from bench.report import alternate, spread, write
+from edgellm.engine import Block, Context, Ids, Model, check_gguf, cut
+from edgellm.engine.shard import check_cuttable
+from edgellm.mesh.cover import Share
+from edgellm.mesh.records import Ask, Work
+from edgellm.mesh.recovery import Mesh
+from edgellm.spec.records import GREEDY, Chunk
+from edgellm.store import fingerprint, resolve
+
+BEFORE = 64
+ROWS = (1, 8, 64)
+SIZES = (1, 2, 4)
+CONTEXT = 256
+WORKERS = 4
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Blocks in a row."""
+
+    blocks: tuple[Block, ...]
+
+    @classmethod
+    def of(cls, model: Path, size: int, threads: int | None, closing: ExitStack, folder: Path) -> Chain:
+        n, blocks = check_cuttable(check_gguf(model)), []
+        for first in range(0, n, size):
+            last = min(n, first + size) - 1
+            path = folder / f"{size}-{first}.gguf"
+            cut(model, path, first, last, head=last == n - 1)
+            shard = closing.enter_context(Model.load(path))
+            blocks.append(Block(shard, head=last == n - 1, n_ctx=CONTEXT, rows=BEFORE, threads=threads))
+            closing.callback(blocks[-1].close)
+        return cls(tuple(blocks))
+
+    def forward(self, ids: Ids, start: int) -> None:
+        data: Any = ids
+        for block in self.blocks:
+            data = block.forward(data, start=start, outputs=1)
+
+
+def timed(run: Callable[[], object]) -> float:
+    began = perf_counter()
+    run()
+    return 1e3 * (perf_counter() - began)
+
+
+def blocks(model: Path, threads: int | None, repeats: int) -> list[dict[str, Any]]:
+    """Milliseconds of a pass, in one context and in blocks."""
+    ids = np.arange(100, 100 + BEFORE + max(ROWS), dtype=np.int32)
+    with ExitStack() as closing, tempfile.TemporaryDirectory() as folder:
+        chains = {size: Chain.of(model, size, threads, closing, Path(folder)) for size in SIZES}
+        whole = closing.enter_context(Model.load(model))
+        flash = chains[1].blocks[0]._context.flash  # noqa: SLF001  # the same for both
+        context = Context(whole, n_ctx=CONTEXT, n_batch=BEFORE, threads=threads, flash=flash)
+        closing.callback(context.close)
+
+        def uncut(rows: int) -> None:
+            context.rollback(BEFORE)
+            context.decode(ids[BEFORE : BEFORE + rows])
+
+        context.decode(ids[:BEFORE])
+        for chain in chains.values():
+            chain.forward(ids[:BEFORE], 0)
+        found = []
+        for rows in ROWS:
+            runs = [partial(timed, partial(uncut, rows))]
+            runs += [
+                partial(timed, partial(chain.forward, ids[BEFORE : BEFORE + rows], BEFORE)) for chain in chains.values()
+            ]
+            for run in runs:
+                run()
+            taken = alternate(repeats, *runs)
+            found.append({
+                "rows": rows, "uncut_ms": spread(taken[0]),
+                "blocks_ms": {str(size): spread(times) for size, times in zip(SIZES, taken[1:], strict=True)},
+            })  # fmt: skip
+    return found
+
+
+def hops(model: Path, threads: int | None, repeats: int) -> list[dict[str, Any]]:
+    """Milliseconds from a question to its verdict, through so many workers."""
+    with Model.load(model) as loaded:
+        n = loaded.n_layer
+        work = Work(fingerprint(model), loaded.name, 0, n - 1, n, loaded.n_embd, loaded.n_vocab, CONTEXT, 1)
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as closing:
+        workers = [Worker(model, Path(folder), threads) for _ in range(WORKERS)]
+        for worker in workers:
+            closing.callback(worker.close)
+            worker.wait()
+        for count in range(1, WORKERS + 1):
+            ends = [round(n * at / count) for at in range(count + 1)]
+            shares = [Share(str(at), a, b - 1) for at, (a, b) in enumerate(pairwise(ends))]
+            runs: dict[str, Callable[[], float]] = {}
+            with ExitStack() as meshes:
+                for way in ("direct", "passed on")[: 1 if count == 1 else 2]:
+                    members = [worker.member(str(at), way == "direct") for at, worker in enumerate(workers[:count])]
+                    mesh = Mesh(members, shares, work)
+                    meshes.callback(mesh.close)
+                    for rows in (1, 8):
+                        runs[f"{way}, {rows}"] = partial(timed, partial(_asked, mesh, rows))
+                for run in runs.values():
+                    run()
+                taken = alternate(repeats, *runs.values())
+            found += [
+                {"workers": count, "way": key.split(", ")[0], "rows": int(key.split(", ")[1]), "ms": spread(times)}
+                for key, times in zip(runs, taken, strict=True)
+            ]
+    return found
+
+
+def _asked(mesh: Mesh, rows: int) -> None:
+    pipeline, _ = mesh.pipeline()
+    if not mesh.held(0, mesh.generation).size:
+        first = np.arange(100, 100 + BEFORE, dtype=np.int32)
+        pipeline.ask(0, 0, first, Ask(Chunk(), GREEDY, BEFORE)).result()
+        mesh.hold(0, mesh.generation, first)
+    ids = np.arange(300, 300 + rows, dtype=np.int32)
+    pipeline.ask(0, BEFORE, ids, Ask(Chunk(ids[1:]), GREEDY, BEFORE + 1)).result()
+
+
+def table(found: dict[str, Any]) -> str:
+    """Medians, and what the blocks cost more."""
+    lines = [f"{found['model']}, {found['threads'] or 'all'} threads: milliseconds of a pass, in the median"]
+    lines.append(f"{'rows':>5} {'uncut':>8}" + "".join(f"{f'blocks of {size}':>19}" for size in SIZES))
+    for row in found["blocks"]:
+        uncut = row["uncut_ms"]["median"]
+        cells = (row["blocks_ms"][str(size)]["median"] for size in SIZES)
+        told = "".join(f"{ms:>11.2f} ({ms / uncut - 1:+.0%})" for ms in cells)
+        lines.append(f"{row['rows']:>5} {uncut:>8.2f}{told}")
+    for row in found["hops"]:
+        lines.append(f"{row['workers']} workers, {row['way']}, {row['rows']} rows: {row['ms']['median']:.2f} ms")  # noqa: PERF401
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="edgellm-verifier")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--name", default="mesh_cost", help="of the result file")
+    arguments = parser.parse_args()
+    path = resolve(arguments.model)
+    found: dict[str, Any] = {
+        "model": path.name, "threads": arguments.threads, "load_average": os.getloadavg()[0],
+        "blocks": blocks(path, arguments.threads, arguments.repeats),
+        "hops": hops(path, arguments.threads, arguments.repeats),
+    }  # fmt: skip
+    print(table(found))
+    print(f"written: {write(arguments.name, 'bench.mesh_cost', found)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""The evidence for trust in one command: bad input, a link that goes wrong, and half an hour of many devices.
+
+    python -m bench.reliability [PART ...] [--quick]          # or: edgellm bench reliability
+    python -m bench.reliability --list
+
+Each part prints a table and writes `bench/results/NAME.json`. `--quick` takes few cases, to see that all works; what it
+writes goes to `quick-NAME`, and is no evidence.
+"""
+
+from __future__ import annotations
+
+from bench import faults, fuzz, load, suite
+from bench.suite import Part
+
+PARTS = {
+    "fuzz": Part(
+        "bench.fuzz",
+        "a million bad inputs for everything that reads what others write",
+        ("--inputs", "20000", "--headers", "200"),
+        lambda found: f"{fuzz.table(found)}\nwhat refused them:\n{fuzz.errors(found)}",
+    ),
+    "faults": Part(
+        "bench.faults",
+        "a thousand replies over a link that goes wrong",
+        ("20",),
+        faults.table,
+    ),
+    "load": Part(
+        "bench.load",
+        "64 devices that come and go for half an hour",
+        ("--minutes", "2"),
+        load.table,
+    ),
+}
+
+if __name__ == "__main__":
+    suite.main(PARTS, __doc__)

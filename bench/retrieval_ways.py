@@ -1,0 +1,167 @@
+"""What `bench.retrieval_speed` compares: the ways to write a reply, and the texts on which nothing helps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+from bench.copying import SEED, Everything, Method, Oracle, Ours, PromptLookup, Reply, SuffixLookup, Together
+from bench.forced import ForcedVerifier
+from edgellm.engine import Model
+from edgellm.spec.curve import MOST, CostCurve, LengthRule
+from edgellm.spec.drafter import ModelDrafter
+from edgellm.spec.gates import AlwaysGate
+from edgellm.spec.loop import Limits, generate
+from edgellm.spec.options import SOURCES
+from edgellm.spec.protocols import Drafter
+from edgellm.spec.records import GREEDY, Chunk, Expected, Ids, Sampling
+from edgellm.spec.stats import Stats
+
+N_CTX = 1024
+FIXED = 10
+"""Tokens of a draft where nothing weighs their cost: llama-cpp-python's default."""
+
+
+FEW = ("plain", "llama-cpp-python", "SAM", "ours", "without past replies", "oracle")
+"""How the names begin of what is measured where a token takes long."""
+
+
+class Drafting(Protocol):
+    """A method, with what it remembers of past cases."""
+
+    calibrates: bool
+
+    @property
+    def drafter(self) -> Drafter | None: ...
+
+    def begin(self, case: Reply) -> None: ...
+
+    def expect(self, expected: Expected) -> None: ...
+
+    def end(self, case: Reply) -> None: ...
+
+
+class Plain:
+    """Plain decoding, or llama-cpp-python's drafter in our loop, as its `Llama` asks it: always, for ten tokens."""
+
+    calibrates = False
+
+    def __init__(self, lookup: LlamaPromptLookupDecoding | None = None) -> None:
+        self._lookup = lookup
+        self.drafter: Drafter | None = None if lookup is None else self
+
+    def begin(self, case: Reply) -> None: ...
+
+    def expect(self, expected: Expected) -> None: ...
+
+    def end(self, case: Reply) -> None: ...
+
+    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:  # noqa: ARG002
+        if self._lookup is None:
+            return Chunk()
+        found = np.asarray(self._lookup(prefix.astype(np.intc)))[:gamma]
+        return Chunk(found.astype(np.int32), retrieved=True)
+
+    def close(self) -> None: ...
+
+
+def nothing_to_copy(cases: int, vocabulary: int) -> list[Reply]:
+    """Random prompts and replies of other random tokens."""
+    rng = random.Random(SEED)
+    middle = vocabulary // 2
+    return [
+        Reply(
+            np.array([rng.randrange(300, middle) for _ in range(60)], dtype=np.int32),
+            tuple(rng.randrange(middle, vocabulary) for _ in range(40)),
+        )
+        for _ in range(cases)
+    ]
+
+
+class Way:
+    """A method on a stream of cases, and what it has taken."""
+
+    def __init__(self, name: str, make: Callable[[], Drafting]) -> None:
+        self.name, self._make = name, make
+        self.method = make()
+        self.decoding: list[float] = []
+        self.whole: list[float] = []
+        self.drafting: list[float] = []
+
+    def again(self) -> None:
+        """Forgets past cases."""
+        self.method = self._make()
+
+    def write(
+        self, verifier: ForcedVerifier, alphabet: Model, case: Reply, expected: Sequence[Expected], prefill: float
+    ) -> None:
+        """Writes one case behind its prompt, which took `prefill` seconds, and notes the seconds."""
+        taken: list[float] = []
+        began = perf_counter()
+        self.method.begin(case)
+        if self.method.calibrates:
+            for some in expected:
+                self.method.expect(some)
+        ready = perf_counter()
+        for _ in generate(
+            case.prompt,
+            alphabet=alphabet,
+            drafter=self.method.drafter,
+            gate=AlwaysGate(),
+            verifier=verifier,
+            sampling=GREEDY,
+            limits=Limits(len(case.reply), N_CTX, MOST),
+            stats=Stats(),
+            watch=lambda _chunk, _written, _verdict, drafting, _waiting: taken.append(drafting),
+        ):
+            pass
+        now = perf_counter()
+        self.method.end(case)
+        self.decoding.append(now - ready)
+        self.whole.append(prefill + now - began)
+        self.drafting += taken
+
+
+def ways(
+    curve: CostCurve, model: Model, calibrates: bool, past: Sequence[Reply], few: bool, small: ModelDrafter
+) -> list[Way]:
+    """All of them, plain decoding first. `calibrates`: calibration is cheap, so that `--retrieval auto` does it. `past`
+    are conversations of before; `few`: only those of `FEW`. `small` drafts where that is said.
+    """
+    all_sources = tuple(name for name in SOURCES if calibrates or name != "calibration")
+    beside = tuple(name for name in all_sources if name != "context")
+
+    def ours(*left_out: str) -> Callable[[], Drafting]:
+        return lambda: Ours([name for name in all_sources if name not in left_out], curve, model)
+
+    def seasoned() -> Drafting:
+        method = Ours(all_sources, curve, model)
+        for case in past:
+            method.begin(case)
+            method.end(case)
+        return method
+
+    found = [
+        Way("plain", Plain),
+        Way("llama-cpp-python", lambda: Plain(LlamaPromptLookupDecoding())),
+        Way("PLD", lambda: Method(PromptLookup(), (), Everything(FIXED), model, 0.35)),
+        Way("PLD + ours", lambda: Method(PromptLookup(), beside, LengthRule(curve), model, 0.35)),
+        Way("SAM", lambda: Method(SuffixLookup(), (), Everything(FIXED), model, 0.45)),
+        Way("SAM + ours", lambda: Method(SuffixLookup(), beside, LengthRule(curve), model, 0.45)),
+        Way("ours", ours()),
+        Way("without calibration", ours("calibration")),
+        Way("without reuse", ours("reuse")),
+        Way("without past replies", ours("history", "analogy")),
+        Way("context alone", ours(*beside)),
+        Way("without the cost curve", lambda: Ours(all_sources, curve, model, Everything(FIXED))),
+        Way("ours with the draft model", lambda: Together(all_sources, curve, model, small)),
+        *([Way(f"ours after {len(past)} conversations", seasoned)] if past else []),
+        Way("oracle", lambda: Oracle(LengthRule(curve))),
+    ]
+    left_out = set() if calibrates else {"without calibration"}
+    return [way for way in found if way.name not in left_out and (not few or way.name.startswith(FEW))]

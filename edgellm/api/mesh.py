@@ -1,0 +1,254 @@
+"""A model over several devices: from names and a plan to a pair whose verifier they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Self
+
+import psutil
+
+from edgellm.api.loading import Named, check_vocabularies, load, named
+from edgellm.api.pair import Pair
+from edgellm.coldstart import chunks
+from edgellm.coldstart import model as planned
+from edgellm.coldstart.plan import Objective, Plan, Way, foreseen
+from edgellm.coldstart.plan import plan as best_plan
+from edgellm.engine import Model, check_gguf
+from edgellm.errors import InvalidOption, NotPermitted
+from edgellm.link.address import Address
+from edgellm.link.interfaces import chosen_hosts
+from edgellm.link.rights import Right
+from edgellm.link.roll_call import roll_call
+from edgellm.link.trust import Trust
+from edgellm.mesh.cover import Able, Share
+from edgellm.mesh.fleet import Fleet
+from edgellm.mesh.holding import Layers, WholeModel
+from edgellm.mesh.layers import model_of
+from edgellm.mesh.pipeline import LocalSeat, Seat
+from edgellm.mesh.records import MOST_ROWS, Work
+from edgellm.mesh.recovery import Member, Mesh
+from edgellm.mesh.shelf import Shelf
+from edgellm.mesh.verifier import MeshVerifier
+from edgellm.serve.choice import trust_for
+from edgellm.serve.mesh_wire import most_rows
+from edgellm.serve.seat import Place, RemoteMember
+
+HERE = "here"
+SESSIONS = 4
+_SHARE = 0.8  # of the free memory: caches and batches want some
+_POSITIONS = 4096
+_PART = re.compile(r"(.+):(\d+)(?:-(\d+))?")
+_EXAMPLE = "Give NAME:FIRST-LAST for every device, in order: --split here:1-12,desk:13-24"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Who holds what, and how. Either `split` says it, or a plan over the devices of `fleet` does.
+
+    `peers`: HOST:PORT, or NAME=HOST:PORT, of workers; those that hold nothing at first take over for who is lost.
+    `wide`: rows travel as 32-bit floats.
+    """
+
+    split: str | None = None
+    fleet: Fleet | None = None
+    peers: tuple[str, ...] = ()
+    context: int | None = None
+    sessions: int = SESSIONS
+    wide: bool = False
+    tokens_in: int = 256
+    tokens_out: int = 128
+    objective: Objective = "ttft"
+
+
+class LocalMember:
+    """This device."""
+
+    def __init__(self, layers: Layers, threads: int | None, like: Able, layer_bytes: float) -> None:
+        """`like`: what its layers, of so many bytes each, are known to cost."""
+        self.name = HERE
+        self._shelf = Shelf(layers)
+        self._threads, self._like, self._layer_bytes = threads, like, layer_bytes
+
+    def able(self, model: str) -> Able:
+        """See `Member.able`. It takes no more layers than there is memory free."""
+        warm = self._shelf.warm(model)
+        most = len(warm) + int(_SHARE * psutil.virtual_memory().available / self._layer_bytes)
+        return replace(self._like, holds=self._shelf.layers.held(model), warm=warm, most=most)
+
+    def seat(self) -> Seat:
+        return LocalSeat(self.name, self._shelf, self._threads)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A pair whose verifier is a mesh; the plan where one was made, and why the prompt goes through in such parts.
+
+    `began` is when the devices began to load, as `perf_counter` has it."""
+
+    pair: Pair
+    verifier: MeshVerifier
+    plan: Plan | None
+    model: planned.Model
+    fleet: Fleet | None
+    reason: str
+    began: float
+
+    def foreseen(self, tokens_in: int, tokens_out: int, *, cold: bool = True) -> Way | None:
+        """What such a reply takes by the planner's model, with the layers where they are now, loaded or not.
+
+        None where the devices that hold them are not described."""
+        shares, devices = self.verifier.mesh.shares, self.fleet.devices if self.fleet is not None else ()
+        names = [device.name for device in devices]
+        if self.fleet is None or not all(share.name in names for share in shares):
+            return None
+        cut = tuple((names.index(share.name), share.last - share.first + 1) for share in shares)
+        return foreseen(devices, self.model, cut, tokens_in, tokens_out, links=self.fleet.links, cold=cold)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.pair.close()
+
+
+def open_mesh(
+    path: Path,
+    options: Options,
+    *,
+    draft: Named | None = None,
+    threads: int | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Opened:
+    """Every device begins to load its layers of the model at `path`; meanwhile the rest is opened.
+
+    Raises:
+        ModelUnsupported, ModelCorrupt: a model that cannot be cut, by name.
+        InvalidOption, PlanImpossible: a split that cannot be meant, or devices that do not hold the model.
+        NotPaired, NotPermitted, DeviceLost, VerifierUnreachable: a device that is named and cannot be used.
+        VocabularyMismatch: of the draft model and this one.
+    """
+    began = perf_counter()
+    whole = WholeModel(path)
+    model = model_of(path)
+    plan, shares = _shares(model, options)
+    crew = _crew(options, [share.name for share in shares], model, whole, threads)
+    if plan is not None and options.fleet is not None:
+        cut = _cut(plan, options.fleet)
+        parts = chunks.choose(options.fleet.devices, model, cut, options.tokens_in, links=options.fleet.links)
+    else:
+        parts = chunks.Parts(MOST_ROWS, 0.0, f"parts of {MOST_ROWS} tokens: no device is described")
+    header = check_gguf(path)
+    trained = header.metadata.get(f"{header.architecture}.context_length")
+    longest = trained if isinstance(trained, int) and trained > 0 else _POSITIONS
+    vocabulary = next(t.shape[-1] for t in header.tensors if t.name == "token_embd.weight")
+    work = Work(
+        whole.model, model.name, 0, model.shape.layers - 1, model.shape.layers, int(model.shape.d_model), vocabulary,
+        min(options.context or _POSITIONS, longest), options.sessions, options.wide,
+    )  # fmt: skip
+    closing = ExitStack()
+    try:
+        mesh = Mesh(crew, shares, work, tell=tell)
+        closing.callback(mesh.close)
+        mesh.pipeline()
+        text = Model.load(path, text_only=True)
+        closing.callback(text.close)
+        small = None
+        if (name := named(draft)) is not None:
+            small = load(name, gpu_layers=0, progress=None, closing=closing)
+            check_vocabularies(small, text)
+        verifier = MeshVerifier(mesh, text.is_eog, min(parts.tokens, most_rows(work.n_embd)))
+        pair = Pair(
+            text, draft=small, verifier=verifier, model_hash=lambda: whole.model, threads=threads, closing=closing
+        )
+    except BaseException:
+        closing.close()
+        raise
+    return Opened(pair, verifier, plan, model, options.fleet, parts.reason, began)
+
+
+def _crew(
+    options: Options, names: Sequence[str], model: planned.Model, layers: Layers, threads: int | None
+) -> list[Member]:
+    """The devices that are named, further `peers`, and this one: who has nothing may be needed when others are lost."""
+    places = dict(_place(text) for text in options.peers)
+    layer_bytes = max(model.layer_bytes)
+    found: list[Member] = []
+    for name in dict.fromkeys((*names, *places, HERE)):
+        like = _like(name, options.fleet, model)
+        if name == HERE:
+            found.append(LocalMember(layers, threads, like, layer_bytes))
+        else:
+            found.append(RemoteMember(_found(name, places), like=like, layer_bytes=layer_bytes))
+    return found
+
+
+def _like(name: str, fleet: Fleet | None, model: planned.Model) -> Able:
+    """What a layer costs on a device, as far as that is described."""
+    device = next((one for one in (fleet.devices if fleet is not None else ()) if one.name == name), None)
+    if device is None:
+        return Able(name, frozenset())
+    size, shape = max(model.layer_bytes), model.shape
+    step = size / device.bandwidth if device.bandwidth else shape.flops(1) / device.speed(1)
+    hop = device.latency + 8.0 * shape.activation(1) / device.downlink
+    return Able(name, frozenset(), load=size / device.disk, step=step, hop=hop, most=int(device.memory / size))
+
+
+def read_split(text: str) -> tuple[Share, ...]:
+    """What `--split` says: names and layers counted from 1, both ends included. Raises InvalidOption."""
+    shares = []
+    for part in text.split(","):
+        match = _PART.fullmatch(part.strip())
+        if match is None:
+            raise InvalidOption(f"{part.strip()!r} is no part of a split.", _EXAMPLE)
+        first, last = int(match[2]), int(match[3] or match[2])
+        if not 1 <= first <= last:
+            raise InvalidOption(f"{part.strip()!r} names layers that do not exist.", _EXAMPLE)
+        shares.append(Share(match[1], first - 1, last - 1))
+    return tuple(shares)
+
+
+def _shares(model: planned.Model, options: Options) -> tuple[Plan | None, tuple[Share, ...]]:
+    if options.split is not None:
+        return None, read_split(options.split)
+    if options.fleet is None:
+        raise InvalidOption("Nothing says which device holds which layers.", f"{_EXAMPLE}; or describe your devices.")
+    plan = best_plan(
+        options.fleet.devices, model, options.tokens_in, options.tokens_out, objective=options.objective,
+        links=options.fleet.links,
+    )  # fmt: skip
+    return plan, tuple(Share(one.device, one.first_layer - 1, one.last_layer - 1) for one in plan.way.stages)
+
+
+def _cut(plan: Plan, fleet: Fleet) -> tuple[tuple[int, int], ...]:
+    names = [device.name for device in fleet.devices]
+    return tuple((names.index(one.device), one.last_layer - one.first_layer + 1) for one in plan.way.stages)
+
+
+def _place(text: str) -> tuple[str, Address]:
+    name, equals, where = text.rpartition("=")
+    address = Address.parse(where)
+    return (name.strip() if equals else str(address)), address
+
+
+def _found(name: str, places: Mapping[str, Address]) -> Place:
+    """Where the device is that has this name: as the user says, an address, or a paired device."""
+    address = places.get(name)
+    if address is None and ":" in name:
+        address = Address.parse(name)
+    if address is not None:
+        return Place(name, address, trust_for(address))
+    trust = Trust.here()
+    (answer,) = roll_call(trust, [trust.peers.find(name)], chosen_hosts())
+    if answer.welcomed is None:
+        raise answer.trouble or InvalidOption(f"{name} does not answer.", f"Say where it is: --peer {name}=HOST:PORT")
+    if Right.COMPUTE not in answer.welcomed.rights:
+        raise NotPermitted(
+            f"{name} does not let this device have layers computed.",
+            f"If it should, there: edgellm peers grant {trust.identity.id.short} compute",
+        )
+    return Place(name, answer.welcomed.address, trust, answer.peer.id)

@@ -1,0 +1,130 @@
+"""The home's devices on the screen: measured, as the commands of `edgellm mesh` need them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from edgellm.cli.screen import err, is_terminal, say
+from edgellm.cli.text import ago, one_line, size
+
+if TYPE_CHECKING:
+    from edgellm.link.workers import Worker
+    from edgellm.mesh.survey import KeptLine, Speed, Survey
+
+_PATIENCE = 1.0  # seconds, before something is said
+
+
+def looked(model: Path, interface: Sequence[str] | None, fresh: bool) -> Survey:
+    """What the devices can do with a model, measured where it is not known; says who is left out."""
+    from edgellm.link.interfaces import chosen_hosts
+    from edgellm.mesh.home import look
+
+    with doing("looking for the devices") as tell:
+        found = look(model, chosen_hosts(interface or ()), fresh, lambda who, what: tell(f"{who}: {what}"))
+    for name, trouble in found.left_out:
+        say(f"left out: {name}: {trouble}", style="dim")
+    return found
+
+
+@contextmanager
+def doing(first: str) -> Iterator[Callable[[str], None]]:
+    """Says what goes on, where it takes longer than one likes to wait without a word."""
+    began = time.monotonic()
+    if is_terminal(sys.stderr):
+        with err().status(one_line(first)) as status:
+            yield lambda text: status.update(one_line(text))
+        return
+    said: set[str] = set()
+
+    def tell(text: str) -> None:
+        if time.monotonic() - began > _PATIENCE and text not in said:
+            said.add(text)
+            say(one_line(text), style="dim")
+
+    yield tell
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The devices: what each may do, can do and has."""
+    shown = Table(box=None, pad_edge=False)
+    titles = ("NAME", "ID", "MAY HERE", "MAY THERE", "COMPUTES", "READS", "DISK", "MEMORY", "LINE", "MEASURED",
+              "LAYERS")  # fmt: skip
+    for title in titles:
+        shown.add_column(title, overflow="fold")
+    for row in rows:
+        shown.add_row(*(one_line(str(cell)) for cell in _cells(row)))
+    return shown
+
+
+def _cells(row: Mapping[str, Any]) -> Iterator[str]:
+    speed, line = row["speed"], row["line"]
+    yield row["name"]
+    yield row["short"] or "-"
+    for key in ("may_here", "may_there"):
+        yield "-" if row[key] is None else ", ".join(row[key]) or "nothing"
+    if speed is None:
+        yield from ("-", "-", "-", "-")
+    else:
+        slow, fast = speed["gflops"][0], max(speed["gflops"])
+        yield f"{slow:.0f}-{fast:.0f} GFLOP/s"
+        yield f"{speed['weights_gb_s']:.1f} GB/s" if speed["weights_gb_s"] else "-"
+        yield f"{speed['disk_mb_s']:.0f} MB/s"
+        yield size(speed["memory"])
+    if line is None:
+        yield "-"
+    else:
+        yield f"{line['round_trip_ms']:.1f} ms, {line['up_mbps']:.0f}/{line['down_mbps']:.0f} Mbit/s"
+    yield "never" if speed is None else ago(speed["age_s"])
+    held = [f"{one['model']} {one['layers']}" for one in row["held"]]
+    yield row["trouble"] if row["trouble"] and not held else ", ".join(held) or "none"
+
+
+def row_of(
+    name: str, worker: Worker | None, speed: Speed | None, line: KeptLine | None, held: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """A device for a script; this one where `worker` is None."""
+    peer = None if worker is None else worker.peer
+    there = (
+        None if worker is None else sorted(worker.rights if worker.trouble is None else getattr(peer, "granted", ()))
+    )
+    return {
+        "name": name,
+        "id": None if peer is None else str(peer.id),
+        "short": "" if peer is None else peer.id.short,
+        "may_here": None if peer is None else sorted(peer.rights),
+        "may_there": there,
+        "address": None if worker is None or worker.address is None else str(worker.address),
+        "trouble": None if worker is None or worker.trouble is None else str(worker.trouble),
+        "speed": None if speed is None else _speed(speed),
+        "line": None if line is None else {
+            "round_trip_ms": round(1e3 * line.line.round_trip, 3), "up_mbps": round(line.line.up / 1e6, 1),
+            "down_mbps": round(line.line.down / 1e6, 1), "taken": line.taken, "age_s": _age(line.taken),
+            "reason": line.reason,
+        },
+        "held": list(held),
+    }  # fmt: skip
+
+
+def _speed(speed: Speed) -> dict[str, Any]:
+    figures, curve = speed.figures, speed.utilisation
+    rates = [speed.shape.flops(rows) / taken for rows, taken in zip(figures.rows, figures.seconds, strict=True)]
+    return {
+        "model": speed.model, "tokens": list(figures.rows), "layer_ms": [1e3 * taken for taken in figures.seconds],
+        "gflops": [round(rate / 1e9, 2) for rate in rates], "peak_gflops": round(curve.peak / 1e9, 2), "b": curve.b,
+        "fit_worst": round(curve.worst, 3),
+        "weights_gb_s": round(figures.layer / figures.seconds[0] / 1e9, 2) if figures.rows[0] == 1 else None,
+        "disk_mb_s": round(figures.disk / 1e6, 1), "disk_reason": figures.disk_reason, "memory": figures.memory,
+        "memory_reason": figures.memory_reason, "threads": figures.threads, "processor": figures.processor,
+        "taken": figures.taken, "age_s": _age(figures.taken), "reason": figures.reason,
+    }  # fmt: skip
+
+
+def _age(taken: int) -> int:
+    return max(0, int(time.time()) - taken)

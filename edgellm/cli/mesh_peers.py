@@ -1,0 +1,83 @@
+"""`edgellm mesh peers`: the devices that can hold layers, what they can do, and what they have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgellm.cli.home import doing, looked, row_of, table
+from edgellm.cli.pair import Interfaces
+from edgellm.cli.screen import emit, out, say
+from edgellm.cli.teach import model_names
+
+if TYPE_CHECKING:
+    from edgellm.link.workers import Worker
+
+
+def peers(
+    measure: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", autocompletion=model_names, show_default=False,
+                     help="Measure all of them now, for layers of the shape and quantisation of this model."),
+    ] = None,
+    interface: Interfaces = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:  # fmt: skip
+    from edgellm.mesh.survey import HERE, known_line, known_speed
+    from edgellm.store import resolve
+    from edgellm.store.layers import LayerStore
+
+    if measure is not None:
+        looked(resolve(measure), interface, fresh=True)
+    workers = there(interface)
+    held = [
+        {"model": one.recipe.name, "layers": ranges([piece.first for piece in one.pieces]), "size": one.size}
+        for one in LayerStore().models()
+    ]
+    rows = [row_of(HERE, None, known_speed(None), None, held)]
+    rows += [row_of(one.name, one, known_speed(one), known_line(one), held_by(one)) for one in workers]
+    if as_json:
+        emit(json.dumps(rows, indent=2))
+        return
+    out().print(table(rows))
+    if not workers:
+        say("No device is paired with this one. Pair one with: edgellm pair")
+    if any(row["speed"] is None and not row["trouble"] for row in rows):
+        say("What was never measured is measured by `edgellm mesh plan MODEL`, or now with --measure MODEL.", "dim")
+
+
+def there(interface: Sequence[str] | None) -> list[Worker]:
+    """The paired devices, as workers."""
+    from edgellm.link.interfaces import chosen_hosts
+    from edgellm.link.trust import Trust
+    from edgellm.link.workers import find_workers
+
+    trust = Trust.here()
+    known = trust.peers.all()
+    with doing("asking the devices"):
+        return find_workers(trust, known, chosen_hosts(interface or ())) if known else []
+
+
+def held_by(worker: Worker) -> list[dict[str, Any]]:
+    """What a worker has of each model."""
+    found = []
+    for one in worker.facts.models if worker.facts is not None else ():
+        pieces = [one.recipe.pieces[place] for place in one.pieces]
+        layers = [layer for piece in pieces for layer in range(piece.first, piece.last + 1)]
+        size = sum(piece.size for piece in pieces) + one.arriving
+        found.append({"model": one.recipe.name, "layers": ranges(layers), "size": size})
+    return found
+
+
+def ranges(layers: Sequence[int]) -> str:
+    """Layers, counted from 0, for people, who count from 1: 1-4, 7."""
+    runs: list[list[int]] = []
+    for layer in sorted(layers):
+        if runs and runs[-1][1] == layer - 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(f"{a + 1}" if a == b else f"{a + 1}-{b + 1}" for a, b in runs) or "none"

@@ -1,0 +1,117 @@
+"""`edgellm mesh run`: one reply from a model that several devices hold, and what each of them did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgellm.cli.screen import say
+from edgellm.cli.teach import model_names
+from edgellm.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from edgellm.api.mesh import Opened
+    from edgellm.cli.mesh_report import Reports
+    from edgellm.mesh.fleet import Fleet
+
+INTERRUPTED = 130
+
+Split = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME:A-B,NAME:C-D", show_default=False,
+        help="Who holds which layers, counted from 1: `here`, paired devices by name, or HOST:PORT.",
+    ),
+]  # fmt: skip
+Workers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--peer", metavar="[NAME=]HOST:PORT", show_default=False,
+        help="Where a worker is. One that holds nothing in the split takes over for who is lost.",
+    ),
+]  # fmt: skip
+Devices = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.toml", show_default=False, help="Plan over these devices; see edgellm mesh plan --help."
+    ),
+]
+
+
+def run(
+    model: Annotated[str, typer.Argument(metavar="MODEL", autocompletion=model_names, help="As for mesh plan.")],
+    prompt: Annotated[list[str], typer.Argument(metavar="PROMPT", help="The question.")],
+    split: Split = None,
+    devices: Devices = None,
+    peer: Workers = None,
+    draft: Annotated[
+        str,
+        typer.Option(metavar="MODEL", autocompletion=model_names, help="A small model that drafts; 'none': nobody."),
+    ] = "none",
+    system: Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system prompt.")] = None,
+    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="The longest reply.")] = 512,
+    temperature: Annotated[float, typer.Option(metavar="T", help="0 is greedy: always the likeliest token.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Repeats a sampled reply.", show_default="new")] = None,
+    retrieval: Annotated[
+        str, typer.Option(metavar="auto|off|SOURCES", help="Copy drafts from what was seen; see edgellm chat --help.")
+    ] = "auto",
+    context_length: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Tokens of prompt and reply.", show_default="4096 at most")
+    ] = None,
+    f32: Annotated[bool, typer.Option("--f32", help="Send rows as 32-bit floats, twice the bytes of 16.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a token, a summary, the stages.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why it was done so.")] = False,
+) -> int:  # fmt: skip
+    from edgellm.api import compose
+    from edgellm.api.mesh import Options, open_mesh
+    from edgellm.cli.mesh_report import Reports
+    from edgellm.cli.speak import speak
+    from edgellm.spec.options import ReplyOptions
+    from edgellm.store import resolve
+
+    question = " ".join(prompt)
+    if not question.strip():
+        raise InvalidOption(
+            "The question is empty.", 'Write one: edgellm mesh run MODEL "Where is my mug?" --split ...'
+        )
+    asked = ReplyOptions(max_tokens=max_tokens, temperature=temperature, seed=seed, retrieval=retrieval)
+    options = Options(
+        split, _fleet(split, devices), tuple(peer or ()), context_length, wide=f32, tokens_out=max_tokens,
+        tokens_in=max(1, len(question) // 4),
+    )  # fmt: skip
+    path = resolve(model)
+    with open_mesh(path, options, draft=draft, tell=lambda text: say(text, style="yellow")) as opened:
+        if explain:
+            say(opened.reason, style="dim")
+        reports = Reports(opened, as_json=as_json)
+        summary = speak(
+            opened.pair.reply(compose(question, system=system), asked), as_json=as_json, explain=explain, stats=False
+        )
+        reports.heard(summary)
+        return INTERRUPTED if summary.finish_reason == "cancelled" else 0
+
+
+def over_devices(
+    mesh: str, model: str, peers: Sequence[str], draft: str, max_tokens: int, *, as_json: bool
+) -> tuple[Opened, Reports]:
+    """What `chat --mesh` opens: `mesh` is a split, or names a file of devices."""
+    from edgellm.api.mesh import Options, open_mesh
+    from edgellm.cli.mesh_report import Reports
+    from edgellm.store import resolve
+
+    file = Path(mesh).expanduser() if mesh.endswith(".toml") else None
+    split = mesh if file is None else None
+    options = Options(split, _fleet(split, file), tuple(peers), tokens_out=max_tokens)
+    opened = open_mesh(resolve(model), options, draft=draft, tell=lambda text: say(text, style="yellow"))
+    return opened, Reports(opened, as_json=as_json)
+
+
+def _fleet(split: str | None, devices: Path | None) -> Fleet | None:
+    from edgellm.mesh.fleet import read_fleet
+
+    if split is not None and devices is not None:
+        raise InvalidOption("Both --split and --devices are given.", "Give one of them.")
+    return None if devices is None else read_fleet(devices)

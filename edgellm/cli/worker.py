@@ -1,0 +1,54 @@
+"""`edgellm serve --role worker`: the layers of this device, for models that several devices hold together."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgellm.cli.screen import say
+
+if TYPE_CHECKING:
+    from edgellm.serve.service import ServerEvent
+    from edgellm.serve.worker import WorkerServer
+
+
+def serve_worker(
+    model: Path | None,
+    host: str,
+    port: int,
+    *,
+    paired_only: bool,
+    memory: float | None,
+    keep: float,
+    store: float | None = None,
+) -> WorkerServer:
+    """A worker that is running. `model`: one of which it has all layers, beside those that were brought here, for which
+    there are `store` gigabytes.
+
+    Raises what `WorkerServer` and, where the model cannot be cut, `WholeModel` raise.
+    """
+    from edgellm.link.address import Address
+    from edgellm.link.trust import Trust
+    from edgellm.mesh.holding import FolderLayers, SeveralLayers, StoredLayers, WholeModel
+    from edgellm.mesh.shelf import Shelf
+    from edgellm.serve.worker import WorkerServer
+    from edgellm.store.layers import LayerStore
+
+    address = Address.of(host, port)
+    trust = None if address.loopback and not paired_only else Trust.here()
+    brought = LayerStore(limit=None if store is None else int(store * 1e9))
+    own = () if model is None else (WholeModel(model),)
+    layers = SeveralLayers(StoredLayers(brought), FolderLayers(), *own)
+    shelf = Shelf(layers, memory=None if memory is None else int(memory * 1e9), keep=keep)
+    server = WorkerServer(shelf, address, on_event=_tell, trust=trust, store=brought)
+    server.start()
+    say(
+        f"It is {server.address} in: edgellm mesh run MODEL PROMPT --split here:1-6,{server.address}:7-12", style="bold"
+    )
+    say("Ctrl-C stops it; replies go on without it where others hold its layers.", style="dim")
+    return server
+
+
+def _tell(event: ServerEvent) -> None:
+    say(f"{time.strftime('%H:%M:%S')}  {event.text}")

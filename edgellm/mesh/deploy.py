@@ -1,0 +1,200 @@
+"""Brings to every device the layers that it needs and does not have: all devices at once, each as fast as it takes
+them, gone on with wherever a line was cut."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgellm.errors import DeployFailed, DeviceLost, EdgeError, LayersCorrupt, NotPermitted, VerifierUnreachable
+from edgellm.link.carry import Carried, Pace, put
+from edgellm.link.loop import run_there
+from edgellm.link.rights import Right
+from edgellm.link.trust import Trust
+from edgellm.link.workers import Worker, reach_worker
+from edgellm.store.layers import LayerStore, cut_layers
+from edgellm.store.recipe import Piece, Recipe, cut_piece, forget_recipe
+
+ATTEMPTS = 6  # in a row without a single new byte
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 8.0  # seconds between two of them
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The layers `first` to `last`, counted from 0, both included, for a worker; or for this device, where None."""
+
+    worker: Worker | None
+    first: int
+    last: int
+
+    @property
+    def name(self) -> str:
+        return "here" if self.worker is None else self.worker.name
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How far a part is: `arrived` of `total` bytes are there, `already` were there before, `sent` went over the line.
+
+    `doing` is for people. `error`: why it has stopped for good. `done` comes last, with or without an error.
+    """
+
+    part: Part
+    total: int
+    already: int = 0
+    arrived: int = 0
+    sent: int = 0
+    seconds: float = 0.0
+    attempts: int = 0
+    doing: str = ""
+    done: bool = False
+    error: EdgeError | None = None
+
+
+Tell = Callable[[Moved], None]
+
+
+def to_move(recipe: Recipe, part: Part, store: LayerStore) -> int:
+    """Bytes of a part that are not yet on its device."""
+    pieces = recipe.covering(part.first, part.last)
+    if part.worker is None:
+        return sum(piece.size - store.arrived(piece) for piece in pieces)
+    held = None if part.worker.facts is None else part.worker.facts.of(recipe.fingerprint)
+    there = set() if held is None else {held.recipe.pieces[place].sha256 for place in held.pieces}
+    return sum(piece.size for piece in pieces if piece.sha256 not in there)
+
+
+def deploy(
+    model: Path,
+    recipe: Recipe,
+    parts: Sequence[Part],
+    *,
+    trust: Trust | None = None,
+    rate: float = 0.0,
+    store: LayerStore | None = None,
+    tell: Tell = lambda _moved: None,
+) -> list[Moved]:
+    """Brings each part of `model` to its device; returns how each ended, in the same order.
+
+    `rate` bytes a second over all lines together at most, 0 for as fast as they are. `store` is this device's own.
+    `tell` hears of every step, from other threads. What fails on one device stops no other.
+
+    Raises:
+        InvalidOption: the model has no such layers.
+        NotPermitted: a device has no right to copy models from here.
+    """
+    for part in parts:
+        recipe.covering(part.first, part.last)
+        if part.worker is not None:
+            check_right(part.worker)
+    bringing = _Bringing(model, recipe, trust, Pace(rate), store or LayerStore(), tell)
+    return run_there(bringing.all(parts)).result()
+
+
+def check_right(worker: Worker) -> None:
+    """Nothing of a model leaves for a device that may not copy models from here.
+
+    Raises:
+        NotPermitted: it may not.
+    """
+    peer = worker.peer
+    if peer is not None and Right.FILES not in peer.rights:
+        raise NotPermitted(
+            f"{peer.name} ({peer.id.short}) has no right to copy models from here.",
+            f"If it shall have them: edgellm peers grant {peer.id.short} files",
+        )
+
+
+class _Bringing:
+    def __init__(
+        self, model: Path, recipe: Recipe, trust: Trust | None, pace: Pace, store: LayerStore, tell: Tell
+    ) -> None:
+        self._model, self._recipe, self._trust = model, recipe, trust
+        self._pace, self._store, self._tell = pace, store, tell
+
+    async def all(self, parts: Sequence[Part]) -> list[Moved]:
+        return list(await asyncio.gather(*(self._part(part) for part in parts)))
+
+    async def _part(self, part: Part) -> Moved:
+        pieces = self._recipe.covering(part.first, part.last)
+        state = _State(Moved(part, sum(piece.size for piece in pieces)), self._tell)
+        try:
+            if part.worker is None:
+                await self._here(part, state)
+            else:
+                await self._there(part.worker, [self._recipe.pieces.index(piece) for piece in pieces], state)
+            return state.end()
+        except LayersCorrupt as error:
+            forget_recipe(self._recipe)
+            return state.end(error)
+        except EdgeError as error:
+            return state.end(error)
+
+    async def _here(self, part: Part, state: _State) -> None:
+        state.say("cutting")
+        held = sum(self._store.arrived(piece) for piece in self._recipe.covering(part.first, part.last))
+        state.carried(Carried(held, state.now.total, 0))
+
+        def progress(share: float) -> None:
+            state.carried(Carried(max(held, int(share * state.now.total)), state.now.total, 0))
+
+        await asyncio.to_thread(cut_layers, self._model, self._store, progress, (part.first, part.last))
+
+    async def _there(self, worker: Worker, places: Sequence[int], state: _State) -> None:
+        """Again and again while it gets on; a device that is gone is given some time to come back."""
+        failures = 0
+        while True:
+            before = state.now.arrived
+            try:
+                state.attempt()
+                channel = await reach_worker(self._trust, worker)
+                async with channel:
+                    state.say("sending")
+                    await put(channel, worker.name, self._recipe, places, self._cut, self._pace, state.carried)
+                    return
+            except (DeviceLost, VerifierUnreachable) as error:
+                failures = 0 if state.now.arrived > before else failures + 1
+                if failures >= ATTEMPTS:
+                    raise DeployFailed(
+                        f"{worker.name} has {state.now.arrived} of {state.now.total} bytes, and cannot be reached any"
+                        f" more: {error.what}",
+                        "What has arrived is kept: deploy again when it is back.",
+                    ) from None
+                state.say("waiting")
+                await asyncio.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** max(0, failures - 1)))
+
+    def _cut(self, piece: Piece) -> Iterator[bytes | memoryview]:
+        return cut_piece(self._model, self._recipe.layers, piece.first, piece.last)
+
+
+class _State:
+    """How far one part is, told on every change."""
+
+    def __init__(self, first: Moved, tell: Tell) -> None:
+        self.now, self._tell = first, tell
+        self._began, self._known, self._sent_before = time.monotonic(), False, 0
+
+    def attempt(self) -> None:
+        self._sent_before = self.now.sent
+        self._change(replace(self.now, doing="connecting", attempts=self.now.attempts + 1))
+
+    def carried(self, carried: Carried) -> None:
+        already = self.now.already if self._known else carried.arrived
+        self._known = True
+        sent = self._sent_before + carried.sent
+        self._change(replace(self.now, arrived=carried.arrived, sent=sent, already=already))
+
+    def say(self, doing: str) -> None:
+        self._change(replace(self.now, doing=doing))
+
+    def end(self, error: EdgeError | None = None) -> Moved:
+        arrived = self.now.arrived if error is not None else self.now.total
+        self._change(replace(self.now, doing="", done=True, error=error, arrived=arrived))
+        return self.now
+
+    def _change(self, now: Moved) -> None:
+        self.now = replace(now, seconds=time.monotonic() - self._began)
+        self._tell(self.now)

@@ -1,0 +1,143 @@
+"""Where a worker's layers lie: the seam between the mesh and whatever keeps layers on a device's disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from edgellm.engine import check_gguf, cut
+from edgellm.engine.shard import check_cuttable
+from edgellm.errors import LayersMissing
+from edgellm.store import cache_dir, fingerprint
+from edgellm.store.layers import LayerStore
+from edgellm.store.recipe import Piece
+
+
+class Layers(Protocol):
+    """Layers of models, in a file each (`engine.cut` of one layer), or several in a row in one: the first carries the
+    embedding and the tokenizer, the last one norm and head. Models are known by the SHA-256 of their whole file, in
+    hex."""
+
+    def find(self, model: str, layer: int) -> Path | None:
+        """The file that begins with a layer, counted from 0; None where it is not here, or not whole."""
+        ...
+
+    def held(self, model: str) -> frozenset[int]:
+        """The layers that are here."""
+        ...
+
+
+class FolderLayers:
+    """A folder with a folder for each model, in which layers lie as 0000.gguf, 0001.gguf and so on."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Without a `folder` the cache of this user."""
+        self.folder = folder or cache_dir() / "mesh"
+
+    def find(self, model: str, layer: int) -> Path | None:
+        path = self.path(model, layer)
+        return path if path.is_file() else None
+
+    def held(self, model: str) -> frozenset[int]:
+        found = (self.folder / model).glob("*.gguf")
+        return frozenset(int(path.stem) for path in found if path.stem.isdecimal())
+
+    def path(self, model: str, layer: int) -> Path:
+        """Where a layer lies, or would."""
+        return self.folder / model / f"{layer:04d}.gguf"
+
+    def cut(
+        self, model: Path, layers: Sequence[int] | None = None, progress: Callable[[float], None] | None = None
+    ) -> str:
+        """Cuts `layers` of a model file, by default all, where they are not here yet; returns the model's hash.
+
+        Raises:
+            ModelNotFound, ModelCorrupt, ModelUnsupported, InvalidOption: as for `engine.cut`.
+            OSError: there is no room, or the file cannot be read.
+        """
+        n = check_cuttable(check_gguf(model))
+        digest = fingerprint(model)
+        wanted = list(range(n)) if layers is None else list(layers)
+        for at, layer in enumerate(wanted):
+            path = self.path(digest, layer)
+            if not path.is_file():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                cut(model, path, layer, layer, head=layer == n - 1)
+            if progress is not None:
+                progress((at + 1) / len(wanted))
+        return digest
+
+
+class StoredLayers:
+    """What others have brought to this device's store."""
+
+    def __init__(self, store: LayerStore) -> None:
+        self._store = store
+
+    def find(self, model: str, layer: int) -> Path | None:
+        for piece in self._pieces(model):
+            if piece.first == layer:
+                return self._store.find(piece)
+        return None
+
+    def held(self, model: str) -> frozenset[int]:
+        return frozenset(layer for piece in self._pieces(model) for layer in range(piece.first, piece.last + 1))
+
+    def _pieces(self, model: str) -> tuple[Piece, ...]:
+        return next((held.pieces for held in self._store.models() if held.recipe.fingerprint == model), ())
+
+
+class SeveralLayers:
+    """Layers that are in one place or another."""
+
+    def __init__(self, *places: Layers) -> None:
+        self._places = places
+
+    def find(self, model: str, layer: int) -> Path | None:
+        return next((path for place in self._places if (path := place.find(model, layer)) is not None), None)
+
+    def held(self, model: str) -> frozenset[int]:
+        return frozenset().union(*(place.held(model) for place in self._places))
+
+
+class WholeModel:
+    """A model file of this device, of which layers are cut when they are asked for."""
+
+    def __init__(self, path: Path, folder: FolderLayers | None = None) -> None:
+        """Raises ModelNotFound, ModelCorrupt or ModelUnsupported where it cannot be cut."""
+        self.path = path
+        self.layers = check_cuttable(check_gguf(path))
+        self.model = fingerprint(path)
+        self._folder = folder or FolderLayers()
+
+    def find(self, model: str, layer: int) -> Path | None:
+        if model != self.model or not 0 <= layer < self.layers:
+            return None
+        self._folder.cut(self.path, [layer])
+        return self._folder.path(model, layer)
+
+    def held(self, model: str) -> frozenset[int]:
+        return frozenset(range(self.layers)) if model == self.model else frozenset()
+
+
+def require(layers: Layers, model: str, first: int, last: int, name: str) -> None:
+    """Raises LayersMissing where one of the layers `first` to `last` is not here."""
+    missing = sorted(set(range(first, last + 1)) - layers.held(model))
+    if missing:
+        raise LayersMissing(
+            f"Layer{'s' if len(missing) > 1 else ''} {ranges(missing)} of {name} {'are' if len(missing) > 1 else 'is'}"
+            " not on this device.",
+            "Bring them there first, or start the worker with the whole model: edgellm serve --role worker -m MODEL",
+        )
+
+
+def ranges(layers: Sequence[int]) -> str:
+    """Layers for people, who count from 1: 1-4, 7."""
+    runs: list[list[int]] = []
+    for layer in sorted(layers):
+        if runs and runs[-1][1] == layer - 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(f"{a + 1}" if a == b else f"{a + 1}-{b + 1}" for a, b in runs) or "none"

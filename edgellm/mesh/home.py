@@ -1,0 +1,135 @@
+"""From names and a plan to devices: who is there, what they can do, and what has to be brought to each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgellm.coldstart.plan import Plan
+from edgellm.engine.blocks import blocks_of
+from edgellm.errors import InvalidOption, NotPaired
+from edgellm.link.address import Address
+from edgellm.link.carry import clean
+from edgellm.link.loop import run_there
+from edgellm.link.trust import Trust
+from edgellm.link.workers import Worker, find_workers, reach_worker, worker_at
+from edgellm.mesh.deploy import Part, to_move
+from edgellm.mesh.layers import model_of
+from edgellm.mesh.survey import HERE, Survey, Tell, survey
+from edgellm.store.fingerprint import fingerprint
+from edgellm.store.layers import LayerStore
+from edgellm.store.recipe import Recipe, recipe_of
+
+_PART = re.compile(r"(.+):(\d+)(?:-(\d+))?")
+_EXAMPLE = "Give NAME:FIRST-LAST for every device, such as: --split here:1-12,desk:13-24"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The layers `first` to `last`, counted from 0, both included, for the device of that name."""
+
+    name: str
+    first: int
+    last: int
+
+
+def look(model: Path, hosts: Sequence[str], fresh: bool, tell: Tell) -> Survey:
+    """What this device and its paired workers can do with a model; `fresh`: measured now, whatever is known.
+
+    `hosts` are this device's addresses to look for announcements at. Raises what `blocks_of` and `model_of` raise.
+    """
+    trust = Trust.here()
+    planned = model_of(model)
+    workers = find_workers(trust, trust.peers.all(), hosts)
+    return survey(trust, workers, blocks_of(model), planned.name, planned.shape, fresh=fresh, tell=tell)
+
+
+def read_split(text: str) -> tuple[Named, ...]:
+    """What `--split` says: names and layers counted from 1, both ends included.
+
+    Raises:
+        InvalidOption: it cannot be meant.
+    """
+    found = []
+    for part in text.split(","):
+        match = _PART.fullmatch(part.strip())
+        if match is None:
+            raise InvalidOption(f"{part.strip()!r} is no part of a split.", _EXAMPLE)
+        first, last = int(match[2]), int(match[3] or match[2])
+        if not 1 <= first <= last:
+            raise InvalidOption(f"{part.strip()!r} names layers that do not exist.", _EXAMPLE)
+        found.append(Named(match[1], first - 1, last - 1))
+    return tuple(found)
+
+
+def of_plan(plan: Plan) -> tuple[Named, ...]:
+    """Who holds what in a plan."""
+    return tuple(Named(stage.device, stage.first_layer - 1, stage.last_layer - 1) for stage in plan.way.stages)
+
+
+def parts_of(split: Sequence[Named], workers: Mapping[str, Worker]) -> list[Part]:
+    """The devices of a split, of those that are known by name; workers on this machine by HOST:PORT.
+
+    Raises:
+        NotPaired: nobody is called so.
+        InvalidOption: a device is named twice.
+        EdgeError: why a device that is called so cannot be used.
+    """
+    names = [one.name for one in split]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidOption(f"{twice} is named twice.", "Give each device its layers in one part.")
+    return [Part(_worker(one.name, workers), one.first, one.last) for one in split]
+
+
+def _worker(name: str, workers: Mapping[str, Worker]) -> Worker | None:
+    if name == HERE:
+        return None
+    worker = workers.get(name)
+    if worker is None and ":" in name:
+        return run_there(worker_at(Address.parse(name).require_loopback())).result()
+    if worker is None:
+        there = ", ".join([HERE, *workers])
+        raise NotPaired(f"No paired device is called {name!r}.", f"There are: {there}. Pair one with: edgellm pair")
+    if worker.trouble is not None:
+        raise worker.trouble
+    return worker
+
+
+def moves(
+    model: Path, split: Sequence[Named], sizes: Sequence[int], workers: Mapping[str, Worker], store: LayerStore
+) -> list[tuple[str, int]]:
+    """Bytes that each device of a split still lacks, by name; `sizes` are those of its layers.
+
+    A model of which no device has anything is not read for that. This device alone needs nothing: it has the model.
+    """
+    if [one.name for one in split] == [HERE]:
+        return [(HERE, 0)]
+    known = [held.recipe for held in store.models()]
+    for worker in workers.values():
+        known += [held.recipe for held in worker.facts.models] if worker.facts is not None else []
+    if not known or not _may_be(model, known):
+        return [(one.name, size) for one, size in zip(split, sizes, strict=True)]
+    digest = fingerprint(model)
+    if all(recipe.fingerprint != digest for recipe in known):
+        return [(one.name, size) for one, size in zip(split, sizes, strict=True)]
+    recipe = recipe_of(model)
+    return [(part.name, to_move(recipe, part, store)) for part in parts_of(split, workers)]
+
+
+def _may_be(model: Path, known: Sequence[Recipe]) -> bool:
+    """Whether one of the recipes can be that of a model, by the number of layers: reading it takes a while."""
+    layers = model_of(model).shape.layers
+    return any(recipe.layers == layers for recipe in known)
+
+
+def clean_worker(worker: Worker, fingerprint: str = "") -> tuple[int, int, int]:
+    """Has a worker remove what is not in use, of one model or of all: pieces and bytes that went, pieces that stayed.
+    Raises what `edgellm.link.carry.clean` raises."""
+
+    async def work() -> tuple[int, int, int]:
+        async with await reach_worker(Trust.here() if worker.peer else None, worker) as channel:
+            return await clean(channel, worker.name, fingerprint)
+
+    return run_there(work()).result()

@@ -1,0 +1,122 @@
+"""This device measures itself: how fast it computes layers of a shape, reads its disk, and how much it can hold.
+
+Kept with the time and the reason, and measured again when asked, or when something that matters has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from filelock import FileLock
+
+from edgellm.engine.blocks import Blocks, time_passes, write_random
+from edgellm.errors import EdgeError, MeasureFailed
+from edgellm.link.figures import Figures
+from edgellm.link.versions import program
+from edgellm.mesh.memory import free_memory
+from edgellm.store.disk import cold_read
+from edgellm.store.places import cache_dir
+
+OLDEST = 30 * 86_400.0  # seconds; older figures are not used unasked
+_AHEAD = 60.0  # seconds by which a clock may have been set back
+
+
+def figures_here(
+    blocks: Blocks,
+    oldest: float = OLDEST,
+    doing: Callable[[str], None] = lambda _: None,
+    *,
+    folder: Path | None = None,
+    threads: int | None = None,
+) -> Figures:
+    """What this device measured of such layers within `oldest` seconds, or measures now. Memory is always that of now.
+
+    `folder` is where layers lie: the disk that is read. `threads` as for `edgellm.engine.Context`.
+
+    Raises:
+        MeasureFailed: it cannot be measured.
+    """
+    memory, bound = free_memory()
+    kept, why = _kept(blocks, oldest, threads)
+    if kept is None:
+        place = folder or cache_dir() / "layers"
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            with FileLock(place / "measuring.lock"):  # others may have asked for the same
+                kept, why = _kept(blocks, oldest, threads)
+                kept = kept or _measured(blocks, why, doing, place / f"measuring-{blocks.key[:16]}.gguf", threads)
+        except OSError as error:
+            raise MeasureFailed(
+                f"Nothing can be measured in {place}: {error.strerror or error}.", "Make room there, or check it."
+            ) from None
+        except MeasureFailed:
+            raise
+        except EdgeError as error:
+            raise MeasureFailed(f"Such layers cannot be measured here: {error.what}", error.next_step) from None
+        _keep(kept, threads)
+    return replace(kept, memory=memory, memory_reason=bound)
+
+
+def processor() -> str:
+    """The processor's name."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()[:100]
+    return (platform.processor() or platform.machine() or "unknown")[:100]
+
+
+def _measured(
+    blocks: Blocks, why: str, doing: Callable[[str], None], file: Path, threads: int | None
+) -> Figures:  # fmt: skip
+    try:
+        doing("writing layers of random weights")
+        write_random(blocks, file)
+        doing("reading them cold")
+        disk, how = cold_read(file)
+        rows, seconds, taken = time_passes(file, blocks, threads, doing)
+    finally:
+        file.unlink(missing_ok=True)
+    return Figures(
+        int(time.time()), why, blocks.key, rows, seconds, blocks.layer, disk, how, 0, "", taken, processor(), program()
+    )
+
+
+def _place(block: str, threads: int | None) -> Path:
+    """The file names the machine, too, because a home folder may serve several."""
+    name = f"{block[:16]}-{threads or 'all'}-{platform.node() or 'here'}.json"
+    return cache_dir() / "figures" / name
+
+
+def _kept(blocks: Blocks, oldest: float, threads: int | None) -> tuple[Figures | None, str]:
+    """What was kept and is good enough; else None, and why it is measured."""
+    path = _place(blocks.key, threads)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        figures = Figures(**(found | {"rows": tuple(found["rows"]), "seconds": tuple(found["seconds"])}))
+    except (OSError, ValueError, TypeError, LookupError, EdgeError):
+        return None, "never measured with such layers"
+    age = time.time() - figures.taken
+    if figures.processor != processor():
+        return None, f"the processor was {figures.processor}"
+    if figures.version != program():
+        return None, f"measured by edgellm {figures.version}"
+    if age > oldest or age < -_AHEAD:
+        return None, "asked for" if oldest <= 0 else f"{age / 86_400:.0f} days old"
+    return figures, ""
+
+
+def _keep(figures: Figures, threads: int | None) -> None:
+    """Where that fails it is measured anew next time."""
+    path = _place(figures.block, threads)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}")
+        partial.write_text(json.dumps(asdict(figures)), encoding="utf-8")
+        partial.replace(path)

@@ -1,0 +1,268 @@
+"""One device's part of the pipeline: a chain of blocks, the first of which compute while the last still load.
+
+Two threads. One loads block after block. The other takes parcels through the blocks that are there: always the oldest
+parcel that can move, so that a later part of a prompt goes on in the lower blocks while an earlier one waits for a
+block that is still loading (layer streaming; CSGO's equation 18 lets a device do nothing before all is loaded).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
+
+from edgellm.engine import Block, Floats, Ids, Model
+from edgellm.errors import EdgeError, EngineFailed, LayersMissing, ProtocolError
+from edgellm.mesh.holding import require
+from edgellm.mesh.records import MOST_ROWS, Answer, Event, Failed, Gone, Loaded, Onward, Parcel, Span, Times, Work
+from edgellm.mesh.shelf import Shelf
+from edgellm.spec.records import Verdict
+from edgellm.spec.verify import judge, plausible
+
+_MERGED = 2e-3  # seconds: work that goes on after less than that is told as one piece
+_SPANS_MOST = 2048
+
+
+@dataclass(slots=True, eq=False)
+class _Moving:
+    """A parcel in this stage, whose `data` has gone through the first `at` blocks."""
+
+    parcel: Parcel
+    data: Ids | Floats
+    at: int = 0
+    seconds: float = 0.0
+
+
+class Stage:
+    """The layers of one `Work`. `post` is told of everything that happens, in threads of the stage."""
+
+    def __init__(self, work: Work, shelf: Shelf, post: Callable[[Event], None], *, threads: int | None = None) -> None:
+        """Nothing is loaded before `start`.
+
+        Raises:
+            LayersMissing: they are not all on this device.
+        """
+        require(shelf.layers, work.model, work.first, work.last, work.name)
+        self.work = work
+        self._shelf, self._post, self._threads = shelf, post, threads
+        self._blocks: list[Block] = []
+        self._ends: list[int] = []  # the last layer of each block
+        self._line: deque[_Moving] = deque()
+        self._spans: list[Span] = []
+        self._news = threading.Condition()
+        self._closed = False
+        self._steps = 0
+        self._share = 0.0
+        self._began = perf_counter()
+        self._used = self._began  # when it last had something to do
+        self._loader = threading.Thread(target=self._guarded, args=(self._load,), name="stage-load", daemon=True)
+        self._computer = threading.Thread(target=self._guarded, args=(self._compute,), name="stage", daemon=True)
+
+    @property
+    def progress(self) -> tuple[float, int, int]:
+        """Layers loaded, the one under way included as a share; blocks computed; parcels that wait or are computed."""
+        return self._loaded + self._share, self._steps, len(self._line)
+
+    @property
+    def _loaded(self) -> int:
+        return self._ends[-1] - self.work.first + 1 if self._ends else 0
+
+    @property
+    def clock(self) -> float:
+        """Seconds since the stage was made."""
+        return perf_counter() - self._began
+
+    @property
+    def idle(self) -> float:
+        """Seconds since it last had something to do."""
+        with self._news:
+            if self._line or self._loaded <= self.work.last - self.work.first:
+                return 0.0
+            return perf_counter() - self._used
+
+    def start(self) -> None:
+        """Begins to load."""
+        self._loader.start()
+        self._computer.start()
+
+    def put(self, parcel: Parcel) -> None:
+        """Takes a parcel.
+
+        Raises:
+            ProtocolError: it is not what this stage takes.
+        """
+        check(parcel, self.work)
+        with self._news:
+            self._line.append(_Moving(parcel, parcel.data))
+            now = self.clock
+            self._note(Span("got", parcel.number, now, now), merge=False)
+            self._news.notify_all()
+
+    def touch(self) -> None:
+        """It is in use, though it has nothing to do: other stages are at work."""
+        with self._news:
+            self._used = perf_counter()
+
+    def tell(self, session: int) -> None:
+        """Posts what was done since this was asked last."""
+        with self._news:
+            spans, self._spans = tuple(self._spans), []
+        self._post(Times(session, spans))
+
+    def close(self) -> None:
+        """Gives everything back. Returns when nothing is computed any more; what is being loaded is loaded first."""
+        with self._news:
+            if self._closed:
+                return
+            self._closed = True
+            self._line.clear()
+            self._news.notify_all()
+        for thread in (self._loader, self._computer):
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join()
+        for block, before in zip(self._blocks, [self.work.first - 1, *self._ends], strict=False):
+            block.close()
+            self._shelf.give(self.work.model, before + 1)
+        self._blocks, self._ends = [], []
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Runs a thread's work; whatever ends it ends the stage."""
+        try:
+            work()
+        except EdgeError as error:
+            self._post(Gone(error))
+        except Exception as error:  # noqa: BLE001 - nobody else would hear of it
+            self._post(Gone(EngineFailed(f"The stage has failed: {error!r}.", "Report this.")))
+
+    def _load(self) -> None:
+        work, layer = self.work, self.work.first
+        while layer <= work.last and not self._closed:
+            begin = self.clock
+            model = self._shelf.take(work.model, layer, self._sharing)
+            try:
+                block = self._block(model, layer)
+            except BaseException:
+                self._shelf.give(work.model, layer)
+                raise
+            with self._news:
+                self._blocks.append(block)
+                self._ends.append(layer + model.n_layer - 1)
+                self._share = 0.0
+                self._note(Span("load", layer, begin, self.clock), merge=False)
+                self._used = perf_counter()
+                self._news.notify_all()
+            self._post(Loaded(self._loaded, self.clock))
+            layer += model.n_layer
+
+    def _block(self, model: Model, layer: int) -> Block:
+        """The layers of one file, of which `layer` is the first."""
+        work, last = self.work, layer + model.n_layer - 1
+        if last > work.last:
+            raise LayersMissing(
+                f"Layers {layer + 1}-{last + 1} of {work.name} are one piece on this device, and the stage ends with"
+                f" layer {work.last + 1}.",
+                "Split the model where its pieces end.",
+            )
+        return Block(
+            model, head=last == work.layers - 1, n_ctx=work.context, n_seq=work.sessions,
+            rows=max(MOST_ROWS + 1, work.sessions), threads=self._threads,
+        )  # fmt: skip
+
+    def _sharing(self, share: float) -> None:
+        self._share = min(share, 0.999)
+
+    def _compute(self) -> None:
+        while (moving := self._next()) is not None:
+            try:
+                self._step(moving)
+            except EdgeError as error:
+                self._leave(moving)
+                self._post(Failed(moving.parcel.session, moving.parcel.number, error))
+
+    def _next(self) -> _Moving | None:
+        """The oldest parcel that can move: its next block is there, and no earlier one of its session is behind it."""
+        with self._news:
+            while not self._closed:
+                ahead: dict[int, int] = {}
+                for moving in self._line:
+                    session = moving.parcel.session
+                    if moving.at < min(len(self._blocks), ahead.get(session, len(self._blocks))):
+                        return moving
+                    ahead[session] = moving.at
+                self._news.wait()
+            return None
+
+    def _step(self, moving: _Moving) -> None:
+        """Takes a parcel through one block."""
+        begin, parcel = self.clock, moving.parcel
+        block = self._blocks[moving.at]
+        found = block.forward(moving.data, start=parcel.start, seq=parcel.session, outputs=parcel.outputs)
+        moving.at += 1
+        self._steps += 1
+        last = self._ends[moving.at - 1] == self.work.last
+        verdict = self._judged(parcel, found) if last and self.work.ends and parcel.ask is not None else None
+        # a block shows its rows in memory that its next parcel uses again; this one may have to wait for its next block
+        moving.data = found if not last and moving.at < len(self._blocks) else found.copy()
+        end = self.clock
+        moving.seconds += end - begin
+        with self._news:
+            self._note(Span("compute", parcel.number, begin, end))
+        if not last:
+            return
+        self._leave(moving)
+        if not self.work.ends:
+            self._post(Onward(replace(parcel, data=moving.data)))
+        elif verdict is not None and parcel.ask is not None:
+            logits = moving.data if parcel.ask.logits else None
+            self._post(Answer(parcel.session, parcel.number, replace(verdict, seconds=moving.seconds), logits))
+
+    def _leave(self, moving: _Moving) -> None:
+        with self._news:
+            self._used = perf_counter()
+            if moving in self._line:
+                self._line.remove(moving)
+
+    def _judged(self, parcel: Parcel, rows: Floats) -> Verdict | None:
+        """The rule, at the last stage: verdicts travel, and not whole rows of a large vocabulary."""
+        if (ask := parcel.ask) is None:
+            return None
+        accepted, token = judge(ask.chunk, rows, ask.sampling, position=ask.position)
+        likely = plausible(ask.chunk, rows, accepted) if ask.chunk.retrieved else None
+        return Verdict(accepted, np.array([token], dtype=np.int32), plausible=likely)
+
+    def _note(self, span: Span, merge: bool = True) -> None:
+        """Remembers what was done; the lock is held."""
+        before = self._spans[-1] if self._spans else None
+        if merge and before is not None and before.kind == span.kind and span.begin - before.end < _MERGED:
+            self._spans[-1] = replace(before, end=span.end)
+        elif len(self._spans) < _SPANS_MOST:
+            self._spans.append(span)
+
+
+def check(parcel: Parcel, work: Work) -> None:
+    """Refuses what the stage before would not send.
+
+    Raises:
+        ProtocolError: a session, shape, id or number that cannot be meant.
+    """
+    data, n = parcel.data, len(parcel.data)
+    if not 0 <= parcel.session < work.sessions:
+        raise ProtocolError(f"There is no session {parcel.session}.", _UPDATE)
+    if not 0 < n <= MOST_ROWS + 1 or not 0 <= parcel.start <= work.context - n:
+        raise ProtocolError(f"A parcel holds {n} positions from {parcel.start} on.", _UPDATE)
+    if parcel.outputs > n:
+        raise ProtocolError(f"Of {n} positions {parcel.outputs} are to be judged.", _UPDATE)
+    if work.first == 0:
+        if data.ndim != 1 or int(data.min()) < 0 or int(data.max()) >= work.n_vocab:
+            raise ProtocolError("The first stage takes ids of the vocabulary, and has got something else.", _UPDATE)
+    elif data.shape != (n, work.n_embd):
+        raise ProtocolError(f"Rows have the shape {data.shape}, and not ({n}, {work.n_embd}).", _UPDATE)
+    elif not np.isfinite(data).all():
+        raise ProtocolError("Rows hold something that is no number.", "The model's file may be damaged: fetch it anew.")
+
+
+_UPDATE = "Run the same version of edgellm on both sides."

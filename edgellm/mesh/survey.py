@@ -1,0 +1,270 @@
+"""What the devices of this home can do, measured: the fleet that is planned for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from edgellm.coldstart.fit import Utilisation, fit_utilisation
+from edgellm.coldstart.hardware import Device, Link
+from edgellm.coldstart.model import Shape
+from edgellm.engine.blocks import Blocks
+from edgellm.errors import EdgeError, InvalidOption, NotPermitted
+from edgellm.link.figures import Figures, measure
+from edgellm.link.flow import Line, ask_line, measure_line
+from edgellm.link.loop import run_there
+from edgellm.link.rights import Right
+from edgellm.link.trust import Trust
+from edgellm.link.workers import Worker, reach_worker
+from edgellm.mesh.fleet import Fleet
+from edgellm.mesh.measure import OLDEST, figures_here
+from edgellm.store.places import cache_dir
+
+HERE = "here"  # what this device is called in a plan
+LINE_OLDEST = 86_400.0  # seconds; who has moved to another room since has another line
+_NO_LIMIT = 1e12  # bits/s of this device's own side: what limits is in the lines
+
+Tell = Callable[[str, str], None]
+"""Hears what is measured, and of which device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What a device can do with a model's layers: figures, and the model's name and shape."""
+
+    figures: Figures
+    model: str
+    shape: Shape
+
+    @property
+    def utilisation(self) -> Utilisation:
+        rows, seconds = self.figures.rows, self.figures.seconds
+        return fit_utilisation(rows, [self.shape.flops(n) / taken for n, taken in zip(rows, seconds, strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLine:
+    """A line, when it was measured (seconds since 1970, UTC), and why then."""
+
+    line: Line
+    taken: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Each device's speed by name, this one's as `HERE`; lines by the names of both ends; who is left out, and why."""
+
+    speeds: Mapping[str, Speed]
+    lines: Mapping[tuple[str, str], KeptLine]
+    workers: Mapping[str, Worker]
+    left_out: tuple[tuple[str, EdgeError], ...]
+
+    def fleet(self) -> Fleet:
+        """For the planner."""
+        devices = tuple(self._device(name, speed) for name, speed in self.speeds.items())
+        links = {}
+        for (one, other), kept in self.lines.items():
+            latency = kept.line.round_trip / 2.0
+            links[one, other] = Link(kept.line.up, latency)
+            links[other, one] = Link(kept.line.down, latency)
+        return Fleet(devices, links)
+
+    def _device(self, name: str, speed: Speed) -> Device:
+        """Where two devices have no measured line, what they send passes through the home's network as it does between
+        each of them and this one."""
+        figures, curve = speed.figures, speed.utilisation
+        kept = self.lines.get((HERE, name))
+        up, down, latency = (_NO_LIMIT, _NO_LIMIT, 0.0)
+        if kept is not None:
+            up, down, latency = kept.line.down, kept.line.up, kept.line.round_trip / 2.0
+        reading = figures.layer / figures.seconds[0] if figures.rows[0] == 1 else 0.0
+        return Device(
+            name, curve.peak, 1.0, curve.b, figures.disk, float(max(1, figures.memory)), up, down, latency, reading
+        )
+
+
+def survey(
+    trust: Trust,
+    workers: Sequence[Worker],
+    blocks: Blocks,
+    model: str,
+    shape: Shape,
+    *,
+    fresh: bool = False,
+    tell: Tell = lambda _who, _what: None,
+    with_here: bool = True,
+) -> Survey:
+    """Measures what is not known, or too old, of this device and of the workers that answer; `fresh`: everything.
+
+    The devices measure themselves at the same time, the lines one after the other. Raises nothing of what a device may
+    do: who cannot be measured is left out.
+    """
+    return run_there(_Surveying(trust, blocks, model, shape, fresh, tell).all(workers, with_here)).result()
+
+
+class _Surveying:
+    def __init__(self, trust: Trust, blocks: Blocks, model: str, shape: Shape, fresh: bool, tell: Tell) -> None:
+        self._trust, self._blocks, self._model, self._shape = trust, blocks, model, shape
+        self._fresh, self._tell = fresh, tell
+        self._left: list[tuple[str, EdgeError]] = []
+        self._lines = read_lines()
+
+    async def all(self, workers: Sequence[Worker], with_here: bool) -> Survey:
+        named = [None, *workers] if with_here else list(workers)
+        found = await asyncio.gather(*(self._speed(worker) for worker in named))
+        there = [(worker, speed) for worker, speed in zip(named, found, strict=True) if speed is not None]
+        lines: dict[tuple[str, str], KeptLine] = {}
+        for worker, _speed in there:
+            if worker is not None and (kept := await self._line_from_here(worker)):
+                lines[HERE, worker.name] = kept
+        reached = [worker for worker, _ in there if worker is not None and (HERE, worker.name) in lines]
+        for one, other in combinations(reached, 2):
+            if kept := await self._line_between(one, other):
+                lines[one.name, other.name] = kept
+        keep_lines(self._lines)
+        speeds = {
+            HERE if worker is None else worker.name: speed
+            for worker, speed in there
+            if worker is None or worker in reached
+        }
+        return Survey(speeds, lines, {worker.name: worker for worker in reached}, tuple(self._left))
+
+    async def _speed(self, worker: Worker | None) -> Speed | None:
+        oldest = 0.0 if self._fresh else OLDEST
+        name = HERE if worker is None else worker.name
+        try:
+            if worker is None:
+                said = await asyncio.to_thread(figures_here, self._blocks, oldest, lambda what: self._tell(HERE, what))
+            else:
+                _may_compute(worker)
+                self._tell(name, "measuring itself")
+                async with await reach_worker(self._trust, worker) as channel:
+                    said = await measure(channel, name, self._blocks, oldest)
+        except EdgeError as error:
+            self._left.append((name, error))
+            return None
+        speed = Speed(said, self._model, self._shape)
+        keep_speed(_key(worker), speed)
+        return speed
+
+    async def _line_from_here(self, worker: Worker) -> KeptLine | None:
+        key = (HERE, _key(worker))
+        if (known := self._known(key)) is not None:
+            return known
+        self._tell(worker.name, "the line from here")
+        try:
+            async with await reach_worker(self._trust, worker) as channel:
+                return self._keep(key, await measure_line(channel, worker.name))
+        except EdgeError as error:
+            self._left.append((worker.name, error))
+            return None
+
+    async def _line_between(self, one: Worker, other: Worker) -> KeptLine | None:
+        """None where the two cannot speak with each other: they are not paired, as a rule."""
+        key = (_key(one), _key(other))
+        known = self._known(key)
+        if known is not None or one.peer is None or other.peer is None:
+            return known
+        self._tell(one.name, f"the line to {other.name}")
+        with suppress(EdgeError):
+            async with await reach_worker(self._trust, one) as channel:
+                return self._keep(key, await ask_line(channel, one.name, other.peer.id, other.address))
+        return None
+
+    def _known(self, key: tuple[str, str]) -> KeptLine | None:
+        known = self._lines.get(key)
+        return known if known is not None and not self._fresh and _young(known) else None
+
+    def _keep(self, key: tuple[str, str], line: Line) -> KeptLine:
+        before = self._lines.get(key)
+        why = "asked for" if self._fresh else "never measured" if before is None else "too old"
+        self._lines[key] = KeptLine(line, int(time.time()), why)
+        return self._lines[key]
+
+
+def _may_compute(worker: Worker) -> None:
+    if worker.trouble is not None:
+        raise worker.trouble
+    if worker.name == HERE:
+        raise InvalidOption(
+            f"{HERE!r} is what this device is called.", "Rename the other: edgellm peers rename here desk"
+        )
+    if worker.peer is not None and Right.COMPUTE not in worker.rights:
+        raise NotPermitted(
+            f"{worker.name} has not granted this device the right to have it compute.",
+            "On that device: edgellm peers grant NAME compute",
+        )
+
+
+def _young(kept: KeptLine) -> bool:
+    return -60.0 <= time.time() - kept.taken <= LINE_OLDEST
+
+
+def _key(worker: Worker | None) -> str:
+    """What a device is called in files: its ID, as names change."""
+    if worker is None:
+        return HERE
+    return str(worker.address) if worker.peer is None else str(worker.peer.id)
+
+
+def known_speed(worker: Worker | None) -> Speed | None:
+    """What was last measured of a device, whatever the model."""
+    try:
+        found = json.loads(_speeds(_key(worker)).read_text(encoding="utf-8"))
+        told = found["figures"] | {key: tuple(found["figures"][key]) for key in ("rows", "seconds")}
+        return Speed(Figures(**told), str(found["model"]), Shape(**found["shape"]))
+    except (OSError, ValueError, TypeError, LookupError, EdgeError):
+        return None
+
+
+def known_line(worker: Worker) -> KeptLine | None:
+    """What was last measured of the line from here."""
+    return read_lines().get((HERE, _key(worker)))
+
+
+def keep_speed(key: str, speed: Speed) -> None:
+    _write(_speeds(key), {"figures": asdict(speed.figures), "model": speed.model, "shape": asdict(speed.shape)})
+
+
+def read_lines() -> dict[tuple[str, str], KeptLine]:
+    """All lines that were measured, by the keys of both ends."""
+    found = {}
+    with suppress(OSError, ValueError, TypeError, LookupError, EdgeError):
+        for row in json.loads(_lines().read_text(encoding="utf-8")):
+            line = Line(float(row["round_trip"]), float(row["up"]), float(row["down"]))
+            found[str(row["from"]), str(row["to"])] = KeptLine(line, int(row["taken"]), str(row["reason"]))
+    return found
+
+
+def keep_lines(lines: Mapping[tuple[str, str], KeptLine]) -> None:
+    rows = [
+        {"from": ends[0], "to": ends[1], **asdict(kept.line), "taken": kept.taken, "reason": kept.reason}
+        for ends, kept in lines.items()
+    ]
+    _write(_lines(), rows)
+
+
+def _write(path: Path, found: Any) -> None:
+    """Where that fails it is measured anew next time."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}")
+        partial.write_text(json.dumps(found), encoding="utf-8")
+        partial.replace(path)
+
+
+def _speeds(key: str) -> Path:
+    return cache_dir() / "figures" / f"device-{key.replace(':', '_')}.json"
+
+
+def _lines() -> Path:
+    return cache_dir() / "figures" / "lines.json"

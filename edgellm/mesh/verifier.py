@@ -1,0 +1,162 @@
+"""A mesh as a verifier: drafts cross all stages in one parcel, so one traversal brings several tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+
+import numpy as np
+
+from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanImpossible
+from edgellm.mesh.pipeline import Lane
+from edgellm.mesh.records import MOST_ROWS, Answer, Ask
+from edgellm.mesh.recovery import Mesh, common
+from edgellm.spec.records import NO_IDS, Chunk, Ids, Sampling, Verdict
+
+
+class MeshVerifier:
+    """See `edgellm.spec.protocols.Verifier`. `mesh` is closed with it."""
+
+    def __init__(self, mesh: Mesh, is_eog: Callable[[int], bool], rows: int = MOST_ROWS) -> None:
+        """`rows` of a prompt go through the stages together."""
+        self.mesh, self.rows = mesh, rows
+        self._is_eog = is_eog
+
+    @property
+    def name(self) -> str:
+        return self.mesh.work.name
+
+    @property
+    def context_length(self) -> int:
+        return self.mesh.work.context
+
+    @property
+    def model_hash(self) -> str:
+        return self.mesh.work.model
+
+    def open(self, sampling: Sampling) -> MeshSession:
+        """A session for one reply. The stages begin to load now, if they have not. Raises PlanImpossible."""
+        self.mesh.pipeline()
+        return MeshSession(self.mesh, sampling, self.rows, self._is_eog)
+
+    def measured(self, session: int = 0) -> list[Lane]:
+        """What every stage of the pipeline did since this was asked last."""
+        return self.mesh.pipeline()[0].measured(session)
+
+    def close(self) -> None:
+        self.mesh.close()
+
+
+class MeshSession:
+    """One reply: a sequence in the cache of every stage."""
+
+    def __init__(self, mesh: Mesh, sampling: Sampling, rows: int, is_eog: Callable[[int], bool]) -> None:
+        self._mesh, self._sampling, self._rows, self._is_eog = mesh, sampling, rows, is_eog
+        self._slot: int | None = None
+
+    def ready(self) -> bool:
+        return True
+
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> MeshPending:
+        """See `VerifierSession.submit`. A verdict that was not waited for is given up."""
+        if self._slot is None:
+            self._slot = self._mesh.slot(prefix)
+        return MeshPending(self, prefix, chunk, extra)
+
+    def send(self, prefix: Ids, chunk: Chunk) -> Future[Answer]:
+        """Sends what the stages lack of `prefix`, and `chunk`. Raises PlanImpossible or ContextFull."""
+        if self._slot is None:
+            raise DeviceLost("This session is closed.", "Open another.")
+        if len(prefix) + len(chunk) > (most := self._mesh.work.context):
+            raise ContextFull(
+                f"{len(prefix)} tokens and {len(chunk)} drafted ones do not fit the {most} positions of a session.",
+                "Shorten the prompt, or open the mesh with a longer context.",
+            )
+        pipeline, generation = self._mesh.pipeline()
+        # parcels of a session never overtake each other: what was sent before will be there, whatever was said of it
+        start = common(self._mesh.held(self._slot, generation), prefix[:-1])
+        ids = np.concatenate((prefix, chunk.ids)).astype(np.int32)
+        self._mesh.hold(self._slot, generation, ids)
+        ask = Ask(chunk, self._sampling, len(prefix))
+        return pipeline.ask(self._slot, start, ids[start:], ask, self._rows)
+
+    def proved(self) -> None:
+        """A verdict has come: the pipeline works."""
+        self._mesh.proved()
+
+    def forget(self) -> None:
+        """Nobody knows what the stages hold: the next parcels begin at the beginning."""
+        if self._slot is not None:
+            self._mesh.hold(self._slot, -1, NO_IDS)
+
+    def ends(self, token: int) -> bool:
+        """Whether a turn ends with this token."""
+        return self._is_eog(token)
+
+    def close(self) -> None:
+        if self._slot is not None:
+            self._mesh.leave(self._slot)
+            self._slot = None
+
+
+class MeshPending:
+    """A verdict on its way through the stages."""
+
+    def __init__(self, session: MeshSession, prefix: Ids, chunk: Chunk, extra: int) -> None:
+        self._session, self._prefix, self._chunk, self._extra = session, prefix.copy(), chunk, extra
+        self._verdict: Verdict | None = None
+        self._future: Future[Answer] = Future()
+        try:
+            self._future = session.send(self._prefix, chunk)
+        except EdgeError as error:
+            self._future.set_exception(error)
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> Verdict:
+        """Waits for the verdict, over another pipeline where this one is lost.
+
+        Raises:
+            MeshBroken: who is left does not hold the model; says what would be needed.
+        """
+        if self._verdict is None:
+            self._verdict = self._further(self._wait(self._future, self._prefix, self._chunk))
+        return self._verdict
+
+    def _wait(self, future: Future[Answer], prefix: Ids, chunk: Chunk) -> Verdict:
+        """The verdict; asked for again as often as there is another way to get it."""
+        refused = 0
+        while True:
+            try:
+                verdict = future.result().verdict
+                self._session.proved()
+                return verdict
+            except DeviceLost:
+                pass  # a pipeline over the others, which hold nothing of this session
+            except PlanImpossible as error:
+                raise MeshBroken(error.what, error.next_step) from None
+            except EdgeError:
+                self._session.forget()
+                refused += 1
+                if refused > 1:
+                    raise
+            try:
+                future = self._session.send(prefix, chunk)
+            except (PlanImpossible, DeviceLost) as error:
+                raise MeshBroken(error.what, error.next_step) from None
+
+    def _further(self, verdict: Verdict) -> Verdict:
+        """The verdict with up to `extra` tokens more, each of which crosses the stages by itself."""
+        tokens, seconds, passes = verdict.tokens.tolist(), verdict.seconds, 1
+        kept = self._chunk.ids[: verdict.accepted]
+        while len(tokens) <= self._extra and not self._session.ends(tokens[-1]):
+            prefix = np.concatenate((self._prefix, kept, np.array(tokens, dtype=np.int32)))
+            found = self._wait(self._session.send(prefix, _NOTHING), prefix, _NOTHING)
+            tokens.append(int(found.tokens[0]))
+            seconds, passes = seconds + found.seconds, passes + 1
+        return replace(verdict, tokens=np.array(tokens, np.int32), seconds=seconds, passes=passes)
+
+
+_NOTHING = Chunk()

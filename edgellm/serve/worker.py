@@ -1,0 +1,92 @@
+"""`edgellm serve --role worker`: this device computes layers of models for others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from edgellm.link.address import Address
+from edgellm.link.channel import bind, new_server
+from edgellm.link.guard import Guard
+from edgellm.link.layers import layer_handlers
+from edgellm.link.trust import Trust
+from edgellm.link.welcome import Offer, welcome_handlers
+from edgellm.mesh.measure import figures_here
+from edgellm.mesh.shelf import Shelf
+from edgellm.serve.listener import Listener
+from edgellm.serve.mesh_service import WorkerService
+from edgellm.serve.service import Happened, ServerEvent
+from edgellm.store.layers import LayerStore
+
+_TIDY_SECONDS = 1.0
+
+
+class WorkerServer(Listener):
+    """Computes layers for several coordinators at once."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        address: Address,
+        *,
+        threads: int | None = None,
+        offers: Sequence[Offer] = (),
+        on_event: Callable[[ServerEvent], None] | None = None,
+        trust: Trust | None = None,
+        store: LayerStore | None = None,
+    ) -> None:
+        """With a `store`, others may bring layers to it and have this device measured. `offers`: what a paired device
+        is told of. `on_event` is called from the loop's thread; it must not block.
+
+        Raises:
+            PairingRequired: the address is not loopback, and there is no `trust`.
+        """
+        super().__init__(address, trust)
+        self.shelf = shelf
+        self._threads, self._offers = threads, offers
+        self._tell = on_event or (lambda _event: None)
+        self._store = store
+
+    def close(self) -> None:
+        """Gives back all weights."""
+        self.shelf.tidy(everything=True)
+
+    async def _serve(self) -> None:
+        server = new_server()
+        guard = None if self.trust is None else Guard(self.trust, self._refused)
+        tasks = [asyncio.create_task(self._tidy())]
+        if guard is not None:
+            tasks.append(asyncio.create_task(guard.watch()))
+        service = WorkerService(self.shelf, threads=self._threads, tell=self._tell, trust=self.trust, guard=guard)
+        server.add_generic_rpc_handlers((service.handlers(),))
+        if self._store is not None:
+            measurer = partial(figures_here, folder=self._store.root, threads=self._threads)
+            handlers = layer_handlers(self._store, guard, self._brought, measurer, self.trust)
+            server.add_generic_rpc_handlers((handlers,))
+        if self.trust is not None and guard is not None:
+            server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, self._offers),))
+        try:
+            self.address = bind(server, self.address, self.trust)
+            await server.start()
+            self._tell(ServerEvent(Happened.LISTENING, f"Layers are computed at {self.address}."))
+            self._up.set()
+            await self._goodbyes.get()
+            self._tell(ServerEvent(Happened.STOPPING, "The worker stops; its coordinators go on without it."))
+        finally:
+            await server.stop(0)  # a reply may go on for minutes; its coordinator can go on without this device
+            for task in tasks:
+                task.cancel()
+            self._tell(ServerEvent(Happened.STOPPED, "The worker has stopped."))
+
+    def _refused(self, what: str) -> None:
+        self._tell(ServerEvent(Happened.REFUSED, what))
+
+    def _brought(self, what: str) -> None:
+        self._tell(ServerEvent(Happened.CONNECTED, what))
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(_TIDY_SECONDS)
+            if gone := await asyncio.to_thread(self.shelf.tidy):
+                self._tell(ServerEvent(Happened.ENDED, f"{gone} layers that nobody used were given back."))

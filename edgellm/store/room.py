@@ -1,0 +1,87 @@
+"""Room in a store of layers: what lies there, and what has to go so that something else fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgellm.errors import DiskFull, StoreFull
+from edgellm.store.in_use import in_use
+from edgellm.store.recipe import Piece, is_hash
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A file of a store: `size` is what it takes, or will take when it is whole; `there` is what it takes now."""
+
+    path: Path
+    sha256: str
+    size: int
+    there: int
+    used: float
+
+    @property
+    def whole(self) -> bool:
+        return self.path.suffix == ".gguf"
+
+
+def stored(folder: Path) -> list[Stored]:
+    """Every piece in a folder, whole or arriving; what else lies there is none of ours."""
+    found = []
+    for path in sorted(folder.glob("*")):
+        sha256, _, end = path.name.partition(".")
+        announced = end.removesuffix(".partial")
+        arriving = end.endswith(".partial") and announced.isdecimal()
+        with suppress(OSError):
+            if is_hash(sha256) and (end == "gguf" or arriving):
+                stat = path.stat()
+                size = int(announced) if arriving else stat.st_size
+                found.append(Stored(path, sha256, size, stat.st_size, stat.st_mtime))
+    return found
+
+
+def to_go(
+    files: Sequence[Stored], limit: int, free: int, wanted: Sequence[Piece], missing: Sequence[Piece], model: str
+) -> list[Stored]:
+    """What has to go before `wanted` fits, of which `missing` is not there or not whole: what is used least, first.
+
+    Never what is wanted or in use. `limit` is that of the store and `free` what the disk has left, in bytes.
+
+    Raises:
+        StoreFull: all that could go is not enough for the limit.
+        DiskFull: or not for the disk.
+    """
+    asked = sum(piece.size for piece in wanted)
+    if asked > limit:
+        raise StoreFull(
+            f"{len(wanted)} pieces of {model} take {_gb(asked)}, and the store's limit is {_gb(limit)}.",
+            "Raise the limit there, or plan fewer layers for this device.",
+        )
+    keep = {piece.sha256 for piece in wanted}
+    arrived = {file.sha256: file.there for file in files if not file.whole}
+    over = sum(file.size for file in files) + sum(p.size for p in missing if p.sha256 not in arrived) - limit
+    short = sum(piece.size - arrived.get(piece.sha256, 0) for piece in missing) - free
+    going = []
+    for file in sorted((file for file in files if file.sha256 not in keep), key=lambda file: file.used):
+        if max(over, short) <= 0:
+            break
+        if not (file.whole and in_use(file.path)):
+            going.append(file)
+            over, short = over - file.size, short - file.there
+    if over > 0:
+        raise StoreFull(
+            f"{_gb(over)} are missing to the limit of {_gb(limit)}: what else is there is in use.",
+            "Raise the limit there, or stop what uses other layers.",
+        )
+    if short > 0:
+        raise DiskFull(
+            f"The disk is too full for {len(missing)} pieces of {model}: {_gb(short)} are missing.",
+            "Make room there; what has arrived is kept.",
+        )
+    return going
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.2f} GB"

@@ -1,0 +1,163 @@
+"""`mesh peers`, `plan` over measured devices, `deploy` and `layers`, as a user has them with two workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from edgellm.engine import blocks as timing
+from edgellm.link import flow
+from edgellm.link.rights import Right
+from edgellm.link.trust import Trust
+from edgellm.mesh import deploy as deploying
+from edgellm.mesh.measure import figures_here
+from edgellm.store.layers import LayerStore
+from tests.cli.conftest import Done
+from tests.link.layering import device_taking
+from tests.link.strangers import befriend, device
+
+Edge = Callable[..., Done]
+MODEL = "edgellm-verifier"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "ROWS", (1, 8))
+    monkeypatch.setattr(timing, "_REPEATS", 2)
+    monkeypatch.setattr(timing, "_ROUNDS", 1)
+    monkeypatch.setattr(flow, "SECONDS", 0.02)
+    monkeypatch.setattr(deploying, "FIRST_PAUSE", 0.01)
+    monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[dict[str, LayerStore]]:
+    """Of two workers that this user is paired with."""
+    owner = Trust.here()
+    stores = {}
+    with ExitStack() as running:
+        for name in ("desk", "phone"):
+            trust = device(tmp_path / name)
+            befriend(trust, owner, "files compute")
+            owner.peers.rename(trust.identity.id, name)
+            stores[name] = LayerStore(tmp_path / name / "layers", 10**9)
+            address = running.enter_context(device_taking(stores[name], trust, measurer=figures_here))
+            owner.peers.saw(trust.identity.id, address)
+        yield stores
+
+
+def test_layers_are_deployed_listed_and_removed(edge: Edge, stores: dict[str, LayerStore]) -> None:
+    done = edge("mesh", "deploy", MODEL, "--split", "here:1-2,desk:3-8,phone:9-12")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [["here", "1-2"], ["desk", "3-8"], ["phone", "9-12"]]
+    assert all(line.rstrip().endswith("whole") for line in lines[1:])
+    rows = edge("mesh", "deploy", MODEL, "--split", "desk:1-8,phone:9-12", "--json").answer
+    assert [row["sent"] > 0 for row in rows] == [True, False]
+    assert rows[0]["already"] + rows[0]["sent"] == rows[0]["bytes"]
+    assert rows[1] == rows[1] | {"first_layer": 9, "last_layer": 12, "attempts": 1, "error": None}
+
+    listed = edge("mesh", "layers", "--json").answer
+    assert {row["device"]: row["layers"] for row in listed} == {"here": "1-2", "desk": "1-8", "phone": "9-12"}
+    shown = edge("mesh", "layers", "--on", "desk")
+    assert "1-8 of 12" in shown.out
+    assert "desk:" in shown.err
+    assert "of 1.0 GB" in shown.err
+    refused = edge("mesh", "layers", "clean", "--on", "desk")
+    assert (refused.code, "Add --yes" in refused.err) == (2, True)
+    gone = edge("mesh", "layers", "clean", "--on", "desk", "--model", MODEL, "--yes", "--json").answer
+    assert (gone["pieces"], gone["in_use"]) == (8, 0)
+    assert stores["desk"].size == 0
+    assert "0 B" in edge("mesh", "layers", "clean", "--on", "desk", "-m", MODEL, "--yes").err
+    assert edge("mesh", "layers", "clean", "--on", "here", "-y", "--json").answer["pieces"] == 2
+    assert "There are no layers" in edge("mesh", "layers", "--on", "here").err
+
+
+def test_the_devices_are_measured_planned_for_and_shown(edge: Edge, stores: dict[str, LayerStore]) -> None:
+    rows = edge("mesh", "peers", "--json").answer
+    assert [row["name"] for row in rows] == ["here", "desk", "phone"]
+    assert all(row["speed"] is None for row in rows)
+    answer = edge("mesh", "plan", MODEL, "--tokens-in", "64", "--json").answer
+    assert answer["stages"][-1]["last_layer"] == 12
+    assert {one["device"] for one in answer["move"]} == {stage["device"] for stage in answer["stages"]}
+    here, desk, _phone = edge("mesh", "peers", "--json").answer
+    assert here["may_here"] is None
+    assert (desk["may_here"], desk["may_there"]) == (["compute", "files"], ["compute", "files"])
+    assert desk["speed"]["tokens"] == [1, 8]
+    assert desk["speed"]["disk_mb_s"] > 0
+    assert desk["line"]["up_mbps"] > 0
+    assert desk["line"]["age_s"] < 60
+    shown = edge("mesh", "peers")
+    assert shown.code == 0
+    assert "GFLOP/s" in shown.out
+    assert "just now" in shown.out
+    edge("mesh", "deploy", MODEL, "--split", "desk:1-12")
+    assert "edgellm verifier 1-12" in edge("mesh", "peers").out
+    again = edge("mesh", "peers", "--measure", MODEL, "--json").answer
+    assert {row["speed"]["reason"] for row in again} == {"asked for"}
+
+
+def test_a_plan_is_deployed_and_then_nothing_is_left_to_move(
+    edge: Edge, stores: dict[str, LayerStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This device has no memory to spare, so the plan must split."""
+    monkeypatch.setattr("edgellm.mesh.measure.free_memory", lambda: (5_000_000, "a test"))
+    done = edge("mesh", "deploy", MODEL, "--tokens-in", "16", "--tokens-out", "4", "--json")
+    assert done.code == 0, done.err
+    assert "Split it over" in done.err
+    assert all(row["error"] is None for row in done.answer)
+    plan = edge("mesh", "plan", MODEL, "--tokens-in", "16", "--tokens-out", "4", "--json").answer
+    names = {row["device"] for row in done.answer}
+    assert [one["bytes"] for one in plan["move"] if one["device"] in names] == [0] * len(plan["move"])
+    shown = edge("mesh", "plan", MODEL, "--tokens-in", "16", "--tokens-out", "4")
+    assert "nothing has to be moved first" in shown.out
+
+
+def test_one_good_device_needs_no_deploying(edge: Edge) -> None:
+    done = edge("mesh", "deploy", MODEL, "--json")
+    assert (done.code, done.answer) == (0, [])
+    assert "the model is here, and whole" in done.err
+    shown = edge("mesh", "peers")
+    assert "No device is paired" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("deploy", MODEL, "--split", "attic:1-12"), 1, "No paired device is called 'attic'"),
+        (("deploy", MODEL, "--split", "desk"), 2, "'desk' is no part of a split"),
+        (("deploy", MODEL, "--split", "desk:2-1"), 2, "layers that do not exist"),
+        (("deploy", MODEL, "--split", "desk:0-1"), 2, "layers that do not exist"),
+        (("deploy", MODEL, "--split", "desk:11-13"), 2, "Its layers run from 1 to 12"),
+        (("deploy", MODEL, "--split", "desk:1-2,desk:3-4"), 2, "desk is named twice"),
+        (("deploy", MODEL, "--split", "192.0.2.1:50151:1-2"), 1, "is not a loopback address"),
+        (("deploy", MODEL, "--split", "127.0.0.1:1:1-2"), 1, "127.0.0.1:1 is gone"),
+        (("deploy", "nothing.gguf", "--split", "here:1-2"), 1, "nothing.gguf"),
+        (("layers", "clean"), 2, "needs a device"),
+        (("layers", "--on", "attic"), 1, "No paired device is called 'attic'"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    edge: Edge, stores: dict[str, LayerStore], words: tuple[str, ...], code: int, said: str
+) -> None:
+    done = edge("mesh", *words)
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_device_that_refuses_is_said_and_the_others_go_on(edge: Edge, stores: dict[str, LayerStore]) -> None:
+    stores["desk"].limit = 1000
+    done = edge("mesh", "deploy", MODEL, "--split", "desk:1-6,phone:7-12")
+    assert done.code == 1
+    assert "desk: desk: 6 pieces" not in done.err
+    assert "6 pieces of edgellm verifier take" in done.err
+    assert "are there" in done.out
+    owner = Trust.here()
+    owner.peers.revoke(owner.peers.find("phone").id, [Right.FILES])
+    refused = edge("mesh", "deploy", MODEL, "--split", "phone:7-12")
+    assert refused.code == 1
+    assert "no right to copy models from here" in refused.err

@@ -1,0 +1,119 @@
+"""Layers of random weights: whatever the quantisation, they load, compute, and stay numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.random_gguf import Shape, write
+from edgellm.engine import Capture, Context, Model, check_gguf, rewrite
+from edgellm.engine import blocks as timing
+from edgellm.engine.blocks import Blocks, blocks_of, time_passes, write_random
+from edgellm.engine.gguf import TENSOR_TYPES
+from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelUnsupported
+
+WIDE = Shape("llama", 300, 3, 256, 2, 1, 512, 64)
+NOT_FOR_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
+KINDS = {name: kind for kind, (name, *_) in TENSOR_TYPES.items() if name not in NOT_FOR_WEIGHTS}
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("wide") / "wide.gguf"
+    write(path, WIDE, "F32")
+    return path
+
+
+def quantised(wide: Path, kind: int, path: Path) -> Path:
+    """The model with its matrices in another type, of zeros."""
+    header = check_gguf(wide)
+    _name, block, size = TENSOR_TYPES[kind]
+    tensors = []
+    for t in header.tensors:
+        bare = t.name.startswith("blk.") and len(t.shape) > 1
+        nbytes = t.n_elements // block * size if bare else t.nbytes
+        data = partial(repeat, bytes(nbytes), 1)
+        tensors.append(rewrite.NewTensor(t.name, t.shape, kind if bare else t.kind, nbytes, data))
+    with wide.open("rb") as source:
+        entries = rewrite.raw_entries(source, header)
+        rewrite.write(path, rewrite.portions(header, entries.values(), tensors))
+    return path
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_layers_of_every_quantisation_compute_numbers(wide: Path, name: str, tmp_path: Path) -> None:
+    blocks = blocks_of(quantised(wide, KINDS[name], tmp_path / "model.gguf"))
+    assert (blocks.layers, blocks.width) == (2, 256)
+    assert len(blocks.header) < 10_000
+    path = tmp_path / "blocks.gguf"
+    write_random(blocks, path)
+    assert path.stat().st_size == len(blocks.header) + blocks.data
+    rows = np.random.default_rng(0).standard_normal((5, 256), dtype=np.float32)
+    with (
+        Model.load(path) as model,
+        Context(model, n_ctx=16, threads=1, capture=Capture(outputs=(1,), stop_after=1)) as context,
+    ):
+        context.decode_embeddings(rows)
+        assert context.captured is not None
+        out = context.captured.output(1)
+        assert np.isfinite(out).all()
+        assert 0.0 < np.abs(out - rows).max() < 1e6
+
+
+def test_passes_are_timed_for_growing_numbers_of_tokens(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "ROWS", (1, 4, 16))
+    blocks = blocks_of(wide)
+    write_random(blocks, tmp_path / "blocks.gguf")
+    doing: list[str] = []
+    rows, seconds, threads = time_passes(tmp_path / "blocks.gguf", blocks, 1, doing.append)
+    assert (rows, threads) == ((1, 4, 16), 1)
+    assert all(taken > 0 for taken in seconds)
+    assert "computing 16 tokens" in doing
+    monkeypatch.setattr(timing, "_PASS_MOST", 0.0)  # as on a device that takes ages
+    assert time_passes(tmp_path / "blocks.gguf", blocks, 1)[0] == (1,)
+
+
+def test_shapes_are_told_apart_and_models_of_one_shape_are_not(wide: Path, tmp_path: Path, verifier_path: Path) -> None:
+    write(tmp_path / "wide.gguf", WIDE, "F32", seed=7)
+    assert blocks_of(tmp_path / "wide.gguf").key == blocks_of(wide).key
+    assert blocks_of(verifier_path).key != blocks_of(wide).key
+
+
+def test_a_model_of_one_layer_has_nothing_to_share_out(tmp_path: Path) -> None:
+    write(tmp_path / "one.gguf", replace(WIDE, n_layer=1), "F32")
+    with pytest.raises(ModelUnsupported, match="single layer"):
+        blocks_of(tmp_path / "one.gguf")
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"header": b""}, InvalidOption),
+        ({"header": b"GGUF" + bytes(100)}, EdgeError),
+        ({"header": bytes(2**20 + 1)}, InvalidOption),
+        ({"data": 0}, InvalidOption),
+        ({"data": 2**60}, InvalidOption),
+        ({"data": 1000}, ModelCorrupt),
+        ({"layers": 3}, InvalidOption),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_and_leaves_nothing(
+    wide: Path, tmp_path: Path, change: dict[str, object], error: type[EdgeError]
+) -> None:
+    with pytest.raises(error):
+        write_random(replace(blocks_of(wide), **change), tmp_path / "blocks.gguf")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tiny_layer_is_taken_often_enough(verifier_path: Path) -> None:
+    blocks = blocks_of(verifier_path)
+    assert isinstance(blocks, Blocks)
+    assert blocks.layers == 11  # all but the first
+    assert 0 <= blocks.data - blocks.layer * blocks.layers < 20_000  # the sliver of an embedding

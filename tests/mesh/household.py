@@ -1,0 +1,122 @@
+"""A model cut into layers, and devices that hold them, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgellm.engine import Context, Floats, Ids, Model
+from edgellm.errors import DeviceLost, EdgeError
+from edgellm.mesh.cover import Able, Share
+from edgellm.mesh.holding import FolderLayers, Layers
+from edgellm.mesh.pipeline import LocalSeat, Pipeline, Post, Seat
+from edgellm.mesh.records import Ask, Gone, Parcel, Work
+from edgellm.mesh.shelf import Shelf
+from edgellm.spec.records import GREEDY, Chunk
+
+NOTHING = Chunk()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model file, its layers as files, and what a stage is to do with all of them."""
+
+    path: Path
+    layers: FolderLayers
+    work: Work
+
+
+def cut_model(path: Path, folder: Path, context: int = 256, sessions: int = 2) -> Cut:
+    layers = FolderLayers(folder)
+    digest = layers.cut(path)
+    with Model.load(path) as model:
+        n, embd, vocab = model.n_layer, model.n_embd, model.n_vocab
+    return Cut(path, layers, Work(digest, path.stem, 0, n - 1, n, embd, vocab, context, sessions, wide=True))
+
+
+class Device:
+    """A member of a mesh in this process, which can be lost."""
+
+    def __init__(self, name: str, layers: Layers, only: Sequence[int] | None = None) -> None:
+        self.name, self.shelf = name, Shelf(layers)
+        self.only, self.lost = only, False
+        self.posts: list[Post] = []
+
+    def able(self, model: str) -> Able:
+        if self.lost:
+            raise DeviceLost(f"{self.name} is off.", "Switch it on.")
+        held = self.shelf.layers.held(model)
+        return Able(self.name, held if self.only is None else held & set(self.only), self.shelf.warm(model))
+
+    def seat(self) -> Seat:
+        return DeviceSeat(self)
+
+    def lose(self, error: EdgeError | None = None) -> None:
+        """It is gone from now on, with all its stages."""
+        self.lost = True
+        for post in self.posts:
+            post(Gone(error or DeviceLost("the plug was pulled.", "Put it back.")))
+
+
+class DeviceSeat(LocalSeat):
+    def __init__(self, device: Device) -> None:
+        super().__init__(device.name, device.shelf, 1)
+        self._device = device
+
+    def begin(self, work: Work, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:
+        if self._device.lost:
+            post(Gone(DeviceLost("the plug was pulled.", "Put it back.")))
+            return
+        self._device.posts.append(post)
+        super().begin(work, lambda event: None if self._device.lost else post(event), after, waiting)
+
+    def put(self, parcel: Parcel) -> None:
+        if not self._device.lost:
+            super().put(parcel)
+
+
+def even(work: Work, names: Sequence[str]) -> tuple[Share, ...]:
+    """The layers in about equal parts."""
+    ends = np.linspace(0, work.layers, len(names) + 1).round().astype(int).tolist()
+    return tuple(Share(name, a, b - 1) for name, a, b in zip(names, ends, ends[1:], strict=False))
+
+
+def logits_of(pipeline: Pipeline, session: int, start: int, ids: Ids, outputs: int, rows: int = 256) -> Floats:
+    """The logits of the last `outputs` of `ids`, through all stages."""
+    n = len(ids) - (outputs - 1)
+    ask = Ask(Chunk(ids[n:]), GREEDY, start + n, logits=True)
+    found = pipeline.ask(session, start, ids, ask, rows).result(60).logits
+    assert found is not None
+    return found
+
+
+class Whole:
+    """The uncut model, to compare with."""
+
+    def __init__(self, path: Path, context: int = 256) -> None:
+        self.model = Model.load(path)
+        self.context = Context(self.model, n_ctx=context, threads=1)
+
+    def text(self, prompt: Ids, n: int) -> list[int]:
+        """Its own greedy text."""
+        self.context.clear()
+        found, ids = [], prompt
+        for _ in range(n):
+            found.append(int(self.context.decode(ids)[0].argmax()))
+            ids = np.array(found[-1:], dtype=np.int32)
+        return found
+
+    def close(self) -> None:
+        self.context.close()
+        self.model.close()
+
+
+def write(ask: Callable[[Ids], int], prompt: Ids, n: int) -> list[int]:
+    """`n` tokens, each asked for with all before it."""
+    text = prompt
+    for _ in range(n):
+        text = np.append(text, ask(text)).astype(np.int32)
+    return text[len(prompt) :].tolist()

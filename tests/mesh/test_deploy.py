@@ -1,0 +1,228 @@
+"""Deploying: each device gets what it lacks, once, whatever happens to the lines."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bench.relay import Network, Relay
+from edgellm.errors import DeployFailed, LayersCorrupt, NotPermitted, PairingRequired, StoreFull
+from edgellm.link.address import Address
+from edgellm.link.carry import Pace
+from edgellm.link.loop import run_there
+from edgellm.link.pieces import WINDOW
+from edgellm.link.rights import Right
+from edgellm.link.trust import Trust
+from edgellm.link.workers import Worker, find_workers, worker_at
+from edgellm.mesh import deploy as deploying
+from edgellm.mesh.deploy import Moved, Part, deploy, to_move
+from edgellm.store.layers import LayerStore
+from edgellm.store.recipe import Recipe, recipe_of
+from tests.link.layering import device_taking
+from tests.link.strangers import befriend, device
+
+PLENTY = 10**9
+
+
+@dataclass
+class Home:
+    """The device that has the model, and two workers that it is paired with."""
+
+    owner: Trust
+    stores: dict[str, LayerStore]
+    addresses: dict[str, Address]
+    here: LayerStore
+
+    def workers(self) -> dict[str, Worker]:
+        return {worker.name: worker for worker in find_workers(self.owner, self.owner.peers.all(), [])}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    owner = device(tmp_path / "owner")
+    stores, addresses = {}, {}
+    with ExitStack() as running:
+        for name in ("desk", "phone"):
+            trust = device(tmp_path / name)
+            befriend(trust, owner, "files compute")
+            owner.peers.rename(trust.identity.id, name)
+            stores[name] = LayerStore(tmp_path / name / "layers", PLENTY)
+            addresses[name] = running.enter_context(device_taking(stores[name], trust))
+            owner.peers.saw(trust.identity.id, addresses[name])
+        yield Home(owner, stores, addresses, LayerStore(tmp_path / "here", PLENTY))
+
+
+@pytest.fixture(scope="module")
+def recipe(verifier_path: Path) -> Recipe:
+    return recipe_of(verifier_path)
+
+
+def size(recipe: Recipe, first: int, last: int) -> int:
+    return sum(piece.size for piece in recipe.covering(first, last))
+
+
+def test_each_device_gets_its_layers_and_a_new_plan_moves_only_what_is_missing(
+    home: Home, verifier_path: Path, recipe: Recipe
+) -> None:
+    found = home.workers()
+    parts = [Part(None, 0, 2), Part(found["desk"], 3, 7), Part(found["phone"], 8, 11)]
+    assert [to_move(recipe, part, home.here) for part in parts] == [
+        size(recipe, part.first, part.last) for part in parts
+    ]
+    heard: list[Moved] = []
+    done = deploy(verifier_path, recipe, parts, trust=home.owner, store=home.here, tell=heard.append)
+    assert [moved.error for moved in done] == [None] * 3
+    assert [moved.sent for moved in done] == [0, size(recipe, 3, 7), size(recipe, 8, 11)]
+    assert [moved.arrived for moved in done] == [moved.total for moved in done]
+    assert {moved.part.name for moved in heard} == {"here", "desk", "phone"}
+    for name, part in zip(("desk", "phone"), parts[1:], strict=True):
+        with home.stores[name].using(recipe.covering(part.first, part.last)):
+            pass
+
+    found = home.workers()
+    parts = [Part(None, 0, 3), Part(found["desk"], 4, 9), Part(found["phone"], 10, 11)]
+    assert to_move(recipe, parts[1], home.here) == size(recipe, 8, 9)
+    done = deploy(verifier_path, recipe, parts, trust=home.owner, store=home.here)
+    assert [moved.sent for moved in done] == [0, size(recipe, 8, 9), 0]
+    assert [moved.already for moved in done] == [size(recipe, 0, 2), size(recipe, 4, 7), size(recipe, 10, 11)]
+
+
+def through(home: Home, name: str, relay: Relay) -> Worker:
+    """A worker whose line passes through the relay."""
+    peer = home.workers()[name].peer
+    return Worker(name, peer, Address("127.0.0.1", relay.port))
+
+
+def cutting(relay: Relay, places: list[int]) -> threading.Thread:
+    """Cuts the line whenever so many bytes have gone up."""
+
+    def cut() -> None:
+        for place in places:
+            while relay.carried[0] < place:
+                if done.wait(0.002):
+                    return
+            relay.cut()
+
+    done = threading.Event()
+    thread = threading.Thread(target=cut)
+    thread.stop = done.set  # type: ignore[attr-defined]
+    thread.start()
+    return thread
+
+
+def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_window(
+    home: Home, verifier_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploying, "FIRST_PAUSE", 0.01)
+    total, rng = recipe.size, random.Random(5)
+    places = sorted(rng.randrange(total) for _ in range(6))
+    with Relay(home.addresses["desk"].port, Network(80.0, 0.002)) as relay:
+        thread = cutting(relay, places)
+        (done,) = deploy(verifier_path, recipe, [Part(through(home, "desk", relay), 0, 11)], trust=home.owner)
+        thread.stop()  # type: ignore[attr-defined]
+        thread.join()
+    assert done.error is None
+    assert done.attempts > 1
+    assert total <= done.sent <= total + (done.attempts - 1) * WINDOW
+    with home.stores["desk"].using(recipe.pieces) as paths:
+        assert len(paths) == 12
+    assert not list(home.stores["desk"].root.rglob("*.partial"))
+
+
+def test_a_device_that_is_gone_is_given_time_and_then_said_to_be_so(
+    home: Home, verifier_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploying, "FIRST_PAUSE", 0.01)
+    found = home.workers()
+    nowhere = Worker("desk", found["desk"].peer, Address("127.0.0.1", 1))
+    parts = [Part(nowhere, 0, 5), Part(found["phone"], 6, 11)]
+    gone, done = deploy(verifier_path, recipe, parts, trust=home.owner)
+    assert isinstance(gone.error, DeployFailed)
+    assert "0 of" in str(gone.error)
+    assert gone.attempts == deploying.ATTEMPTS
+    assert done.error is None
+
+
+def test_nothing_leaves_for_a_device_without_the_right_to_files(
+    home: Home, verifier_path: Path, recipe: Recipe
+) -> None:
+    found = home.workers()
+    phone = found["phone"].peer
+    assert phone is not None
+    home.owner.peers.revoke(phone.id, [Right.FILES])
+    parts = [Part(home.workers()["desk"], 0, 5), Part(home.workers()["phone"], 6, 11)]
+    with pytest.raises(NotPermitted, match="edgellm peers grant"):
+        deploy(verifier_path, recipe, parts, trust=home.owner)
+    assert not home.stores["desk"].size
+
+
+def test_what_one_device_refuses_stops_no_other(home: Home, verifier_path: Path, recipe: Recipe) -> None:
+    home.stores["desk"].limit = 10**6
+    found = home.workers()
+    full, done = deploy(
+        verifier_path, recipe, [Part(found["desk"], 0, 5), Part(found["phone"], 6, 11)], trust=home.owner
+    )
+    assert isinstance(full.error, StoreFull)
+    assert done.error is None
+
+
+def test_a_remembered_recipe_that_is_wrong_is_forgotten(
+    home: Home, verifier_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[Recipe] = []
+    monkeypatch.setattr(deploying, "forget_recipe", forgotten.append)
+    monkeypatch.setattr(deploying, "cut_piece", lambda *_: iter([b"other bytes"]))
+    (failed,) = deploy(verifier_path, recipe, [Part(home.workers()["desk"], 1, 1)], trust=home.owner)
+    assert isinstance(failed.error, LayersCorrupt)
+    assert forgotten == [recipe]
+
+
+def test_a_worker_of_this_machine_needs_no_pairing(tmp_path: Path, verifier_path: Path, recipe: Recipe) -> None:
+    store = LayerStore(tmp_path, PLENTY)
+    with device_taking(store) as address:
+        worker = run_there(worker_at(address)).result(10)
+        (done,) = deploy(verifier_path, recipe, [Part(worker, 4, 5)])
+        assert (done.error, done.sent) == (None, size(recipe, 4, 5))
+        elsewhere = Worker("elsewhere", None, Address("192.0.2.1", 50151))
+        (refused,) = deploy(verifier_path, recipe, [Part(elsewhere, 4, 5)])
+        assert isinstance(refused.error, PairingRequired)
+
+
+def test_workers_are_found_and_what_is_in_the_way_is_said(home: Home, tmp_path: Path) -> None:
+    found = home.workers()
+    assert {name: worker.address for name, worker in found.items()} == home.addresses
+    assert all(worker.facts is not None and worker.facts.limit == PLENTY for worker in found.values())
+    assert found["desk"].rights == {Right.FILES, Right.COMPUTE}
+    stranger = device(tmp_path / "verifier")
+    befriend(stranger, home.owner, "verify")
+    home.owner.peers.rename(stranger.identity.id, "attic")
+    assert "Nobody knows where attic is" in str(home.workers()["attic"].trouble)
+    with device_taking(LayerStore(tmp_path / "attic", PLENTY), stranger) as address:
+        home.owner.peers.saw(stranger.identity.id, Address("127.0.0.1", 1))
+        home.owner.peers.saw(stranger.identity.id, address)
+        assert "no right to files" in str(home.workers()["attic"].trouble)
+
+
+def test_the_rate_holds_for_all_lines_together(
+    home: Home, verifier_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    taken: Callable[..., object] = Pace.take
+
+    async def take(self: Pace, amount: int) -> None:
+        slept.append(amount)
+        await taken(self, amount)  # type: ignore[misc]
+
+    monkeypatch.setattr(Pace, "take", take)
+    found = home.workers()
+    done = deploy(
+        verifier_path, recipe, [Part(found["desk"], 1, 2), Part(found["phone"], 3, 4)], trust=home.owner, rate=4e6
+    )
+    assert sum(slept) == sum(moved.sent for moved in done)
+    assert max(moved.seconds for moved in done) >= 0.75 * sum(slept) / 4e6

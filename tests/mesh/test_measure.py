@@ -1,0 +1,131 @@
+"""A device measures itself, keeps what it found, and knows when that no longer holds."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.random_gguf import Shape, write
+from edgellm.engine import blocks as timing
+from edgellm.engine.blocks import Blocks, blocks_of
+from edgellm.errors import MeasureFailed
+from edgellm.link.figures import Figures
+from edgellm.mesh import measure
+from edgellm.mesh.measure import figures_here
+from edgellm.mesh.memory import free_memory
+from edgellm.store import disk
+from edgellm.store.disk import cold_read
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(timing, "ROWS", (1, 4))
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def blocks(tmp_path: Path) -> Blocks:
+    write(tmp_path / "tiny.gguf", Shape("llama", 300, 3, 64, 2, 1, 96, 64), "Q8_0")
+    return blocks_of(tmp_path / "tiny.gguf")
+
+
+def test_it_is_measured_once_and_when_asked(blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    doing: list[str] = []
+    first = figures_here(blocks, doing=doing.append, folder=tmp_path / "layers", threads=1)
+    assert first.reason == "never measured with such layers"
+    assert (first.rows, first.block, first.layer, first.threads) == ((1, 4), blocks.key, blocks.layer, 1)
+    assert first.disk > 0
+    assert first.memory > 0
+    assert doing[0] == "writing layers of random weights"
+    assert "reading them cold" in doing
+    assert not list((tmp_path / "layers").glob("*.gguf"))
+    again = figures_here(blocks, threads=1)
+    assert replace(again, memory=0) == replace(first, memory=0)
+    assert figures_here(blocks, oldest=0.0, threads=1).reason == "asked for"
+    with monkeypatch.context() as patch:
+        patch.setattr(measure, "processor", lambda: "another")
+        assert figures_here(blocks, threads=1).reason.startswith("the processor was")
+    assert figures_here(blocks, threads=1).reason == "the processor was another"
+    with monkeypatch.context() as patch:
+        patch.setattr(measure, "program", lambda: "99")
+        assert figures_here(blocks, threads=1).reason.startswith("measured by edgellm")
+    assert figures_here(blocks, threads=1).reason == "measured by edgellm 99"
+    with monkeypatch.context() as patch:
+        now = time.time()
+        patch.setattr("edgellm.mesh.measure.time.time", lambda: now + 40 * 86_400)
+        assert figures_here(blocks, threads=1).reason == "40 days old"
+    assert figures_here(blocks, threads=1).reason.endswith("days old")  # a clock that was set back
+    (kept,) = (tmp_path / "home").rglob("figures/*.json")
+    kept.write_text("{")
+    assert figures_here(blocks, threads=1).reason == "never measured with such layers"
+
+
+def test_what_cannot_be_measured_is_said(blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MeasureFailed, match="Nothing can be measured in"):
+        figures_here(blocks, folder=tmp_path / "file", threads=1)
+    with pytest.raises(MeasureFailed, match="cannot be measured here"):
+        figures_here(replace(blocks, data=100), folder=tmp_path, threads=1)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(measure, "write_random", full)
+    with pytest.raises(MeasureFailed, match="No space left"):
+        figures_here(blocks, folder=tmp_path, threads=1)
+
+
+def test_figures_that_are_none_are_not_believed(blocks: Blocks, tmp_path: Path) -> None:
+    from edgellm.errors import ProtocolError
+
+    good = figures_here(blocks, folder=tmp_path, threads=1)
+    bad: tuple[dict[str, Any], ...] = (
+        {"rows": ()}, {"rows": (1,)}, {"seconds": (1.0, float("nan"))}, {"seconds": (0.0, 1.0)}, {"disk": 0.0},
+        {"disk": float("inf")}, {"layer": 0}, {"memory": -1}, {"rows": (0, 1)},
+    )  # fmt: skip
+    for change in bad:
+        with pytest.raises(ProtocolError):
+            replace(good, **change)
+    assert isinstance(good, Figures)
+
+
+def test_a_cold_read_drops_the_pages_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(3 * 2**20 + 5))
+    dropped: list[int] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _handle, _at, _size, advice: dropped.append(advice), raising=False)
+    monkeypatch.setattr(os, "POSIX_FADV_DONTNEED", 4, raising=False)
+    speed, how = cold_read(path)
+    assert speed > 0
+    assert how.startswith("3 MB read")
+    assert dropped == [4, 4]
+    monkeypatch.setattr(disk, "MOST_BYTES", 2**20)
+    assert cold_read(path)[1].startswith("1 MB read")
+
+
+def test_memory_is_what_the_control_groups_leave(tmp_path: Path) -> None:
+    free, reason = free_memory(tmp_path / "none", tmp_path)
+    assert free > 0
+    assert "this machine" in reason
+    proc = tmp_path / "cgroup"
+    old = tmp_path / "memory" / "user" / "box"
+    old.mkdir(parents=True)
+    for folder, limit, used in ((old, 10**6, 2 * 10**5), (old.parent, 2**62, 0)):
+        (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
+        (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
+    proc.write_text("5:cpu:/\n4:memory:/user/box\n")
+    assert free_memory(proc, tmp_path) == (720_000, "what its control group leaves it, less a tenth")
+    new = tmp_path / "box"
+    new.mkdir()
+    (new / "memory.max").write_text("max\n")
+    (new / "memory.current").write_text("5\n")
+    proc.write_text("0::/box\n")
+    assert "this machine" in free_memory(proc, tmp_path)[1]
+    (new / "memory.max").write_text("105\n")
+    assert free_memory(proc, tmp_path)[0] == 90

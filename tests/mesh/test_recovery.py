@@ -1,0 +1,255 @@
+"""Devices are lost at any moment, and the text is the same as without."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Ids
+from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible
+from edgellm.mesh.cover import Able, Share, cover
+from edgellm.mesh.pipeline import Pipeline
+from edgellm.mesh.records import Gone
+from edgellm.mesh.recovery import Mesh, check_shares, common
+from edgellm.mesh.verifier import MeshSession, MeshVerifier
+from edgellm.spec.records import GREEDY, Chunk
+from tests.engine.logits import some_ids
+from tests.mesh.household import NOTHING, Cut, Device, Whole, even, write
+
+ALL = range(12)
+
+
+class Home:
+    """A mesh over devices of this process."""
+
+    def __init__(self, cut: Cut, holds: dict[str, Sequence[int]], shares: Sequence[Share] | None = None) -> None:
+        self.devices = {name: Device(name, cut.layers, only) for name, only in holds.items()}
+        self.told: list[str] = []
+        self.mesh = Mesh(
+            list(self.devices.values()), shares or even(cut.work, list(holds)), cut.work, tell=self.told.append
+        )
+        self.verifier = MeshVerifier(self.mesh, lambda _token: False, rows=16)
+
+    def asker(self, session: MeshSession) -> Callable[[Ids], int]:
+        return lambda text: int(session.submit(text, NOTHING).result().tokens[0])
+
+
+@pytest.fixture
+def home(verifier_cut: Cut) -> Home:
+    return Home(verifier_cut, {"a": ALL, "b": ALL, "c": ALL})
+
+
+PROMPT = some_ids(40, 2000, 5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_device_is_lost_at_a_random_moment(home: Home, whole: Whole, seed: int) -> None:
+    rng = random.Random(seed)
+    session = home.verifier.open(GREEDY)
+    victim, after = rng.choice(list(home.devices)), rng.randrange(30)
+    ask = home.asker(session)
+
+    def step(text: Ids) -> int:
+        if len(text) == len(PROMPT) + after:
+            pending = session.submit(text, NOTHING)
+            home.devices[victim].lose()
+            return int(pending.result().tokens[0])
+        return ask(text)
+
+    assert write(step, PROMPT, 30) == whole.text(PROMPT, 30)
+    assert home.mesh.recoveries == 1
+    assert victim not in [share.name for share in home.mesh.shares]
+    assert any(f"({victim}: the plug was pulled.)" in told for told in home.told)
+    home.verifier.close()
+
+
+def test_two_replies_go_on_when_two_of_three_devices_are_lost(home: Home, whole: Whole) -> None:
+    one, other = home.verifier.open(GREEDY), home.verifier.open(GREEDY)
+    prompts = PROMPT, PROMPT[::-1].copy()
+    texts = [prompts[0], prompts[1]]
+    for at in range(20):
+        if at in (7, 13):
+            home.devices["a" if at == 7 else "c"].lose()
+        pending = [session.submit(text, NOTHING) for session, text in zip((one, other), texts, strict=True)]
+        texts = [np.append(text, p.result().tokens).astype(np.int32) for text, p in zip(texts, pending, strict=True)]
+    for prompt, text in zip(prompts, texts, strict=True):
+        assert text[len(prompt) :].tolist() == whole.text(prompt, 20)
+    assert [share.name for share in home.mesh.shares] == ["b"]
+    home.verifier.close()
+
+
+def test_where_nobody_holds_what_is_lost_it_says_what_is_needed(verifier_cut: Cut) -> None:
+    home = Home(verifier_cut, {"a": range(8), "b": range(6, 12)})
+    session = home.verifier.open(GREEDY)
+    home.asker(session)(PROMPT)
+    home.devices["b"].lose()
+    with pytest.raises(MeshBroken, match=r"Layers 9-12 of .* are on no device that is left \(lost: b\)"):
+        session.submit(PROMPT, NOTHING).result()
+    home.devices["b"].lost = False  # it is back
+    assert session.submit(PROMPT, NOTHING).result().accepted == 0
+    home.verifier.close()
+
+
+def test_a_device_that_is_lost_again_and_again_is_given_up(verifier_cut: Cut) -> None:
+    home = Home(verifier_cut, {"a": range(6), "b": range(6, 12)})
+    session = home.verifier.open(GREEDY)
+    device = home.devices["b"]
+    seat = device.seat
+
+    def broken() -> object:
+        made = seat()
+        made.begin = lambda work, post, after, waiting: post(Gone(DeviceLost("it broke.", "")))  # type: ignore[method-assign]
+        return made
+
+    device.seat = broken  # type: ignore[assignment,method-assign]
+    device.lose()
+    device.lost = False
+    with pytest.raises(MeshBroken, match="Layers 7-12"):
+        session.submit(PROMPT, NOTHING).result()
+    home.verifier.close()
+
+
+def test_a_stage_that_nobody_is_blamed_for_comes_back_on_the_same_device(home: Home, whole: Whole) -> None:
+    session = home.verifier.open(GREEDY)
+    ask = home.asker(session)
+    first = write(ask, PROMPT, 3)
+    home.devices["b"].posts[-1](Gone(DeviceLost("nothing was asked for a while.", ""), blamed=False))
+    text = np.concatenate((PROMPT, first)).astype(np.int32)
+    assert first + write(ask, text, 5) == whole.text(PROMPT, 8)
+    assert [share.name for share in home.mesh.shares] == ["a", "b", "c"]
+    assert home.told == []
+    home.verifier.close()
+
+
+def test_what_is_held_is_not_sent_again(home: Home, whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    ask = Pipeline.ask
+
+    def noting(self: Pipeline, session: int, start: int, ids: Ids, *more: object) -> object:
+        sent.append((start, len(ids)))
+        return ask(self, session, start, ids, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Pipeline, "ask", noting)
+    session = home.verifier.open(GREEDY)
+    own = whole.text(PROMPT, 8)
+    chunk = Chunk(np.array([*own[:3], 1], dtype=np.int32))
+    verdict = session.submit(PROMPT, chunk).result()
+    assert (verdict.accepted, verdict.tokens.tolist()) == (3, own[3:4])
+    text = np.concatenate((PROMPT, own[:4])).astype(np.int32)
+    verdict = session.submit(text, NOTHING, extra=3).result()
+    assert (verdict.tokens.tolist(), verdict.passes) == (own[4:8], 4)
+    session.close()
+    again = home.verifier.open(GREEDY)  # the next turn finds what the last one has left
+    again.submit(np.concatenate((text, own[4:8], [5])).astype(np.int32), NOTHING).result()
+    assert sent == [(0, 44), (43, 1), (44, 1), (45, 1), (46, 1), (47, 2)]
+    home.verifier.close()
+
+
+def test_a_verdict_that_is_not_waited_for_changes_nothing(home: Home, whole: Whole) -> None:
+    session = home.verifier.open(GREEDY)
+    session.submit(PROMPT, Chunk(some_ids(9, 2000, 1)))
+    session.submit(PROMPT[:30], Chunk(some_ids(4, 2000, 2)))
+    assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
+    home.verifier.close()
+
+
+def test_more_sessions_than_sequences_wait_for_each_other(home: Home, whole: Whole) -> None:
+    sessions = [home.verifier.open(GREEDY) for _ in range(3)]  # and two sequences
+    for session in sessions:
+        assert write(home.asker(session), PROMPT, 2) == whole.text(PROMPT, 2)
+        session.close()
+    home.verifier.close()
+
+
+def able(name: str, first: int, last: int, **more: float) -> Able:
+    return Able(name, frozenset(range(first, last + 1)), **more)  # type: ignore[arg-type]
+
+
+def brute(devices: Sequence[Able], layers: int, tokens: int) -> float:
+    """The least seconds, by trying everything."""
+    best = float("inf")
+
+    def go(at: int, left: tuple[Able, ...], seconds: float) -> None:
+        nonlocal best
+        if at == layers:
+            best = min(best, seconds)
+        for device in left:
+            others = tuple(one for one in left if one is not device)
+            cost = tokens * device.hop
+            for end in range(at, min(layers, at + device.most)):
+                if end not in device.holds:
+                    break
+                cost += tokens * device.step + (0.0 if end in device.warm else device.load)
+                go(end + 1, others, seconds + cost)
+
+    go(0, tuple(devices), 0.0)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_cover_is_the_best_one(seed: int) -> None:
+    rng, layers = random.Random(seed), 6
+    devices = []
+    for name in "abcd"[: rng.randint(1, 4)]:
+        holds = frozenset(layer for layer in range(layers) if rng.random() < 0.8)
+        warm = frozenset(layer for layer in holds if rng.random() < 0.4)
+        step, hop = rng.uniform(0.01, 0.2), rng.uniform(0, 0.1)
+        devices.append(Able(name, holds, warm, rng.uniform(0.1, 2.0), step, hop, rng.randint(2, 6)))
+    found, best = cover(devices, layers, 8), brute(devices, layers, 8)
+    if found is None:
+        assert best == float("inf")
+        return
+    named = {device.name: device for device in devices}
+    check_shares(found, layers, [device.name for device in devices])
+    seconds = 0.0
+    for share in found:
+        device, held = named[share.name], range(share.first, share.last + 1)
+        assert set(held) <= device.holds
+        assert len(held) <= device.most
+        seconds += 8 * (device.hop + len(held) * device.step) + device.load * len(set(held) - device.warm)
+    assert seconds == pytest.approx(best)
+
+
+def test_who_has_its_layers_loaded_keeps_them() -> None:
+    warm = Able("warm", frozenset(range(8)), frozenset(range(4)))
+    cold = Able("cold", frozenset(range(8)))
+    other = Able("other", frozenset(range(8)), frozenset(range(4, 8)))
+    assert cover([cold, other, warm], 8) == (Share("warm", 0, 3), Share("other", 4, 7))
+
+
+@pytest.mark.parametrize(
+    ("shares", "says"),
+    [
+        ([Share("a", 0, 3), Share("b", 5, 7)], "range 6-8 of b"),
+        ([Share("a", 0, 3)], "ends with layer 4"),
+        ([Share("a", 0, 3), Share("x", 4, 7)], "Nobody is called 'x'"),
+        ([Share("a", 0, 3), Share("a", 4, 7)], "given two ranges"),
+        ([Share("b", 3, 7)], "range 4-8 of b"),
+    ],
+)
+def test_a_split_that_cannot_be_meant(shares: list[Share], says: str) -> None:
+    with pytest.raises(PlanImpossible, match=says):
+        check_shares(shares, 8, ["a", "b"])
+
+
+def test_a_closed_mesh_says_so(home: Home) -> None:
+    session = home.verifier.open(GREEDY)
+    home.verifier.close()
+    with pytest.raises(MeshBroken, match="closed"):
+        session.submit(PROMPT, NOTHING).result()
+
+
+def test_what_two_texts_share() -> None:
+    a = np.array([1, 2, 3], dtype=np.int32)
+    assert [common(a, a[:n]) for n in range(4)] == [0, 1, 2, 3]
+    assert common(a, np.array([1, 5, 3], dtype=np.int32)) == 1
+
+
+def test_a_text_that_does_not_fit_is_refused(home: Home) -> None:
+    session = home.verifier.open(GREEDY)
+    with pytest.raises(ContextFull, match="400 tokens and 0 drafted ones do not fit the 256"):
+        session.submit(some_ids(400), NOTHING).result()
+    home.verifier.close()

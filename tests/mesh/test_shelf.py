@@ -1,0 +1,100 @@
+"""Layers in memory: shared, warm for a while, given back."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from edgellm.errors import LayersMissing, MemoryShort, ModelUnsupported
+from edgellm.mesh.holding import FolderLayers, SeveralLayers, WholeModel
+from edgellm.mesh.shelf import Shelf
+from tests.mesh.household import Cut
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_nobody_uses_goes_after_a_while(verifier_cut: Cut) -> None:
+    clock, model = Clock(), verifier_cut.work.model
+    shelf = Shelf(verifier_cut.layers, keep=60.0, clock=clock)
+    for layer in (0, 1):
+        shelf.take(model, layer)
+    shelf.give(model, 0)
+    clock.now = 59.0
+    assert shelf.tidy() == 0
+    clock.now = 61.0
+    assert shelf.tidy() == 1
+    assert shelf.warm(model) == {1}
+
+
+def test_room_is_made_by_what_was_used_longest_ago(verifier_cut: Cut) -> None:
+    clock, model, layers = Clock(), verifier_cut.work.model, verifier_cut.layers
+    one = layers.path(model, 5).stat().st_size
+    shelf = Shelf(layers, memory=3 * one, clock=clock)
+    for layer in (4, 5, 6):
+        shelf.take(model, layer)
+    for clock.now, layer in ((1.0, 6), (2.0, 4)):
+        shelf.give(model, layer)
+    shelf.take(model, 7)
+    assert shelf.warm(model) == {4, 5, 7}
+    shelf.take(model, 4)
+    with pytest.raises(MemoryShort, match=r"Layer 9 takes .* MB, and of"):
+        shelf.take(model, 8)
+    assert shelf.size <= 3 * one
+
+
+def test_a_layer_is_loaded_once_for_all_who_want_it(verifier_cut: Cut) -> None:
+    shelf, found = Shelf(verifier_cut.layers), []
+    threads = [threading.Thread(target=lambda: found.append(shelf.take(verifier_cut.work.model, 2))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len(set(map(id, found))) == 1
+
+
+def test_a_layer_that_cannot_be_loaded_can_be_tried_again(verifier_cut: Cut, tmp_path: Path) -> None:
+    layers = FolderLayers(tmp_path)
+    digest = layers.cut(verifier_cut.path, [0])
+    whole = layers.path(digest, 0).read_bytes()
+    layers.path(digest, 0).write_bytes(whole[:1000])
+    shelf = Shelf(layers)
+    with pytest.raises(Exception, match=r"tensor|header|ends|short"):
+        shelf.take(digest, 0)
+    assert shelf.size == 0
+    layers.path(digest, 0).write_bytes(whole)
+    shelf.take(digest, 0)
+    with pytest.raises(LayersMissing, match="Layer 2 is not"):
+        shelf.take(digest, 1)
+
+
+def test_layers_of_a_whole_model_are_cut_when_they_are_asked_for(verifier_cut: Cut, tmp_path: Path) -> None:
+    folder = FolderLayers(tmp_path)
+    whole = WholeModel(verifier_cut.path, folder)
+    both = SeveralLayers(folder, whole)
+    model = verifier_cut.work.model
+    assert folder.held(model) == frozenset()
+    assert both.held(model) == frozenset(range(12))
+    path = both.find(model, 3)
+    assert path == folder.find(model, 3)
+    assert path is not None
+    assert path.read_bytes() == verifier_cut.layers.path(model, 3).read_bytes()
+    assert folder.held(model) == {3}
+    assert whole.find(model, 12) is None
+    assert whole.find("0" * 64, 1) is None
+
+
+def test_an_architecture_that_depends_on_the_layer_is_refused_by_name(tmp_path: Path) -> None:
+    from tests.engine.test_shard import arch
+
+    path = tmp_path / "model.gguf"
+    path.write_bytes(arch(b"gemma3"))
+    with pytest.raises(ModelUnsupported, match="'gemma3' are not known to be safe"):
+        WholeModel(path)

@@ -1,0 +1,270 @@
+"""Stages in a row compute what the whole model does, also while they load."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Model, cut
+from edgellm.errors import EdgeError, InvalidOption, LayersMissing, ProtocolError
+from edgellm.mesh.holding import FolderLayers, ranges
+from edgellm.mesh.pipeline import LocalSeat, Pipeline, Seat
+from edgellm.mesh.records import Ask, Event, Gone, Loaded, Parcel, Span, Times, Work
+from edgellm.mesh.shelf import Shelf
+from edgellm.mesh.stage import Stage, check
+from edgellm.spec.records import GREEDY, Chunk, Sampling
+from edgellm.spec.verify import judge
+from tests.engine.logits import some_ids
+from tests.mesh.household import NOTHING, Cut, Whole, even, logits_of
+
+CLOSE = 1e-4
+
+
+def opened(cut: Cut, n: int, **changes: object) -> Pipeline:
+    shares = even(cut.work, [f"device {at}" for at in range(n)])
+    work = replace(cut.work, **changes)  # type: ignore[arg-type]
+    stages: list[tuple[Seat, Work]] = [
+        (LocalSeat(share.name, Shelf(cut.layers), 1), replace(work, first=share.first, last=share.last))
+        for share in shares
+    ]
+    return Pipeline(stages)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_logits_are_those_of_the_whole_model(cuts: dict[str, Cut], name: str, n: int) -> None:
+    cut = cuts[name]
+    whole, pipeline = Whole(cut.path), opened(cut, n)
+    ids = some_ids(140, 390)
+    expected = whole.context.decode(ids[:40], outputs=8)
+    assert np.abs(logits_of(pipeline, 0, 0, ids[:40], 8, rows=16) - expected).max() < CLOSE
+    for at in range(40, 140):
+        row = whole.context.decode(ids[at : at + 1])
+        assert np.abs(logits_of(pipeline, 0, at, ids[at : at + 1], 1) - row).max() < CLOSE
+    whole.context.rollback(100)  # what a rejected draft leaves is dropped
+    other = ids[::-1][:7].copy()
+    expected = whole.context.decode(other, outputs=7)
+    assert np.abs(logits_of(pipeline, 0, 100, other, 7) - expected).max() < CLOSE
+    pipeline.close()
+    whole.close()
+
+
+def test_sessions_do_not_see_each_other(verifier_cut: Cut, whole: Whole) -> None:
+    pipeline = opened(verifier_cut, 2)
+    texts = [some_ids(30, 2000, seed) for seed in (1, 2)]
+    asked = [
+        [pipeline.ask(seat, at, text[at : at + 5], Ask(NOTHING, GREEDY, at + 5, logits=True)) for at in range(0, 30, 5)]
+        for seat, text in enumerate(texts)
+    ]
+    for text, futures in zip(texts, asked, strict=True):
+        whole.context.clear()
+        for at, future in enumerate(futures):
+            found = future.result(60).logits
+            assert found is not None
+            assert np.abs(found - whole.context.decode(text[5 * at : 5 * at + 5])).max() < CLOSE
+    pipeline.close()
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.8, seed=3)])
+def test_a_chunk_is_judged_as_the_whole_model_would(verifier_cut: Cut, whole: Whole, sampling: Sampling) -> None:
+    pipeline = opened(verifier_cut, 3)
+    ids = some_ids(20, 2000)
+    own = whole.text(ids, 6)
+    for drafted in (own, [*own[:3], 7, 8, 9], [5], []):
+        chunk = Chunk(np.array(drafted, dtype=np.int32), retrieved=True)
+        whole.context.clear()
+        rows = whole.context.decode(np.concatenate((ids, chunk.ids)), outputs=len(chunk) + 1)
+        verdict = pipeline.ask(1, 0, np.concatenate((ids, chunk.ids)), Ask(chunk, sampling, 20), rows=8).result(60)
+        assert (verdict.verdict.accepted, int(verdict.verdict.tokens[0])) == judge(chunk, rows, sampling, 20)
+        assert verdict.verdict.plausible is not None
+    pipeline.close()
+
+
+class SlowLayers:
+    """Layers, the last of which are there only when they are let go."""
+
+    def __init__(self, layers: FolderLayers, slow: int) -> None:
+        self._layers, self._slow = layers, slow
+        self.go = threading.Event()
+        self.asked = threading.Event()
+        self.held = layers.held
+
+    def find(self, model: str, layer: int) -> Path | None:
+        if layer >= self._slow:
+            self.asked.set()
+            assert self.go.wait(60)
+        return self._layers.find(model, layer)
+
+
+class Posted:
+    """What a stage posts."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._news = threading.Condition()
+
+    def __call__(self, event: Event) -> None:
+        with self._news:
+            self.events.append(event)
+            self._news.notify_all()
+
+    def wait(self, wanted: Callable[[Event], bool]) -> Event:
+        with self._news:
+            assert self._news.wait_for(lambda: any(map(wanted, self.events)), 60), self.events
+        return next(filter(wanted, self.events))
+
+
+def test_the_first_layers_compute_while_the_last_ones_load(verifier_cut: Cut) -> None:
+    slow, posted = SlowLayers(verifier_cut.layers, 8), Posted()
+    stage = Stage(verifier_cut.work, Shelf(slow), posted, threads=1)
+    stage.start()
+    ids = some_ids(64, 2000)
+    for at in range(0, 64, 16):
+        ask = Ask(NOTHING, GREEDY, 64) if at == 48 else None
+        stage.put(Parcel(0, at, at, ids[at : at + 16], ask))
+    assert slow.asked.wait(60)
+    moved = threading.Event()
+    for _ in range(600):  # all four parcels go through the eight layers that are there, and wait before the ninth
+        if stage.progress[1] == 32:
+            break
+        moved.wait(0.05)
+    loaded, steps, waiting = stage.progress
+    assert (int(loaded), steps, waiting) == (8, 32, 4)
+    slow.go.set()
+    posted.wait(lambda event: not isinstance(event, Loaded))
+    stage.tell(0)
+    times = posted.wait(lambda event: isinstance(event, Times))
+    assert isinstance(times, Times)
+    loads = [span for span in times.spans if span.kind == "load"]
+    first = next(span for span in times.spans if span.kind == "compute")
+    assert [span.what for span in loads] == list(range(12))
+    assert first.begin < loads[-1].end
+    stage.close()
+
+
+class Pairs:
+    """Two layers in each file."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self._path, self._folder = path, folder
+
+    def find(self, model: str, layer: int) -> Path:
+        path = self._folder / f"{layer}.gguf"
+        cut(self._path, path, layer, layer + 1, head=layer == 10)
+        return path
+
+    def held(self, model: str) -> frozenset[int]:
+        return frozenset(range(12))
+
+
+def test_a_piece_may_hold_several_layers(verifier_cut: Cut, whole: Whole, tmp_path: Path) -> None:
+    work, layers = verifier_cut.work, Pairs(verifier_cut.path, tmp_path)
+    shelf = Shelf(layers)
+    stages: list[tuple[Seat, Work]] = [
+        (LocalSeat(str(first), shelf, 1), replace(work, first=first, last=last)) for first, last in ((0, 3), (4, 11))
+    ]
+    pipeline, ids = Pipeline(stages), some_ids(20, 2000)
+    whole.context.clear()
+    assert np.abs(logits_of(pipeline, 0, 0, ids, 1) - whole.context.decode(ids)).max() < CLOSE
+    assert [lane.loaded for lane in pipeline.lanes] == [4, 8]
+    assert shelf.warm(work.model) == {0, 2, 4, 6, 8, 10}
+    pipeline.close()
+    posted = Posted()
+    stage = Stage(replace(work, last=4), shelf, posted, threads=1)
+    stage.start()
+    gone = posted.wait(lambda event: isinstance(event, Gone))
+    assert isinstance(gone, Gone)
+    assert "Layers 5-6" in gone.error.what
+    stage.close()
+
+
+def test_layers_that_are_missing_are_named(verifier_cut: Cut, tmp_path: Path) -> None:
+    layers = FolderLayers(tmp_path)
+    layers.cut(verifier_cut.path, [0, 1, 2, 5])
+    with pytest.raises(LayersMissing, match=r"Layers 4-5, 7-12 of .* are not on this device"):
+        Stage(verifier_cut.work, Shelf(layers), lambda _: None)
+    assert ranges([]) == "none"
+
+
+def test_what_fails_in_one_parcel_leaves_the_stage_as_it_was(verifier_cut: Cut, whole: Whole) -> None:
+    pipeline = opened(verifier_cut, 2)
+    ids = some_ids(10, 2000)
+    with pytest.raises(InvalidOption, match="Cannot roll back"):  # nothing is there before position 5
+        pipeline.ask(0, 5, ids, Ask(NOTHING, GREEDY, 15)).result(60)
+    whole.context.clear()
+    assert np.abs(logits_of(pipeline, 0, 0, ids, 1) - whole.context.decode(ids)).max() < CLOSE
+    pipeline.close()
+
+
+def test_what_fails_fails_the_question_that_it_belongs_to_and_no_other(verifier_cut: Cut) -> None:
+    pipeline, ids = opened(verifier_cut, 2), some_ids(30, 2000)
+    lost = pipeline.ask(0, 9, ids, Ask(NOTHING, GREEDY, 39), rows=8)  # four parcels, none of which can be placed
+    good = pipeline.ask(1, 0, ids, Ask(NOTHING, GREEDY, 30), rows=8)
+    with pytest.raises(InvalidOption):
+        lost.result(60)
+    assert good.result(60).verdict.accepted == 0
+    pipeline.close()
+
+
+def test_a_file_that_is_no_model_ends_the_stage(verifier_cut: Cut, tmp_path: Path) -> None:
+    layers = FolderLayers(tmp_path)
+    layers.cut(verifier_cut.path)
+    layers.path(verifier_cut.work.model, 3).write_bytes(b"nothing")
+    posted = Posted()
+    stage = Stage(verifier_cut.work, Shelf(layers), posted, threads=1)
+    stage.start()
+    gone = posted.wait(lambda event: isinstance(event, Gone))
+    assert isinstance(gone, Gone)
+    assert isinstance(gone.error, EdgeError)
+    stage.close()
+
+
+ROWS = np.zeros((3, 192), dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("first", "parcel", "says"),
+    [
+        (0, Parcel(2, 1, 0, some_ids(3)), "no session 2"),
+        (0, Parcel(0, 1, 254, some_ids(3)), "3 positions from 254"),
+        (0, Parcel(0, 1, 0, some_ids(0)), "0 positions"),
+        (0, Parcel(0, 1, 0, np.array([2560], np.int32)), "ids of the vocabulary"),
+        (0, Parcel(0, 1, 0, np.array([-1], np.int32)), "ids of the vocabulary"),
+        (0, Parcel(0, 1, 0, ROWS), "ids of the vocabulary"),
+        (4, Parcel(0, 1, 0, ROWS[:, :191]), "have the shape"),
+        (4, Parcel(0, 1, 0, np.full_like(ROWS, np.nan)), "no number"),
+        (4, Parcel(0, 1, 0, np.full_like(ROWS, np.inf)), "no number"),
+        (4, Parcel(0, 1, 0, ROWS, Ask(Chunk(some_ids(3)), GREEDY, 1)), "4 are to be judged"),
+    ],
+)
+def test_what_no_stage_before_would_send(verifier_cut: Cut, first: int, parcel: Parcel, says: str) -> None:
+    work = replace(verifier_cut.work, first=first)
+    with pytest.raises(ProtocolError, match=says):
+        check(parcel, work)
+
+
+def test_what_follows_at_once_is_told_as_one(verifier_cut: Cut) -> None:
+    stage = Stage(verifier_cut.work, Shelf(verifier_cut.layers), lambda _: None)
+    for at in range(5):
+        stage._note(Span("compute", at, at * 1e-3, at * 1e-3 + 5e-4))
+    stage._note(Span("compute", 9, 1.0, 2.0))
+    assert [span.what for span in stage._spans] == [0, 9]
+    assert [span.end for span in stage._spans] == pytest.approx([4.5e-3, 2.0])
+
+
+def test_models_close_only_with_their_last_user(verifier_cut: Cut) -> None:
+    shelf = Shelf(verifier_cut.layers)
+    model = verifier_cut.work.model
+    one, other = shelf.take(model, 3), shelf.take(model, 3)
+    assert one is other
+    shelf.give(model, 3)
+    assert shelf.tidy(everything=True) == 0
+    assert isinstance(one, Model)
+    shelf.give(model, 3)
+    assert shelf.tidy(everything=True) == 1
+    assert shelf.size == 0

@@ -1,0 +1,59 @@
+"""A home of throttled machines: measured, they are what was asked for, and layers come to where they are used."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from bench.home import GROUPS, Spec, Throttled, home, why_not
+
+SPECS = (
+    Spec("laptop", up=100, down=100),
+    Spec("desk", up=80, down=160, disk=40, cpu=1.0),
+    Spec("phone", up=24, down=48, disk=12, cpu=0.4),
+)
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Throttled]]:
+    if reason := why_not():
+        pytest.skip(reason)
+    with home(SPECS, tmp_path_factory.mktemp("home")) as made, ExitStack() as running:
+        for machine in made[1:]:
+            running.enter_context(machine.worker())
+        yield made
+    left = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    assert not [machine.name for machine in made if machine.name in left]
+    assert not [path for machine in made for path in GROUPS.glob(f"*/{machine.name}")]
+
+
+@pytest.mark.slow
+def test_what_is_measured_is_what_each_machine_was_given(machines: list[Throttled]) -> None:
+    laptop, _desk, _phone = machines
+    plan = laptop.json("mesh", "plan", "edgellm-verifier", "--tokens-in", "64")
+    assert plan["stages"]
+    here, desk, phone = laptop.json("mesh", "peers")
+    assert (here["name"], desk["name"], phone["name"]) == ("here", "desk", "phone")
+    for row, spec in ((desk, SPECS[1]), (phone, SPECS[2])):
+        assert 0.5 * spec.disk < row["speed"]["disk_mb_s"] < 1.5 * spec.disk
+        # to a device at the slower of our uplink and its downlink, and back likewise
+        assert row["line"]["up_mbps"] < 1.3 * min(SPECS[0].up, spec.down)
+        assert row["line"]["down_mbps"] < 1.3 * min(spec.up, SPECS[0].down)
+    assert phone["speed"]["threads"] == 1
+
+
+@pytest.mark.slow
+def test_layers_are_brought_over_the_homes_network(machines: list[Throttled]) -> None:
+    laptop, desk, phone = machines
+    rows = laptop.json("mesh", "deploy", "edgellm-verifier", "--split", "desk:1-8,phone:9-12")
+    assert [row["error"] for row in rows] == [None, None]
+    assert all(row["sent"] == row["bytes"] for row in rows)
+    assert all(8e-6 * row["sent"] / row["seconds"] < 1.3 * SPECS[1].down for row in rows)
+    again = laptop.json("mesh", "deploy", "edgellm-verifier", "--split", "desk:1-6,phone:7-12")
+    assert [row["sent"] > 0 for row in again] == [False, True]
+    assert len(list(desk.home.rglob("pieces/*.gguf"))) == 8
+    assert len(list(phone.home.rglob("pieces/*.gguf"))) == 6
+    assert phone.forget() > rows[1]["bytes"]
