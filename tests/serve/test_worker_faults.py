@@ -61,7 +61,7 @@ def test_memory_that_is_short_is_said(verifier_cut: Cut) -> None:
     with WorkerServer(Shelf(verifier_cut.layers, memory=2_000_000), ANYWHERE, threads=1) as worker:
         mesh = Mesh([RemoteMember(Place("a", worker.address))], [Share("a", 0, 11)], verifier_cut.work)
         session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
-        with pytest.raises(MeshBroken):
+        with pytest.raises(MeshBroken, match="a: Layer"):
             session.submit(PROMPT, NOTHING).result()
         mesh.close()
 
