@@ -169,13 +169,14 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="edgellm-verifier")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--no-hops", action="store_true", help="blocks alone")
     parser.add_argument("--name", default="mesh_cost", help="of the result file")
     arguments = parser.parse_args()
     path = resolve(arguments.model)
     found: dict[str, Any] = {
         "model": path.name, "threads": arguments.threads, "load_average": os.getloadavg()[0],
         "blocks": blocks(path, arguments.threads, arguments.repeats),
-        "hops": hops(path, arguments.threads, arguments.repeats),
+        "hops": [] if arguments.no_hops else hops(path, arguments.threads, arguments.repeats),
     }  # fmt: skip
     print(table(found))
     print(f"written: {write(arguments.name, 'bench.mesh_cost', found)}", file=sys.stderr)

@@ -104,7 +104,21 @@ def serve(
     replies: Replies = None,
     waiting: Waiting = 16,
     plan: PlanFile = None,
+    memory: Annotated[
+        float | None, typer.Option(metavar="GB", min=0.0, help="A worker's memory for layers.", show_default="no limit")
+    ] = None,
+    keep: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.0, help="How long a worker keeps layers that nobody uses.")
+    ] = 300.0,
+    store: Annotated[
+        float | None,
+        typer.Option(metavar="GB", min=0.0, help="A worker's room on disk for layers that others bring.",
+                     show_default="a half of what is free"),
+    ] = None,
 ) -> None:  # fmt: skip
+    if role is Role.WORKER:
+        _serve_worker(model, host, port, paired_only, memory, keep, store, announce, interface)
+        return
     at_once = replies if replies is not None else {Role.PAIR: 2, Role.VERIFIER: 8}[role]
     wanted = Wanted(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting)
     if role is Role.PAIR:

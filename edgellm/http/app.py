@@ -68,22 +68,16 @@ def make_app(reception: Reception, version: str) -> FastAPI:
     @app.post("/v1/chat/completions", tags=["OpenAI"], summary="A reply to a conversation", **described("chat"))
     async def chat(ask: ChatRequest, request: Request) -> Response:
         writer = reception.writer()
-        check_model(ask.model, writer)
         options, turns = chat_options(ask, writer), messages(ask)
-        return await reception.answer(
-            request, lambda: writer.pair.reply(turns, options), ChatShape(writer.name, writer.pair.piece),
-            stream=ask.stream, with_usage=ask.stream_options is not None and ask.stream_options.include_usage,
-        )  # fmt: skip
+        shape = ChatShape(writer.name, writer.pair.piece)
+        return await reception.answer(request, ask, lambda: writer.pair.reply(turns, options), shape)
 
     @app.post("/v1/completions", tags=["OpenAI"], summary="What follows a text", **described("completion"))
     async def completions(ask: CompletionRequest, request: Request) -> Response:
         writer = reception.writer()
-        check_model(ask.model, writer)
         options, prompt = completion_options(ask, writer), plain_prompt(ask)
-        return await reception.answer(
-            request, lambda: writer.pair.complete(prompt, options), CompletionShape(writer.name, writer.pair.piece),
-            stream=ask.stream, with_usage=ask.stream_options is not None and ask.stream_options.include_usage,
-        )  # fmt: skip
+        shape = CompletionShape(writer.name, writer.pair.piece)
+        return await reception.answer(request, ask, lambda: writer.pair.complete(prompt, options), shape)
 
     for methods in app.openapi()["paths"].values():
         for method in methods.values():

@@ -54,6 +54,7 @@ def plain_prompt(ask: CompletionRequest) -> str | list[int]:
 
 
 def _options(ask: Sampled, writer: Writer, max_tokens: int, logprobs: int | None) -> ReplyOptions:
+    check_model(ask.model, writer)
     if ask.stream_options is not None and not ask.stream:
         raise refuse("stream_options is given, and stream is not true.", "stream_options")
     return replace(

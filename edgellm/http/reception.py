@@ -23,6 +23,7 @@ from edgellm.http.faults import SERVER, Fault, Refused
 from edgellm.http.metrics import Metrics
 from edgellm.http.plan import PlanOut
 from edgellm.http.running import Event, Marks, Piece, Running
+from edgellm.http.schema import Sampled
 from edgellm.http.shapes import Shape
 from edgellm.spec.options import ReplyOptions
 from edgellm.spec.records import Notice, Summary
@@ -73,10 +74,8 @@ class Reception:
             raise Refused(LOADING)
         return self._writer
 
-    async def answer(
-        self, request: Request, begin: Callable[[], Reply], shape: Shape, *, stream: bool, with_usage: bool
-    ) -> Response:
-        """The reply that `begin` makes, in `shape`. A client that leaves ends it.
+    async def answer(self, request: Request, ask: Sampled, begin: Callable[[], Reply], shape: Shape) -> Response:
+        """The reply that `begin` makes, in `shape`, whole or in chunks as `ask` has it. A client that leaves ends it.
 
         Raises:
             Refused: there is no place, or it failed before its first token.
@@ -92,10 +91,10 @@ class Reception:
         streamed: EventStream | None = None
         try:
             events = running.events()
-            if not stream:
+            if not ask.stream:
                 return await _whole(events, shape)
             first = await anext(events, None)  # so that what fails at once has a status of its own
-            streamed = EventStream(running, gone, _chunks(first, events, shape, with_usage))
+            streamed = EventStream(running, gone, _chunks(first, events, shape, ask.wants_usage()))
             return streamed
         finally:
             if streamed is None:

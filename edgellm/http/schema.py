@@ -94,6 +94,10 @@ class Sampled(Given):
                 raise refuse(f"{name} is {_shown(value)}, and that is not supported here. Leave {name} out.", name)
         return {name: value for name, value in data.items() if name not in NEUTRAL or name in cls.model_fields}
 
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 

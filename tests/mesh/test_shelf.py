@@ -115,6 +115,7 @@ def test_several_may_cut_the_same_piece_at_once(verifier_cut: Cut, tmp_path: Pat
     for thread in threads:
         thread.join()
     assert len(set(found)) == 1
+    assert found[0] is not None
     assert check_gguf(found[0]).metadata["llama.block_count"] == 6
     assert list(found[0].parent.iterdir()) == [found[0]]
 
