@@ -16,6 +16,7 @@ from edgellm.errors import DeviceLost, ProtocolError
 from edgellm.link import layers_pb2 as pb
 from edgellm.link.address import Address
 from edgellm.link.device import DeviceID
+from edgellm.link.frames import parsed
 from edgellm.link.guard import Context
 from edgellm.link.pieces import PATIENCE_SECONDS, PROTOCOL, method, told
 
@@ -46,7 +47,7 @@ async def answer_flow(_frames: Any, stream: Context) -> None:
     """The device's side: counts what comes, says so when asked, and sends what is wanted."""
     come, first, last = 0, 0.0, 0.0
     while isinstance(data := await stream.read(), bytes):
-        frame = pb.FlowFrame.FromString(data)
+        frame = parsed(pb.FlowFrame, data)
         if frame.data:
             last = time.perf_counter()
             first = first or last

@@ -9,10 +9,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from edgellm.errors import DeviceLost, EdgeError, ProtocolError, StoreBusy
 from edgellm.link import layers_pb2 as pb
+from edgellm.link.frames import parsed
 from edgellm.link.guard import Context, Guard, Method, who
 from edgellm.link.measuring import Measurer, MeasureService, answered
 from edgellm.link.pieces import (
@@ -209,10 +209,7 @@ async def _next(stream: Context, turn: _Turn) -> pb.PutFrame:
         reading.cancel()
     if not isinstance(data, bytes):
         raise ProtocolError("The stream ends before every piece is whole.", "Begin again.")
-    try:
-        return pb.PutFrame.FromString(data)
-    except DecodeError:
-        raise ProtocolError("A frame is not what the contract describes.", _UPDATE) from None
+    return parsed(pb.PutFrame, data)
 
 
 async def _apart(work: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:

@@ -10,11 +10,12 @@ from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from edgellm.errors import DeviceStuck, EdgeError, EngineFailed, LayersMissing, MemoryShort, ProtocolError
 from edgellm.link import mesh_pb2 as pb
 from edgellm.link.channel import HEARTBEAT_SECONDS, TAKE_SECONDS
+from edgellm.link.frames import parsed
 from edgellm.link.guard import Guard, Method
 from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
@@ -250,10 +251,7 @@ async def _next(stream: Stream, kind: type[M]) -> M | None:
     data = await stream.read()
     if not isinstance(data, bytes):  # the end of the stream
         return None
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        raise ProtocolError("A frame is not what the contract describes.", _UPDATE) from None
+    return parsed(kind, data)
 
 
 _STATUS = {

@@ -168,10 +168,10 @@ def _answer(message: pb.StageAnswer, work: Work, asked: dict[int, Ask]) -> Answe
     verdict = read_verdict(message.verdict, given, work.n_vocab)
     logits = None
     if ask.logits:
-        logits = np.frombuffer(message.logits, "<f4")
-        if len(logits) % (len(ask.chunk) + 1):
-            _refuse(f"{len(message.logits)} bytes of logits are no rows.")
-        logits = logits.reshape(len(ask.chunk) + 1, -1).astype(np.float32)
+        rows = len(ask.chunk) + 1
+        if len(message.logits) != 4 * rows * work.n_vocab:
+            _refuse(f"{len(message.logits)} bytes of logits are not {rows} rows of {work.n_vocab}.")
+        logits = np.frombuffer(message.logits, "<f4").reshape(rows, work.n_vocab).astype(np.float32)
     return Answer(message.session, number, verdict, logits)
 
 

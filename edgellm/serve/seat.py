@@ -11,13 +11,13 @@ from time import monotonic
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from edgellm.errors import DeviceLost, EdgeError, ProtocolError
 from edgellm.link import mesh_pb2 as pb
 from edgellm.link.address import Address
 from edgellm.link.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, open_channel
 from edgellm.link.device import DeviceID
+from edgellm.link.frames import parsed
 from edgellm.link.loop import network_loop, run_there
 from edgellm.link.trust import Trust
 from edgellm.link.welcome import meet
@@ -164,7 +164,7 @@ class RemoteSeat:
         except grpc.aio.AioRpcError as error:
             blamed = error.code() not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED)
             gone = Gone(lost(explained(error)), blamed)
-        except (ProtocolError, DecodeError) as error:
+        except ProtocolError as error:
             gone = Gone(lost(f"it breaks the contract: {error}"))
         except EdgeError as error:
             gone = Gone(error)
@@ -188,7 +188,7 @@ class RemoteSeat:
 
     async def _read(self, call: grpc.aio.StreamStreamCall[bytes, bytes], work: Work, post: Callable[..., None]) -> None:
         while isinstance(data := await call.read(), bytes):
-            report = pb.Report.FromString(data)
+            report = parsed(pb.Report, data)
             self._heard = 0
             if report.WhichOneof("report") == "working":
                 self._progress(report)

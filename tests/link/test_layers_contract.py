@@ -39,7 +39,7 @@ def test_whoever_breaks_the_contract_is_told_how(store: LayerStore, recipe: Reci
         ([wanted(good, 12)], "INVALID_ARGUMENT There cannot be a wish"),
         ([wanted(strange, 1)], "INVALID_ARGUMENT There cannot be a piece of"),
         ([wanted(escaping, 1)], "INVALID_ARGUMENT There cannot be a piece with the hash"),
-        ([b"\xff\xff\xff"], "INVALID_ARGUMENT A frame is not what the contract describes"),
+        ([b"\xff\xff\xff"], "INVALID_ARGUMENT A PutFrame is not what the contract describes"),
         ([first, portion(2, 0, b"x")], "INVALID_ARGUMENT A portion of piece 2 at 0 comes where 1 at 0 is due"),
         ([first, portion(1, 5, b"x")], "INVALID_ARGUMENT A portion of piece 1 at 5"),
         ([first, portion(1, 0, b"")], "INVALID_ARGUMENT A portion has 0 bytes"),
