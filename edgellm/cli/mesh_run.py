@@ -79,7 +79,7 @@ def run(
         )
     asked = ReplyOptions(max_tokens=max_tokens, temperature=temperature, seed=seed, retrieval=retrieval)
     options = Options(
-        split, _fleet(split, devices), tuple(peer or ()), context_length, wide=f32, tokens_out=max_tokens,
+        split, _fleet(split, devices), tuple(peer or ()), context_length, sessions=1, wide=f32, tokens_out=max_tokens,
         tokens_in=max(1, len(question) // 4),
     )  # fmt: skip
     path = resolve(model)
@@ -104,7 +104,7 @@ def over_devices(
 
     file = Path(mesh).expanduser() if mesh.endswith(".toml") else None
     split = mesh if file is None else None
-    options = Options(split, _fleet(split, file), tuple(peers), tokens_out=max_tokens)
+    options = Options(split, _fleet(split, file), tuple(peers), sessions=1, tokens_out=max_tokens)
     opened = open_mesh(resolve(model), options, draft=draft, tell=lambda text: say(text, style="yellow"))
     return opened, Reports(opened, as_json=as_json)
 

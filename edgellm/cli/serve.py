@@ -95,17 +95,6 @@ def serve(
         bool, typer.Option("--announce/--no-announce", help="Let paired devices find it by multicast DNS.")
     ] = True,
     interface: Interfaces = None,
-    memory: Annotated[
-        float | None, typer.Option(metavar="GB", min=0.0, help="A worker's memory for layers.", show_default="no limit")
-    ] = None,
-    keep: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="How long a worker keeps layers that nobody uses.")
-    ] = 300.0,
-    store: Annotated[
-        float | None,
-        typer.Option(metavar="GB", min=0.0, help="A worker's room on disk for layers that are brought here.",
-                     show_default="no limit"),
-    ] = None,
     http: Http = True,
     http_host: HttpHost = "127.0.0.1",
     http_port: HttpPort = None,
@@ -115,6 +104,17 @@ def serve(
     replies: Replies = None,
     waiting: Waiting = 16,
     plan: PlanFile = None,
+    memory: Annotated[
+        float | None, typer.Option(metavar="GB", min=0.0, help="A worker's memory for layers.", show_default="no limit")
+    ] = None,
+    keep: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.0, help="How long a worker keeps layers that nobody uses.")
+    ] = 300.0,
+    store: Annotated[
+        float | None,
+        typer.Option(metavar="GB", min=0.0, help="A worker's room on disk for layers that others bring.",
+                     show_default="a half of what is free"),
+    ] = None,
 ) -> None:  # fmt: skip
     at_once = replies if replies is not None else {Role.PAIR: 2, Role.VERIFIER: 8, Role.WORKER: 1}[role]
     wanted = Wanted(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting)

@@ -17,6 +17,7 @@ from edgellm.engine.template import Template
 from edgellm.engine.types import Ids
 from edgellm.errors import InvalidOption, ModelUnsupported
 
+_SAID = 300  # characters of what a template may say when it fails
 ROLES = ("system", "user", "assistant")
 _OPEN, _CLOSE = "\ue000", "\ue001"  # around a placeholder's number; only our own text ever holds them in that render
 _HOLDER = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
@@ -123,7 +124,7 @@ class ChatTemplate:
 
     def _refused(self, error: Exception) -> ModelUnsupported:
         return ModelUnsupported(
-            f"The chat template of {self._model} fails: {type(error).__name__}: {error}.",
+            f"The chat template of {self._model} fails: {type(error).__name__}: {str(error)[:_SAID]}.",
             "Change the conversation (roles may have to alternate), or use another model.",
         )
 

@@ -27,7 +27,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 MOST_SOURCE = 2**16  # characters of a template; known ones have 20,000 at most
 MOST_WORK = 2**23  # units: characters and items made, steps and calls; a text takes four bytes a character at most
 PER_CHARACTER = 64  # units more for each character of the conversation
-SECONDS = 2.0  # a template takes milliseconds
+SECONDS = 2.0  # of the processor; a template takes milliseconds
 _STEP = 16  # units that a step costs, whatever it does
 _DIGITS = 4096  # bits of a number
 
@@ -35,7 +35,7 @@ _DIGITS = 4096  # bits of a number
 _DEEP = ("capitalize", "e", "escape", "float", "int", "lower", "safe", "sort", "string", "title", "trim", "truncate",
          "unique", "upper")  # fmt: skip
 _SHALLOW = ("abs", "attr", "count", "d", "default", "dictsort", "first", "items", "last", "length", "list", "map",
-            "max", "min", "reject", "rejectattr", "reverse", "round", "select", "selectattr")  # fmt: skip
+            "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr")  # fmt: skip
 _PRODUCTS = ("indent", "join", "replace", "tojson")  # at most as long as their value times what else they are given
 _LIST = """
     capitalize casefold copy count endswith find get index isalnum isalpha isdecimal isdigit islower isnumeric isspace
@@ -43,6 +43,7 @@ _LIST = """
     rsplit rstrip split splitlines startswith strip swapcase title upper values
 """
 _METHODS = frozenset(_LIST.split())
+_PLAIN = (str, bytes, int, float, list, tuple, dict, set, frozenset)  # whose methods may make much of little
 
 
 class Budget:
@@ -50,12 +51,12 @@ class Budget:
 
     def __init__(self, most: int) -> None:
         self.left = most
-        self._end = time.monotonic() + SECONDS
+        self._end = time.thread_time() + SECONDS
 
     def spend(self, units: int) -> None:
         """Raises SecurityError where there is not so much left, or no time."""
         self.left -= units + _STEP
-        if self.left < 0 or time.monotonic() > self._end:
+        if self.left < 0 or time.thread_time() > self._end:
             raise SecurityError("it wants to do more than a chat template may")
 
     def spend_on(self, *values: object, deep: bool = True) -> int:
@@ -144,7 +145,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             extensions=[Jinja2ChatFormatter.IgnoreGenerationTags, loopcontrols],
         )  # fmt: skip
         self._work = _Work()
-        known: dict[str, Any] = {**self.filters, "tojson": Jinja2ChatFormatter.tojson}
+        known: dict[str, Any] = {
+            **self.filters,
+            "tojson": Jinja2ChatFormatter.tojson,
+            "safe": str,
+        }  # nothing is escaped
         self.filters = {name: self._charging(known[name], deep=name in _DEEP) for name in (*_DEEP, *_SHALLOW)}
         self.filters |= {name: self._charging(known[name], product=True) for name in _PRODUCTS}
         self.filters |= {"_steps": self._steps, "_made": self._made, "_cut": self._cut, "_joined": self._joined}
@@ -178,7 +183,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *values: Any, **named: Any) -> Any:  # noqa: N805, PYI063
         budget, given = __self.budget, [*values, *named.values()]
         owner = getattr(__obj, "__self__", None)
-        if isinstance(__obj, BuiltinMethodType) and not isinstance(owner, ModuleType):
+        if isinstance(owner, _PLAIN) or (isinstance(__obj, BuiltinMethodType) and not isinstance(owner, ModuleType)):
             if __obj.__name__ not in _METHODS:
                 raise SecurityError(f"it calls {__obj.__name__!r}, which no chat template needs")
             if __obj.__name__ in ("replace", "join"):

@@ -74,7 +74,6 @@ class Mesh:
         self._revived: Counter[str] = Counter()  # since the last verdict
         self._lock = threading.RLock()
         self._slots = [_Slot() for _ in range(work.sessions)]
-        self._free = threading.Condition()
         self._closed = False
         check_shares(self.shares, work.layers, self._members)
 
@@ -95,22 +94,27 @@ class Mesh:
                 raise DeviceLost("The mesh did not open.", "Ask again.")
             return self._pipeline, self.generation
 
-    def slot(self, prompt: Ids) -> int:
-        """A sequence of the stages' caches for a session, that which begins most like `prompt`; waits for one."""
-        with self._free:
-            self._free.wait_for(lambda: self._closed or any(not slot.taken for slot in self._slots))
+    def current(self) -> Pipeline | None:
+        """The pipeline, if one is open."""
+        return self._pipeline
+
+    def free(self) -> bool:
+        """Whether a sequence is left for another session."""
+        return not all(slot.taken for slot in self._slots)
+
+    def slot(self, prompt: Ids) -> int | None:
+        """A sequence of the stages' caches for a session, that which begins most like `prompt`; None: all are taken."""
+        with self._lock:
             free = [at for at, slot in enumerate(self._slots) if not slot.taken]
             if not free:
-                raise DeviceLost("The mesh is closed.", "Open it again.")
+                return None
             at = max(free, key=lambda at: common(self.held(at, self.generation), prompt))
             self._slots[at].taken = True
             return at
 
     def leave(self, slot: int) -> None:
         """A session is over; what its sequence holds may serve another."""
-        with self._free:
-            self._slots[slot].taken = False
-            self._free.notify()
+        self._slots[slot].taken = False
 
     def held(self, slot: int, generation: int) -> Ids:
         """The tokens that every stage's cache holds for a sequence, once what is on its way has been computed."""
@@ -132,8 +136,6 @@ class Mesh:
             if self._pipeline is not None:
                 self._pipeline.close()
                 self._pipeline = None
-        with self._free:
-            self._free.notify_all()
 
     def _bury(self, pipeline: Pipeline) -> None:
         """The pipeline has lost a stage: who is to blame is not counted on any more."""
@@ -190,12 +192,13 @@ class Mesh:
         there = frozenset[int]().union(*(device.holds for device in able))
         missing = sorted(set(range(self.work.layers)) - there)
         lost = ", ".join(self._lost) or "nobody"
+        why = "".join(f" {name}: {error.what}" for name, error in self._lost.items())
         if missing:
-            what = f"Layers {ranges(missing)} of {self.work.name} are on no device that is left (lost: {lost})."
+            what = f"Layers {ranges(missing)} of {self.work.name} are on no device that is left (lost: {lost}).{why}"
             return PlanImpossible(what, "Bring a lost device back, or copy these layers to one that is there.")
         left = ", ".join(f"{device.name} {ranges(sorted(device.holds))}" for device in able)
         return PlanImpossible(
-            f"Who is left cannot hold {self.work.name} in one range of layers each: {left} (lost: {lost}).",
+            f"Who is left cannot hold {self.work.name} in one range of layers each: {left} (lost: {lost}).{why}",
             "Bring a lost device back, or copy more layers to one that is there.",
         )
 

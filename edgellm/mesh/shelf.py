@@ -17,7 +17,7 @@ KEEP_SECONDS = 300.0
 
 @dataclass(slots=True)
 class _Kept:
-    """A layer that is loaded, or being loaded by somebody."""
+    """A piece that is loaded, or being loaded by somebody."""
 
     size: int
     users: int = 0
@@ -42,7 +42,7 @@ class Shelf:
         uses them."""
         self.layers, self.memory, self.keep = layers, memory, keep
         self._clock = clock
-        self._kept: dict[tuple[str, int], _Kept] = {}
+        self._kept: dict[tuple[str, int, Path], _Kept] = {}
         self._lock = threading.Lock()
 
     @property
@@ -54,27 +54,35 @@ class Shelf:
     def warm(self, model: str) -> frozenset[int]:
         """The layers of a model that are in memory."""
         with self._lock:
-            return frozenset(layer for (one, layer), kept in self._kept.items() if one == model and kept.there.is_set())
+            return frozenset(
+                layer + further
+                for (one, layer, _), kept in self._kept.items()
+                if one == model and kept.model is not None
+                for further in range(kept.model.n_layer)
+            )
 
-    def take(self, model: str, layer: int, progress: Callable[[float], None] | None = None) -> Model:
-        """A layer, loaded unless it is there; to be given back with `give`.
+    def take(
+        self, model: str, layer: int, last: int, progress: Callable[[float], None] | None = None
+    ) -> Model:  # fmt: skip
+        """A piece that begins with `layer` and ends with `last` or before it, loaded unless it is there; to be given
+        back with `give`.
 
         Raises:
             LayersMissing: it is not on this device.
             MemoryShort: what is in use leaves no room for it.
             ModelCorrupt, ModelUnsupported: its file cannot be loaded.
         """
-        path = self.layers.find(model, layer)
+        path = self.layers.find(model, layer, last)
         if path is None:
             raise LayersMissing(f"Layer {layer + 1} is not on this device.", "Bring it there first.")
-        kept, mine = self._claim((model, layer), path)
+        kept, mine = self._claim((model, layer, path))
         if mine:
             try:
                 kept.model = Model.load(path, progress=progress)
             except BaseException as error:
                 kept.trouble = error
                 with self._lock:
-                    self._kept.pop((model, layer), None)
+                    self._kept.pop((model, layer, path), None)
                 raise
             finally:
                 kept.there.set()
@@ -83,15 +91,16 @@ class Shelf:
             raise kept.trouble or LayersMissing(f"Layer {layer + 1} could not be loaded.", "Ask again.")
         return kept.model
 
-    def give(self, model: str, layer: int) -> None:
-        """A layer that was taken is no longer used."""
+    def give(self, model: Model) -> None:
+        """A piece that was taken is no longer used."""
         with self._lock:
-            if (kept := self._kept.get((model, layer))) is not None:
-                kept.users -= 1
-                kept.used = self._clock()
+            for kept in self._kept.values():
+                if kept.model is model:
+                    kept.users -= 1
+                    kept.used = self._clock()
 
     def tidy(self, everything: bool = False) -> int:
-        """Gives back what nobody has used for `keep` seconds, or all that nobody uses; how many layers went."""
+        """Gives back what nobody has used for `keep` seconds, or all that nobody uses; how many pieces went."""
         now = self._clock()
         with self._lock:
             old = [
@@ -103,13 +112,13 @@ class Shelf:
                 self._drop(key)
         return len(old)
 
-    def _claim(self, key: tuple[str, int], path: Path) -> tuple[_Kept, bool]:
-        """The place of a layer, and whether the caller is the one to load it."""
+    def _claim(self, key: tuple[str, int, Path]) -> tuple[_Kept, bool]:
+        """The place of a piece, and whether the caller is the one to load it."""
         with self._lock:
             kept = self._kept.get(key)
             mine = kept is None
             if kept is None:
-                size = path.stat().st_size
+                size = key[2].stat().st_size
                 self._make_room(size, key[1])
                 kept = self._kept[key] = _Kept(size)
             kept.users += 1
@@ -132,7 +141,7 @@ class Shelf:
                 "Give this device fewer layers, or more memory with --memory.",
             )
 
-    def _drop(self, key: tuple[str, int]) -> None:
+    def _drop(self, key: tuple[str, int, Path]) -> None:
         kept = self._kept.pop(key)
         if kept.model is not None:
             kept.model.close()

@@ -50,6 +50,7 @@ class Stage:
         self.work = work
         self._shelf, self._post, self._threads = shelf, post, threads
         self._blocks: list[Block] = []
+        self._models: list[Model] = []
         self._ends: list[int] = []  # the last layer of each block
         self._line: deque[_Moving] = deque()
         self._spans: list[Span] = []
@@ -124,10 +125,10 @@ class Stage:
         for thread in (self._loader, self._computer):
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join()
-        for block, before in zip(self._blocks, [self.work.first - 1, *self._ends], strict=False):
+        for block, model in zip(self._blocks, self._models, strict=True):
             block.close()
-            self._shelf.give(self.work.model, before + 1)
-        self._blocks, self._ends = [], []
+            self._shelf.give(model)
+        self._blocks, self._models, self._ends = [], [], []
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Runs a thread's work; whatever ends it ends the stage."""
@@ -142,14 +143,15 @@ class Stage:
         work, layer = self.work, self.work.first
         while layer <= work.last and not self._closed:
             begin = self.clock
-            model = self._shelf.take(work.model, layer, self._sharing)
+            model = self._shelf.take(work.model, layer, work.last, self._sharing)
             try:
                 block = self._block(model, layer)
             except BaseException:
-                self._shelf.give(work.model, layer)
+                self._shelf.give(model)
                 raise
             with self._news:
                 self._blocks.append(block)
+                self._models.append(model)
                 self._ends.append(layer + model.n_layer - 1)
                 self._share = 0.0
                 self._note(Span("load", layer, begin, self.clock), merge=False)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanImpossible
+from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanImpossible, VerifierBusy
 from edgellm.mesh.pipeline import Lane
 from edgellm.mesh.records import MOST_ROWS, Answer, Ask
 from edgellm.mesh.recovery import Mesh, common
@@ -41,8 +41,9 @@ class MeshVerifier:
         return MeshSession(self.mesh, sampling, self.rows, self._is_eog)
 
     def measured(self, session: int = 0) -> list[Lane]:
-        """What every stage of the pipeline did since this was asked last."""
-        return self.mesh.pipeline()[0].measured(session)
+        """What every stage of the pipeline did since this was asked last; nothing where there is none any more."""
+        pipeline = self.mesh.current()
+        return [] if pipeline is None else pipeline.measured(session)
 
     def close(self) -> None:
         self.mesh.close()
@@ -54,20 +55,25 @@ class MeshSession:
     def __init__(self, mesh: Mesh, sampling: Sampling, rows: int, is_eog: Callable[[int], bool]) -> None:
         self._mesh, self._sampling, self._rows, self._is_eog = mesh, sampling, rows, is_eog
         self._slot: int | None = None
+        self._closed = False
 
     def ready(self) -> bool:
-        return True
+        """Whether there is a place for it: as many sessions as the stages have sequences can ask at a time."""
+        return self._slot is not None or self._mesh.free()
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> MeshPending:
         """See `VerifierSession.submit`. A verdict that was not waited for is given up."""
-        if self._slot is None:
+        if self._slot is None and not self._closed:
             self._slot = self._mesh.slot(prefix)
         return MeshPending(self, prefix, chunk, extra)
 
     def send(self, prefix: Ids, chunk: Chunk) -> Future[Answer]:
         """Sends what the stages lack of `prefix`, and `chunk`. Raises PlanImpossible or ContextFull."""
         if self._slot is None:
-            raise DeviceLost("This session is closed.", "Open another.")
+            if self._closed:
+                raise DeviceLost("This session is closed.", "Open another.")
+            n = self._mesh.work.sessions
+            raise VerifierBusy(f"The devices hold {n} replies at a time, and so many are open.", "Ask again soon.")
         if len(prefix) + len(chunk) > (most := self._mesh.work.context):
             raise ContextFull(
                 f"{len(prefix)} tokens and {len(chunk)} drafted ones do not fit the {most} positions of a session.",
@@ -95,6 +101,7 @@ class MeshSession:
         return self._is_eog(token)
 
     def close(self) -> None:
+        self._closed = True
         if self._slot is not None:
             self._mesh.leave(self._slot)
             self._slot = None
@@ -120,6 +127,7 @@ class MeshPending:
 
         Raises:
             MeshBroken: who is left does not hold the model; says what would be needed.
+            VerifierBusy: as many replies as the devices hold are open.
         """
         if self._verdict is None:
             self._verdict = self._further(self._wait(self._future, self._prefix, self._chunk))
@@ -137,6 +145,8 @@ class MeshPending:
                 pass  # a pipeline over the others, which hold nothing of this session
             except PlanImpossible as error:
                 raise MeshBroken(error.what, error.next_step) from None
+            except VerifierBusy:
+                raise
             except EdgeError:
                 self._session.forget()
                 refused += 1

@@ -28,6 +28,7 @@ from edgellm.serve.service import Happened, ServerEvent
 _SERVICE = pb.DESCRIPTOR.services_by_name["Mesh"]
 SERVICE = _SERVICE.full_name
 HOLDS, WORK, CARRY = (f"/{SERVICE}/{name}" for name in ("Holds", "Work", "Carry"))
+_SETTLE_SECONDS = 1.0
 MEET_SECONDS = 10.0  # how long the stage before is kept waiting until the coordinator has prepared this one
 
 Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
@@ -114,11 +115,14 @@ class WorkerService:
         try:
             async with self._known(prepare.stage, _Seated(stage, out)):
                 coordinator = _Coordinator(stream)
-                await _first_of(
-                    self._orders(stage, post, stream),
-                    self._reports(stage, line, out, coordinator),
-                    self._alive(stage, coordinator),
-                )
+                try:
+                    await _first_of(
+                        self._orders(stage, post, stream),
+                        self._reports(stage, line, out, coordinator),
+                        self._alive(stage, coordinator),
+                    )
+                finally:
+                    await coordinator.settle()
         finally:
             closing = asyncio.ensure_future(asyncio.to_thread(stage.close))
             if line is not None:
@@ -198,14 +202,23 @@ class _Coordinator:
 
     def __init__(self, stream: Stream) -> None:
         self._stream, self._turn = stream, asyncio.Lock()
+        self._writing: asyncio.Future[None] | None = None
 
     async def write(self, report: pb.Report) -> None:
         """Raises DeviceStuck where the coordinator does not take it."""
         try:
             async with self._turn, asyncio.timeout(TAKE_SECONDS):
-                await self._stream.write(report.SerializeToString())
+                self._writing = asyncio.ensure_future(self._stream.write(report.SerializeToString()))
+                await asyncio.shield(self._writing)
         except TimeoutError:
             raise DeviceStuck("The coordinator does not read its stream.", "It may prepare another stage.") from None
+
+    async def settle(self) -> None:
+        """Lets what is being handed out go: gRPC does not end a stream while it writes its first message."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing}, timeout=_SETTLE_SECONDS)
+            if self._writing.done() and not self._writing.cancelled():
+                self._writing.exception()  # who has hung up is not told
 
 
 class StageIdle(EdgeError):

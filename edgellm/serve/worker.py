@@ -89,4 +89,4 @@ class WorkerServer(Listener):
         while True:
             await asyncio.sleep(_TIDY_SECONDS)
             if gone := await asyncio.to_thread(self.shelf.tidy):
-                self._tell(ServerEvent(Happened.ENDED, f"{gone} layers that nobody used were given back."))
+                self._tell(ServerEvent(Happened.ENDED, f"{gone} pieces of models that nobody used were given back."))

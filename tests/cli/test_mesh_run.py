@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.mesh.holding import FolderLayers, WholeModel
+from edgellm.mesh.holding import WholeModel
 from edgellm.mesh.shelf import Shelf
 from edgellm.serve.worker import WorkerServer
 from tests.cli.conftest import Done
@@ -23,7 +23,7 @@ QUESTION = "Where is my mug?"
 
 @pytest.fixture
 def worker(verifier_path: Path, tmp_path: Path) -> Iterator[WorkerServer]:
-    shelf = Shelf(WholeModel(verifier_path, FolderLayers(tmp_path / "layers")))
+    shelf = Shelf(WholeModel(verifier_path, tmp_path / "layers"))
     with WorkerServer(shelf, ANYWHERE, threads=1) as running:
         yield running
 

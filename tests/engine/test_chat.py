@@ -125,6 +125,12 @@ def test_a_template_may_want_alternating_roles(make_model: MakeModel) -> None:
         model.chat_prompt([Message("user", "a"), Message("user", "b")])
 
 
+def test_what_a_template_says_when_it_fails_is_not_repeated_without_end(make_model: MakeModel) -> None:
+    with pytest.raises(ModelUnsupported) as raised:
+        make_model(chat_template="{{ raise_exception('a' * 100000) }}").chat_prompt([Message("user", "a")])
+    assert len(raised.value.what) < 500
+
+
 @pytest.mark.parametrize(
     "template", ["{{ messages", "{{ nothing.at.all }}", "{% for i in range(10**9) %}x{% endfor %}", "{{ 1 / 0 }}"]
 )

@@ -32,6 +32,7 @@ HONEST = {
     "{{ 'mug' in m.content }}{% endfor %}",
     "filters": "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | join('|') }}"
     "{{ messages | rejectattr('role', 'equalto', 'user') | list | length }}{{ {'a': [1, none]} | tojson(indent=2) }}"
+    "{{ messages[1].content | tojson | safe }}{{ '<b>' | e }}"
     "{{ messages[0] | tojson }}{{ (messages[0] | items | list)[0][1] }}{{ 'x' | default('y') }}"
     "{{ tools | default([]) }}",
     "tests": "{{ tools is none }}{{ nothing is defined }}{{ messages is iterable }}{{ messages[0].content is string }}"

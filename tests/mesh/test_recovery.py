@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Ids
-from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible
+from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible, VerifierBusy
 from edgellm.mesh.cover import Able, Share, cover
 from edgellm.mesh.pipeline import Pipeline
 from edgellm.mesh.records import Gone
@@ -156,11 +156,26 @@ def test_a_verdict_that_is_not_waited_for_changes_nothing(home: Home, whole: Who
     home.verifier.close()
 
 
-def test_more_sessions_than_sequences_wait_for_each_other(home: Home, whole: Whole) -> None:
+def test_sequences_are_used_again(home: Home, whole: Whole) -> None:
     sessions = [home.verifier.open(GREEDY) for _ in range(3)]  # and two sequences
     for session in sessions:
         assert write(home.asker(session), PROMPT, 2) == whole.text(PROMPT, 2)
         session.close()
+    home.verifier.close()
+
+
+def test_who_finds_no_sequence_is_told_that_the_mesh_is_busy(home: Home, whole: Whole) -> None:
+    one, two, three = (home.verifier.open(GREEDY) for _ in range(3))
+    for session in (one, two):
+        session.submit(PROMPT, NOTHING).result()
+    assert not three.ready()
+    with pytest.raises(VerifierBusy, match="hold 2 replies at a time"):
+        three.submit(PROMPT, NOTHING).result()
+    one.close()
+    assert three.ready()
+    assert three.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
+    with pytest.raises(MeshBroken, match="closed"):
+        one.submit(PROMPT, NOTHING).result()
     home.verifier.close()
 
 

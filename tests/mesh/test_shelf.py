@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.engine import check_gguf
 from edgellm.errors import LayersMissing, MemoryShort, ModelUnsupported
 from edgellm.mesh.holding import FolderLayers, SeveralLayers, WholeModel
 from edgellm.mesh.shelf import Shelf
@@ -23,9 +24,8 @@ class Clock:
 def test_what_nobody_uses_goes_after_a_while(verifier_cut: Cut) -> None:
     clock, model = Clock(), verifier_cut.work.model
     shelf = Shelf(verifier_cut.layers, keep=60.0, clock=clock)
-    for layer in (0, 1):
-        shelf.take(model, layer)
-    shelf.give(model, 0)
+    first, _ = (shelf.take(model, layer, layer) for layer in (0, 1))
+    shelf.give(first)
     clock.now = 59.0
     assert shelf.tidy() == 0
     clock.now = 61.0
@@ -37,21 +37,22 @@ def test_room_is_made_by_what_was_used_longest_ago(verifier_cut: Cut) -> None:
     clock, model, layers = Clock(), verifier_cut.work.model, verifier_cut.layers
     one = layers.path(model, 5).stat().st_size
     shelf = Shelf(layers, memory=3 * one, clock=clock)
-    for layer in (4, 5, 6):
-        shelf.take(model, layer)
+    taken = {layer: shelf.take(model, layer, layer) for layer in (4, 5, 6)}
     for clock.now, layer in ((1.0, 6), (2.0, 4)):
-        shelf.give(model, layer)
-    shelf.take(model, 7)
+        shelf.give(taken[layer])
+    shelf.take(model, 7, 7)
     assert shelf.warm(model) == {4, 5, 7}
-    shelf.take(model, 4)
+    shelf.take(model, 4, 4)
     with pytest.raises(MemoryShort, match=r"Layer 9 takes .* MB, and of"):
-        shelf.take(model, 8)
+        shelf.take(model, 8, 8)
     assert shelf.size <= 3 * one
 
 
 def test_a_layer_is_loaded_once_for_all_who_want_it(verifier_cut: Cut) -> None:
     shelf, found = Shelf(verifier_cut.layers), []
-    threads = [threading.Thread(target=lambda: found.append(shelf.take(verifier_cut.work.model, 2))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: found.append(shelf.take(verifier_cut.work.model, 2, 2))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -67,28 +68,56 @@ def test_a_layer_that_cannot_be_loaded_can_be_tried_again(verifier_cut: Cut, tmp
     layers.path(digest, 0).write_bytes(whole[:1000])
     shelf = Shelf(layers)
     with pytest.raises(Exception, match=r"tensor|header|ends|short"):
-        shelf.take(digest, 0)
+        shelf.take(digest, 0, 0)
     assert shelf.size == 0
     layers.path(digest, 0).write_bytes(whole)
-    shelf.take(digest, 0)
+    shelf.take(digest, 0, 0)
     with pytest.raises(LayersMissing, match="Layer 2 is not"):
-        shelf.take(digest, 1)
+        shelf.take(digest, 1, 1)
 
 
 def test_layers_of_a_whole_model_are_cut_when_they_are_asked_for(verifier_cut: Cut, tmp_path: Path) -> None:
-    folder = FolderLayers(tmp_path)
-    whole = WholeModel(verifier_cut.path, folder)
+    folder = FolderLayers(tmp_path / "some")
+    folder.cut(verifier_cut.path, [2])
+    whole = WholeModel(verifier_cut.path, tmp_path / "all")
     both = SeveralLayers(folder, whole)
     model = verifier_cut.work.model
-    assert folder.held(model) == frozenset()
+    assert folder.held(model) == {2}
     assert both.held(model) == frozenset(range(12))
-    path = both.find(model, 3)
-    assert path == folder.find(model, 3)
+    assert both.find(model, 2, 5) == folder.path(model, 2)
+    path = both.find(model, 3, 3)
     assert path is not None
     assert path.read_bytes() == verifier_cut.layers.path(model, 3).read_bytes()
-    assert folder.held(model) == {3}
-    assert whole.find(model, 12) is None
-    assert whole.find("0" * 64, 1) is None
+    assert whole.find(model, 12, 12) is None
+    assert whole.find("0" * 64, 1, 1) is None
+
+
+def test_small_layers_go_together_up_to_the_end_of_the_stage(
+    verifier_cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = verifier_cut.work.model
+    path = WholeModel(verifier_cut.path, tmp_path).find(model, 3, 8)
+    assert path is not None
+    assert check_gguf(path).metadata["llama.block_count"] == 6
+    monkeypatch.setattr("edgellm.mesh.holding.ENOUGH", 4_000_000)  # a layer has 1.8 MB here
+    path = WholeModel(verifier_cut.path, tmp_path).find(model, 3, 8)
+    assert path is not None
+    assert check_gguf(path).metadata["llama.block_count"] == 2
+
+
+def test_several_may_cut_the_same_piece_at_once(verifier_cut: Cut, tmp_path: Path) -> None:
+    whole, found = WholeModel(verifier_cut.path, tmp_path), []
+    threads = [
+        threading.Thread(target=lambda: found.append(whole.find(verifier_cut.work.model, 0, 5))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
+    assert found[0] is not None
+    assert check_gguf(found[0]).metadata["llama.block_count"] == 6
+    assert list(found[0].parent.iterdir()) == [found[0]]
 
 
 def test_an_architecture_that_depends_on_the_layer_is_refused_by_name(tmp_path: Path) -> None:

@@ -94,11 +94,11 @@ class SlowLayers:
         self.asked = threading.Event()
         self.held = layers.held
 
-    def find(self, model: str, layer: int) -> Path | None:
+    def find(self, model: str, layer: int, last: int) -> Path | None:
         if layer >= self._slow:
             self.asked.set()
             assert self.go.wait(60)
-        return self._layers.find(model, layer)
+        return self._layers.find(model, layer, last)
 
 
 class Posted:
@@ -153,7 +153,7 @@ class Pairs:
     def __init__(self, path: Path, folder: Path) -> None:
         self._path, self._folder = path, folder
 
-    def find(self, model: str, layer: int) -> Path:
+    def find(self, model: str, layer: int, last: int) -> Path:
         path = self._folder / f"{layer}.gguf"
         cut(self._path, path, layer, layer + 1, head=layer == 10)
         return path
@@ -172,7 +172,7 @@ def test_a_piece_may_hold_several_layers(verifier_cut: Cut, whole: Whole, tmp_pa
     whole.context.clear()
     assert np.abs(logits_of(pipeline, 0, 0, ids, 1) - whole.context.decode(ids)).max() < CLOSE
     assert [lane.loaded for lane in pipeline.lanes] == [4, 8]
-    assert shelf.warm(work.model) == {0, 2, 4, 6, 8, 10}
+    assert shelf.warm(work.model) == set(range(12))
     pipeline.close()
     posted = Posted()
     stage = Stage(replace(work, last=4), shelf, posted, threads=1)
@@ -260,11 +260,11 @@ def test_what_follows_at_once_is_told_as_one(verifier_cut: Cut) -> None:
 def test_models_close_only_with_their_last_user(verifier_cut: Cut) -> None:
     shelf = Shelf(verifier_cut.layers)
     model = verifier_cut.work.model
-    one, other = shelf.take(model, 3), shelf.take(model, 3)
+    one, other = shelf.take(model, 3, 5), shelf.take(model, 3, 3)
     assert one is other
-    shelf.give(model, 3)
+    shelf.give(one)
     assert shelf.tidy(everything=True) == 0
     assert isinstance(one, Model)
-    shelf.give(model, 3)
+    shelf.give(other)
     assert shelf.tidy(everything=True) == 1
     assert shelf.size == 0

@@ -74,6 +74,20 @@ def test_a_verifier_that_is_revoked_in_another_process_is_lost_and_the_reply_ref
 
 
 @pytest.mark.slow
+def test_a_worker_is_found_by_itself_and_computes_for_who_may(paired: tuple[Device, Device, Device]) -> None:
+    a, b, _ = paired
+    serve = ("serve", "--role", "worker", "-m", "edgellm-verifier", "--host", "10.77.0.1", "--port", "50998")
+    run = ("mesh", "run", "edgellm-verifier", "Where is my mug?", "--split", "here:1-6,desk:7-12", "--max-tokens", "8")
+    with a.running(*serve, until=UP) as said:
+        assert "does not let this device have layers computed" in b.edge(*run)
+        a.edge("peers", "grant", "phone", "compute")
+        done = b.edge(*run)
+        assert re.search(r"^desk +7-12 ", done, re.MULTILINE), done
+        assert "A device is lost" not in done
+    assert "Loading layers 7-12" in "".join(said)
+
+
+@pytest.mark.slow
 def test_doctor_tells_multicast_from_tcp(paired: tuple[Device, Device, Device]) -> None:
     a, b, c = paired
     with a.running(*SERVE, "10.77.0.1", until=UP):

@@ -161,7 +161,7 @@ class MixedDrafter:
 
     def unchecked(self, chunk: Chunk, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
         """See `Copies.unchecked`: what the small model drafted, or drafts now."""
-        if chunk.retrieved:
+        if chunk.retrieved or not len(chunk):
             return self._model.draft(prefix, min(gamma, self._gamma), sampling)
         return first(chunk, len(chunk) - chunk.tail)
 

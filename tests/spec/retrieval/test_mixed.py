@@ -129,3 +129,14 @@ def test_a_draft_of_which_nothing_pays_was_a_try() -> None:
     assert not dear.rounds.due
     assert len(doubting.prefixes) < 8  # else every round would be a try
     dear.give()
+
+
+def test_where_nobody_verifies_the_small_model_writes_though_it_did_not_pay() -> None:
+    known = memory()
+    own = known.take(PROMPT)
+    assert own is not None
+    mixed = MixedDrafter(own, Sure(markov(1, 10)), 3, known.rounds)
+    assert len(mixed.unchecked(Chunk(), PROMPT, 8, GREEDY)) == 3
+    copied = Chunk(PROMPT, retrieved=True)
+    assert not mixed.unchecked(copied, PROMPT, 8, GREEDY).retrieved
+    known.give()

@@ -1,0 +1,199 @@
+"""What a worker refuses, lacks, forgets or does not say."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from edgellm.errors import DeviceLost, EdgeError, MeshBroken, PlanImpossible
+from edgellm.link import mesh_pb2 as pb
+from edgellm.link.address import Address
+from edgellm.link.channel import open_channel
+from edgellm.link.loop import run_there
+from edgellm.link.rights import Right
+from edgellm.link.trust import Trust
+from edgellm.mesh.cover import Share
+from edgellm.mesh.holding import FolderLayers
+from edgellm.mesh.pipeline import LocalSeat, Pipeline, Seat
+from edgellm.mesh.records import Ask
+from edgellm.mesh.recovery import Mesh
+from edgellm.mesh.shelf import Shelf
+from edgellm.mesh.verifier import MeshVerifier
+from edgellm.serve.mesh_service import WORK
+from edgellm.serve.mesh_wire import write_work
+from edgellm.serve.seat import Patience, Place, RemoteMember
+from edgellm.serve.worker import WorkerServer
+from edgellm.spec.records import GREEDY
+from tests.mesh.conftest import verifier_cut, whole
+from tests.mesh.household import NOTHING, Cut, Whole, even
+from tests.mesh.test_stages import SlowLayers
+from tests.serve.conftest import ANYWHERE
+from tests.serve.meshing import PROMPT, workers
+
+__all__ = ["verifier_cut", "whole", "workers"]
+
+
+def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
+    few = FolderLayers(tmp_path)
+    few.cut(verifier_cut.path, range(4))
+    with WorkerServer(Shelf(few), ANYWHERE, threads=1) as worker:
+        member = RemoteMember(Place("a", worker.address))
+        assert member.able(verifier_cut.work.model).holds == frozenset(range(4))
+        assert member.able("0" * 64).holds == frozenset()
+        mesh = Mesh([member], [Share("a", 0, 11)], verifier_cut.work)
+        session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
+        with pytest.raises(MeshBroken, match=r"Layers 5-12 of .* are on no device that is left"):
+            session.submit(PROMPT, NOTHING).result()
+        mesh.close()
+
+
+def test_memory_that_is_short_is_said(verifier_cut: Cut) -> None:
+    with WorkerServer(Shelf(verifier_cut.layers, memory=2_000_000), ANYWHERE, threads=1) as worker:
+        mesh = Mesh([RemoteMember(Place("a", worker.address))], [Share("a", 0, 11)], verifier_cut.work)
+        session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
+        with pytest.raises(MeshBroken, match="a: Layer"):
+            session.submit(PROMPT, NOTHING).result()
+        mesh.close()
+
+
+def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_cut: Cut, whole: Whole) -> None:
+    with WorkerServer(Shelf(verifier_cut.layers, keep=0.3), ANYWHERE, threads=1) as worker:
+        told: list[str] = []
+        mesh = Mesh(
+            [RemoteMember(Place("a", worker.address))], [Share("a", 0, 11)], verifier_cut.work, tell=told.append
+        )
+        session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
+        own = whole.text(PROMPT, 2)
+        assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == own[:1]
+        end = time.monotonic() + 30
+        while worker.shelf.size and time.monotonic() < end:
+            time.sleep(0.05)
+        assert worker.shelf.size == 0
+        text = np.append(PROMPT, own[:1]).astype(np.int32)
+        assert session.submit(text, NOTHING).result().tokens.tolist() == own[1:]
+        assert told == []
+        mesh.close()
+
+
+def test_a_stage_that_waits_for_a_slower_one_is_not_idle(verifier_cut: Cut) -> None:
+    slow, work = SlowLayers(verifier_cut.layers, 11), verifier_cut.work
+    with WorkerServer(Shelf(verifier_cut.layers, keep=0.4), ANYWHERE, threads=1) as worker:
+        seats: list[Seat] = [RemoteMember(Place("a", worker.address)).seat(), LocalSeat("here", Shelf(slow), 1)]
+        stages = [
+            (seat, replace(work, first=share.first, last=share.last))
+            for seat, share in zip(seats, even(work, ["a", "here"]), strict=True)
+        ]
+        pipeline = Pipeline(stages)
+        future = pipeline.ask(0, 0, PROMPT, Ask(NOTHING, GREEDY, len(PROMPT)))
+        with pytest.raises(TimeoutError):
+            future.result(1.5)
+        slow.go.set()
+        assert future.result(30).verdict.accepted == 0
+        assert pipeline.gone is None
+        pipeline.close()
+
+
+def test_who_says_nothing_is_lost(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:
+    dead = socket.create_server(("127.0.0.1", 0))  # the system takes calls for it, and nobody answers
+    told: list[str] = []
+    members = [
+        RemoteMember(Place("dead", Address(*dead.getsockname())), Patience(beat=0.02, silent_beats=5)),
+        RemoteMember(Place("a", workers[0].address)),
+    ]
+    mesh = Mesh(members, even(verifier_cut.work, ["dead", "a"]), verifier_cut.work, tell=told.append)
+    session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
+    assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
+    assert "dead: it gives no sign of life" in told[0]
+    mesh.close()
+    dead.close()
+
+
+def frames(address: Address, *orders: pb.Order | bytes) -> str:
+    """What a worker ends a stage with that begins with these orders."""
+
+    async def talk() -> str:
+        channel = open_channel(address)
+        try:
+            call = channel.stream_stream(WORK, bytes, bytes)()  # type: ignore[call-arg]
+            with suppress(grpc.aio.AioRpcError):
+                for order in orders:
+                    await call.write(order if isinstance(order, bytes) else order.SerializeToString())
+                await call.done_writing()
+                async with asyncio.timeout(30):
+                    while isinstance(await call.read(), bytes):
+                        pass
+            return f"{(await call.code()).name}: {await call.details()}"
+        finally:
+            await channel.close(None)
+
+    return run_there(talk()).result()
+
+
+def test_what_breaks_the_contract_is_refused(workers: list[WorkerServer], verifier_cut: Cut) -> None:
+    address, good = workers[0].address, write_work(verifier_cut.work, bytes(16))
+
+    def changed(**fields: object) -> pb.Order:
+        prepare = pb.Prepare.FromString(good.SerializeToString())
+        for name, value in fields.items():
+            setattr(prepare, name, value)
+        return pb.Order(prepare=prepare)
+
+    cases: list[tuple[pb.Order | bytes, str]] = [
+        (b"\xff\xff", "not what the contract describes"),
+        (pb.Order(tell=pb.Tell()), "something else than Prepare"),
+        (changed(protocol=9), "version 9 of the mesh"),
+        (changed(version="0.0.1"), "llama-cpp-python 0.0.1"),
+        (changed(model=b"x"), "without a model"),
+        (changed(last=12), "Layers 0 to 12 of 12"),
+        (changed(n_vocab=0), "measures cannot be meant"),
+        (changed(sessions=1000), "1000 sessions"),
+        (changed(sessions=64, context=2**20), "64 sessions of 1048576 positions"),
+        (changed(model=bytes(32)), "are not on this device"),
+    ]
+    for order, says in cases:
+        assert says in frames(address, order), says
+    assert "prepared twice" in frames(address, changed(), changed())
+    assert frames(address, changed()).startswith("OK")
+
+
+@pytest.fixture
+def paired_worker(host: Trust, guest: Trust, verifier_cut: Cut) -> Iterator[WorkerServer]:
+    with WorkerServer(Shelf(verifier_cut.layers), ANYWHERE, threads=1, trust=host) as worker:
+        yield worker
+
+
+def test_over_a_link_only_who_may_compute_is_answered(
+    host: Trust, guest: Trust, paired_worker: WorkerServer, verifier_cut: Cut, whole: Whole
+) -> None:
+    member = RemoteMember(Place("host", paired_worker.address, guest))
+    host.peers.grant(guest.identity.id, [Right.COMPUTE])
+    mesh = Mesh([member], [Share("host", 0, 11)], verifier_cut.work)
+    session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
+    assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
+    host.peers.revoke(guest.identity.id, [Right.COMPUTE])
+    end = time.monotonic() + 30
+    with suppress(MeshBroken):  # also in the middle of a reply
+        while time.monotonic() < end:
+            session.submit(PROMPT, NOTHING).result()
+            time.sleep(0.05)
+    assert time.monotonic() < end
+    with pytest.raises(DeviceLost, match="no right to compute"):
+        member.able(verifier_cut.work.model)
+    mesh.close()
+    with pytest.raises(EdgeError):  # nobody who shows no certificate
+        RemoteMember(Place("host", paired_worker.address)).able(verifier_cut.work.model)
+
+
+def test_a_plan_that_names_nobody(verifier_cut: Cut) -> None:
+    with pytest.raises(PlanImpossible, match="Nobody is called"):
+        Mesh([], [Share("a", 0, 11)], verifier_cut.work)
