@@ -184,7 +184,7 @@ def test_a_verifier_that_is_killed_in_the_middle_is_told_and_the_reply_goes_on(
             server.stop(0)
             expect(page.locator(".notice")).to_contain_text("verifier is gone", timeout=30_000)
             expect(page.locator(".said").first).to_contain_text("tokens", timeout=60_000)
-            assert page.locator(".words .draft").count() > 0
+            assert page.locator(".words .draft, .words .parallel").count() > 0
             expect(page.locator("#state")).to_have_text("the verifier is gone", timeout=10_000)
             expect(page.locator(".device.down")).to_have_count(1)
             shot(page, "verifier-killed")
