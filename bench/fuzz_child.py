@@ -66,7 +66,8 @@ def main() -> None:
             else:
                 readers[which](data)
         except Exception as raised:  # noqa: BLE001 - whatever it is, it is shown
-            error = f"{type(raised).__name__}: {raised}"[:200]
+            text = str(raised).replace(name, "FILE") if kind == "header" else str(raised)
+            error = f"{type(raised).__name__}: {text}"[:200]
         taken = most_memory() - before
         print(json.dumps({"bytes": taken, "seconds": perf_counter() - began, "error": error}))
 

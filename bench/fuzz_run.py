@@ -7,6 +7,7 @@ import base64
 import json
 import random
 import re
+import tempfile
 import tracemalloc
 import warnings
 from collections import Counter
@@ -56,6 +57,7 @@ class Outcome:
 
 def label(text: str) -> str:
     """A message without what is particular to one input."""
+    text = re.sub(re.escape(tempfile.gettempdir()) + r"/[^/\s]+", "FOLDER", text)
     text = re.sub(r"'[^']*'|\"[^\"]*\"", "'…'", text)
     return re.sub(r"\d[\d.e+-]*|nan|inf", "N", text)[:70]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -46,18 +47,20 @@ class Retrieval:
         self._path: Path | None = None  # where it is kept
         self._past: list[Talk] = []
         self._texts: list[tuple[str, str]] = []  # not yet tokens
+        self._lock = threading.RLock()  # replies may be written by several threads
 
     def memory(self, sources: tuple[str, ...], most_twigs: int = 0) -> Memory:
         """What is remembered for drafts from these sources, with so many twigs."""
-        self._read()
-        key = (*sources, str(most_twigs))
-        if key not in self._memories:
-            memory = self._memories[key] = Memory(
-                sources, self.curve(), inside_of(self.model), cache(self.model.is_eog), most_twigs
-            )
-            for talk in self._past:
-                memory.add(talk)
-        return self._memories[key]
+        with self._lock:
+            self._read()
+            key = (*sources, str(most_twigs))
+            if key not in self._memories:
+                memory = self._memories[key] = Memory(
+                    sources, self.curve(), inside_of(self.model), cache(self.model.is_eog), most_twigs
+                )
+                for talk in self._past:
+                    memory.add(talk)
+            return self._memories[key]
 
     def remember(self, conversations: Sequence[tuple[str, str]]) -> None:
         """Questions and replies of before, the oldest first. They are read when they are needed."""
@@ -74,15 +77,17 @@ class Retrieval:
     def add(self, prompt: Ids, reply: Sequence[int]) -> None:
         """A reply is complete."""
         talk = Talk(prompt.tolist(), reply)
-        self._past.append(talk)
-        for memory in self._memories.values():
-            memory.add(talk)
+        with self._lock:
+            self._past.append(talk)
+            for memory in self._memories.values():
+                memory.add(talk)
 
     def curve(self) -> CostCurve:
         """How long a decode takes, measured once and kept; across a link it is a guess, which rounds then correct."""
-        if self._curve is None:
-            self._curve, self._path = (FAR, None) if self._linked else curve_of(self.model, self._threads)
-        return self._curve
+        with self._lock:
+            if self._curve is None:
+                self._curve, self._path = (FAR, None) if self._linked else curve_of(self.model, self._threads)
+            return self._curve
 
     def twigs(self, wanted: str) -> tuple[int, str]:
         """How many twigs a draft may have where trees are `wanted` (auto, on, off), and why."""

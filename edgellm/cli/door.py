@@ -124,9 +124,12 @@ class Server(Protocol):
     def wait(self, timeout: float | None = None) -> bool: ...
 
 
-def until_stopped(servers: Sequence[Server | None]) -> None:
+STOPS = "Ctrl-C stops it when it has finished what is in flight; a second one stops it at once."
+
+
+def until_stopped(servers: Sequence[Server | None], hint: str = STOPS) -> None:
     """Waits for SIGINT or SIGTERM, then for what is in flight, one server after the other: the later ones may be what
-    the earlier ones use. A second signal cuts that off."""
+    the earlier ones use. A second signal cuts that off. Says the `hint` once signals are heard."""
     left = [server for server in servers if server is not None]
     asked = 0
 
@@ -140,6 +143,7 @@ def until_stopped(servers: Sequence[Server | None]) -> None:
                 server.request_stop(0)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    say(hint, style="dim")
     try:
         while left:
             while not left[0].wait(1.0):

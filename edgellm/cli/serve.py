@@ -116,25 +116,23 @@ def serve(
                      show_default="a half of what is free"),
     ] = None,
 ) -> None:  # fmt: skip
-    if role is Role.WORKER:
-        _serve_worker(model, host, port, paired_only, memory, keep, store, announce, interface)
-        return
-    at_once = replies if replies is not None else {Role.PAIR: 2, Role.VERIFIER: 8}[role]
+    at_once = replies if replies is not None else {Role.PAIR: 2, Role.VERIFIER: 8, Role.WORKER: 1}[role]
     wanted = Wanted(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting)
-    if role is Role.PAIR:
-        if model is not None:
-            raise InvalidOption("--model is for the roles verifier and worker.", "A pair has --draft and --verifier.")
-        if not http:
-            raise InvalidOption("A pair is served over HTTP alone.", "Leave --no-http out, or say --role verifier.")
-        with closing_door(wanted) as door:
-            _serve_pair(door, draft, verifier, peer, plan)
-        return
+    if role is Role.PAIR and model is not None:
+        raise InvalidOption("--model is for the roles verifier and worker.", "A pair has --draft and --verifier.")
+    if role is Role.PAIR and not http:
+        raise InvalidOption("A pair is served over HTTP alone.", "Leave --no-http out, or say --role verifier.")
     with closing_door(wanted) as door:
-        _serve_verifier(door, model or "edgellm-verifier", host, port, paired_only, announce, interface)
+        if role is Role.PAIR:
+            _serve_pair(door, draft, verifier, peer, plan)
+        elif role is Role.VERIFIER:
+            _serve_verifier(door, model or "edgellm-verifier", host, port, paired_only, announce, interface)
+        else:
+            _serve_worker(door, model, host, port, paired_only, memory, keep, store, announce, interface)
 
 
 def _serve_worker(
-    model: str | None, host: str, port: int, paired_only: bool, memory: float | None, keep: float,
+    door: Door | None, model: str | None, host: str, port: int, paired_only: bool, memory: float | None, keep: float,
     store: float | None, announce: bool, interface: list[str] | None,
 ) -> None:  # fmt: skip
     from edgellm.cli.worker import serve_worker
@@ -144,9 +142,12 @@ def _serve_worker(
     worker = serve_worker(path, host, port, paired_only=paired_only, memory=memory, keep=keep, store=store)
     with ExitStack() as closing:
         closing.callback(worker.close)
+        if door is not None:
+            door.rest("This process computes layers for other devices, and writes nothing itself.")
+            say(f"How it is: {door.url}/health", style="dim")
         if announce:
             closing.enter_context(findable(worker, interface))
-        until_stopped([worker])
+        until_stopped([door, worker], "Ctrl-C stops it; replies go on without it where others hold its layers.")
 
 
 def _serve_pair(
@@ -167,7 +168,6 @@ def _serve_pair(
         if door is not None:
             door.open(Writer(pair, name, in_turns=pair.verifier_up is None), drawn)
             invite(door)
-        say("Ctrl-C stops it when it has finished what is in flight; a second one stops it at once.", style="dim")
         until_stopped([door])
 
 
@@ -196,7 +196,6 @@ def _serve_verifier(
             pair = closing.enter_context(Pair(server.model, draft=None, verifier=server.inside()))
             door.open(Writer(pair, called(model), in_turns=False, options=ReplyOptions(tree="off")))
             invite(door)
-        say("Ctrl-C stops it when it has finished what is in flight; a second one stops it at once.", style="dim")
         if announce:
             closing.enter_context(findable(server, interface))
         try:

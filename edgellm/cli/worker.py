@@ -46,7 +46,6 @@ def serve_worker(
     say(
         f"It is {server.address} in: edgellm mesh run MODEL PROMPT --split here:1-6,{server.address}:7-12", style="bold"
     )
-    say("Ctrl-C stops it; replies go on without it where others hold its layers.", style="dim")
     return server
 
 

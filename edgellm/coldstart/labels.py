@@ -7,47 +7,23 @@ its time allows; what cannot become a whole plan (`Bound`), and what another lab
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from edgellm.coldstart.prices import Bound
+from edgellm.coldstart.stages import Labels, Stages, receiving, twins
 from edgellm.coldstart.tables import Tables
 from edgellm.coldstart.task import Cut, Floats, Ints
 
 TINY = 1e-11  # of the time limit: how much later than it a stage may be for want of exact sums
 TIE = 1e-10  # of the time limit: labels are as good as each other within it; far below the planner's margin
-CHUNK = 200_000  # new labels looked at in one go
+CHUNK = 8_192  # labels continued in one go: what comes of them stays in the processor's cache
 MOST = 2_000_000  # labels kept of a level at the most
 GROWN = 8_000_000  # labels that may come of them before the needless ones are dropped, in half a gigabyte
 
 
 Stop = Callable[[], bool]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Labels:
-    """Ends of plans, all with equally many stages: arrays of one length.
-
-    `placed`, the mask of their devices; `head`, the device of the first of these stages, K where there is none yet;
-    `left`, the layers before it; `rho`, the latest moment at which it may start to receive or, if it is the first, to
-    compute; `load`, its own load, which in the paper's timing comes before it receives. `parent` and `count`: the label
-    one level up that it continues, and the layers of its own stage.
-    """
-
-    placed: Ints
-    head: Ints
-    left: Ints
-    rho: Floats
-    load: Floats
-    parent: Ints
-    count: Ints
-
-    def __len__(self) -> int:
-        return self.placed.size
-
-    def take(self, which: np.ndarray) -> Labels:
-        return Labels(*(getattr(self, name)[which] for name in self.__slots__))
 
 
 class Search:
@@ -57,15 +33,15 @@ class Search:
         task = tables.task
         self.tables, self.k, self.n = tables, task.devices, task.layers
         self.paper = task.overlap == "paper"
-        self.send = np.zeros((self.k, self.k + 1))  # to the device K, which stands behind the last stage, for nothing
-        self.send[:, : self.k] = task.send
-        self.least_in, self.most_in, self.later = _receiving(task.send)
+        self.send_to = np.zeros((self.k + 1, self.k))  # to the device K, behind the last stage, for nothing
+        self.send_to[: self.k] = task.send.T
+        self.least_in, self.most_in, self.later = receiving(task.send)
         own = tables.own.reshape(-1, self.n + 1)
         self.apart = 1.0 + 2.0 * float(own[np.isfinite(own)].max())
         filled = np.where(np.isfinite(own), own, 0.75 * self.apart)
         self.own = (filled + np.arange(own.shape[0])[:, None] * self.apart).reshape(-1)  # one rising row behind another
         self.compute, self.load = tables.compute.reshape(-1), tables.load.reshape(-1)
-        self.twins = _twins(task.load, task.compute, task.room, task.send)
+        self.twins = twins(task.load, task.compute, task.room, task.send)
 
     def within(self, limit: float, bound: Bound, width: int | None, stop: Stop) -> tuple[list[Cut], bool]:
         """Plans done by `limit`, some of them if there are any, and whether the search has looked everywhere.
@@ -98,55 +74,97 @@ class Search:
         """Whole plans that begin before a label, as (label, device, layers); else one stage more before each label, and
         whether that is all of them.
         """
+        ended: list[tuple[float, tuple[int, int, int]]] = []
+        parts: list[Labels] = []
+        whole = True
+        for begin in range(0, len(labels), CHUNK):
+            stages, late = self._stages(labels, np.arange(begin, min(begin + CHUNK, len(labels))), limit)
+            if late.size:
+                soonest = np.argsort(late)[:4]
+                ended += [
+                    (float(late[at]), (int(stages.label[at]), int(stages.device[at]), int(stages.left[at])))
+                    for at in soonest
+                ]
+            elif not ended:
+                parts.append(self._sized(limit, bound, self._worth(bound, stages)))
+            if stop() or sum(map(len, parts)) > GROWN:
+                whole = begin + CHUNK >= len(labels)
+                break
+        if ended:
+            return [end for _, end in sorted(ended)[:4]], labels, True
+        grown = Labels(*(np.concatenate([getattr(part, name) for part in parts]) for name in Labels.__slots__))
+        return [], grown, whole
+
+    def _stages(self, labels: Labels, some: Ints, limit: float) -> tuple[Stages, Floats]:
+        """One stage more before some labels, of every device that may come; and where whole plans come of that, just
+        these, with how late they are.
+        """
         everyone = np.arange(self.k)
-        due = labels.rho[:, None] - self.send[:, labels.head].T  # (labels, K): when the new stage must be done
-        free = (due > 0.0) & (labels.placed[:, None] >> everyone & 1 == 0)
+        due = labels.rho[some, None] - self.send_to[labels.head[some]]  # when the new stage must be done
+        before = labels.placed[some]
+        free = (due > 0.0) & (before[:, None] >> everyone & 1 == 0)
         for twin, other in self.twins:  # equal devices in the order of their numbers only
-            free[:, twin] &= labels.placed >> other & 1 == 1
+            free[:, twin] &= before >> other & 1 == 1
         if self.paper:
-            free &= labels.load[:, None] <= due + TINY * limit
-        label, device = np.nonzero(free)
-        left, due = labels.left[label], due[label, device]
+            free &= labels.load[some, None] <= due + TINY * limit
+        at, device = np.nonzero(free)
+        label, due = some[at], due[at, device]
+        left, placed = labels.left[label], before[at] | 1 << device
         row = self.tables.row(device, left)
         most = np.searchsorted(self.own, np.minimum(due + TINY * limit, 0.7 * self.apart) + row * self.apart, "right")
         most = most - 1 - row * (self.n + 1)
-        if (ended := np.flatnonzero(most >= left)).size:
-            late = self.own[row[ended] * (self.n + 1) + left[ended]] - row[ended] * self.apart - due[ended]
-            return (
-                [(int(label[at]), int(device[at]), int(left[at])) for at in ended[np.argsort(late)[:4]]],
-                labels,
-                True,
-            )
-        parts: list[Labels] = []
-        chunks = np.array_split(np.arange(label.size), 1 + int(most.sum()) // CHUNK)
-        for some in chunks:
-            parts.append(
-                self._sized(labels, limit, bound, label[some], device[some], left[some], due[some], most[some])
-            )
-            if stop() or sum(map(len, parts)) > GROWN:
-                break
-        grown = Labels(*(np.concatenate([getattr(part, name) for part in parts]) for name in Labels.__slots__))
-        return [], grown, len(parts) == len(chunks)
+        stages = Stages(label, device, placed, left, due, np.ones_like(most), most)
+        ended = np.flatnonzero(most >= left)
+        if not ended.size:
+            return stages, np.zeros(0)
+        late = self.own[row[ended] * (self.n + 1) + left[ended]] - row[ended] * self.apart - due[ended]
+        return stages.take(ended), late
 
-    def _sized(
-        self, labels: Labels, limit: float, bound: Bound, label: Ints, device: Ints, left: Ints, due: Floats, most: Ints
-    ) -> Labels:
-        """Every size from 1 to `most` of every new stage, as far as the layers left can be placed before it."""
-        which = np.repeat(np.arange(label.size), most)
-        count = np.arange(which.size) - np.repeat(np.cumsum(most) - most, most) + 1
-        device_, left_ = device[which], left[which]
-        at = self.tables.row(device_, left_) * (self.n + 1) + count
-        rho = due[which] - self.compute[at]
-        placed = (labels.placed[label] | 1 << device)[which]
-        keep = bound(placed, device_, rho) >= left_ - count - 1e-7
+    def _worth(self, bound: Bound, stages: Stages) -> Stages:
+        """The stages with the sizes that can be worth it.
+
+        Where all layers are alike, a stage of n layers begins at due - w n, and what can be placed before it is at most
+        F(due - w n) and a sum over the other devices, of which that for n = 1 is the largest: convex in n. So what does
+        not reach the layers left at one end is given up from there to where it does.
+        """
+        if self.tables.ends > 1 or not stages.most.size:
+            return stages
+        work = self.compute[stages.device * (self.n + 1) + 1]
+        paid, part = bound.paid(stages.device, stages.due - work)
+        others = bound.others(stages.placed, part) - stages.left + 1e-7
+        few = paid + others + 1.0 >= 0.0
+        many = bound.paid(stages.device, stages.due - work * stages.most)[0] + others + stages.most >= 0.0
+        some = np.flatnonzero((few | many) & (stages.most > 0))
+        stages, work, others, few, many = stages.take(some), work[some], others[some], few[some], many[some]
+        turn = np.flatnonzero(few != many)
+        device, due, work, others, few = stages.device[turn], stages.due[turn], work[turn], others[turn], few[turn]
+        low, high = np.ones_like(turn), stages.most[turn]  # between them it begins, or ceases, to be worth it
+        for _ in range(int(high.max(initial=1)).bit_length()):
+            middle = (low + high) >> 1
+            inside = (bound.paid(device, due - work * middle)[0] + others + middle >= 0.0) == few
+            low, high = np.where(inside, middle, low), np.where(inside, high, middle)
+        least, most = stages.least.copy(), stages.most.copy()
+        most[turn[few]], least[turn[~few]] = low[few], high[~few]
+        return replace(stages, least=least, most=most)
+
+    def _sized(self, limit: float, bound: Bound, stages: Stages) -> Labels:
+        """Every size of every new stage, as far as the layers left can be placed before it."""
+        many = stages.most - stages.least + 1
+        which = np.repeat(np.arange(many.size), many)
+        count = np.arange(which.size) - np.repeat(np.cumsum(many) - many - stages.least, many)
+        device, left = stages.device[which], stages.left[which]
+        at = self.tables.row(device, left) * (self.n + 1) + count
+        rho = stages.due[which] - self.compute[at]
+        placed = stages.placed[which]
+        keep = bound(placed, device, rho) >= left - count - 1e-7
         if self.paper:
-            keep &= self.load[at] + self.least_in[device_] <= rho + TINY * limit
+            keep &= self.load[at] + self.least_in[device] <= rho + TINY * limit
         else:
-            keep &= rho > self.least_in[device_]
+            keep &= rho > self.least_in[device]
         kept = np.flatnonzero(keep)
         count, at = count[kept], at[kept]
         return Labels(
-            placed[kept], device_[kept], left_[kept] - count, rho[kept], self.load[at], label[which[kept]], count
+            placed[kept], device[kept], left[kept] - count, rho[kept], self.load[at], stages.label[which[kept]], count
         )
 
     def _undominated(self, labels: Labels, limit: float) -> Labels:
@@ -167,37 +185,69 @@ class Search:
             return labels.rho
         return np.where(labels.load + self.most_in[labels.head] <= labels.rho, labels.rho, 0.0)
 
-    def _group(self, labels: Labels) -> Ints:
-        return labels.placed if self.tables.ends == 1 else labels.placed * (self.n + 1) + labels.left
+    def _group(self, labels: Labels, by_head: bool) -> Ints:
+        """Labels that compete have one number; further, with as many layers left they have one and the same."""
+        group = labels.placed * self.k + labels.head if by_head else labels.placed
+        return group * (self.n + 1) + labels.left
 
     def _best(self, labels: Labels, limit: float, across: bool) -> Ints:
         """Those to keep of labels that compete: sorted by layers left, each against the best offer before it."""
-        offers, asks, group = self._offers(labels), labels.rho, self._group(labels)
+        offers, asks, group = self._offers(labels), labels.rho, self._group(labels, not across)
         if across:
             offers, asks = offers - self.most_in[labels.head], asks - self.least_in[labels.head]
-        else:
-            group = group * self.k + labels.head
-        order: Ints = np.lexsort((-offers, labels.left, group))
-        base = _base(group[order], limit)
-        best = np.maximum.accumulate(base + np.maximum(offers[order], 0.0))
-        beaten = best[:-1] >= base[1:] + asks[order][1:] - TIE * limit
-        kept: Ints = order[np.concatenate([[True], ~beaten])]
-        return kept
+        order, first, part = self._sorted(group)
+        offers, asks = np.maximum(offers[order], 0.0), asks[order]
+        best = np.maximum.reduceat(offers, first)  # of those with as many layers left
+        base = self._base(group[order[first]], limit)
+        before = np.concatenate([[0.0], np.maximum.accumulate(base + best)[:-1]]) - base  # of those with fewer
+        beaten = np.maximum(before, best)[part] >= asks - TIE * limit
+        tops = np.flatnonzero(offers == best[part])
+        tops = tops[np.concatenate([[True], part[tops[1:]] != part[tops[:-1]]])]  # one of each stays ...
+        beaten[tops] = before[part[tops]] >= asks[tops] - TIE * limit  # ... unless one with fewer layers left beats it
+        return np.sort(order[~beaten])
 
     def _pairwise(self, labels: Labels, limit: float) -> Ints:
         """Those to keep, each compared with the best of every other head, by the sending to just these two."""
-        group = self._group(labels)
-        order = np.lexsort((labels.left, group))
-        labels, group = labels.take(order), group[order]
-        base = _base(group, limit)
-        fresh = np.concatenate([[True], (group[1:] != group[:-1]) | (labels.left[1:] != labels.left[:-1])])
-        last = np.append(np.flatnonzero(fresh)[1:], len(labels))[np.cumsum(fresh) - 1] - 1  # with as many layers left
-        offers, asks = base + self._offers(labels), base + labels.rho + TIE * limit
+        group = self._group(labels, by_head=False)
+        order, first, part = self._sorted(group)
+        base = self._base(group[order[first]], limit)
+        labels = labels.take(order)
+        offers, asks = self._offers(labels) + base[part], labels.rho + base[part] + TIE * limit
+        heads = np.argsort(labels.head, kind="stable")
+        ends = np.searchsorted(labels.head[heads], np.arange(self.k + 1))
         beaten = np.zeros(len(labels), dtype=bool)
-        for head in np.unique(labels.head):
-            best = np.maximum.accumulate(np.where(labels.head == head, offers, base))[last]
-            beaten |= best > asks + self.later[head, labels.head]
+        for head in range(self.k):
+            mine = heads[ends[head] : ends[head + 1]]
+            if mine.size:
+                best = base.copy()
+                fresh = np.flatnonzero(np.concatenate([[True], part[mine[1:]] != part[mine[:-1]]]))
+                best[part[mine[fresh]]] = np.maximum.reduceat(offers[mine], fresh)
+                beaten |= np.maximum.accumulate(best)[part] > asks + self.later[head, labels.head]
         return order[~beaten]
+
+    def _sorted(self, group: Ints) -> tuple[Ints, Ints, Ints]:
+        """The order of the groups' numbers; where each group begins in it, and which one each place is of.
+
+        Numbers and places are packed into one word each: that sorts several times faster than by an index.
+        """
+        bits = int(group.size).bit_length()
+        if int(group.max()).bit_length() + bits < 63:
+            packed = np.sort(group << bits | np.arange(group.size))
+            order = packed & ((1 << bits) - 1)
+            ranked = packed >> bits
+        else:
+            order = np.argsort(group, kind="stable")
+            ranked = group[order]
+        fresh = np.concatenate([[True], ranked[1:] != ranked[:-1]])
+        return order, np.flatnonzero(fresh), np.cumsum(fresh) - 1
+
+    def _base(self, group: Ints, limit: float) -> Floats:
+        """Offsets that keep the running maximum of labels that do not compete apart; `group` is sorted.
+
+        Those with other layers left compete where all layers are alike.
+        """
+        rivals = group // (self.n + 1) if self.tables.ends == 1 else group
+        return np.cumsum(np.concatenate([[0], rivals[1:] != rivals[:-1]])) * (2.0 * limit)
 
     def _plan(self, levels: list[Labels], label: int, device: int, count: int) -> Cut:
         """The way back from a whole plan, which is its way from the first stage to the last."""
@@ -206,34 +256,3 @@ class Search:
             stages.append((int(level.head[label]), int(level.count[label])))
             label = int(level.parent[label])
         return tuple(stages)
-
-
-def _receiving(send: Floats) -> tuple[Floats, Floats, Floats]:
-    """The least and the most seconds to send to each device, (K,), and how many more at most whoever sends needs for
-    the row's device than for the column's, (K, K).
-    """
-    k = send.shape[0]
-    himself = np.eye(k, dtype=bool)
-    least = np.where(himself, np.inf, send).min(0)
-    most = np.where(himself, 0.0, send).max(0)
-    more = np.where(himself[:, :, None] | himself[:, None, :], -np.inf, send[:, :, None] - send[:, None, :]).max(0)
-    return least, most, np.where(np.isfinite(more), more, 0.0)
-
-
-def _base(group: Ints, limit: float) -> Floats:
-    """Offsets that keep the running maximum of one group out of the next one; `group` is sorted."""
-    return np.cumsum(np.concatenate([[0], group[1:] != group[:-1]])) * (2.0 * limit)
-
-
-def _twins(load: Floats, compute: Floats, room: Floats, send: Floats) -> list[tuple[int, int]]:
-    """Devices that are alike in everything: each with the last one before it of its kind."""
-    pairs = []
-    for device in range(room.size):
-        for other in reversed(range(device)):
-            swapped = np.arange(room.size)
-            swapped[[device, other]] = other, device
-            same = (cost[device] == cost[other] for cost in (load, compute, room))
-            if all(np.all(equal) for equal in same) and np.array_equal(send[np.ix_(swapped, swapped)], send):
-                pairs.append((device, other))
-                break
-    return pairs

@@ -16,7 +16,7 @@ MARGIN = 1e-8
 """A plan is better where it is so by more than this share of T."""
 WIDTHS = (100, 1000, None)
 """Labels that a pass follows: narrow passes find good plans, the last one looks everywhere."""
-NEAR = 4e-3
+NEAR = 1e-2
 """As near to each other, as a share, the first passes bring what is found and what is not."""
 
 

@@ -162,14 +162,23 @@ class Bound:
 
     def __call__(self, placed: Ints, head: Ints, rho: Floats) -> Floats:
         """Layers, at most; `placed` are masks of devices, and `head` is the one that the rest sends to."""
-        rho = rho + self._shift[head]
-        where = np.minimum(rho * (BINS * CELLS / self._limit), BINS * CELLS - 1e-6)
+        found, part = self.paid(head, rho)
+        found += self.others(placed, part)
+        return found
+
+    def paid(self, head: Ints, rho: Floats) -> tuple[Floats, Ints]:
+        """F: what the time until rho is worth; convex in rho. And the range of time that rho is in."""
+        where = np.minimum((rho + self._shift[head]) * (BINS * CELLS / self._limit), BINS * CELLS - 1e-6)
         cell = where.astype(np.int64)
         part = cell // CELLS
         at = cell + part
         found: Floats = self._line[at]
         found += (where - cell) * (self._line[at + 1] - found)
-        found += self._low[(part << self._half) + (placed & ((1 << self._half) - 1))]
+        return found, part
+
+    def others(self, placed: Ints, part: Ints) -> Floats:
+        """The sum of s_m over the devices not placed; larger for a later range."""
+        found: Floats = self._low[(part << self._half) + (placed & ((1 << self._half) - 1))]
         found += self._high[part * (self._high.size // BINS) + (placed >> self._half)]
         return found
 

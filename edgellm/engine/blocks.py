@@ -27,7 +27,7 @@ ENOUGH = 192 * 2**20  # bytes of weights: more than a processor's caches hold
 HEADER_MOST = 2**20  # bytes
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _PASS_MOST, _ROUND_MOST = 1.5, 10.0  # seconds
-_REPEATS = 4
+_REPEATS, _SPELL = 4, 0.25  # passes, and seconds of them, at the least
 _ROUNDS = 2  # apart in time: what else the device does comes and goes
 _SIGMA = 0.02
 
@@ -113,7 +113,7 @@ def write_random(blocks: Blocks, dst: Path) -> None:
 def time_passes(
     path: Path, blocks: Blocks, threads: int | None = None, doing: Callable[[str], None] = lambda _: None
 ) -> tuple[tuple[int, ...], tuple[float, ...], int]:
-    """Seconds of a pass through one layer for growing numbers of tokens, the best of some; and the threads taken.
+    """Seconds of a pass through one layer for growing numbers of tokens; and the threads taken.
 
     A device that takes too long for some number is not asked for a larger one.
 
@@ -131,21 +131,21 @@ def time_passes(
                 for rows in ROWS if not number else tuple(best):
                     doing(f"computing {rows} tokens")
                     given = rng.standard_normal((rows, blocks.width), dtype=np.float32)
-                    best[rows] = min(best.get(rows, math.inf), *_passes(context, given))
+                    best[rows] = min(best.get(rows, math.inf), _pass(context, given))
                     if best[rows] > _PASS_MOST or time.perf_counter() > until:
                         break
             return tuple(best), tuple(taken / blocks.layers for taken in best.values()), context.threads
 
 
-def _passes(context: Context, rows: npt.NDArray[np.float32]) -> list[float]:
-    """Seconds of a few passes."""
-    taken: list[float] = []
-    while len(taken) < 2 or (len(taken) < _REPEATS and sum(taken) < _PASS_MOST):
+def _pass(context: Context, rows: npt.NDArray[np.float32]) -> float:
+    """Seconds of a pass, the mean of several without a pause: a device that may use its processor a part of the time
+    only, or grows hot, is as fast as it is in the long run."""
+    count, taken, began = 0, 0.0, time.perf_counter()
+    while count < 2 or (taken < _PASS_MOST and (count < _REPEATS or taken < _SPELL)):
         context.rollback(0)
-        began = time.perf_counter()
         context.decode_embeddings(rows)
-        taken.append(time.perf_counter() - began)
-    return taken
+        count, taken = count + 1, time.perf_counter() - began
+    return taken / count
 
 
 def _weights(tensor: TensorInfo, rng: np.random.Generator) -> Iterator[bytes]:

@@ -57,6 +57,7 @@ class Model:
     def __init__(self, path: Path, header: GgufHeader, parts: Sequence[GgufHeader], owned: native.Owned) -> None:
         """For `load` alone."""
         self.path, self.header = path, header
+        self.text_only = False
         self._owned: native.Owned | None = owned
         pointer = owned.pointer
         self._vocab = lib.llama_model_get_vocab(pointer)
@@ -124,12 +125,16 @@ class Model:
         owned = native.Owned(pointer, lib.llama_model_free)
         if lib.llama_model_has_encoder(pointer) or not lib.llama_model_has_decoder(pointer):
             raise ModelUnsupported(f"{path} holds an encoder.", "Use a model that generates text.")
-        return cls(path, header, parts, owned)
+        model = cls(path, header, parts, owned)
+        model.text_only = text_only
+        return model
 
     @property
     def owned(self) -> native.Owned:
         """The native model, for contexts to hold."""
         self._check_open()
+        if self.text_only:
+            raise InvalidOption(f"Of {self.name} only the vocabulary is loaded.", "Load it whole to compute with it.")
         return cast(native.Owned, self._owned)
 
     def _check_open(self) -> None:

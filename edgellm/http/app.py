@@ -35,7 +35,7 @@ def make_app(reception: Reception, version: str) -> FastAPI:
 
     @app.get("/health", tags=["server"], summary="Whether requests are taken", responses=FAULTS[503])
     def health() -> dict[str, str]:
-        reception.writer()
+        reception.ready()
         return {"status": "ok"}
 
     @app.get("/status", tags=["server"], summary="For the page: who writes, devices, links", responses=FAULTS[503])
@@ -57,7 +57,8 @@ def make_app(reception: Reception, version: str) -> FastAPI:
 
     @app.get("/v1/models", tags=["OpenAI"], summary="The model that writes", responses=FAULTS[503])
     def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(reception.writer(), began)]}
+        writer = reception.ready()
+        return {"object": "list", "data": [] if writer is None else [_model(writer, began)]}
 
     @app.get("/v1/models/{model:path}", tags=["OpenAI"], summary="One model", responses=FAULTS[404] | FAULTS[503])
     def model(model: str) -> dict[str, Any]:

@@ -113,6 +113,10 @@ class Door:
         shows `plan`."""
         self._reception.open(writer, plan)
 
+    def rest(self, why: str) -> None:
+        """Nobody writes here, and `why` is told to who asks for it; all else is answered."""
+        self._reception.rest(why)
+
     def request_stop(self, grace: float = GRACE_SECONDS) -> None:
         """Begins to stop and returns at once; may be called in a signal handler, and again with less grace."""
         if self._server is not None and self._server.loop is not None and not self.wait(0):

@@ -54,6 +54,7 @@ class Reception:
         self.admission = Admission(replies, waiting)
         self.metrics = Metrics(self.admission)
         self._writer: Writer | None = None
+        self._idle = ""  # why nobody writes here
         self._turns = Turns()
         self._threads = ThreadPoolExecutor(replies, thread_name_prefix="edgellm-http")
         self._under_way: set[Running] = set()
@@ -68,11 +69,21 @@ class Reception:
             self.metrics.watch(writer.pair.verifier_up)
         self._writer = writer
 
-    def writer(self) -> Writer:
-        """Raises Refused while the model is being loaded."""
-        if self._writer is None:
+    def rest(self, why: str) -> None:
+        """Nobody writes here, and that is all right."""
+        self._idle = why
+
+    def ready(self) -> Writer | None:
+        """Who writes, None where nobody does; raises Refused while the model is being loaded."""
+        if self._writer is None and not self._idle:
             raise Refused(LOADING)
         return self._writer
+
+    def writer(self) -> Writer:
+        """Raises Refused while the model is being loaded, or where nobody writes."""
+        if (writer := self.ready()) is None:
+            raise Refused(Fault(404, self._idle, code="model_not_found"))
+        return writer
 
     async def answer(self, request: Request, ask: Sampled, begin: Callable[[], Reply], shape: Shape) -> Response:
         """The reply that `begin` makes, in `shape`, whole or in chunks as `ask` has it. A client that leaves ends it.

@@ -11,20 +11,18 @@ from edgellm.link.peers import Peers
 
 def describe(reception: Reception) -> dict[str, Any]:
     """The state of the door and of what is behind it. Raises Refused while the model is being loaded."""
-    writer, admission = reception.writer(), reception.admission
-    pair = writer.pair
-    link = None
-    if pair.verifier_up is not None:
-        link = {
-            "address": pair.verifier_at, "up": pair.verifier_up(), "reason": pair.verifier_reason,
-            "rtt_ms": reception.rtt_ms,
-        }  # fmt: skip
-    return {
-        "model": writer.name,
-        "draft": pair.draft_name,
-        "verifier": pair.verifier_name,
-        "context_length": pair.context_length,
-        "link": link,
+    writer, admission = reception.ready(), reception.admission
+    told: dict[str, Any] = dict.fromkeys(("model", "draft", "verifier", "context_length", "link"))
+    if writer is not None:
+        pair = writer.pair
+        told["model"], told["draft"], told["verifier"] = writer.name, pair.draft_name, pair.verifier_name
+        told["context_length"] = pair.context_length
+        if pair.verifier_up is not None:
+            told["link"] = {
+                "address": pair.verifier_at, "up": pair.verifier_up(), "reason": pair.verifier_reason,
+                "rtt_ms": reception.rtt_ms,
+            }  # fmt: skip
+    return told | {
         "requests": {"running": admission.running, "waiting": admission.waiting, "places": admission.most},
         "devices": _devices(),
         "plan": None if reception.plan is None else reception.plan.model_dump(),

@@ -14,7 +14,6 @@ from edgellm.errors import (
     LayersMissing,
     LayersRefused,
     MeasureFailed,
-    NotPaired,
     NotPermitted,
     PeerTooNew,
     PeerTooOld,
@@ -116,7 +115,6 @@ _STATUS: tuple[tuple[type[EdgeError], grpc.StatusCode], ...] = (
     (LayersRefused, grpc.StatusCode.INVALID_ARGUMENT),
     (LayersMissing, grpc.StatusCode.NOT_FOUND),
     (DeviceLost, grpc.StatusCode.DEADLINE_EXCEEDED),
-    (NotPaired, grpc.StatusCode.NOT_FOUND),
     (EdgeError, grpc.StatusCode.OUT_OF_RANGE),
 )
 _TOLD: tuple[tuple[type[EdgeError], grpc.StatusCode], ...] = (

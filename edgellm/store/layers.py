@@ -8,7 +8,6 @@ lock                           held by whoever receives or removes
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -19,9 +18,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from edgellm.errors import DiskFull, InvalidOption, LayersMissing, LayersRefused, StoreBusy
+from edgellm.errors import InvalidOption, LayersMissing, LayersRefused, StoreBusy
 from edgellm.store.in_use import kept_in_use, remove_unused
-from edgellm.store.partial import Partial
+from edgellm.store.partial import Partial, told
 from edgellm.store.places import cache_dir
 from edgellm.store.recipe import Piece, Recipe, cut_piece, recipe_of
 from edgellm.store.room import Stored, stored, to_go
@@ -151,6 +150,11 @@ class LayerStore:
         if strange := set(pieces) - set(recipe.pieces):
             raise LayersRefused(f"{min(strange, key=lambda piece: piece.first)} is not in the recipe.", _SAME)
         with self._locked():
+            self._prepare(recipe, pieces)
+            yield Receiving(self, frozenset(pieces))
+
+    def _prepare(self, recipe: Recipe, pieces: Sequence[Piece]) -> None:
+        with told(self.root):
             missing = [piece for piece in pieces if self.find(piece) is None]
             for file in to_go(self._files(), self.limit, self.free(), pieces, missing, recipe.name):
                 remove_unused(file.path)
@@ -162,7 +166,6 @@ class LayerStore:
             with suppress(OSError):
                 for piece in pieces:
                     os.utime(self._whole(piece.sha256))
-            yield Receiving(self, frozenset(pieces))
 
     def clean(self, fingerprint: str | None = None) -> Removed:
         """Removes everything that is not in use; with a `fingerprint`, of that model alone.
@@ -201,18 +204,17 @@ class LayerStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        try:
+        lock = FileLock(self.root / "lock", timeout=0, thread_local=False)
+        with told(self.root):
             self._pieces.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.root / "lock", timeout=0, thread_local=False):
-                yield
-        except Timeout:
-            raise StoreBusy(f"The store in {self.root} is being changed already.", "Try again later.") from None
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFull(f"The disk of {self.root} is full.", "Make room there.") from error
-            raise LayersRefused(
-                f"The store in {self.root} cannot be used: {error.strerror}.", "Check the folder."
-            ) from error
+            try:
+                lock.acquire()
+            except Timeout:
+                raise StoreBusy(f"The store in {self.root} is being changed already.", "Try again later.") from None
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 class Receiving:

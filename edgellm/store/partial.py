@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgellm.engine import check_cuttable, check_gguf
@@ -22,14 +23,15 @@ class Partial:
         """Opens and hashes what is at `path`, which becomes `whole`."""
         self.piece = piece
         self._path, self._final = path, whole
-        self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
         self._digest = hashlib.sha256()
         self.size = 0  # bytes that have arrived
-        while data := self._file.read(_STEP):
-            self._digest.update(data)
-            self.size += len(data)
-        if self.size > piece.size:
-            self.restart()
+        with told(path):
+            self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
+            while data := self._file.read(_STEP):
+                self._digest.update(data)
+                self.size += len(data)
+            if self.size > piece.size:
+                self.restart()
 
     def restart(self) -> None:
         """Forgets what has arrived."""
@@ -48,20 +50,16 @@ class Partial:
             raise LayersRefused(
                 f"{str(self.piece).capitalize()} was announced with {self.piece.size} bytes, and more arrive.", _AGAIN
             )
-        try:
-            left = memoryview(data)
-            while left:
-                left = left[self._file.write(left) :]
-        except OSError as error:
-            with suppress(OSError):
-                self._file.truncate(self.size)
-                self._file.seek(self.size)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFull(
-                    f"The disk of {self._path.parent} is full: {self.piece.size - self.size} bytes are still to come.",
-                    "Make room there, and deploy again: what has arrived is kept.",
-                ) from error
-            raise LayersRefused(f"{self._path} cannot be written: {error.strerror}.", "Check the disk.") from error
+        with told(self._path):
+            try:
+                left = memoryview(data)
+                while left:
+                    left = left[self._file.write(left) :]
+            except OSError:
+                with suppress(OSError):
+                    self._file.truncate(self.size)
+                    self._file.seek(self.size)
+                raise
         self._digest.update(data)
         self.size += len(data)
 
@@ -85,9 +83,10 @@ class Partial:
         if layers != self.piece.layers:
             self._drop()
             raise LayersCorrupt(f"What arrived for {self.piece} holds {layers} layers.", _AGAIN)
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._path.replace(self._final)
+        with told(self._path):
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._path.replace(self._final)
         with suppress(OSError, AttributeError):  # so that the name, too, outlives a power cut; not on Windows
             folder = os.open(self._final.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -102,6 +101,19 @@ class Partial:
     def _drop(self) -> None:
         self._file.close()
         self._path.unlink(missing_ok=True)
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Turns what the system says of `path` into our errors: DiskFull, or LayersRefused."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(
+                f"The disk of {path} is full.", "Make room there, and deploy again: what has arrived is kept."
+            ) from error
+        raise LayersRefused(f"{path} cannot be used: {error.strerror or error}.", "Check the disk.") from error
 
 
 _AGAIN = "Deploy it again; if that does not help, run the same version of edgellm on both sides."

@@ -25,8 +25,9 @@ MODEL = "edgellm-verifier"
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgellm.store.disk.LEAST_SECONDS", 0.01)
     monkeypatch.setattr(timing, "ROWS", (1, 8))
-    monkeypatch.setattr(timing, "_REPEATS", 2)
+    monkeypatch.setattr(timing, "_SPELL", 0.0)
     monkeypatch.setattr(timing, "_ROUNDS", 1)
     monkeypatch.setattr(flow, "SECONDS", 0.02)
     monkeypatch.setattr(deploying, "FIRST_PAUSE", 0.01)

@@ -73,6 +73,21 @@ def test_every_role_answers_and_stops_politely(start: Start, edge: Callable[...,
     assert process.wait(60) == 0
 
 
+def test_a_worker_says_how_it_is() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edgellm", "serve", "--role", "worker", "--port", "0", "--http-port", "0"], cwd=ROOT,
+        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr is not None
+    with process.stderr as said:
+        url = next(found[1] for line in said if (found := re.search(r"How it is: (\S+)/health", line)))
+        with urlopen(f"{url}/v1/models", timeout=60) as answer:
+            assert json.loads(answer.read())["data"] == []
+        assert any("Ctrl-C" in line for line in said)  # from now on signals are heard
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
 def test_a_pair_may_have_its_verifier_elsewhere(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

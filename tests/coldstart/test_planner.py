@@ -137,7 +137,7 @@ def test_a_search_that_outgrows_its_room_does_not_claim_a_proof(monkeypatch: pyt
     task = drawn("similar and tight", np.random.default_rng(1), 8, 40)
     best = fastest(task)
     monkeypatch.setattr(labels, "GROWN", 10)
-    monkeypatch.setattr(labels, "CHUNK", 100)
+    monkeypatch.setattr(labels, "CHUNK", 1)
     search, bound = Search(Tables(task)), Bound(Columns.of(Tables(task)), best.seconds if best else 1.0)
     assert best is not None
     assert search.within(best.seconds * (1 - 1e-7), bound, None, lambda: False) == ([], False)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import Message, Model, check_gguf, native
+from edgellm.engine import Context, Message, Model, check_gguf, native
 from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelNotFound, ModelUnsupported
 from tests.engine.conftest import MakeModel
 from tests.engine.headers import LLAMA, file, string, u32
@@ -188,3 +188,14 @@ def test_headers_of_both_kinds_of_names(tmp_path: Path) -> None:
     assert check_gguf(path).metadata["llama.context_length"] == 8
     with pytest.raises(ModelUnsupported, match="größe 模型"):
         Model.load(path)
+
+
+def test_a_model_that_is_loaded_for_its_text_alone(verifier_path: Path, verifier_model: Model) -> None:
+    text = "The red mug is on the shelf."
+    with Model.load(verifier_path, text_only=True) as model:
+        assert model.tokenize(text).tolist() == verifier_model.tokenize(text).tolist()
+        assert model.vocabulary == verifier_model.vocabulary
+        messages = [Message("user", text)]
+        assert model.chat_prompt(messages).tolist() == verifier_model.chat_prompt(messages).tolist()
+        with pytest.raises(InvalidOption, match="only the vocabulary is loaded"):
+            Context(model, n_ctx=16)

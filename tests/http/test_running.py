@@ -241,6 +241,17 @@ def test_while_it_loads_and_while_it_stops_it_says_so() -> None:
         assert door.wait(30)
 
 
+def test_where_nobody_writes_all_else_is_answered() -> None:
+    with Door(HOME) as door:
+        door.rest("This process computes layers.")
+        ask = asker(door)
+        assert ask("GET", "/health").json == {"status": "ok"}
+        assert ask("GET", "/v1/models").json == {"object": "list", "data": []}
+        assert ask("GET", "/status").json["model"] is None
+        answer = ask("POST", "/v1/chat/completions", conversation())
+        assert (answer.status, answer.error["message"]) == (404, "This process computes layers.")
+
+
 def test_replies_take_turns_in_the_order_in_which_they_came() -> None:
     turns, order = Turns(), []
     ready = threading.Barrier(3)

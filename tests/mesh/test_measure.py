@@ -25,7 +25,9 @@ from edgellm.store.disk import cold_read
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("edgellm.store.disk.LEAST_SECONDS", 0.01)
     monkeypatch.setattr(timing, "ROWS", (1, 4))
+    monkeypatch.setattr(timing, "_SPELL", 0.0)
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
 
 
@@ -101,12 +103,15 @@ def test_a_cold_read_drops_the_pages_first(tmp_path: Path, monkeypatch: pytest.M
     dropped: list[int] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda _handle, _at, _size, advice: dropped.append(advice), raising=False)
     monkeypatch.setattr(os, "POSIX_FADV_DONTNEED", 4, raising=False)
+    monkeypatch.setattr(disk, "LEAST_SECONDS", 1e-9)
     speed, how = cold_read(path)
     assert speed > 0
     assert how.startswith("3 MB read")
     assert dropped == [4, 4]
-    monkeypatch.setattr(disk, "MOST_BYTES", 2**20)
-    assert cold_read(path)[1].startswith("1 MB read")
+    monkeypatch.setattr(disk, "LEAST_SECONDS", 10.0)
+    monkeypatch.setattr(disk, "MOST_BYTES", 5 * 2**20)  # a small file is read again
+    assert cold_read(path)[1].startswith("5 MB read")
+    assert len(dropped) == 5
 
 
 def test_memory_is_what_the_control_groups_leave(tmp_path: Path) -> None:

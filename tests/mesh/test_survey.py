@@ -28,8 +28,9 @@ from tests.link.strangers import befriend, device
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("edgellm.store.disk.LEAST_SECONDS", 0.01)
     monkeypatch.setattr(timing, "ROWS", (1, 4, 16))
-    monkeypatch.setattr(timing, "_REPEATS", 2)
+    monkeypatch.setattr(timing, "_SPELL", 0.0)
     monkeypatch.setattr(timing, "_ROUNDS", 1)
     monkeypatch.setattr(flow, "SECONDS", 0.02)
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))

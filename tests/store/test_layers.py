@@ -209,13 +209,28 @@ def test_a_full_disk_is_said_before_and_in_the_middle(
                 return getattr(file, name)
 
         partial._file = Full()  # type: ignore[assignment]
-        with pytest.raises(DiskFull, match="still to come"):
+        with pytest.raises(DiskFull, match="is full"):
             partial.append(data[500:])
     assert store.arrived(piece) == 500
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(10**12, 10**12, layers.SPARE))
     with pytest.raises(DiskFull, match="too full"):
         cut_layers(draft_path, store, layers=(piece.first, piece.last))
     assert store.arrived(piece) == 500
+
+
+def test_a_store_that_cannot_be_used_says_so(draft_path: Path, recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LayersRefused, match="cannot be used"):
+        cut_layers(draft_path, LayerStore(tmp_path / "file", PLENTY))
+    store, piece = LayerStore(tmp_path / "layers", PLENTY), recipe.pieces[1]
+    with store.receiving(recipe, [piece]) as receiving:
+        (partial,) = store.root.glob("pieces/*.partial")
+        partial.unlink()
+        partial.mkdir()
+        with pytest.raises(LayersRefused, match="cannot be used"), receiving.piece(piece):
+            pass
+    with pytest.raises(OSError, match="the model"), store.receiving(recipe, recipe.pieces[2:3]):
+        raise OSError("the model's own trouble stays what it is")
 
 
 def test_layers_are_listed_and_cleaned(

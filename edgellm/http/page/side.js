@@ -149,7 +149,7 @@ async function look(headers, askForKey) {
       state(told.error.message, false);
       return;
     }
-    at("model").textContent = told.model;
+    at("model").textContent = told.model ?? "nobody writes here";
     showDevices(told);
     showPlan(told.plan);
     if (told.link && !told.link.up) state("the verifier is gone", false);

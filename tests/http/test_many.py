@@ -1,0 +1,74 @@
+"""Many who ask at once get what they would get alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from edgellm.api import Pair
+from edgellm.engine import Model
+from edgellm.http.door import Door
+from edgellm.http.reception import Writer
+from edgellm.link.address import Address
+from edgellm.serve.server import VerifierServer
+from edgellm.spec.options import ReplyOptions
+from tests.http.conftest import HOME, Answer, asker
+from tests.spec.real import case
+
+CLIENTS = 12
+
+
+@contextmanager
+def together(own: Pair) -> Iterator[Door]:
+    """A pair, whose replies take turns."""
+    with Door(HOME, replies=3, waiting=CLIENTS) as door:
+        door.open(Writer(own, "edgellm-verifier"))
+        yield door
+
+
+@contextmanager
+def in_batches(path: Path) -> Iterator[Door]:
+    """A served verifier, which computes them in one batch; more of them than it has room for."""
+    with (
+        Model.load(path) as model,
+        VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1) as server,
+        Pair(model, draft=None, verifier=server.inside(), threads=1) as pair,
+        Door(HOME, replies=4, waiting=CLIENTS) as door,
+    ):
+        door.open(Writer(pair, "edgellm-verifier", in_turns=False, options=ReplyOptions(tree="off")))
+        yield door
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["together", "in batches"])
+def test_everybody_gets_the_same_as_alone(own: Pair, f32_pair: tuple[Path, Path], how: str, stream: bool) -> None:
+    with together(own) if how == "together" else in_batches(f32_pair[1]) as door:
+        ask = asker(door)
+        answers: dict[int, Answer] = {}
+
+        def post(number: int) -> None:
+            turns = [{"role": turn.role, "content": turn.content} for turn in case(number % 4)]
+            body = {"messages": turns, "max_tokens": 24, "stream": stream}
+            answers[number] = ask("POST", "/v1/chat/completions", body)
+
+        threads = [threading.Thread(target=post, args=(number,)) for number in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for number in range(4):
+        reply = own.reply(case(number), max_tokens=24)
+        list(reply)
+        for at in range(number, CLIENTS, 4):
+            assert answers[at].status == 200
+            assert text_of(answers[at], stream) == reply.summary.text
+
+
+def text_of(answer: Answer, stream: bool) -> str:
+    if not stream:
+        return str(answer.json["choices"][0]["message"]["content"])
+    return "".join(event["choices"][0]["delta"].get("content", "") for event in answer.events)
