@@ -127,14 +127,15 @@ class Search:
         F(due - w n) and a sum over the other devices, of which that for n = 1 is the largest: convex in n. So what does
         not reach the layers left at one end is given up from there to where it does.
         """
-        if self.tables.ends > 1 or not stages.most.size:
+        stages = stages.take(np.flatnonzero(stages.most))  # of those that can take any
+        if self.tables.ends > 1:
             return stages
         work = self.compute[stages.device * (self.n + 1) + 1]
         paid, part = bound.paid(stages.device, stages.due - work)
         others = bound.others(stages.placed, part) - stages.left + 1e-7
         few = paid + others + 1.0 >= 0.0
         many = bound.paid(stages.device, stages.due - work * stages.most)[0] + others + stages.most >= 0.0
-        some = np.flatnonzero((few | many) & (stages.most > 0))
+        some = np.flatnonzero(few | many)
         stages, work, others, few, many = stages.take(some), work[some], others[some], few[some], many[some]
         turn = np.flatnonzero(few != many)
         device, due, work, others, few = stages.device[turn], stages.due[turn], work[turn], others[turn], few[turn]

@@ -29,6 +29,18 @@ def test_every_family_has_the_optimum_of_algorithm_1(family: str) -> None:
     assert (found["wrong"], found["unproved"]) == (0, 0)
 
 
+@pytest.mark.parametrize("number", [45, 63])
+def test_a_device_that_has_no_time_for_a_single_layer_is_passed_over(number: int) -> None:
+    rng = np.random.default_rng([77, number])
+    k = int(rng.integers(2, 7))
+    task = drawn("wide", rng, k, int(rng.integers(k, 25)), "paper")
+    found, reference = fastest(task), algorithm1(task)
+    assert found is not None
+    assert reference is not None
+    assert found.optimal
+    assert found.seconds == pytest.approx(reference[0], rel=3e-8)
+
+
 def uneven(task: Task, rng: np.random.Generator) -> Task:
     """The task with layers that differ, an embedding and a head, and times for further tokens."""
     weight, work = rng.uniform(0.6, 1.5, task.layers), rng.uniform(0.8, 1.2, task.layers)
