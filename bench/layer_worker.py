@@ -1,6 +1,6 @@
 """A device that keeps layers for others and has itself measured, and does nothing else: for measuring deployment.
 
-    python -m bench.layer_worker --port 50151 --store /tmp/layers
+    python -m bench.layer_worker --port 50151 --store layers
 
 With --home it answers paired devices alone, as the device whose home folder that is.
 """

@@ -30,18 +30,19 @@ def serve_worker(
     """
     from edgellm.link.address import Address
     from edgellm.link.trust import Trust
-    from edgellm.mesh.holding import FolderLayers, SeveralLayers, StoredLayers, WholeModel
+    from edgellm.mesh.holding import FolderLayers, SeveralLayers, WholeModel
     from edgellm.mesh.shelf import Shelf
+    from edgellm.mesh.stored import StoredLayers
     from edgellm.serve.worker import WorkerServer
     from edgellm.store.layers import LayerStore
 
     address = Address.of(host, port)
     trust = None if address.loopback and not paired_only else Trust.here()
-    brought = LayerStore(limit=None if store is None else int(store * 1e9))
+    brought = StoredLayers(LayerStore(limit=None if store is None else int(store * 1e9)))
     own = () if model is None else (WholeModel(model),)
-    layers = SeveralLayers(StoredLayers(brought), FolderLayers(), *own)
+    layers = SeveralLayers(brought, FolderLayers(), *own)
     shelf = Shelf(layers, memory=None if memory is None else int(memory * 1e9), keep=keep)
-    server = WorkerServer(shelf, address, on_event=_tell, trust=trust, store=brought)
+    server = WorkerServer(shelf, address, on_event=_tell, trust=trust, stored=brought)
     server.start()
     say(
         f"It is {server.address} in: edgellm mesh run MODEL PROMPT --split here:1-6,{server.address}:7-12", style="bold"

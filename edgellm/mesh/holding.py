@@ -12,8 +12,6 @@ from edgellm.engine import check_gguf, cut
 from edgellm.engine.shard import check_cuttable
 from edgellm.errors import LayersMissing
 from edgellm.store import cache_dir, fingerprint
-from edgellm.store.layers import LayerStore
-from edgellm.store.recipe import Piece
 
 ENOUGH = 32 * 2**20  # bytes
 
@@ -71,25 +69,6 @@ class FolderLayers:
             if progress is not None:
                 progress((at + 1) / len(wanted))
         return digest
-
-
-class StoredLayers:
-    """What others have brought to this device's store."""
-
-    def __init__(self, store: LayerStore) -> None:
-        self._store = store
-
-    def find(self, model: str, layer: int, last: int) -> Path | None:
-        for piece in self._pieces(model):
-            if piece.first == layer and piece.last <= last:
-                return self._store.find(piece)
-        return None
-
-    def held(self, model: str) -> frozenset[int]:
-        return frozenset(layer for piece in self._pieces(model) for layer in range(piece.first, piece.last + 1))
-
-    def _pieces(self, model: str) -> tuple[Piece, ...]:
-        return next((held.pieces for held in self._store.models() if held.recipe.fingerprint == model), ())
 
 
 class SeveralLayers:

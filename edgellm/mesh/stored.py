@@ -20,11 +20,11 @@ class StoredLayers:
         self._lock = threading.Lock()
         self._used: dict[tuple[str, int], ExitStack] = {}
 
-    def find(self, model: str, layer: int) -> Path | None:
-        """The file of a layer; None where it is not here, or not whole. From now on nobody removes it, until `tidy`
-        says that it is no longer loaded."""
+    def find(self, model: str, layer: int, last: int) -> Path | None:
+        """The file that begins with a layer and ends with `last` or before it; None where it is not here, or not whole.
+        From now on nobody removes it, until `tidy` says that it is no longer loaded."""
         piece = self._pieces(model).get(layer)
-        if piece is None:
+        if piece is None or piece.last > last:
             return None
         with self._lock:
             if (model, layer) not in self._used:
@@ -37,8 +37,9 @@ class StoredLayers:
         return self.store.find(piece)
 
     def held(self, model: str) -> frozenset[int]:
-        """The layers that are here, each in a file of its own."""
-        return frozenset(layer for layer, piece in self._pieces(model).items() if self.store.find(piece) is not None)
+        """The layers that are here."""
+        here = [piece for piece in self._pieces(model).values() if self.store.find(piece) is not None]
+        return frozenset(layer for piece in here for layer in range(piece.first, piece.last + 1))
 
     def tidy(self, loaded: Callable[[str], frozenset[int]]) -> None:
         """Lets go of the files of layers that are no longer loaded; `loaded` says which of a model are."""
@@ -51,4 +52,4 @@ class StoredLayers:
             recipe = self.store.recipe(model)
         except LayersMissing:
             return {}
-        return {piece.first: piece for piece in recipe.pieces if piece.layers == 1}
+        return {piece.first: piece for piece in recipe.pieces}

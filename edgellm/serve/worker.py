@@ -14,10 +14,10 @@ from edgellm.link.trust import Trust
 from edgellm.link.welcome import Offer, welcome_handlers
 from edgellm.mesh.measure import figures_here
 from edgellm.mesh.shelf import Shelf
+from edgellm.mesh.stored import StoredLayers
 from edgellm.serve.listener import Listener
 from edgellm.serve.mesh_service import WorkerService
 from edgellm.serve.service import Happened, ServerEvent
-from edgellm.store.layers import LayerStore
 
 _TIDY_SECONDS = 1.0
 
@@ -34,10 +34,10 @@ class WorkerServer(Listener):
         offers: Sequence[Offer] = (),
         on_event: Callable[[ServerEvent], None] | None = None,
         trust: Trust | None = None,
-        store: LayerStore | None = None,
+        stored: StoredLayers | None = None,
     ) -> None:
-        """With a `store`, others may bring layers to it and have this device measured. `offers`: what a paired device
-        is told of. `on_event` is called from the loop's thread; it must not block.
+        """With `stored` ones, others may bring layers to their store, and have this device measured. `offers`: what a
+        paired device is told of. `on_event` is called from the loop's thread; it must not block.
 
         Raises:
             PairingRequired: the address is not loopback, and there is no `trust`.
@@ -46,7 +46,7 @@ class WorkerServer(Listener):
         self.shelf = shelf
         self._threads, self._offers = threads, offers
         self._tell = on_event or (lambda _event: None)
-        self._store = store
+        self._stored = stored
 
     def close(self) -> None:
         """Gives back all weights."""
@@ -60,9 +60,9 @@ class WorkerServer(Listener):
             tasks.append(asyncio.create_task(guard.watch()))
         service = WorkerService(self.shelf, threads=self._threads, tell=self._tell, trust=self.trust, guard=guard)
         server.add_generic_rpc_handlers((service.handlers(),))
-        if self._store is not None:
-            measurer = partial(figures_here, folder=self._store.root, threads=self._threads)
-            handlers = layer_handlers(self._store, guard, self._brought, measurer, self.trust)
+        if self._stored is not None:
+            measurer = partial(figures_here, folder=self._stored.store.root, threads=self._threads)
+            handlers = layer_handlers(self._stored.store, guard, self._brought, measurer, self.trust)
             server.add_generic_rpc_handlers((handlers,))
         if self.trust is not None and guard is not None:
             server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, self._offers),))
@@ -88,5 +88,7 @@ class WorkerServer(Listener):
     async def _tidy(self) -> None:
         while True:
             await asyncio.sleep(_TIDY_SECONDS)
+            if self._stored is not None:
+                await asyncio.to_thread(self._stored.tidy, self.shelf.warm)
             if gone := await asyncio.to_thread(self.shelf.tidy):
                 self._tell(ServerEvent(Happened.ENDED, f"{gone} pieces of models that nobody used were given back."))
