@@ -45,6 +45,13 @@ _VARIES = (
     (re.compile(r'"id": ?"(chatcmpl|cmpl)-[0-9a-f]+"'), '"id": "ID"'),
     (re.compile(r'"((?:prompt|predicted)_(?:per_token_)?(?:ms|per_second))": ?[\d.]+'), r'"\1": N'),
     (re.compile(r'"seed": ?\d+'), '"seed": N'),
+    (  # how drafts are made depends on what that costs here
+        re.compile(
+            r'"(draft_n|draft_n_accepted|rounds|drafted|tokens_per_round|acceptance_rate|mean_acceptance_length|'
+            r'verifier_passes_per_token|share_offloaded)": ?(?:[\d.]+|null)'
+        ),
+        r'"\1": N',
+    ),
 )
 
 

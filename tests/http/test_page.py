@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import cast
 
@@ -23,6 +25,7 @@ from edgellm.http.reception import Writer
 from edgellm.link.address import Address
 from edgellm.serve.server import VerifierServer
 from edgellm.serve.stream import RemotePending
+from edgellm.spec.options import ReplyOptions
 from tests.http.conftest import HOME, QUESTION, Ask, asker
 from tests.http.test_running import Scripted, endless, failing
 
@@ -102,7 +105,7 @@ def test_a_conversation_shows_who_wrote_each_word(page: Page, own: Pair) -> None
         spans = page.locator(".words span")
         assert spans.count() == len(tokens)
         titles = spans.evaluate_all("all => all.map(one => one.title)")
-        assert all(re.match(r"(accepted|corrected|bonus|retrieved): .+ · round \d+", title) for title in titles)
+        assert all(re.match(r"(accepted|corrected|bonus|retrieved|verifier): .+ · round \d+", title) for title in titles)
         colours = set(spans.evaluate_all("all => all.map(one => getComputedStyle(one).color)"))
         assert len(colours) == len({title.split(":")[0] for title in titles}) > 1
         counts = page.locator("#legend .count").all_inner_texts()
@@ -165,23 +168,25 @@ def _until(true: Callable[[], bool]) -> None:
 def test_a_verifier_that_is_killed_in_the_middle_is_told_and_the_reply_goes_on(
     page: Page, f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = RemotePending.result
+    result, killed, rounds = RemotePending.result, threading.Event(), count()
 
-    def slow(self: RemotePending) -> object:
-        time.sleep(0.3)  # as over a slow link, so that there is a middle
+    def waiting(self: RemotePending) -> object:
+        if next(rounds) > 1:  # the prompt is read and the first verdict comes; the others wait for the verifier's end
+            assert killed.wait(60)
         return result(self)
 
-    monkeypatch.setattr(RemotePending, "result", slow)
+    monkeypatch.setattr(RemotePending, "result", waiting)
     with Model.load(f32_pair[1]) as model:
         server = VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1)
         address = str(server.start())
         with Pair.open(f32_pair[0], address, threads=1) as pair, Door(HOME) as door:
-            door.open(Writer(pair, "edgellm-verifier", in_turns=False))
+            door.open(Writer(pair, "edgellm-verifier", in_turns=False, options=ReplyOptions(retrieval="off")))
             page.goto(door.url)
             expect(page.locator(".device.up")).to_have_count(2)
             say(page, "Where is my mug?")  # to which the reply takes several questions
             expect(page.locator(".words span").first).to_be_attached()
             server.stop(0)
+            killed.set()
             expect(page.locator(".notice")).to_contain_text("verifier is gone", timeout=30_000)
             expect(page.locator(".said").first).to_contain_text("tokens", timeout=60_000)
             assert page.locator(".words .draft, .words .parallel").count() > 0

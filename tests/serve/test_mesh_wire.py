@@ -124,7 +124,7 @@ def test_answers_that_nobody_has_asked_for() -> None:
         read_event(answer, WORK, {8: asked(0, 0, Sampling(), False)})
     answer.answer.verdict.accepted = 0
     answer.answer.logits = b"1234" * 3
-    with pytest.raises(ProtocolError, match="no rows"):
+    with pytest.raises(ProtocolError, match="are not 2 rows"):
         read_event(answer, WORK, {8: asked(1, 0, Sampling(), True)})
     with pytest.raises(ProtocolError, match="empty"):
         read_event(pb.Report(), WORK, {})
