@@ -105,7 +105,9 @@ def test_a_conversation_shows_who_wrote_each_word(page: Page, own: Pair) -> None
         spans = page.locator(".words span")
         assert spans.count() == len(tokens)
         titles = spans.evaluate_all("all => all.map(one => one.title)")
-        assert all(re.match(r"(accepted|corrected|bonus|retrieved|verifier): .+ · round \d+", title) for title in titles)
+        assert all(
+            re.match(r"(accepted|corrected|bonus|retrieved|verifier): .+ · round \d+", title) for title in titles
+        )
         colours = set(spans.evaluate_all("all => all.map(one => getComputedStyle(one).color)"))
         assert len(colours) == len({title.split(":")[0] for title in titles}) > 1
         counts = page.locator("#legend .count").all_inner_texts()
