@@ -35,9 +35,9 @@ from bench.traced_reply import Endless
 from edgellm.engine import Context, Ids, Message, Model, to_f32
 from edgellm.errors import EdgeError
 from edgellm.link.address import Address
-from edgellm.mesh.cover import Share
 from edgellm.mesh.records import Work
 from edgellm.mesh.recovery import Mesh
+from edgellm.mesh.split import Share
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.serve.seat import Place, RemoteMember
 from edgellm.spec.drafter import ModelDrafter

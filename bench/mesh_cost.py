@@ -31,9 +31,9 @@ from bench.kill_worker import Worker
 from bench.report import alternate, spread, write
 from edgellm.engine import Block, Context, Ids, Model, check_gguf, cut
 from edgellm.engine.shard import check_cuttable
-from edgellm.mesh.cover import Share
 from edgellm.mesh.records import Ask, Work
 from edgellm.mesh.recovery import Mesh
+from edgellm.mesh.split import Share
 from edgellm.spec.records import GREEDY, Chunk
 from edgellm.store import fingerprint, resolve
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from edgellm.link.interfaces import chosen_hosts
 from edgellm.link.rights import Right
 from edgellm.link.roll_call import roll_call
 from edgellm.link.trust import Trust
-from edgellm.mesh.cover import Able, Share
+from edgellm.mesh.cover import Able
 from edgellm.mesh.fleet import Fleet
 from edgellm.mesh.holding import Layers, WholeModel
 from edgellm.mesh.layers import model_of
@@ -33,17 +32,15 @@ from edgellm.mesh.pipeline import LocalSeat, Seat
 from edgellm.mesh.records import MOST_ROWS, Work
 from edgellm.mesh.recovery import Member, Mesh
 from edgellm.mesh.shelf import Shelf
+from edgellm.mesh.split import EXAMPLE, HERE, Share, of_plan, read_split
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.serve.choice import trust_for
 from edgellm.serve.mesh_wire import most_rows
 from edgellm.serve.seat import Place, RemoteMember
 
-HERE = "here"
 SESSIONS = 4
 _SHARE = 0.8  # of the free memory: caches and batches want some
 _POSITIONS = 4096
-_PART = re.compile(r"(.+):(\d+)(?:-(\d+))?")
-_EXAMPLE = "Give NAME:FIRST-LAST for every device, in order: --split here:1-12,desk:13-24"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,30 +195,16 @@ def _like(name: str, fleet: Fleet | None, model: planned.Model) -> Able:
     return Able(name, frozenset(), load=size / device.disk, step=step, hop=hop, most=int(device.memory / size))
 
 
-def read_split(text: str) -> tuple[Share, ...]:
-    """What `--split` says: names and layers counted from 1, both ends included. Raises InvalidOption."""
-    shares = []
-    for part in text.split(","):
-        match = _PART.fullmatch(part.strip())
-        if match is None:
-            raise InvalidOption(f"{part.strip()!r} is no part of a split.", _EXAMPLE)
-        first, last = int(match[2]), int(match[3] or match[2])
-        if not 1 <= first <= last:
-            raise InvalidOption(f"{part.strip()!r} names layers that do not exist.", _EXAMPLE)
-        shares.append(Share(match[1], first - 1, last - 1))
-    return tuple(shares)
-
-
 def _shares(model: planned.Model, options: Options) -> tuple[Plan | None, tuple[Share, ...]]:
     if options.split is not None:
         return None, read_split(options.split)
     if options.fleet is None:
-        raise InvalidOption("Nothing says which device holds which layers.", f"{_EXAMPLE}; or describe your devices.")
+        raise InvalidOption("Nothing says which device holds which layers.", f"{EXAMPLE}; or describe your devices.")
     plan = best_plan(
         options.fleet.devices, model, options.tokens_in, options.tokens_out, objective=options.objective,
         links=options.fleet.links,
     )  # fmt: skip
-    return plan, tuple(Share(one.device, one.first_layer - 1, one.last_layer - 1) for one in plan.way.stages)
+    return plan, of_plan(plan)
 
 
 def _cut(plan: Plan, fleet: Fleet) -> tuple[tuple[int, int], ...]:

@@ -17,17 +17,17 @@ from rich.table import Table
 
 from edgellm.cli.home import doing, looked
 from edgellm.cli.loading import Loading
-from edgellm.cli.mesh_peers import held_by, ranges, there
+from edgellm.cli.mesh_peers import held_by, there
 from edgellm.cli.pair import Interfaces
 from edgellm.cli.screen import emit, err, is_terminal, out, say
 from edgellm.cli.teach import model_names
 from edgellm.cli.text import one_line, size
 from edgellm.errors import EdgeError, InvalidOption
+from edgellm.mesh.split import HERE, Share, of_plan, ranges, read_split
 
 if TYPE_CHECKING:
     from edgellm.link.workers import Worker
     from edgellm.mesh.deploy import Moved, Part
-    from edgellm.mesh.home import Named
 
 _EVERY = 5.0  # seconds between two lines where nobody watches a bar
 _MEGABIT = 125_000.0  # bytes
@@ -58,21 +58,21 @@ def deploy(
 ) -> None:  # fmt: skip
     from edgellm.link.trust import Trust
     from edgellm.mesh.deploy import deploy as bring
-    from edgellm.mesh.home import parts_of, read_split
+    from edgellm.mesh.home import parts_of
     from edgellm.store import resolve
     from edgellm.store.recipe import recipe_of
 
     path = resolve(model)
     if split is None:
         named, workers = _planned(path, tokens_in, tokens_out, reply, interface)
-        if [one.name for one in named] == ["here"]:
+        if [one.name for one in named] == [HERE]:
             say("Nothing has to be brought anywhere: the model is here, and whole.")
             if as_json:
                 emit("[]")
             return
     else:
         named = read_split(split)
-        addressed = all(one.name == "here" or ":" in one.name for one in named)
+        addressed = all(one.name == HERE or ":" in one.name for one in named)
         workers = {} if addressed else {worker.name: worker for worker in there(interface)}
     parts = parts_of(named, workers)
     with Loading("reading") as loading:
@@ -93,9 +93,8 @@ def deploy(
 
 def _planned(
     path: Path, tokens_in: int, tokens_out: int, reply: bool, interface: list[str] | None
-) -> tuple[tuple[Named, ...], Mapping[str, Worker]]:
+) -> tuple[tuple[Share, ...], Mapping[str, Worker]]:
     from edgellm.coldstart.plan import plan
-    from edgellm.mesh.home import of_plan
     from edgellm.mesh.layers import model_of
 
     found = looked(path, interface, fresh=False)
@@ -173,12 +172,11 @@ def layers(
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    from edgellm.mesh.home import Named as One
     from edgellm.mesh.home import parts_of
 
-    workers = [] if on == "here" or (on and ":" in on) else there(interface)
+    workers = [] if on == HERE or (on and ":" in on) else there(interface)
     if on is not None:
-        (part,) = parts_of([One(on, 0, 0)], {worker.name: worker for worker in workers})
+        (part,) = parts_of([Share(on, 0, 0)], {worker.name: worker for worker in workers})
         chosen: list[Worker | None] = [part.worker]
     else:
         chosen = [None, *workers]
@@ -227,10 +225,9 @@ def _held(worker: Worker | None) -> Iterator[dict[str, Any]]:
     from edgellm.store.layers import LayerStore
 
     for mine in LayerStore().models():
-        whole = [layer for piece in mine.pieces for layer in range(piece.first, piece.last + 1)]
         yield {
-            "device": "here", "fingerprint": mine.recipe.fingerprint, "of": mine.recipe.layers,
-            "model": mine.recipe.name, "layers": ranges(whole), "size": mine.size,
+            "device": HERE, "fingerprint": mine.recipe.fingerprint, "of": mine.recipe.layers,
+            "model": mine.recipe.name, "layers": ranges(mine.layers), "size": mine.size,
             "arriving": sum(mine.arriving.values()), "used": mine.used,
         }  # fmt: skip
 

@@ -137,7 +137,8 @@ def _fleet(devices: Path | None, preset: str | None) -> Fleet:
 
 def _moves(model: Path, found: Plan, home: Survey) -> list[tuple[str, int]]:
     """Bytes that each device still lacks of its layers."""
-    from edgellm.mesh.home import moves, of_plan
+    from edgellm.mesh.home import moves
+    from edgellm.mesh.split import of_plan
     from edgellm.store.layers import LayerStore
 
     return moves(model, of_plan(found), [int(stage.size) for stage in found.way.stages], home.workers, LayerStore())

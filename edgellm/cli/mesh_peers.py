@@ -12,6 +12,7 @@ from edgellm.cli.home import doing, looked, row_of, table
 from edgellm.cli.pair import Interfaces
 from edgellm.cli.screen import emit, out, say
 from edgellm.cli.teach import model_names
+from edgellm.mesh.split import HERE, ranges
 
 if TYPE_CHECKING:
     from edgellm.link.workers import Worker
@@ -26,17 +27,14 @@ def peers(
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
-    from edgellm.mesh.survey import HERE, known_line, known_speed
+    from edgellm.mesh.survey import known_line, known_speed
     from edgellm.store import resolve
     from edgellm.store.layers import LayerStore
 
     if measure is not None:
         looked(resolve(measure), interface, fresh=True)
     workers = there(interface)
-    held = [
-        {"model": one.recipe.name, "layers": ranges([piece.first for piece in one.pieces]), "size": one.size}
-        for one in LayerStore().models()
-    ]
+    held = [{"model": one.recipe.name, "layers": ranges(one.layers), "size": one.size} for one in LayerStore().models()]
     rows = [row_of(HERE, None, known_speed(None), None, held)]
     rows += [row_of(one.name, one, known_speed(one), known_line(one), held_by(one)) for one in workers]
     if as_json:
@@ -70,14 +68,3 @@ def held_by(worker: Worker) -> list[dict[str, Any]]:
         size = sum(piece.size for piece in pieces) + one.arriving
         found.append({"model": one.recipe.name, "layers": ranges(layers), "size": size})
     return found
-
-
-def ranges(layers: Sequence[int]) -> str:
-    """Layers, counted from 0, for people, who count from 1: 1-4, 7."""
-    runs: list[list[int]] = []
-    for layer in sorted(layers):
-        if runs and runs[-1][1] == layer - 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    return ", ".join(f"{a + 1}" if a == b else f"{a + 1}-{b + 1}" for a, b in runs) or "none"

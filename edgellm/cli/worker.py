@@ -30,7 +30,7 @@ def serve_worker(
     """
     from edgellm.link.address import Address
     from edgellm.link.trust import Trust
-    from edgellm.mesh.holding import FolderLayers, SeveralLayers, WholeModel
+    from edgellm.mesh.holding import SeveralLayers, WholeModel
     from edgellm.mesh.shelf import Shelf
     from edgellm.mesh.stored import StoredLayers
     from edgellm.serve.worker import WorkerServer
@@ -40,7 +40,7 @@ def serve_worker(
     trust = None if address.loopback and not paired_only else Trust.here()
     brought = StoredLayers(LayerStore(limit=None if store is None else int(store * 1e9)))
     own = () if model is None else (WholeModel(model),)
-    layers = SeveralLayers(brought, FolderLayers(), *own)
+    layers = SeveralLayers(brought, *own)
     shelf = Shelf(layers, memory=None if memory is None else int(memory * 1e9), keep=keep)
     server = WorkerServer(shelf, address, on_event=_tell, trust=trust, stored=brought)
     server.start()

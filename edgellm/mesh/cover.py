@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgellm.mesh.split import Share
+
 _MOST = 10  # devices that are looked at: the number of sets of them doubles with each
 
 
@@ -25,15 +27,6 @@ class Able:
     step: float = 0.05
     hop: float = 0.01
     most: int = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The layers `first` to `last`, counted from 0, both included, and who is to hold them."""
-
-    name: str
-    first: int
-    last: int
 
 
 def cover(devices: Sequence[Able], layers: int, tokens: int = 64) -> tuple[Share, ...] | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from edgellm.engine import check_gguf, cut
 from edgellm.engine.shard import check_cuttable
 from edgellm.errors import LayersMissing
+from edgellm.mesh.split import ranges
 from edgellm.store import cache_dir, fingerprint
 
 ENOUGH = 32 * 2**20  # bytes
@@ -29,46 +29,6 @@ class Layers(Protocol):
     def held(self, model: str) -> frozenset[int]:
         """The layers that are here."""
         ...
-
-
-class FolderLayers:
-    """A folder with a folder for each model, in which layers lie as 0000.gguf, 0001.gguf and so on."""
-
-    def __init__(self, folder: Path | None = None) -> None:
-        """Without a `folder` the cache of this user."""
-        self.folder = folder or cache_dir() / "mesh"
-
-    def find(self, model: str, layer: int, last: int) -> Path | None:  # noqa: ARG002
-        path = self.path(model, layer)
-        return path if path.is_file() else None
-
-    def held(self, model: str) -> frozenset[int]:
-        found = (self.folder / model).glob("*.gguf")
-        return frozenset(int(path.stem) for path in found if path.stem.isdecimal())
-
-    def path(self, model: str, layer: int) -> Path:
-        """Where a layer lies, or would."""
-        return self.folder / model / f"{layer:04d}.gguf"
-
-    def cut(
-        self, model: Path, layers: Sequence[int] | None = None, progress: Callable[[float], None] | None = None
-    ) -> str:
-        """Cuts `layers` of a model file, by default all, where they are not here yet; returns the model's hash.
-
-        Raises:
-            ModelNotFound, ModelCorrupt, ModelUnsupported, InvalidOption: as for `engine.cut`.
-            OSError: there is no room, or the file cannot be read.
-        """
-        n = check_cuttable(check_gguf(model))
-        digest = fingerprint(model)
-        wanted = list(range(n)) if layers is None else list(layers)
-        for at, layer in enumerate(wanted):
-            path = self.path(digest, layer)
-            if not path.is_file():
-                _cut(model, path, layer, layer, n)
-            if progress is not None:
-                progress((at + 1) / len(wanted))
-        return digest
 
 
 class SeveralLayers:
@@ -135,14 +95,3 @@ def require(layers: Layers, model: str, first: int, last: int, name: str) -> Non
             " not on this device.",
             "Bring them there first, or start the worker with the whole model: edgellm serve --role worker -m MODEL",
         )
-
-
-def ranges(layers: Sequence[int]) -> str:
-    """Layers for people, who count from 1: 1-4, 7."""
-    runs: list[list[int]] = []
-    for layer in sorted(layers):
-        if runs and runs[-1][1] == layer - 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    return ", ".join(f"{a + 1}" if a == b else f"{a + 1}-{b + 1}" for a, b in runs) or "none"

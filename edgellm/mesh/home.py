@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from edgellm.coldstart.plan import Plan
 from edgellm.engine.blocks import blocks_of
 from edgellm.errors import InvalidOption, NotPaired
 from edgellm.link.address import Address
@@ -17,22 +14,11 @@ from edgellm.link.trust import Trust
 from edgellm.link.workers import Worker, find_workers, reach_worker, worker_at
 from edgellm.mesh.deploy import Part, to_move
 from edgellm.mesh.layers import model_of
-from edgellm.mesh.survey import HERE, Survey, Tell, survey
+from edgellm.mesh.split import HERE, Share
+from edgellm.mesh.survey import Survey, Tell, survey
 from edgellm.store.fingerprint import fingerprint
 from edgellm.store.layers import LayerStore
 from edgellm.store.recipe import Recipe, recipe_of
-
-_PART = re.compile(r"(.+):(\d+)(?:-(\d+))?")
-_EXAMPLE = "Give NAME:FIRST-LAST for every device, such as: --split here:1-12,desk:13-24"
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """The layers `first` to `last`, counted from 0, both included, for the device of that name."""
-
-    name: str
-    first: int
-    last: int
 
 
 def look(model: Path, hosts: Sequence[str], fresh: bool, tell: Tell) -> Survey:
@@ -46,30 +32,7 @@ def look(model: Path, hosts: Sequence[str], fresh: bool, tell: Tell) -> Survey:
     return survey(trust, workers, blocks_of(model), planned.name, planned.shape, fresh=fresh, tell=tell)
 
 
-def read_split(text: str) -> tuple[Named, ...]:
-    """What `--split` says: names and layers counted from 1, both ends included.
-
-    Raises:
-        InvalidOption: it cannot be meant.
-    """
-    found = []
-    for part in text.split(","):
-        match = _PART.fullmatch(part.strip())
-        if match is None:
-            raise InvalidOption(f"{part.strip()!r} is no part of a split.", _EXAMPLE)
-        first, last = int(match[2]), int(match[3] or match[2])
-        if not 1 <= first <= last:
-            raise InvalidOption(f"{part.strip()!r} names layers that do not exist.", _EXAMPLE)
-        found.append(Named(match[1], first - 1, last - 1))
-    return tuple(found)
-
-
-def of_plan(plan: Plan) -> tuple[Named, ...]:
-    """Who holds what in a plan."""
-    return tuple(Named(stage.device, stage.first_layer - 1, stage.last_layer - 1) for stage in plan.way.stages)
-
-
-def parts_of(split: Sequence[Named], workers: Mapping[str, Worker]) -> list[Part]:
+def parts_of(split: Sequence[Share], workers: Mapping[str, Worker]) -> list[Part]:
     """The devices of a split, of those that are known by name; workers on this machine by HOST:PORT.
 
     Raises:
@@ -98,7 +61,7 @@ def _worker(name: str, workers: Mapping[str, Worker]) -> Worker | None:
 
 
 def moves(
-    model: Path, split: Sequence[Named], sizes: Sequence[int], workers: Mapping[str, Worker], store: LayerStore
+    model: Path, split: Sequence[Share], sizes: Sequence[int], workers: Mapping[str, Worker], store: LayerStore
 ) -> list[tuple[str, int]]:
     """Bytes that each device of a split still lacks, by name; `sizes` are those of its layers.
 

@@ -14,10 +14,10 @@ from typing import Protocol
 
 from edgellm.engine import Ids
 from edgellm.errors import DeviceLost, EdgeError, PlanImpossible
-from edgellm.mesh.cover import Able, Share, cover
-from edgellm.mesh.holding import ranges
+from edgellm.mesh.cover import Able, cover
 from edgellm.mesh.pipeline import Pipeline, Seat
 from edgellm.mesh.records import Work
+from edgellm.mesh.split import Share, ranges
 from edgellm.spec.records import NO_IDS
 
 _REVIVALS = 3  # of a device that comes back and is lost again, and of pipelines that nobody is blamed for

@@ -26,9 +26,9 @@ from edgellm.link.trust import Trust
 from edgellm.link.workers import Worker, reach_worker
 from edgellm.mesh.fleet import Fleet
 from edgellm.mesh.measure import OLDEST, figures_here
+from edgellm.mesh.split import HERE
 from edgellm.store.places import cache_dir
 
-HERE = "here"  # what this device is called in a plan
 LINE_OLDEST = 86_400.0  # seconds; who has moved to another room since has another line
 _NO_LIMIT = 1e12  # bits/s of this device's own side: what limits is in the lines
 

@@ -86,7 +86,6 @@ class LengthRule:
         self._plain = self._table = curve.table()
         self._slopes = _least_slopes(self._table)
         self._tokens, self._seconds = 1.0, self._table[1]  # of late
-        self._change = curve.change
         self._last = -1  # tokens drafted for the last decode; -1: nobody knows
         self._explored = 0.0
         self._all = 0.0
@@ -110,7 +109,7 @@ class LengthRule:
 
         Without a draft come `instead` tokens in so many seconds; None: the verifier's next one alone.
         """
-        table, price, change, last = self._table, self.rate, self._change, self._last
+        table, price, change, last = self._table, self.rate, self._curve.change, self._last
         tokens, seconds = instead or (1.0, table[1] + (change if last else 0.0))
         best, gain, expected = 0, LEAST + tokens - price * seconds, 1.0
         for at, chance in enumerate(survives[:MOST], 1):
@@ -172,7 +171,7 @@ class LengthRule:
             return
         self._last = drafted
         at = self._nearest[drafted]
-        expected = self._plain[drafted + 1] + (self._change if drafted != last else 0.0)
+        expected = self._plain[drafted + 1] + (self._curve.change if drafted != last else 0.0)
         off = log(max(seconds, 1e-9) / expected)
         self._tries[at] += 1.0
         weight = max(_FRESH, 1.0 / (self._tries[at] + 1.0))  # the curve itself was a try
@@ -188,7 +187,6 @@ class LengthRule:
         off = np.interp(self._rows, self._rows[tried], np.array(self._off)[tried])
         seconds = np.array(self._curve.seconds) * np.exp(off)
         self._table = CostCurve(self._curve.rows, tuple(seconds.tolist())).table()
-        self._change = self._curve.change
         self._slopes = _least_slopes(self._table)
 
 

@@ -43,6 +43,11 @@ class Held:
     used: float
 
     @property
+    def layers(self) -> list[int]:
+        """Those that are whole, counted from 0."""
+        return [layer for piece in self.pieces for layer in range(piece.first, piece.last + 1)]
+
+    @property
     def size(self) -> int:
         return sum(piece.size for piece in self.pieces) + sum(self.arriving.values())
 

@@ -10,12 +10,14 @@ import numpy as np
 
 from edgellm.engine import Context, Floats, Ids, Model
 from edgellm.errors import DeviceLost, EdgeError
-from edgellm.mesh.cover import Able, Share
-from edgellm.mesh.holding import FolderLayers, Layers
+from edgellm.mesh.cover import Able
+from edgellm.mesh.holding import Layers
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, Post, Seat
 from edgellm.mesh.records import Ask, Gone, Parcel, Work
 from edgellm.mesh.shelf import Shelf
+from edgellm.mesh.split import Share
 from edgellm.spec.records import GREEDY, Chunk
+from tests.mesh.folder import FolderLayers
 
 NOTHING = Chunk()
 

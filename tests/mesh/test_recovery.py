@@ -10,10 +10,11 @@ import pytest
 
 from edgellm.engine import Ids
 from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible, VerifierBusy
-from edgellm.mesh.cover import Able, Share, cover
+from edgellm.mesh.cover import Able, cover
 from edgellm.mesh.pipeline import Pipeline
 from edgellm.mesh.records import Gone
 from edgellm.mesh.recovery import Mesh, check_shares, common
+from edgellm.mesh.split import Share
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
 from edgellm.spec.records import GREEDY, Chunk
 from tests.engine.logits import some_ids

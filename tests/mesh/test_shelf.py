@@ -9,8 +9,9 @@ import pytest
 
 from edgellm.engine import check_gguf
 from edgellm.errors import LayersMissing, MemoryShort, ModelUnsupported
-from edgellm.mesh.holding import FolderLayers, SeveralLayers, WholeModel
+from edgellm.mesh.holding import SeveralLayers, WholeModel
 from edgellm.mesh.shelf import Shelf
+from tests.mesh.folder import FolderLayers
 from tests.mesh.household import Cut
 
 

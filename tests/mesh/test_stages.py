@@ -12,14 +12,15 @@ import pytest
 
 from edgellm.engine import Model, cut
 from edgellm.errors import EdgeError, InvalidOption, LayersMissing, ProtocolError
-from edgellm.mesh.holding import FolderLayers, ranges
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, Seat
 from edgellm.mesh.records import Ask, Event, Gone, Loaded, Parcel, Span, Times, Work
 from edgellm.mesh.shelf import Shelf
+from edgellm.mesh.split import ranges
 from edgellm.mesh.stage import Stage, check
 from edgellm.spec.records import GREEDY, Chunk, Sampling
 from edgellm.spec.verify import judge
 from tests.engine.logits import some_ids
+from tests.mesh.folder import FolderLayers
 from tests.mesh.household import NOTHING, Cut, Whole, even, logits_of
 
 CLOSE = 1e-4

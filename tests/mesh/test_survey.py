@@ -20,7 +20,8 @@ from edgellm.link.workers import Worker, find_workers
 from edgellm.mesh import survey as surveying
 from edgellm.mesh.layers import model_of
 from edgellm.mesh.measure import figures_here
-from edgellm.mesh.survey import HERE, Survey, known_line, known_speed, survey
+from edgellm.mesh.split import HERE
+from edgellm.mesh.survey import Survey, known_line, known_speed, survey
 from edgellm.store.layers import LayerStore
 from tests.link.layering import device_taking
 from tests.link.strangers import befriend, device

@@ -22,12 +22,11 @@ from edgellm.link.channel import open_channel
 from edgellm.link.loop import run_there
 from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
-from edgellm.mesh.cover import Share
-from edgellm.mesh.holding import FolderLayers
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, Seat
 from edgellm.mesh.records import Ask
 from edgellm.mesh.recovery import Mesh
 from edgellm.mesh.shelf import Shelf
+from edgellm.mesh.split import Share
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.serve.mesh_service import WORK
 from edgellm.serve.mesh_wire import write_work
@@ -35,6 +34,7 @@ from edgellm.serve.seat import Patience, Place, RemoteMember
 from edgellm.serve.worker import WorkerServer
 from edgellm.spec.records import GREEDY
 from tests.mesh.conftest import verifier_cut, whole
+from tests.mesh.folder import FolderLayers
 from tests.mesh.household import NOTHING, Cut, Whole, even
 from tests.mesh.test_stages import SlowLayers
 from tests.serve.conftest import ANYWHERE

@@ -28,9 +28,8 @@ class Rounds:
     to reply."""
 
     def __init__(self) -> None:
-        self._with, self._without, self._drafting = Mean(), Mean(), Mean()
+        self._with, self._without, self._drafting, self._reading = Mean(), Mean(), Mean(), Mean()
         self._others = 0  # rounds without it since it was used last
-        self._reading = 0.0  # seconds for a token of a prompt
         self._length = _REPLY  # of a reply
         self._right = [_WEIGHT * (low + high) / 2 for low, high in pairwise(_EDGES)]
         self._tries = [_WEIGHT] * len(self._right)
@@ -49,7 +48,7 @@ class Rounds:
         """Whether the small model, which has not read the `prompt` tokens of a reply, will save more time than that
         takes, where `written` tokens are there."""
         left = max(self._length - written, 0.0)
-        return left * (self._without.pace - self._with.pace) > prompt * self._reading
+        return left * (self._without.pace - self._with.pace) > prompt * self._reading.pace
 
     def survives(self, confidence: Sequence[float]) -> list[float]:
         """The chance that so confident tokens are accepted up to each of them."""
@@ -72,8 +71,7 @@ class Rounds:
         if not prompt:
             self._drafting.add(1, seconds)
         elif self._drafting.rounds:
-            found = max(0.0, seconds - self._drafting.seconds) / prompt
-            self._reading += _FEW * (found - self._reading) if self._reading else found
+            self._reading.add(prompt, max(0.0, seconds - self._drafting.seconds))
 
     def took(self, tokens: int, seconds: float) -> None:
         """A round with the small model brought `tokens` in so many `seconds`."""

@@ -1,0 +1,61 @@
+"""A model's layers, shared out by name: as it is typed, planned, and told to people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgellm.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from edgellm.coldstart.plan import Plan
+
+HERE = "here"
+"""What this device is called in a split, and in a plan."""
+EXAMPLE = "Give NAME:FIRST-LAST for every device, in order: --split here:1-12,desk:13-24"
+_PART = re.compile(r"(.+):(\d+)(?:-(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The layers `first` to `last`, counted from 0, both included, and who is to hold them."""
+
+    name: str
+    first: int
+    last: int
+
+
+def read_split(text: str) -> tuple[Share, ...]:
+    """What `--split` says: names and layers counted from 1, both ends included.
+
+    Raises:
+        InvalidOption: it cannot be meant.
+    """
+    shares = []
+    for part in text.split(","):
+        match = _PART.fullmatch(part.strip())
+        if match is None:
+            raise InvalidOption(f"{part.strip()!r} is no part of a split.", EXAMPLE)
+        first, last = int(match[2]), int(match[3] or match[2])
+        if not 1 <= first <= last:
+            raise InvalidOption(f"{part.strip()!r} names layers that do not exist.", EXAMPLE)
+        shares.append(Share(match[1], first - 1, last - 1))
+    return tuple(shares)
+
+
+def of_plan(plan: Plan) -> tuple[Share, ...]:
+    """Who holds what in a plan."""
+    return tuple(Share(stage.device, stage.first_layer - 1, stage.last_layer - 1) for stage in plan.way.stages)
+
+
+def ranges(layers: Iterable[int]) -> str:
+    """Layers, counted from 0, for people, who count from 1: 1-4, 7."""
+    runs: list[list[int]] = []
+    for layer in sorted(layers):
+        if runs and runs[-1][1] == layer - 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(f"{a + 1}" if a == b else f"{a + 1}-{b + 1}" for a, b in runs) or "none"
