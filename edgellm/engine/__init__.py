@@ -11,6 +11,7 @@ from edgellm.engine.gguf import GgufHeader, TensorInfo, check_gguf
 from edgellm.engine.lens import Lens
 from edgellm.engine.model import Model
 from edgellm.engine.shard import check_cuttable, cut, cut_bytes
+from edgellm.engine.stop import Stop
 from edgellm.engine.types import Floats, Ids
 from edgellm.engine.vocabulary import Vocabulary
 
@@ -26,6 +27,7 @@ __all__ = [
     "Model",
     "Recorder",
     "SeqRows",
+    "Stop",
     "TensorInfo",
     "Top2",
     "Twig",
