@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
 
 from edgellm.api.mesh import Opened
 from edgellm.coldstart.plan import Stage, Way
 from edgellm.mesh.pipeline import Lane
+from edgellm.spec.records import Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,73 @@ def _did(lane: Lane, began: float) -> Did:
     shift = lane.began - began
 
     def of(kind: str) -> tuple[tuple[float, float], ...]:
-        return tuple((span.begin + shift, span.end + shift) for span in lane.spans if span.kind == kind)
+        spans = ((span.begin + shift, span.end + shift) for span in lane.spans if span.kind == kind)
+        return tuple((max(0.0, begin), end) for begin, end in spans if end >= 0.0)  # a device may tell of before late
 
     work = lane.work
     got = tuple(begin for begin, _ in of("got"))
     return Did(lane.seat.name, work.first + 1, work.last + 1, of("load"), of("compute"), got)
+
+
+def planned_for(stage: Stage, plan: Way | None) -> Stage | None:
+    """What the plan says of a stage; None where there is no plan, or another device has taken over."""
+    for one in plan.stages if plan is not None else ():
+        if (one.device, one.first_layer, one.last_layer) == (stage.device, stage.first_layer, stage.last_layer):
+            return one
+    return None
+
+
+def measured_json(found: Measured, plan: Way | None) -> dict[str, Any]:
+    """The same for a script; layers counted from 1."""
+    keys = ("load_s", "received_s", "compute_s", "finish_s")
+
+    def numbers(stage: Stage | None) -> dict[str, float] | None:
+        return None if stage is None else {key: getattr(stage, key) for key in keys}
+
+    return {
+        "ttft_s": found.way.ttft_s, "token_s": found.way.token_s,
+        "planned_ttft_s": None if plan is None else plan.ttft_s,
+        "planned_token_s": None if plan is None else plan.token_s,
+        "stages": [
+            {"device": one.device, "first_layer": one.first_layer, "last_layer": one.last_layer,
+             "measured": numbers(one), "planned": numbers(planned_for(one, plan))}
+            for one in found.way.stages
+        ],
+    }  # fmt: skip
+
+
+class Replies:
+    """Of one mesh: what was done for each of its replies, one at a time.
+
+    The first counts from when the devices began to load, later ones from when they were asked."""
+
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
+        self._since: float | None = opened.began
+        self._asked = perf_counter()
+
+    @property
+    def stands(self) -> bool:
+        """Whether nobody has asked yet, and all is loaded: so a reply does not wait for that any more."""
+        pipeline = self._opened.verifier.mesh.current()
+        lanes = [] if pipeline is None else pipeline.lanes
+        return self._since is not None and all(lane.loaded > lane.work.last - lane.work.first for lane in lanes)
+
+    def asked(self, anew: bool = False) -> None:
+        """A reply begins. `anew`: whatever was done before is not looked at."""
+        if anew:
+            self._opened.verifier.measured()
+            self._since = None
+        self._asked = perf_counter()
+
+    def heard(self, summary: Summary) -> tuple[Measured, Way | None] | None:
+        """What was done for the reply, which is over, and what was planned for one like it; None where there is none of
+        it. As `measured`, and as `Opened.foreseen`."""
+        cold, since = self._since is not None, self._since or self._asked
+        self._since = None
+        if summary.ttft_ms is None:
+            return None
+        rest = (summary.tokens - 1) / summary.tokens_per_second if summary.tokens_per_second else 0.0
+        ttft = self._asked - since + summary.ttft_ms / 1e3
+        found = measured(self._opened, since, ttft, summary.tokens, ttft + rest)
+        return found, self._opened.foreseen(summary.prompt_tokens, summary.tokens, cold=cold)

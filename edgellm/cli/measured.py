@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from edgellm.api.mesh_times import planned_for
 from edgellm.cli.planned import LOOKS, WIDEST, at_moment
 from edgellm.cli.text import one_line
 from edgellm.coldstart.plan import Stage, Way, told
@@ -51,14 +52,6 @@ def figures(way: Way, plan: Way | None) -> Table:
 
 def _both(measured: float, planned: float | None) -> str:
     return told(measured) if planned is None else f"{told(measured)} ({told(planned)})"
-
-
-def planned_for(stage: Stage, plan: Way | None) -> Stage | None:
-    """What the plan says of a stage; None where there is no plan, or another device has taken over."""
-    for one in plan.stages if plan is not None else ():
-        if (one.device, one.first_layer, one.last_layer) == (stage.device, stage.first_layer, stage.last_layer):
-            return one
-    return None
 
 
 def gantt(found: Measured, plan: Way | None, width: int) -> list[Text]:
@@ -109,22 +102,3 @@ def _did(did: Did, stage: Stage, moment: float, cell: float, until: float) -> st
 
 def _within(spans: Spans, moment: float, cell: float) -> bool:
     return any(begin - cell / 2.0 <= moment <= end + cell / 2.0 for begin, end in spans)
-
-
-def measured_json(found: Measured, plan: Way | None) -> dict[str, Any]:
-    """The same for a script; layers counted from 1."""
-    keys = ("load_s", "received_s", "compute_s", "finish_s")
-
-    def numbers(stage: Stage | None) -> dict[str, float] | None:
-        return None if stage is None else {key: getattr(stage, key) for key in keys}
-
-    return {
-        "ttft_s": found.way.ttft_s, "token_s": found.way.token_s,
-        "planned_ttft_s": None if plan is None else plan.ttft_s,
-        "planned_token_s": None if plan is None else plan.token_s,
-        "stages": [
-            {"device": one.device, "first_layer": one.first_layer, "last_layer": one.last_layer,
-             "measured": numbers(one), "planned": numbers(planned_for(one, plan))}
-            for one in found.way.stages
-        ],
-    }  # fmt: skip

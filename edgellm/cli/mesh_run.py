@@ -95,16 +95,16 @@ def run(
 
 
 def over_devices(
-    mesh: str, model: str, peers: Sequence[str], draft: str, max_tokens: int, *, as_json: bool
+    mesh: str, model: str, peers: Sequence[str], draft: str, max_tokens: int, *, as_json: bool, sessions: int = 1
 ) -> tuple[Opened, Reports]:
-    """What `chat --mesh` opens: `mesh` is a split, or names a file of devices."""
+    """What `chat --mesh` and `serve --mesh` open: `mesh` is a split, or names a file of devices."""
     from edgellm.api.mesh import Options, open_mesh
     from edgellm.cli.mesh_report import Reports
     from edgellm.store import resolve
 
     file = Path(mesh).expanduser() if mesh.endswith(".toml") else None
     split = mesh if file is None else None
-    options = Options(split, _fleet(split, file), tuple(peers), sessions=1, tokens_out=max_tokens)
+    options = Options(split, _fleet(split, file), tuple(peers), sessions=sessions, tokens_out=max_tokens)
     opened = open_mesh(resolve(model), options, draft=draft, tell=lambda text: say(text, style="yellow"))
     return opened, Reports(opened, as_json=as_json)
 

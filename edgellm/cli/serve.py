@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from edgellm.http.door import Door
     from edgellm.serve.service import ServerEvent
 
+PLANNED = 512  # tokens of a reply, where devices are planned for that nobody has asked yet
 PORT = 50151  # as in `edgellm.link.channel`, which takes its time to import
 
 
@@ -52,6 +53,7 @@ class Role(enum.StrEnum):
 
 
 def serve(
+    given: typer.Context,
     role: Annotated[
         Role,
         typer.Option(
@@ -78,8 +80,16 @@ def serve(
     ] = "edgellm-verifier",
     peer: Annotated[
         list[str] | None,
-        typer.Option(metavar="DEVICE|HOST:PORT", help="With the role pair: a paired device that shall verify.",
-                     autocompletion=peer_names),
+        typer.Option(metavar="DEVICE|HOST:PORT", help="With the role pair: a paired device that shall verify; with "
+                     "--mesh where a worker is.", autocompletion=peer_names),
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPLIT|FILE.toml", show_default=False,
+            help="With the role pair: the verifier's layers are on several devices, as for mesh run; the page draws "
+            "what each did.",
+        ),
     ] = None,
     host: Annotated[
         str,
@@ -118,17 +128,39 @@ def serve(
 ) -> None:  # fmt: skip
     at_once = replies if replies is not None else {Role.PAIR: 2, Role.VERIFIER: 8, Role.WORKER: 1}[role]
     wanted = Wanted(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting)
-    if role is Role.PAIR and model is not None:
-        raise InvalidOption("--model is for the roles verifier and worker.", "A pair has --draft and --verifier.")
+    _check_role(role, given)
     if role is Role.PAIR and not http:
         raise InvalidOption("A pair is served over HTTP alone.", "Leave --no-http out, or say --role verifier.")
     with closing_door(wanted) as door:
         if role is Role.PAIR:
-            _serve_pair(door, draft, verifier, peer, plan)
+            _serve_pair(door, draft, verifier, peer, plan, mesh, at_once)
         elif role is Role.VERIFIER:
             _serve_verifier(door, model or "edgellm-verifier", host, port, paired_only, announce, interface)
         else:
             _serve_worker(door, model, host, port, paired_only, memory, keep, store, announce, interface)
+
+
+_LINK = {"model", "host", "port", "paired_only", "announce", "interface"}
+_USES = {
+    Role.PAIR: {"draft", "verifier", "peer", "mesh", "plan"},
+    Role.VERIFIER: _LINK,
+    Role.WORKER: _LINK | {"memory", "keep", "store"},
+}
+
+
+def _check_role(role: Role, given: typer.Context) -> None:
+    """Refuses what was typed and says nothing with this role."""
+    for name in sorted(set().union(*_USES.values()) - _USES[role]):
+        source = given.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            roles = " and ".join(one for one, uses in _USES.items() if name in uses)
+            instead = {"model": "A pair has --draft and --verifier.", "host": "For HTTP it is --http-host.",
+                       "port": "For HTTP it is --http-port."}  # fmt: skip
+            raise InvalidOption(
+                f"--{name.replace('_', '-')} is for the role{'s' * (' and ' in roles)} {roles}.",
+                instead.get(name, "Leave it out, or choose another --role.") if role is Role.PAIR
+                else "Leave it out, or choose another --role.",
+            )  # fmt: skip
 
 
 def _serve_worker(
@@ -151,22 +183,31 @@ def _serve_worker(
 
 
 def _serve_pair(
-    door: Door | None, draft: str, verifier: str, peer: list[str] | None, plan: Path | None
+    door: Door | None, draft: str, verifier: str, peer: list[str] | None, plan: Path | None, mesh: str | None,
+    sessions: int,
 ) -> None:  # fmt: skip
     from edgellm.api import AUTO, Pair
     from edgellm.http.plan import read_plan
     from edgellm.http.reception import Writer
 
     drawn = None if plan is None else read_plan(plan.expanduser())
-    with Loading() as loading:
-        pair = Pair.open(draft, AUTO if peer else verifier, progress=loading, peers=peer or ())
-    if pair.verifier_reason:
-        say(pair.verifier_reason, style="dim")
-    with pair:
-        local = next((name for name in (verifier, draft) if name != "none"), draft)
-        name = pair.name if pair.verifier_up is not None else called(local)
+    local = next((name for name in (verifier, draft) if name != "none"), draft)
+    if mesh is not None:
+        from edgellm.cli.mesh_run import over_devices
+        from edgellm.http.course import Course
+
+        opened, _ = over_devices(mesh, verifier, peer or (), draft, PLANNED, as_json=False, sessions=sessions)
+        writer = Writer(opened.pair, called(local), in_turns=False, course=Course(opened))
+    else:
+        with Loading() as loading:
+            pair = Pair.open(draft, AUTO if peer else verifier, progress=loading, peers=peer or ())
+        if pair.verifier_reason:
+            say(pair.verifier_reason, style="dim")
+        linked = pair.verifier_up is not None
+        writer = Writer(pair, pair.name if linked else called(local), in_turns=not linked)
+    with writer.pair:
         if door is not None:
-            door.open(Writer(pair, name, in_turns=pair.verifier_up is None), drawn)
+            door.open(writer, drawn)
             invite(door)
         until_stopped([door])
 

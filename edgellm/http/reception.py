@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from edgellm.api import Pair
 from edgellm.errors import EdgeError
 from edgellm.http.admission import Admission, Turns, closing
+from edgellm.http.course import Course
 from edgellm.http.faults import SERVER, Fault, Refused
 from edgellm.http.metrics import Metrics
 from edgellm.http.plan import PlanOut
@@ -37,13 +38,14 @@ LOADING = Fault(503, "The model is being loaded.", SERVER, "loading", retry_afte
 class Writer:
     """What answers, under which name. `in_turns`: its replies compute on this device's processor, one round at a time.
 
-    `options` are the choices that requests do not make.
+    `options` are the choices that requests do not make. `course` watches what the devices of a mesh do for a reply.
     """
 
     pair: Pair
     name: str
     in_turns: bool = True
     options: ReplyOptions = field(default_factory=ReplyOptions)
+    course: Course | None = None
 
 
 class Reception:
@@ -150,10 +152,11 @@ class Reception:
         return False
 
     def _start(self, begin: Callable[[], Reply], gone: asyncio.Task[None]) -> Running:
-        turn = self._turns if self.writer().in_turns else nullcontext()
+        writer = self.writer()
+        turn = self._turns if writer.in_turns else nullcontext()
         running = Running(begin, turn, self._measured)
         self._under_way.add(running)
-        work = asyncio.get_running_loop().run_in_executor(self._threads, running.work)
+        work = asyncio.get_running_loop().run_in_executor(self._threads, partial(_work, running, writer.course))
         work.add_done_callback(partial(self._over, running, perf_counter()))
         gone.add_done_callback(lambda _: running.stop())
         return running
@@ -168,6 +171,17 @@ class Reception:
         self.admission.leave(perf_counter() - began)
         if (error := work.result()) is not None:
             self.unexpected(error)
+
+
+def _work(running: Running, course: Course | None) -> BaseException | None:
+    """Writes the reply; where its course is watched, the client is told before that is asked for."""
+    if course is None:
+        return running.work()
+    course.begins()
+    try:
+        return running.work()
+    finally:
+        course.over(running.summary)
 
 
 class EventStream(Response):

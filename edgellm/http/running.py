@@ -55,6 +55,7 @@ class Running:
         self._stopped = False
         self._asked = perf_counter()
         self._times: list[float] = []
+        self.summary: Summary | None = None  # of a reply that is over, and did not fail
 
     def _marks(self) -> Marks:
         times = self._times
@@ -101,6 +102,7 @@ class Running:
         except BaseException as error:  # noqa: BLE001  whatever it is, the client is told, and the caller
             event = error
         failed = isinstance(event, BaseException)
+        self.summary = None if failed else summary
         self._measured(summary, self._marks(), failed)
         self._tell(event)
         return event if isinstance(event, BaseException) else None

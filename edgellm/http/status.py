@@ -1,4 +1,4 @@
-"""What the page shows beside the conversation: who drafts and verifies, devices and links, and a mesh plan."""
+"""What the page shows beside the conversation: who drafts and verifies, devices and links, and a mesh."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ def describe(reception: Reception) -> dict[str, Any]:
                 "address": pair.verifier_at, "up": pair.verifier_up(), "reason": pair.verifier_reason,
                 "rtt_ms": reception.rtt_ms,
             }  # fmt: skip
+    course = None if writer is None else writer.course
     return told | {
         "requests": {"running": admission.running, "waiting": admission.waiting, "places": admission.most},
         "devices": _devices(),
+        "mesh": None if course is None else course.told(),
         "plan": None if reception.plan is None else reception.plan.model_dump(),
     }
 

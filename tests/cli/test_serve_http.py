@@ -22,7 +22,11 @@ from edgellm.http.door import Door, Lock
 from edgellm.http.key import api_key
 from edgellm.link.address import Address
 from edgellm.link.web import web_certificate
+from edgellm.mesh.holding import WholeModel
+from edgellm.mesh.shelf import Shelf
+from edgellm.serve.worker import WorkerServer
 from tests.cli.conftest import Done
+from tests.serve.conftest import ANYWHERE
 
 ROOT = Path(__file__).parents[2]
 Start = Callable[..., tuple[subprocess.Popen[str], str]]
@@ -102,9 +106,30 @@ def test_a_pair_may_have_its_verifier_elsewhere(start: Start) -> None:
     assert "edgellm_peer_rtt_seconds_count 1.0" in metrics
 
 
+def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
+    start: Start, edge: Callable[..., Done], verifier_path: Path, tmp_path: Path
+) -> None:
+    shelf = Shelf(WholeModel(verifier_path, tmp_path / "layers"))
+    with WorkerServer(shelf, ANYWHERE, threads=1) as worker:
+        process, url = start("--mesh", f"here:1-5,{worker.address}:6-12")
+        told = ask(f"{url}/chat/completions", messages=QUESTION, model="edgellm-verifier", max_tokens=8)
+        near = edge("chat", "--json", "Where is my mug?", "--max-tokens", "8").lines
+        assert [token["id"] for token in told["edgellm"]["tokens"]] == [row["id"] for row in near[:-1]]
+        with urlopen(url.replace("/v1", "/status"), timeout=60) as answer:
+            mesh = json.loads(answer.read())["mesh"]
+        assert [one["device"] for one in mesh["holders"]] == ["here", str(worker.address)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (("--host", "192.0.2.1"), "For HTTP it is --http-host"),
+        (("--keep", "5"), "--keep is for the role worker"),
+        (("--role", "verifier", "--mesh", "here:1-12"), "--mesh is for the role pair"),
+        (("--role", "worker", "--draft", "none"), "--draft is for the role pair"),
+        (("--mesh", "here:1-12,nobody"), "is no part of a split"),
         (("--no-http",), "HTTP alone"),
         (("-m", "edgellm-draft"), "--draft and --verifier"),
         (("--http-port", "70000"), "70000"),

@@ -65,7 +65,11 @@ function device(name, lines, state) {
 
 function showDevices(told) {
   const rows = [];
-  const own = [told.draft && `drafts with ${told.draft}`, !told.link && told.verifier && `verifies with ${told.verifier}`];
+  const holders = told.mesh?.holders ?? [];
+  const held = (one) => `holds layers ${one.first_layer}–${one.last_layer} of ${told.verifier}`;
+  const own = [told.draft && `drafts with ${told.draft}`,
+    !told.link && !told.mesh && told.verifier && `verifies with ${told.verifier}`,
+    ...holders.filter((one) => one.device === "here").map(held)];
   rows.push(device("this device", [...own, `${told.requests.running} of ${told.requests.places} replies under way, ` +
     `${told.requests.waiting} waiting`], "up"));
   if (told.link) {
@@ -75,6 +79,7 @@ function showDevices(told) {
       link.rtt_ms === null ? "" : `${link.rtt_ms.toFixed(1)} ms there and back`, link.reason,
     ], link.up ? "up" : "down"));
   }
+  for (const one of holders) if (one.device !== "here") rows.push(device(one.device, [held(one)], "up"));
   for (const peer of told.devices) {
     const may = (rights) => rights.join(", ") || "nothing";
     rows.push(device(peer.name, [`${peer.short} · ${peer.addresses.join(", ")}`,
@@ -92,38 +97,87 @@ function drawn(kind, attributes, text = "") {
   return node;
 }
 
-// A lane a device: loading above; waiting, receiving and computing below.
-export function showPlan(plan) {
-  at("plan").hidden = !plan;
-  if (!plan) return;
-  at("plan-advice").textContent = plan.advice;
-  const width = 300, lane = 42, end = Math.max(...plan.stages.map((stage) => stage.finish_s)) || 1;
-  const height = lane * plan.stages.length + 34;
-  const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", role: "img",
+const seconds = (value) => value < 0.1 ? `${(1e3 * value).toFixed(1)} ms` : `${value.toFixed(2)} s`;
+const called = (name) => name === "here" ? "this device" : name;
+const besides = (value, planned) => planned === null ? seconds(value) : `${seconds(value)} (${seconds(planned)})`;
+
+// A lane a device, or two where what was planned stands above what was measured; in each, loading above waiting,
+// receiving and computing.
+function chart(stages, ends) {
+  const both = stages.some((stage) => stage.planned) && stages.some((stage) => stage.measured);
+  const left = both ? 30 : 0, width = 300 - left, row = both ? 26 : 22;
+  const end = Math.max(...ends, ...stages.flatMap((stage) => [stage.planned, stage.measured])
+    .map((times) => times?.finish_s ?? 0)) || 1;
+  const svg = drawn("svg", { width: "100%", role: "img",
     "aria-label": "When each device loads, waits, receives and computes" });
   const bar = (y, from, to, kind, what) => {
     if (to <= from) return;
-    const box = drawn("rect", { x: (from / end) * width, width: ((to - from) / end) * width, y, height: 9, class: kind });
-    box.append(drawn("title", {}, `${what}: ${from.toFixed(2)} to ${to.toFixed(2)} s`));
+    const box = drawn("rect", { x: left + (from / end) * width, width: Math.max(0.5, ((to - from) / end) * width), y,
+      height: 9, class: kind });
+    box.append(drawn("title", {}, `${what}: ${seconds(from)} to ${seconds(to)}`));
     svg.append(box);
   };
-  plan.stages.forEach((stage, row) => {
-    const y = row * lane, begin = stage.finish_s - stage.compute_s;
-    const name = `${stage.device}: layers ${stage.first_layer}–${stage.last_layer}`;
-    svg.append(drawn("text", { x: 0, y: y + 12 }, name));
-    bar(y + 17, 0, stage.load_s, "load", `${stage.device} loads`);
-    bar(y + 27, Math.min(stage.load_s, begin), begin, "wait", `${stage.device} waits`);
-    bar(y + 27, Math.max(0, begin - stage.network_s), begin, "network", `${stage.device} receives`);
-    bar(y + 27, begin, stage.finish_s, "compute", `${stage.device} computes`);
-  });
+  const lane = (y, device, times, name) => {
+    if (both) svg.append(drawn("text", { x: 0, y: y + 13 }, name));
+    const begin = times.finish_s - times.compute_s, sent = (times.received_s ?? begin) - times.network_s;
+    const loads = times.loading ?? [[0, times.load_s]], computes = times.computing ?? [[begin, times.finish_s]];
+    const first = computes.length ? computes[0][0] : times.finish_s;
+    bar(y + 10, Math.min(times.load_s, first), first, "wait", `${device} waits`);
+    bar(y + 10, Math.max(0, sent), sent + times.network_s, "network", `${device} is sent its input`);
+    for (const [from, to] of loads) bar(y, from, to, "load", `${device} loads`);
+    for (const [from, to] of computes) bar(y + 10, from, to, "compute", `${device} computes`);
+  };
+  let y = 0;
+  for (const stage of stages) {
+    svg.append(drawn("text", { x: 0, y: y + 12, class: "name" },
+      `${called(stage.device)}: layers ${stage.first_layer}–${stage.last_layer}`));
+    y += 17;
+    for (const name of ["planned", "measured"]) {
+      if (!stage[name]) continue;
+      lane(y, called(stage.device), stage[name], name === "planned" ? "plan" : "run");
+      y += row;
+    }
+  }
   let x = 0;
   for (const kind of ["load", "wait", "network", "compute"]) {
-    svg.append(drawn("rect", { x, y: height - 26, width: 9, height: 9, class: kind }));
-    svg.append(drawn("text", { x: x + 13, y: height - 18 }, kind));
+    svg.append(drawn("rect", { x, y: y + 8, width: 9, height: 9, class: kind }));
+    svg.append(drawn("text", { x: x + 13, y: y + 16 }, kind));
     x += 70;
   }
-  svg.append(drawn("text", { x: 0, y: height - 3 }, `first token after ${plan.ttft_s.toFixed(2)} s`));
-  at("gantt").replaceChildren(svg);
+  svg.setAttribute("viewBox", `0 0 300 ${y + 22}`);
+  return svg;
+}
+
+export function showPlan(plan) {
+  at("plan").hidden = !plan;
+  if (!plan) return;
+  at("plan-title").textContent = "Mesh plan";
+  at("plan-advice").textContent = plan.advice;
+  at("gantt").replaceChildren(chart(plan.stages.map((stage) => ({ ...stage, planned: stage })), [plan.ttft_s]),
+    made("p", "small", `First token after ${plan.ttft_s.toFixed(2)} s.`));
+}
+
+// The mesh that is running: the last reply, beside what was planned for one like it.
+export function showMesh({ last }) {
+  at("plan").hidden = false;
+  at("plan-title").textContent = last && last.ttft_s !== null ? "Mesh: the last reply" : "Mesh";
+  if (!last) {
+    at("plan-advice").textContent = "Behind the first reply this shows what each device did for it.";
+    at("gantt").replaceChildren();
+    return;
+  }
+  const measured = last.ttft_s !== null, planned = last.planned_ttft_s;
+  at("plan-advice").textContent = measured
+    ? `First token after ${besides(last.ttft_s, planned)}, then ${besides(last.token_s, last.planned_token_s)} a token` +
+      (planned === null ? "." : "; planned in brackets.")
+    : `Planned: first token after ${seconds(planned)}, then ${seconds(last.planned_token_s)} a token.`;
+  const rows = last.stages.filter((stage) => stage.measured).map((stage) => {
+    const both = (key) => besides(stage.measured[key], stage.planned ? stage.planned[key] : null);
+    const loaded = stage.measured.load_s ? `loaded after ${both("load_s")}, ` : "";
+    return made("p", "small", `${called(stage.device)}: ${loaded}computed for ${both("compute_s")}, ` +
+      `done after ${both("finish_s")}`);
+  });
+  at("gantt").replaceChildren(chart(last.stages, [last.ttft_s ?? 0, planned ?? 0]), ...rows);
 }
 
 function state(text, good) {
@@ -151,7 +205,8 @@ async function look(headers, askForKey) {
     }
     at("model").textContent = told.model ?? "nobody writes here";
     showDevices(told);
-    showPlan(told.plan);
+    if (told.mesh) showMesh(told.mesh);
+    else showPlan(told.plan);
     if (told.link && !told.link.up) state("the verifier is gone", false);
     else state("ready", true);
   } catch {

@@ -1,0 +1,134 @@
+"""The page over a mesh: what each device did for the last reply, beside what was planned."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from edgellm.api.mesh import Opened, Options, open_mesh
+from edgellm.http.course import Course
+from edgellm.http.door import Door
+from edgellm.http.reception import Writer
+from edgellm.mesh.fleet import read_fleet
+from edgellm.mesh.holding import WholeModel
+from edgellm.mesh.shelf import Shelf
+from edgellm.serve.worker import WorkerServer
+from tests.http.conftest import HOME, QUESTION, Answer, asker, conversation
+from tests.http.test_page import PHONE, browser, needs_browser, page, say, shot
+from tests.mesh.test_fleet import DESKTOP, LAPTOP
+from tests.serve.conftest import ANYWHERE
+
+__all__ = ["browser", "page"]
+
+
+@pytest.fixture
+def split() -> str | None:
+    return "here:1-5,laptop:6-12"
+
+
+@pytest.fixture
+def opened(verifier_path: Path, draft_path: Path, tmp_path: Path, split: str | None) -> Iterator[Opened]:
+    """Two devices that are described in a file, whatever they can really do."""
+    home = tmp_path / "home.toml"
+    home.write_text((DESKTOP + LAPTOP).replace('"desktop"', '"here"'), encoding="utf-8")
+    shelf = Shelf(WholeModel(verifier_path, tmp_path / "layers"))
+    with WorkerServer(shelf, ANYWHERE, threads=1) as worker:
+        options = Options(split, read_fleet(home), (f"laptop={worker.address}",), sessions=2)
+        with open_mesh(verifier_path, options, draft=draft_path, threads=1) as mesh:
+            yield mesh
+
+
+@pytest.fixture
+def door(opened: Opened) -> Iterator[Door]:
+    with Door(HOME) as made:
+        made.open(Writer(opened.pair, "edgellm-verifier", in_turns=False, course=Course(opened)))
+        yield made
+
+
+def test_the_status_tells_what_each_device_did_for_the_last_reply(door: Door, opened: Opened) -> None:
+    ask = asker(door)
+    before = ask("GET", "/status").json["mesh"]
+    held = [(one["device"], one["first_layer"], one["last_layer"]) for one in before["holders"]]
+    assert held == [(share.name, share.first + 1, share.last + 1) for share in opened.verifier.mesh.shares]
+    assert before["last"] is None
+    ttft: list[float] = []
+    for _ in range(2):
+        assert ask("POST", "/v1/chat/completions", conversation(max_tokens=8)).status == 200
+        _until(lambda: (ask("GET", "/status").json["mesh"]["last"] or {}).get("ttft_s") not in (None, *ttft))
+        last = ask("GET", "/status").json["mesh"]["last"]
+        ttft.append(last["ttft_s"])
+        assert last["token_s"] > 0.0
+        assert last["planned_ttft_s"] > 0.0
+        for stage in last["stages"]:
+            did = stage["measured"]
+            assert 0.0 < did["compute_s"] <= did["finish_s"] <= last["ttft_s"]
+            assert all(0.0 <= begin <= end <= last["ttft_s"] for begin, end in did["computing"])
+            assert stage["planned"]["finish_s"] > 0.0
+    assert last["stages"][0]["measured"]["load_s"] == 0.0  # the second one found everything loaded
+
+
+@pytest.mark.parametrize("split", [None])
+def test_before_the_first_reply_it_is_the_plan(door: Door) -> None:
+    last = asker(door)("GET", "/status").json["mesh"]["last"]
+    assert (last["ttft_s"], last["planned_ttft_s"] > 0.0) == (None, True)
+    assert all(stage["planned"] and stage["measured"] is None for stage in last["stages"])
+
+
+def test_of_replies_that_share_the_devices_nothing_is_told(door: Door) -> None:
+    ask = asker(door)
+    ask("POST", "/v1/chat/completions", conversation(max_tokens=2))
+    _until(lambda: ask("GET", "/status").json["mesh"]["last"] is not None)
+    before = ask("GET", "/status").json["mesh"]["last"]
+    answers: list[Answer] = []
+
+    def post() -> None:
+        answers.append(ask("POST", "/v1/chat/completions", conversation(max_tokens=200, temperature=1.5)))
+
+    both = [threading.Thread(target=post) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert [answer.status for answer in answers] == [200, 200]
+    _until(lambda: ask("GET", "/status").json["requests"]["running"] == 0)
+    assert ask("GET", "/status").json["mesh"]["last"] == before
+    ask("POST", "/v1/chat/completions", conversation(max_tokens=2))
+    _until(lambda: ask("GET", "/status").json["mesh"]["last"] != before)
+    last = ask("GET", "/status").json["mesh"]["last"]
+    assert all(stage["measured"]["compute_s"] <= last["ttft_s"] for stage in last["stages"])
+
+
+@needs_browser
+def test_the_page_draws_both(door: Door, page: Page) -> None:
+    page.goto(door.url)
+    expect(page.locator("#state")).to_have_text("ready", timeout=30_000)
+    expect(page.locator("#plan-advice")).to_contain_text("Behind the first reply")
+    for number in (1, 2):
+        say(page, QUESTION)
+        expect(page.locator(".said")).to_have_count(number)
+        expect(page.locator(".said").nth(number - 1)).to_contain_text("tokens", timeout=60_000)
+        expect(page.locator("#plan-title")).to_have_text("Mesh: the last reply")
+        page.locator("#gantt").scroll_into_view_if_needed()
+        shot(page, f"mesh-{number}")
+    expect(page.locator("#plan-advice")).to_contain_text("planned in brackets")
+    lanes = page.locator("#gantt svg text").all_text_contents()
+    assert [lanes.count("plan"), lanes.count("run")] == [2, 2]
+    kinds = page.locator("#gantt rect").evaluate_all("all => all.map(one => one.getAttribute('class'))")
+    assert kinds.count("compute") >= 5  # two devices, planned and measured, and the legend
+    expect(page.locator("#gantt p")).to_have_count(2)
+    expect(page.locator("#devices")).to_contain_text("holds layers")
+    page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    shot(page, "mesh-phone", whole=True)
+
+
+def _until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
