@@ -36,7 +36,7 @@ from edgellm.serve.jobs import Counters, Missing
 from edgellm.serve.service import Service
 from edgellm.serve.stream import RemotePending, Stream
 from edgellm.serve.wire import Ask, write_open, write_verdict, write_verify
-from edgellm.spec.records import GREEDY, Chunk, Distribution, Ids, Sampling, Verdict
+from edgellm.spec.records import GREEDY, Chunk, Distribution, Ids, Logprobs, Sampling, Verdict
 from edgellm.spec.sampling import rounded
 from edgellm.spec.verify import judge
 
@@ -157,8 +157,8 @@ class _Session:
 class _Device:
     """A device that has asked for a verdict, and is told something."""
 
-    def __init__(self) -> None:
-        self.timing = Timing()
+    def __init__(self, logprobs: int | None = None) -> None:
+        self.timing, self._logprobs = Timing(), logprobs
         self._line: Any = None
         self._stream: Stream | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -186,7 +186,7 @@ class _Device:
     async def feed(self, data: bytes) -> None:
         if self._stream is None or self._stream.over:
             self._stream = Stream(cast(Any, self), b"open", WORDS)
-        pending = RemotePending(ROUND, ids(1, 2, 3, 4), chunk(4, False), 4, lambda: True)
+        pending = RemotePending(Ask(ROUND, 4, ids(1, 2, 3, 4), chunk(4, False), 4, self._logprobs), lambda: True)
         stream = self._stream
         stream.send(pending, pending.request(2))
         await self._line.say(data, lambda: stream.over)
@@ -197,6 +197,9 @@ class _Device:
         if stream.over:
             self._stream = None
         verdict = pending.result()
+        told = verdict.accepted + len(verdict.tokens) if self._logprobs is not None else 0
+        if len(verdict.logprobs) != told or any(len(one.ids) != self._logprobs for one in verdict.logprobs):
+            raise AssertionError(f"probabilities that are none got through: {verdict}")
         if not (verdict.accepted <= 4 and 1 <= len(verdict.tokens) <= 5 and int(verdict.tokens.max()) < WORDS):
             raise AssertionError(f"a verdict that does not answer got through: {verdict}")
 
@@ -246,8 +249,11 @@ def _targets(folder: Path, loop: asyncio.AbstractEventLoop) -> list[Target]:
 
     opening = write_open(GREEDY, VOCABULARY.fingerprint)
     warm = write_open(Sampling(0.8, 40, 0.9, 5), VOCABULARY.fingerprint)
+    likely = [Logprobs(-0.5, ids(5, 6), np.array([-0.5, -2.0])) for _ in range(4)]
+    telling = write_verdict(ROUND, Verdict(2, ids(5, 6), 0.1, logprobs=tuple(likely)))
     asks = [write_verify(Ask(ROUND, at, ids(*range(1, 9)), chunk(n, drawn), 3))
             for at, n, drawn in ((0, 0, False), (0, 4, True), (8, 4, False), (400, 1, True))]  # fmt: skip
+    asks.append(write_verify(Ask(ROUND, 0, ids(1, 2), chunk(2, False), 3, logprobs=20)))
     verdict = write_verdict(ROUND, Verdict(2, ids(5, 6), 0.1, passes=2, plausible=(True, True, False, True)))
     frames = [verdict, pb.VerifierFrame(need_prefix=pb.NeedPrefix(round=ROUND, position=1)),
               pb.VerifierFrame(working=pb.Working(round=ROUND, step=3)),
@@ -283,6 +289,7 @@ def _targets(folder: Path, loop: asyncio.AbstractEventLoop) -> list[Target]:
     return [
         Target("session", [warm, opening, *asks], run(session.feed), 400_000),
         Target("verdict", frames, run(device.feed), 250_000),
+        Target("probabilities", [telling], run(_Device(logprobs=2).feed), 60_000),
         Target(
             "hello",
             [hello],

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from edgellm.spec.local import LocalVerifier
 from edgellm.spec.options import ReplyOptions
-from edgellm.spec.protocols import VerifierSession
+from edgellm.spec.protocols import Tells, VerifierSession
 from edgellm.spec.records import Sampling
 
 
-def why_not(linked: bool, verified: bool, options: ReplyOptions) -> str:
-    """Why the text of a reply would not be one local model's alone, so that nobody knows its probabilities; "" if it
-    would. `linked`: the verifier is on another device; `verified`: there is one beside the model.
+def why_not(silent: bool, verified: bool, options: ReplyOptions) -> str:
+    """Why the text of a reply would not be alone that of one model which tells its probabilities; "" if it would.
+    `silent`: the verifier is on another device, and does not tell; `verified`: there is one beside the model.
     """
-    if linked:
+    if silent:
         return "the verifier is on another device, and does not send them"
     if verified and (options.budget not in (None, 1.0) or options.gate not in ("auto", "always")):
         return "not every token is verified, and what is not is not the verifier's"
@@ -20,9 +19,9 @@ def why_not(linked: bool, verified: bool, options: ReplyOptions) -> str:
 
 
 class Telling:
-    """A verifier of this process whose verdicts bring the probabilities of their tokens, and of `most` others."""
+    """A verifier whose verdicts bring the probabilities of their tokens, and of `most` others."""
 
-    def __init__(self, verifier: LocalVerifier, most: int) -> None:
+    def __init__(self, verifier: Tells, most: int) -> None:
         self._verifier, self._most = verifier, most
         self.name, self.context_length = verifier.name, verifier.context_length
 

@@ -23,7 +23,7 @@ from edgellm.spec.local import LocalVerifier
 from edgellm.spec.loop import Event, Limits, Watch, generate
 from edgellm.spec.options import CHUNK, FINE, ReplyOptions
 from edgellm.spec.profile import Profile
-from edgellm.spec.protocols import Drafter, Verifier
+from edgellm.spec.protocols import Drafter, Tells, Verifier
 from edgellm.spec.records import Chunk, Explanation, Ids, Notice, Sampling, Verdict
 from edgellm.spec.stats import Stats
 from edgellm.spec.stopping import until
@@ -128,7 +128,7 @@ def _written(
                 prompt, alphabet=parts.text, drafter=drafter, gate=gate, verifier=verifier,
                 sampling=sampling, limits=limits, stats=stats, explain=explain, stopped=stopped,
                 watch=_watch(parts.knowledge, plan.first),
-                announce=parts.linked and parts.draft is not None and not isinstance(gate, NeverGate),
+                announce=parts.linked and own is not None and not isinstance(gate, NeverGate),
             )  # fmt: skip
         if plan.first is not None and parts.knowledge is not None:
             news = parts.knowledge.end_first(plan.first, plan.choice.gamma, plan.kind.layers)
@@ -165,15 +165,16 @@ def _copying(parts: Parts, options: ReplyOptions, plan: Plan, prompt: Ids) -> tu
 
 
 def telling(parts: Parts, options: ReplyOptions) -> Telling:
-    """The verifier of a reply whose tokens tell their probabilities: the one that is here, or the model itself.
+    """The verifier of a reply whose tokens tell their probabilities: the pair's where it does so, or the model itself.
 
     Raises:
         InvalidOption: they cannot be told truly; says why.
     """
-    if why := why_not(parts.linked, parts.verifier is not None, options):
+    told = parts.verifier if isinstance(parts.verifier, Tells) and parts.verifier.tells else None
+    if why := why_not(parts.linked and told is None, parts.verifier is not None, options):
         raise InvalidOption(f"logprobs cannot be told: {why}.", "Leave logprobs out, or verify everything here.")
-    if isinstance(parts.verifier, LocalVerifier):
-        return Telling(parts.verifier, options.logprobs or 0)
+    if told is not None:
+        return Telling(told, options.logprobs or 0)
     retrieval = parts.retrieval or Retrieval(parts.text, parts.context, parts.threads, linked=False)
     return Telling(retrieval.itself(), options.logprobs or 0)
 

@@ -17,20 +17,22 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length", "model_hash")
+    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length", "model_hash", "logprobs")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     vocabulary: bytes
     vocabulary_size: int
     model: str
     context_length: int
     model_hash: bytes
-    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ...) -> None: ...
+    logprobs: bool
+    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., logprobs: _Optional[bool] = ...) -> None: ...
 
 class VocabularyHashes(_message.Message):
     __slots__ = ("blocks",)
@@ -93,7 +95,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Verify(_message.Message):
-    __slots__ = ("round", "position", "prefix", "chunk", "distributions", "extra", "copied")
+    __slots__ = ("round", "position", "prefix", "chunk", "distributions", "extra", "copied", "logprobs")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +103,7 @@ class Verify(_message.Message):
     DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
     COPIED_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     round: int
     position: int
     prefix: _containers.RepeatedScalarFieldContainer[int]
@@ -108,7 +111,8 @@ class Verify(_message.Message):
     distributions: Distributions
     extra: int
     copied: bool
-    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., prefix: _Optional[_Iterable[int]] = ..., chunk: _Optional[_Iterable[int]] = ..., distributions: _Optional[_Union[Distributions, _Mapping]] = ..., extra: _Optional[int] = ..., copied: _Optional[bool] = ...) -> None: ...
+    logprobs: int
+    def __init__(self, round: _Optional[int] = ..., position: _Optional[int] = ..., prefix: _Optional[_Iterable[int]] = ..., chunk: _Optional[_Iterable[int]] = ..., distributions: _Optional[_Union[Distributions, _Mapping]] = ..., extra: _Optional[int] = ..., copied: _Optional[bool] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class Distributions(_message.Message):
     __slots__ = ("lengths", "gaps", "weights")
@@ -121,20 +125,32 @@ class Distributions(_message.Message):
     def __init__(self, lengths: _Optional[_Iterable[int]] = ..., gaps: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("round", "accepted", "tokens", "seconds", "passes", "plausible")
+    __slots__ = ("round", "accepted", "tokens", "seconds", "passes", "plausible", "logprobs")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     PASSES_FIELD_NUMBER: _ClassVar[int]
     PLAUSIBLE_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     round: int
     accepted: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     seconds: float
     passes: int
     plausible: bytes
-    def __init__(self, round: _Optional[int] = ..., accepted: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., passes: _Optional[int] = ..., plausible: _Optional[bytes] = ...) -> None: ...
+    logprobs: Logprobs
+    def __init__(self, round: _Optional[int] = ..., accepted: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., passes: _Optional[int] = ..., plausible: _Optional[bytes] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+
+class Logprobs(_message.Message):
+    __slots__ = ("own", "ids", "likeliest")
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    LIKELIEST_FIELD_NUMBER: _ClassVar[int]
+    own: _containers.RepeatedScalarFieldContainer[float]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    likeliest: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, own: _Optional[_Iterable[float]] = ..., ids: _Optional[_Iterable[int]] = ..., likeliest: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class NeedPrefix(_message.Message):
     __slots__ = ("round", "position")

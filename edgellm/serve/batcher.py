@@ -18,6 +18,7 @@ from edgellm.serve.scheduler import Batch, Kind, Limits, Want, next_batch
 from edgellm.serve.sessions import SessionTable, common_prefix
 from edgellm.serve.wire import Ask
 from edgellm.spec.records import NO_IDS, Chunk, Floats, Ids, Sampling, Verdict
+from edgellm.spec.sampling import logprobs
 from edgellm.spec.verify import judge, plausible
 
 
@@ -127,7 +128,7 @@ class Batcher:
             deliver(Missing(len(held)))
             return
         ids = np.concatenate((held[: ask.position], ask.prefix))
-        request = Request(session, sampling, ids, ask.chunk, ask.extra, since, deliver)
+        request = Request(session, sampling, ids, ask.chunk, ask.extra, since, deliver, ask.logprobs)
         self._queue[session] = request
         if slot is not None:
             self._claim(request)  # now, lest its slot goes to an older request while it waits
@@ -246,6 +247,9 @@ class Batcher:
         if not job.tokens:
             job.accepted = accepted
             job.plausible = plausible(job.chunk, logits, accepted) if job.chunk.retrieved else None
+        if request.logprobs is not None:
+            stands = np.append(job.chunk.ids[:accepted], np.int32(token))
+            job.logprobs.extend(logprobs(logits, stands, request.logprobs))
         job.tokens.append(token)
         job.done = len(job.ids) + accepted
         self._context.rollback(job.done, job.slot)
@@ -255,7 +259,11 @@ class Batcher:
             self._want(job, self._totals["prefills"])
             return
         tokens = np.array(job.tokens, np.int32)
-        self._answer(job, Verdict(job.accepted, tokens, job.seconds, passes=job.passes, plausible=job.plausible))
+        said = tuple(job.logprobs)
+        verdict = Verdict(
+            job.accepted, tokens, job.seconds, passes=job.passes, plausible=job.plausible, logprobs=said
+        )  # fmt: skip
+        self._answer(job, verdict)
 
     def _fail(self, job: Job, error: EdgeError) -> None:
         self._context.clear(job.slot)

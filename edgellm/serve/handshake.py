@@ -22,11 +22,12 @@ _NAME = 200  # characters of a model's name
 @dataclass(frozen=True, slots=True)
 class Peer:
     """What the verifier says of itself: the name of its model, the tokens that one session can hold, and the SHA-256
-    of the model's file in hex, empty where it is not told."""
+    of the model's file in hex, empty where it is not told. `tells`: verdicts bring probabilities where one asks."""
 
     model: str
     context_length: int
     model_hash: str = ""
+    tells: bool = False
 
 
 async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, where: str) -> Peer:
@@ -49,7 +50,7 @@ async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, whe
         raise ProtocolError("The verifier holds no tokens.", _UPDATE)
     if len(reply.model_hash) not in (0, 32):
         raise ProtocolError(f"The verifier's model has a hash of {len(reply.model_hash)} bytes.", _UPDATE)
-    return Peer(reply.model[:_NAME], reply.context_length, reply.model_hash.hex())
+    return Peer(reply.model[:_NAME], reply.context_length, reply.model_hash.hex(), reply.logprobs)
 
 
 def hello(vocabulary: Vocabulary) -> pb.HelloRequest:

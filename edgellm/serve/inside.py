@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -18,7 +19,9 @@ from edgellm.spec.waiting import settled
 
 
 class InsideVerifier:
-    """See `Verifier`. Sessions are numbered below zero, those of devices above."""
+    """See `Verifier` and `Tells`. Sessions are numbered below zero, those of devices above."""
+
+    tells = True
 
     def __init__(self, batcher: Batcher, name: str, context_length: int) -> None:
         """The batcher stays the server's to close."""
@@ -26,9 +29,9 @@ class InsideVerifier:
         self._batcher = batcher
         self._numbers: Iterator[int] = count(-1, -1)
 
-    def open(self, sampling: Sampling) -> InsideSession:
+    def open(self, sampling: Sampling, *, logprobs: int | None = None) -> InsideSession:
         """A session for one reply."""
-        return InsideSession(self._batcher, next(self._numbers), sampling)
+        return InsideSession(self._batcher, next(self._numbers), sampling, logprobs)
 
     def close(self) -> None:
         """The verifier is the server's."""
@@ -37,8 +40,8 @@ class InsideVerifier:
 class InsideSession:
     """One reply's state: what the batcher holds of it, for as long as it has room."""
 
-    def __init__(self, batcher: Batcher, number: int, sampling: Sampling) -> None:
-        self._batcher, self._number, self._sampling = batcher, number, sampling
+    def __init__(self, batcher: Batcher, number: int, sampling: Sampling, logprobs: int | None = None) -> None:
+        self._batcher, self._number, self._sampling, self._logprobs = batcher, number, sampling, logprobs
         self._round = 0
         self.held = NO_IDS
         self.stopped: Callable[[], bool] | None = None
@@ -53,7 +56,7 @@ class InsideSession:
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> InsidePending:
         """See `VerifierSession.submit`."""
         self._round += 1
-        return InsidePending(self, Ask(self._round, 0, prefix, chunk, extra))
+        return InsidePending(self, Ask(self._round, 0, prefix, chunk, extra, self._logprobs))
 
     def ask(self, ask: Ask, position: int) -> Future[Answer]:
         """Has the worker answer `ask`, whose prefix is all of it, where it holds the first `position` tokens."""
@@ -63,7 +66,7 @@ class InsideSession:
             if not answer.done():
                 answer.set_result(what)
 
-        known = Ask(ask.round, position, ask.prefix[position:], ask.chunk, ask.extra)
+        known = replace(ask, position=position, prefix=ask.prefix[position:])
         self._batcher.submit(self._number, self._sampling, known, deliver)
         return answer
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from edgellm.errors import EdgeError
-from edgellm.spec.records import Chunk, Ids, Sampling, Verdict
+from edgellm.spec.records import Chunk, Ids, Logprobs, Sampling, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Counters:
 class Request:
     """What a session asks for: a verdict on `chunk` after `ids`, which are all tokens before it.
 
-    `since` is the number of prefill batches that had been computed when it came.
+    `since` is the number of prefill batches that had been computed when it came; `logprobs` as in `Ask`.
     """
 
     session: int
@@ -53,6 +53,7 @@ class Request:
     extra: int
     since: int
     deliver: Deliver
+    logprobs: int | None = None
 
 
 @dataclass(slots=True)
@@ -73,6 +74,7 @@ class Job:
     seconds: float = 0.0
     passes: int = 0
     plausible: tuple[bool, ...] | None = None
+    logprobs: list[Logprobs] = field(default_factory=list)
     leader: Job | None = None
     common: int = 0
 

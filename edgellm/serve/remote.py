@@ -11,7 +11,7 @@ from edgellm.link.trust import Trust
 from edgellm.serve.connection import Connection, Timing
 from edgellm.serve.sessions import common_prefix
 from edgellm.serve.stream import RemotePending, Stream, lost
-from edgellm.serve.wire import write_open
+from edgellm.serve.wire import Ask, write_open
 from edgellm.spec.records import NO_IDS, Chunk, Ids, Sampling
 
 
@@ -59,9 +59,14 @@ class RemoteVerifier:
         """Whether it is there, and takes requests."""
         return self._connection.ready()
 
-    def open(self, sampling: Sampling) -> RemoteSession:
+    @property
+    def tells(self) -> bool:
+        """See `Tells`: older verifiers do not."""
+        return self._connection.peer.tells
+
+    def open(self, sampling: Sampling, *, logprobs: int | None = None) -> RemoteSession:
         """A session for one reply. Where the verifier is away by now, it is not ready, and will be."""
-        return RemoteSession(self._connection, self._vocabulary, sampling)
+        return RemoteSession(self._connection, self._vocabulary, sampling, logprobs)
 
     def close(self) -> None:
         self._connection.close()
@@ -70,8 +75,10 @@ class RemoteVerifier:
 class RemoteSession:
     """One reply at the verifier: a stream, and the knowledge of which tokens are held at its other end."""
 
-    def __init__(self, connection: Connection, vocabulary: Vocabulary, sampling: Sampling) -> None:
-        self._connection = connection
+    def __init__(
+        self, connection: Connection, vocabulary: Vocabulary, sampling: Sampling, logprobs: int | None = None
+    ) -> None:
+        self._connection, self._logprobs = connection, logprobs
         self._vocabulary = vocabulary
         self._opening = write_open(sampling, vocabulary.fingerprint).SerializeToString()
         self._stream: Stream | None = None
@@ -97,7 +104,8 @@ class RemoteSession:
             self._end_stream()
             stream, held = Stream(self._connection, self._opening, self._vocabulary.size), NO_IDS
         self._round += 1
-        pending = RemotePending(self._round, prefix, chunk, extra, self._connection.alive, self._stopped)
+        ask = Ask(self._round, len(prefix), prefix, chunk, extra, self._logprobs)
+        pending = RemotePending(ask, self._connection.alive, self._stopped)
         data = pending.request(common_prefix(held, prefix))
         self._stream, self._last = stream, pending
         if not self._connection.post(stream.send, pending, data):

@@ -119,6 +119,7 @@ class Service:
             model=self._model,
             context_length=self._bounds.context,
             model_hash=self._model_hash,
+            logprobs=True,
         )
 
     async def compare_vocabulary(self, request: bytes, context: Stream) -> pb.VocabularyBlock:

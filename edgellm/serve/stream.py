@@ -20,7 +20,7 @@ from edgellm.link.channel import LONGEST_BUSY_MS, SESSION
 from edgellm.link.frames import parsed
 from edgellm.serve.connection import Connection
 from edgellm.serve.wire import Ask, read_verdict, write_verify
-from edgellm.spec.records import Chunk, Ids, Verdict
+from edgellm.spec.records import Ids, Verdict
 from edgellm.spec.waiting import settled
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
@@ -29,14 +29,12 @@ _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
 class RemotePending:
     """A verdict on its way over the link."""
 
-    def __init__(
-        self, round: int, prefix: Ids, chunk: Chunk, extra: int, alive: Callable[[], bool],  # noqa: A002
-        stopped: Callable[[], bool] | None = None,
-    ) -> None:  # fmt: skip
-        """`alive` tells whether anybody is left who could settle it, `stopped` whether nobody wants it any more."""
+    def __init__(self, ask: Ask, alive: Callable[[], bool], stopped: Callable[[], bool] | None = None) -> None:
+        """`ask` has all tokens in its prefix. `alive` tells whether anybody is left who could settle it, `stopped`
+        whether nobody wants it any more."""
         self._alive, self._stopped = alive, stopped
-        self.ask = Ask(round, len(prefix), prefix, chunk, extra)
-        self.position = len(prefix)  # of these tokens the other end is taken to hold so many
+        self.ask = ask
+        self.position = len(ask.prefix)  # of these tokens the other end is taken to hold so many
         self.bytes_up = 0
         self.bytes_down = 0
         self._future: Future[Verdict] = Future()

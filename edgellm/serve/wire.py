@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -12,20 +12,27 @@ import numpy as np
 from edgellm.errors import ContextFull, InvalidOption, ProtocolError
 from edgellm.link import edgellm_pb2 as pb
 from edgellm.link.channel import MAX_CHUNK, MAX_EXTRA, PROTOCOL
-from edgellm.spec.records import NO_IDS, Chunk, Distribution, Ids, Sampling, Verdict
+from edgellm.spec.options import MOST_LOGPROBS
+from edgellm.spec.records import NO_IDS, Chunk, Distribution, Ids, Logprobs, Sampling, Verdict
 from edgellm.spec.sampling import UNITS, WIDEST, units
 from edgellm.spec.verify import check_chunk
+
+_ROUNDED = 1e-4  # the logarithm of a probability may be so much above 0
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One Verify, checked: `prefix` continues the first `position` tokens of the session, then comes `chunk`."""
+    """One Verify, checked: `prefix` continues the first `position` tokens of the session, then comes `chunk`.
+
+    `logprobs`: the verdict brings those of its tokens, and of so many others in each place.
+    """
 
     round: int
     position: int
     prefix: Ids
     chunk: Chunk
     extra: int
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,7 @@ def write_verify(ask: Ask) -> pb.DeviceFrame:
         chunk=ask.chunk.ids.tolist(),
         extra=ask.extra,
         copied=ask.chunk.retrieved,
+        logprobs=ask.logprobs,
     )
     for drawn in ask.chunk.distributions or ():
         if len(drawn.ids) > WIDEST:
@@ -97,6 +105,8 @@ def read_verify(message: pb.Verify, bounds: Bounds) -> Ask:
     """
     if len(message.chunk) > MAX_CHUNK or message.extra > MAX_EXTRA:
         _refuse(f"A round has {len(message.chunk)} drafted and {message.extra} extra tokens.")
+    if message.logprobs > MOST_LOGPROBS:
+        _refuse(f"A round asks for the log-probabilities of {message.logprobs} tokens in each place.")
     before = message.position + len(message.prefix)
     if before == 0:
         _refuse("There is no token before the chunk.")
@@ -114,7 +124,8 @@ def read_verify(message: pb.Verify, bounds: Bounds) -> Ask:
         drawn = _distributions(message.distributions, len(chunk_ids), bounds.vocabulary)
     chunk = Chunk(ids=chunk_ids, distributions=drawn, retrieved=message.copied)
     check_chunk(chunk, bounds.vocabulary)
-    return Ask(message.round, message.position, prefix, chunk, message.extra)
+    told = message.logprobs if message.HasField("logprobs") else None
+    return Ask(message.round, message.position, prefix, chunk, message.extra, told)
 
 
 def write_verdict(round: int, verdict: Verdict) -> pb.VerifierFrame:  # noqa: A002 - the contract's own word
@@ -126,6 +137,7 @@ def write_verdict(round: int, verdict: Verdict) -> pb.VerifierFrame:  # noqa: A0
             seconds=verdict.seconds,
             passes=verdict.passes,
             plausible=b"" if verdict.plausible is None else np.packbits(verdict.plausible, bitorder="little").tobytes(),
+            logprobs=_write_logprobs(verdict.logprobs) if verdict.logprobs else None,
         )
     )
 
@@ -142,7 +154,34 @@ def read_verdict(message: pb.Verdict, ask: Ask, vocabulary: int) -> Verdict:
         _refuse(f"A verdict took {message.seconds} seconds.")
     tokens = read_ids(message.tokens, vocabulary)
     likely = _plausible(message.plausible, len(ask.chunk)) if ask.chunk.retrieved and message.plausible else None
-    return Verdict(message.accepted, tokens, seconds=message.seconds, passes=message.passes, plausible=likely)
+    said: tuple[Logprobs, ...] = ()
+    if ask.logprobs is not None:
+        said = _logprobs(message.logprobs, message.accepted + len(message.tokens), ask.logprobs, vocabulary)
+    return Verdict(
+        message.accepted, tokens, seconds=message.seconds, passes=message.passes, plausible=likely, logprobs=said
+    )
+
+
+def _write_logprobs(said: Sequence[Logprobs]) -> pb.Logprobs:
+    message = pb.Logprobs(own=[one.own for one in said])
+    for one in said:
+        message.ids.extend(one.ids.tolist())
+        message.likeliest.extend(one.logprobs.tolist())
+    return message
+
+
+def _logprobs(message: pb.Logprobs, places: int, most: int, vocabulary: int) -> tuple[Logprobs, ...]:
+    most = min(most, vocabulary)
+    if len(message.own) != places or not len(message.ids) == len(message.likeliest) == places * most:
+        _refuse(
+            f"A verdict of {places} tokens tells the probabilities of {len(message.own)}, and of {len(message.ids)}"
+            " likeliest ones."
+        )
+    own, values = np.fromiter(message.own, np.float64), np.fromiter(message.likeliest, np.float64)
+    if not all(((-np.inf < some) & (some < _ROUNDED)).all() for some in (own, values)):  # nor NaN
+        _refuse("A verdict tells a log-probability that is none.")
+    ids = read_ids(message.ids, vocabulary).reshape(places, most)
+    return tuple(map(Logprobs, own.tolist(), ids, values.reshape(places, most)))
 
 
 def _plausible(bits: bytes, drafted: int) -> tuple[bool, ...]:

@@ -40,6 +40,11 @@ class LocalVerifier:
         return self._model.name
 
     @property
+    def tells(self) -> bool:
+        """See `Tells`."""
+        return True
+
+    @property
     def context_length(self) -> int:
         return self._context_length
 

@@ -147,3 +147,24 @@ class Verifier(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Tells(Protocol):
+    """A verifier whose verdicts can bring the probabilities of their tokens."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def tells(self) -> bool:
+        """Whether they do; of one across a link its version says so."""
+        ...
+
+    def open(self, sampling: Sampling, *, logprobs: int | None = None) -> VerifierSession:
+        """As `Verifier.open`. Verdicts bring the `logprobs` of their tokens, and of so many others, where a number is
+        given."""
+        ...

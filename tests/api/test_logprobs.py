@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ import pytest
 
 from edgellm.api import Pair
 from edgellm.engine import Context, Model
-from edgellm.errors import InvalidOption
+from edgellm.errors import InvalidOption, VerifierLost
+from edgellm.link.address import Address
+from edgellm.serve.handshake import Peer, greet
+from edgellm.serve.remote import RemoteVerifier
+from edgellm.serve.server import VerifierServer
 from edgellm.spec.local import LocalVerifier
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.records import GREEDY, NO_FLOATS, Chunk, Token, Twig
@@ -77,12 +82,74 @@ def test_where_not_everything_is_verified_they_are_refused(pair: Pair, options: 
         pair.reply(case(2), logprobs=1, **options)
 
 
-def test_across_a_link_they_are_refused(f32_pair: tuple[Path, Path], address: str) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("where", ["across a link", "in the server"])
+def test_a_served_verifier_tells_them_too(
+    f32_pair: tuple[Path, Path], server: VerifierServer, where: str, temperature: float
+) -> None:
+    options: dict[str, Any] = {"max_tokens": 20, "temperature": temperature, "top_k": 0, "seed": 3}
+    with (
+        Pair.open(f32_pair[0], str(server.address), threads=1)
+        if where == "across a link"
+        else Pair(server.model, draft=None, verifier=server.inside(), threads=1) as pair
+    ):
+        tokens = list(pair.reply(case(2), logprobs=4, **options))
+        truth = read_anew(f32_pair[1], pair.prompt_ids(case(2)), tokens)
+        plain = list(pair.reply(case(2), retrieval="off", **options))
+    if temperature == 0.0:
+        assert [token.id for token in tokens] == [token.id for token in plain]
+    assert all(token.logprobs is None for token in plain)
+    for token, row in zip(tokens, truth, strict=True):
+        assert token.logprobs is not None
+        assert token.logprobs.own == pytest.approx(row[token.id], abs=2e-3)
+        assert token.logprobs.logprobs == pytest.approx(np.sort(row)[::-1][:4], abs=2e-3)
+
+
+def test_a_verdict_on_a_chunk_brings_those_of_what_stands(server: VerifierServer, pair: Pair) -> None:
+    prompt = pair.prompt_ids(case(2))
+    told = list(pair.reply(case(2), max_tokens=6, logprobs=2))
+    right = np.array([token.id for token in told], dtype=np.int32)
+    remote = RemoteVerifier(server.address, server.model.vocabulary)
+    session = remote.open(GREEDY, logprobs=2)
+    wrong = np.append(right[:3], right[:1]).astype(np.int32)
+    verdict = session.submit(prompt, Chunk(wrong), extra=2).result()
+    session.close()
+    remote.close()
+    assert (verdict.accepted, verdict.tokens.tolist()) == (3, right[3:].tolist())
+    assert len(verdict.logprobs) == 6
+    for one, token in zip(verdict.logprobs, told, strict=True):
+        assert token.logprobs is not None
+        assert one.own == pytest.approx(token.logprobs.own, abs=2e-3)
+        assert one.ids.tolist() == token.logprobs.ids.tolist()
+
+
+def test_an_older_verifier_is_not_asked_for_them(
+    f32_pair: tuple[Path, Path], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def older(*arguments: Any) -> Peer:
+        return replace(await greet(*arguments), tells=False)
+
+    monkeypatch.setattr("edgellm.serve.connection.greet", older)
     with (
         Pair.open(f32_pair[0], address, threads=1) as linked,
         pytest.raises(InvalidOption, match="another device"),
     ):
         linked.reply(case(2), logprobs=1)
+
+
+def test_a_reply_that_cannot_tell_them_to_its_end_fails(f32_pair: tuple[Path, Path]) -> None:
+    """It never goes on from the draft model, whose words nobody has weighed."""
+    with (
+        Model.load(f32_pair[1]) as model,
+        VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=1, threads=1) as served,
+        Pair.open(f32_pair[0], str(served.address), threads=1) as linked,
+    ):
+        reply = linked.reply(case(2), max_tokens=40, logprobs=1)
+        first = next(reply)
+        served.stop(0)
+        with pytest.raises(VerifierLost):
+            list(reply)
+    assert first.logprobs is not None
 
 
 @pytest.mark.parametrize("options", [{"logprobs": -1}, {"logprobs": 21}, {"stop": ("",)}, {"stop": ("a",) * 17}])

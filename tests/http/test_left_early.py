@@ -42,8 +42,16 @@ def test_no_more_of_it_is_read_and_the_next_reply_is_whole(
         reads.set()
         heard.wait(60)
 
-    monkeypatch.setattr(Reply, "cancel", lambda reply: (cancel(reply), heard.set()))
-    monkeypatch.setattr(Reply, "close", lambda reply: (close(reply), over.set()))
+    def cancels(reply: Reply) -> None:
+        cancel(reply)
+        heard.set()
+
+    def closes(reply: Reply) -> None:
+        close(reply)
+        over.set()
+
+    monkeypatch.setattr(Reply, "cancel", cancels)
+    monkeypatch.setattr(Reply, "close", closes)
     seen.clear()
     meanwhile.append(stands)
     body = {"messages": [{"role": "user", "content": LONG}], "stream": stream, "max_tokens": 8}

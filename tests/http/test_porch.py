@@ -100,7 +100,7 @@ def test_an_answer_may_take_its_time(hasty: Door) -> None:
         time.sleep(2 * SOON)
         await app(scope, receive, send)  # type: ignore[arg-type]
 
-    hasty._app._app = slow  # type: ignore[assignment]
+    hasty._app._app = slow
     assert asker(hasty)("GET", "/health").status == 200
 
 
@@ -159,7 +159,7 @@ def test_who_is_being_served_is_not_hung_up_on_for_others(monkeypatch: pytest.Mo
                 await asyncio.sleep(0.01)
             await app(scope, receive, send)  # type: ignore[arg-type]
 
-        door._app._app = stands  # type: ignore[assignment]
+        door._app._app = stands
         found: list[int] = []
         threads = [
             threading.Thread(target=lambda: found.append(asker(door)("GET", "/health").status)) for _ in range(2)

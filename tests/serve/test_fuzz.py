@@ -15,8 +15,8 @@ from bench.fuzz_files import headers
 from bench.fuzz_run import Outcome, Target, fire, take
 from edgellm.errors import InvalidOption
 
-NAMES = ("session", "verdict", "hello", "vocabulary", "welcome", "pairing", "introduction", "certificate", "spake",
-         "mesh orders", "mesh reports", "layers", "figures", "measuring", "lines",
+NAMES = ("session", "verdict", "probabilities", "hello", "vocabulary", "welcome", "pairing", "introduction",
+         "certificate", "spake", "mesh orders", "mesh reports", "layers", "figures", "measuring", "lines",
          "addresses", "codes", "devices", "short devices", "model names", "models", "announcements",
          "paired devices")  # fmt: skip
 INPUTS = 300  # of each; a few thousand in all
