@@ -40,6 +40,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "serve": (
         ("edgellm serve", "OpenAI's API over the bundled pair, on this machine only"),
         ("edgellm serve --draft SMALL.gguf --verifier desk:50151 --http-port 8081", "another pair, another port"),
+        ("edgellm serve --mesh here:1-6,desk:7-12", "the verifier on two devices; the page draws what each did"),
         ("edgellm serve --plan plan.json", "the page also draws what `edgellm mesh plan --json > plan.json` has found"),
         ("edgellm serve --http-host 192.168.1.20", "for other machines: by TLS, with a key that is made for you"),
         ("edgellm serve --role verifier", "the bundled verifier, for devices that draft; over HTTP, too"),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
 from edgellm.http import porch
@@ -175,3 +176,26 @@ def test_who_is_being_served_is_not_hung_up_on_for_others(monkeypatch: pytest.Mo
         assert found == [200, 200]
         door._app._app = app
         assert asker(door)("GET", "/health").status == 200
+
+
+def test_nothing_is_left_of_whoever_came_and_went(hasty: Door) -> None:
+    """Descriptors, threads and tasks: of those who asked, of those who left in the middle, and of those hung up on."""
+    process, ask = psutil.Process(), asker(hasty)
+
+    def visits(count: int) -> None:
+        for _ in range(count):
+            with knock(hasty) as asks, knock(hasty) as leaves, knock(hasty) as stays:
+                asks.sendall(HEAD + b"Connection: close\r\n\r\n")
+                while asks.recv(65536):
+                    pass
+                leaves.sendall(HEAD)
+                stays.settimeout(60)
+                assert stays.recv(1) == b""
+
+    visits(2)
+    before = process.num_fds(), process.num_threads()
+    visits(10)
+    assert ask("GET", "/health").status == 200
+    _until(lambda: (process.num_fds(), process.num_threads()) <= before)
+    porches = hasty._server._porches if hasty._server is not None else []
+    _until(lambda: all(len(one._here) == len(one._silent) == len(one._greeted) == 0 for one in porches))
