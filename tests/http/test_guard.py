@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from edgellm.api import Pair
 from edgellm.errors import InvalidOption, PortTaken
@@ -76,6 +78,36 @@ def test_without_the_key_nothing_is_told(locked: Ask, value: str | None) -> None
         assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
         assert answer.headers["www-authenticate"] == "Bearer"
     assert locked("GET", "/health", None, headers).status == 200
+
+
+KEY, WRONG = (b"authorization", b"Bearer " + b"k" * 43), (b"authorization", b"Bearer x")
+HERE, ELSEWHERE = (b"host", b"localhost"), (b"host", b"evil.example")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([HERE, KEY], 200), ([HERE, KEY, WRONG], 401), ([HERE, WRONG, KEY], 401), ([HERE, ELSEWHERE, KEY], 403),
+        ([ELSEWHERE, HERE, KEY], 403), ([KEY], 403),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_of_two_headers_neither_is_believed(headers: list[tuple[bytes, bytes]], status: int) -> None:
+    """Whatever the server in front of the guard makes of them."""
+    answers: list[int] = []
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(message: Message) -> None:
+        answers.extend([message["status"]] if "status" in message else [])
+
+    scope = {"type": "http", "scheme": "http", "method": "GET", "path": "/v1/models", "headers": headers}
+    asyncio.run(guard.Guard(app, ["localhost"], "k" * 43)(scope, receive, send))
+    assert answers == [status]
 
 
 def test_with_the_key_everything_is(locked: Ask) -> None:
