@@ -8,6 +8,7 @@ from edgellm.engine.context import Context
 from edgellm.engine.convert import to_f32
 from edgellm.engine.facts import Top2, top2, top_k
 from edgellm.engine.gguf import GgufHeader, TensorInfo, check_gguf
+from edgellm.engine.join import join
 from edgellm.engine.lens import Lens
 from edgellm.engine.model import Model
 from edgellm.engine.shard import check_cuttable, cut, cut_bytes
@@ -34,6 +35,7 @@ __all__ = [
     "check_gguf",
     "cut",
     "cut_bytes",
+    "join",
     "to_f32",
     "top2",
     "top_k",

@@ -16,18 +16,22 @@ class HoldsRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., model: _Optional[bytes] = ...) -> None: ...
 
 class HoldsReply(_message.Message):
-    __slots__ = ("protocol", "layers", "warm", "memory", "version")
+    __slots__ = ("protocol", "layers", "warm", "memory", "version", "begins", "ends")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     WARM_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     layers: _containers.RepeatedScalarFieldContainer[int]
     warm: _containers.RepeatedScalarFieldContainer[int]
     memory: int
     version: str
-    def __init__(self, protocol: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., warm: _Optional[_Iterable[int]] = ..., memory: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    begins: _containers.RepeatedScalarFieldContainer[int]
+    ends: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, protocol: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., warm: _Optional[_Iterable[int]] = ..., memory: _Optional[int] = ..., version: _Optional[str] = ..., begins: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Order(_message.Message):
     __slots__ = ("prepare", "parcel", "tell", "waiting")
