@@ -1,7 +1,7 @@
 """The engine: llama.cpp behind a small, typed door. The only package that imports `llama_cpp`."""
 
 from edgellm.engine.batch import SeqRows, Twig
-from edgellm.engine.block import Block
+from edgellm.engine.block import Block, Passage
 from edgellm.engine.capture import Capture, Recorder
 from edgellm.engine.chat import Message
 from edgellm.engine.context import Context
@@ -25,6 +25,7 @@ __all__ = [
     "Lens",
     "Message",
     "Model",
+    "Passage",
     "Recorder",
     "SeqRows",
     "TensorInfo",
