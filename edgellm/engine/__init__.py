@@ -12,6 +12,7 @@ from edgellm.engine.join import join
 from edgellm.engine.lens import Lens
 from edgellm.engine.model import Model
 from edgellm.engine.shard import check_cuttable, cut, cut_bytes
+from edgellm.engine.stop import Stop
 from edgellm.engine.types import Floats, Ids
 from edgellm.engine.vocabulary import Vocabulary
 
@@ -28,6 +29,7 @@ __all__ = [
     "Passage",
     "Recorder",
     "SeqRows",
+    "Stop",
     "TensorInfo",
     "Top2",
     "Twig",
