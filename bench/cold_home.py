@@ -23,8 +23,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,20 @@ def prepare(machines: Sequence[Throttled], splits: Sequence[str]) -> None:
         name = HERE if machine is machines[0] else machine.spec.name
         shares = [share for split in splits for share in read_split(split) if share.name == name]
         words = (str(machine.home / MODEL), *(f"{share.first}-{share.last}" for share in shares))
-        _, err = machine.start(*words, module="bench.cold_pieces").communicate(timeout=300)
+        with machine.hurried():
+            _, err = machine.start(*words, module="bench.cold_pieces").communicate(timeout=300)
         assert not err.strip(), err
+
+
+@contextmanager
+def worker(machine: Throttled, *words: str) -> Iterator[None]:
+    """One that is up; it comes and goes without being slowed down."""
+    with ExitStack() as running:
+        with machine.hurried():
+            words = ("--host", machine.address, "--port", "50151", *words)
+            running.enter_context(machine.running("serve", "--role", "worker", *words, until="It is"))
+        yield
+        running.enter_context(machine.hurried())
 
 
 def cold(machines: Sequence[Throttled], split: str, prompt: str) -> dict[str, Any]:
@@ -76,8 +88,7 @@ def cold(machines: Sequence[Throttled], split: str, prompt: str) -> dict[str, An
     with ExitStack() as running:
         for other in others:
             if other.spec.name in names:
-                words = ("--host", other.address, "--port", "50151", "-m", str(other.home / MODEL))
-                running.enter_context(other.running("serve", "--role", "worker", *words, until="It is"))
+                running.enter_context(worker(other, "-m", str(other.home / MODEL)))
         for machine in machines:
             machine.forget()
         asked = ("mesh", "run", str(laptop.home / MODEL), prompt, "--split", split)
@@ -127,8 +138,7 @@ def one_home(specs: Sequence[Spec], folder: Path, model: Path, prompt: str, toke
                 shutil.copyfile(model, machine.home / MODEL)
         with ExitStack() as running:
             for other in machines[1:]:
-                words = ("--host", other.address, "--port", "50151")
-                running.enter_context(other.running("serve", "--role", "worker", *words, until="It is"))
+                running.enter_context(worker(other))
             asked = (str(machines[0].home / MODEL), "--tokens", str(tokens))
             out, err = machines[0].start(*asked, module="bench.cold_ways").communicate(timeout=300)
         assert out, err

@@ -99,7 +99,7 @@ class Machine:
                 assert news.wait_for(lambda: re.search(until, "".join(said)), 90), "".join(said)
             yield said
         finally:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM if program else signal.SIGINT)
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
@@ -129,6 +129,7 @@ class Throttled(Machine):
     def __init__(self, name: str, spec: Spec, home: Path, place: int, cores: Sequence[int]) -> None:
         self.spec, self.address = spec, f"{_NET}.{place}"
         self._groups = [GROUPS / kind / name for kind in ("blkio", "cpu")]
+        self._device = ""
         joins = "".join(f"echo $$ > {shlex.quote(str(group / 'cgroup.procs'))} && " for group in self._groups)
         among = ",".join(map(str, cores))
         super().__init__(name, home, ("sh", "-c", f'{joins}exec taskset -c {among} "$@"', "sh"))
@@ -160,18 +161,30 @@ class Throttled(Machine):
         return size
 
     def throttle(self, folder: Path) -> None:
-        """Makes its control groups."""
-        blkio, cpu = self._groups
+        """Makes its control groups, for the disk that `folder` is on."""
         for group in self._groups:
             group.mkdir(exist_ok=True)
-        if self.spec.disk:
-            device = folder.stat().st_dev
-            limit = f"{os.major(device)}:{os.minor(device)} {int(self.spec.disk * 1e6)}"
-            (blkio / "blkio.throttle.read_bps_device").write_text(limit)
-        if self.spec.cpu:
-            (cpu / "cpu.shares").write_text(str(_FIRST))
-            (cpu / "cpu.cfs_period_us").write_text(str(_PERIOD))
-            (cpu / "cpu.cfs_quota_us").write_text(str(int(self.spec.cpu * _PERIOD)))
+        (self._groups[1] / "cpu.shares").write_text(str(_FIRST))
+        (self._groups[1] / "cpu.cfs_period_us").write_text(str(_PERIOD))
+        number = folder.stat().st_dev
+        self._device = f"{os.major(number)}:{os.minor(number)}"
+        self._limit()
+
+    def _limit(self, disk: bool = True, cpu: bool = True) -> None:
+        """Sets what it may read and compute in a second; no limit where there is to be none."""
+        rate = int(self.spec.disk * 1e6) if disk else 0
+        quota = int(self.spec.cpu * _PERIOD) if cpu and self.spec.cpu else -1
+        (self._groups[0] / "blkio.throttle.read_bps_device").write_text(f"{self._device} {rate}")
+        (self._groups[1] / "cpu.cfs_quota_us").write_text(str(quota))
+
+    @contextmanager
+    def hurried(self) -> Iterator[None]:
+        """Nothing slows its disk and its cores meanwhile: for what belongs to no measurement."""
+        self._limit(disk=False, cpu=False)
+        try:
+            yield
+        finally:
+            self._limit()
 
     def leave(self) -> None:
         """Takes its namespace and its groups away."""
