@@ -21,6 +21,7 @@ lib: Any = binding
 
 _TINY = 4_000_000  # parameters
 _SMALL = 50_000_000
+_SMALL_LAYER = 4_000_000
 _TILE = 64  # rows that flash attention computes together
 _WARN, _CONTINUED = 3, 5
 _Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
@@ -202,6 +203,11 @@ def flash_pays(n_params: int, rows: int) -> bool:
 def is_small(n_params: int) -> bool:
     """Whether attention is most of the work of a model of that size."""
     return n_params < _SMALL
+
+
+def has_small_layers(n_params: int, n_layer: int) -> bool:
+    """The same of a part of a model, with so many layers."""
+    return n_params < _SMALL_LAYER * n_layer
 
 
 def available_threads() -> int:
