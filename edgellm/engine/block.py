@@ -32,6 +32,7 @@ class Passage:
 class Block:
     """A shard (`cut`) with a cache of its own for `n_seq` sequences of `n_ctx` positions. For one thread at a time.
 
+    From `rows_that_pay` on rows of several sequences go through faster together than one by one.
     A block with the model's `head` gives logits, every other one the rows that come out of its last layer. Where a
     `Context` decodes a single token beside a copy of itself, small layers do so with single rows.
     """
@@ -50,6 +51,7 @@ class Block:
         self._context = Context(
             model, n_ctx=n_ctx, n_seq=n_seq, n_batch=rows, threads=threads, unified=n_seq == 1, capture=capture
         )
+        self.rows_that_pay = native.rows_that_pay(model.n_params, model.n_layer)
         plain = not (self._context.flash or self._context.exact)
         self._doubles = plain and native.has_small_layers(model.n_params, model.n_layer)
 

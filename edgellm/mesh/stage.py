@@ -176,7 +176,7 @@ class Stage:
         """The parcels that go through a block next, once there are any; none at the end."""
         with self._news:
             while not self._closed:
-                if group := self._line.next(len(self._blocks)):
+                if self._blocks and (group := self._line.next(len(self._blocks), self._blocks[0].rows_that_pay)):
                     return group
                 self._news.wait()
             return []

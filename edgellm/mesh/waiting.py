@@ -1,12 +1,13 @@
 """The parcels that are in a stage, and which of them go through a block next.
 
 One pass over a row of each of several sessions takes less time than a pass for each: the weights are read once. So the
-oldest parcel that can move takes along whoever is there and fits, and nobody is waited for. Three limits keep that from
+oldest parcel that can move takes along whoever is there and fits, and nobody is waited for. Four limits keep that from
 making things slower:
 
 - Parcels of equally many rows, of sequences that follow each other: others llama.cpp computes one after the other, also
   within a batch, and then the first would only wait for the last.
-- `COMPANY_ROWS` in all: in longer passes a row costs the same, so the parts of prompts go by themselves.
+- Rows in all for which a pass does take less time: `Block.rows_that_pay` and more.
+- `COMPANY_ROWS` in all at most: in longer passes a row costs the same, so the parts of prompts go by themselves.
 - Of all sessions that are at work not more than their number divided by that of the stages. If all went together, one
   stage would compute, and the others would wait for it.
 """
@@ -63,10 +64,11 @@ class Waiting:
     def clear(self) -> None:
         self._line.clear()
 
-    def next(self, blocks: int) -> list[Moving]:
+    def next(self, blocks: int, least: int = 2) -> list[Moving]:
         """Who goes through one of the first so many blocks next; nobody: all must wait.
 
-        The oldest parcel that can move is the first. None of a session overtakes another one of it.
+        The oldest parcel that can move is the first, and alone where all together have fewer than `least` rows. None of
+        a session overtakes another one of it.
         """
         ready = self._ready(blocks)
         if not ready:
@@ -80,7 +82,7 @@ class Waiting:
                 break
             group.append(beside)
             low, high = min(low, beside.parcel.session), max(high, beside.parcel.session)
-        return group
+        return group if len(group) * len(first.data) >= least else group[:1]
 
     def _ready(self, blocks: int) -> list[Moving]:
         """Those whose next block is there, and no earlier parcel of their session before it; the oldest first."""

@@ -54,6 +54,20 @@ def test_who_goes_together(came: list[tuple[int, int]], go: list[int]) -> None:
     assert numbers(line(*came)) == go
 
 
+@pytest.mark.parametrize(
+    ("came", "go"),
+    [
+        ([(0, 1), (1, 1)], 1),
+        ([(0, 1), (1, 1), (2, 1)], 1),
+        ([(0, 1), (1, 1), (2, 1), (3, 1)], 4),
+        ([(0, 2), (1, 2)], 2),
+        ([(0, 1)], 1),
+    ],
+)
+def test_where_few_rows_do_not_pay_the_oldest_goes_alone(came: list[tuple[int, int]], go: int) -> None:
+    assert [moving.parcel.number for moving in line(*came).next(1, least=4)] == list(range(go))
+
+
 def test_nobody_goes_where_no_block_is_there() -> None:
     assert numbers(line((0, 1), (1, 1)), blocks=0) == []
 
