@@ -32,9 +32,9 @@ class Passage:
 class Block:
     """A shard (`cut`) with a cache of its own for `n_seq` sequences of `n_ctx` positions. For one thread at a time.
 
-    From `rows_that_pay` on rows of several sequences go through faster together than one by one.
     A block with the model's `head` gives logits, every other one the rows that come out of its last layer. Where a
-    `Context` decodes a single token beside a copy of itself, small layers do so with single rows.
+    `Context` decodes a single token beside a copy of itself, small layers do so with single rows. Rows of several
+    sequences take less time together than one by one where there are `rows_that_pay` of them, or more.
     """
 
     def __init__(
