@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from bench.report import spread, write
 from bench.traced_reply import Endless
@@ -93,6 +94,11 @@ class Worker:
         """Starts it anew, if it was hit."""
         self.close()
         self._process = self._started()
+
+    def processor(self) -> float:
+        """Seconds of processor time that it has used."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
 
     def close(self) -> None:
         self._process.kill()

@@ -6,15 +6,15 @@ Passes: rows of several sessions through two blocks that hold the model's halves
 in one process, in milliseconds of processor time. Every session has 64 positions before them.
 
 Replies: tokens a second of 1 to 8 replies that are written at once, each by itself, through one worker and through two
-in processes of their own, with one thread each; with company and without take turns, and the ratio is taken within each
-turn. The prompts are in the caches before the clock starts. Also how long a token takes, from question to verdict.
+in processes of their own, with one thread each; with company and without take turns, and ratios are taken within each
+turn. The prompts are in the caches before the clock starts. Also the processor time that the workers use for a token,
+which leaves out what other programs took.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 import tempfile
 import threading
@@ -91,7 +91,7 @@ class Home:
         with Model.load(model) as loaded:
             n = loaded.n_layer
             work = Work(fingerprint(model), loaded.name, 0, n - 1, n, loaded.n_embd, loaded.n_vocab, CONTEXT, SESSIONS)
-        workers = [Worker(model, folder, 1, first=first) for _ in range(stages)]
+        self._workers = workers = [Worker(model, folder, 1, first=first) for _ in range(stages)]
         for worker in workers:
             closing.callback(worker.close)
             worker.wait()
@@ -103,36 +103,34 @@ class Home:
         self._vocabulary = work.n_vocab
 
     def rate(self, replies: int, tokens: int) -> tuple[float, float]:
-        """Tokens a second of all replies together, and the milliseconds of a token in the median."""
+        """Tokens a second of all replies together, and milliseconds of the workers' processors for each."""
         sessions = [self._verifier.open(GREEDY) for _ in range(replies)]
         texts = [self._text(seed) for seed in range(replies)]
         for pending in [session.submit(text, _NOTHING) for session, text in zip(sessions, texts, strict=True)]:
             pending.result()
-        took: list[float] = []
         threads = [
-            threading.Thread(target=_written, args=(session, text, tokens, took))
+            threading.Thread(target=_written, args=(session, text, tokens))
             for session, text in zip(sessions, texts, strict=True)
         ]
-        began = perf_counter()
+        began, used = perf_counter(), sum(worker.processor() for worker in self._workers)
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         seconds = perf_counter() - began
+        used = sum(worker.processor() for worker in self._workers) - used
         for session in sessions:
             session.close()
-        return replies * tokens / seconds, 1e3 * statistics.median(took)
+        return replies * tokens / seconds, 1e3 * used / (replies * tokens)
 
     def _text(self, seed: int) -> Ids:
         rng = np.random.default_rng(seed)
         return rng.integers(100, self._vocabulary, BEFORE).astype(np.int32)
 
 
-def _written(session: MeshSession, text: Ids, tokens: int, took: list[float]) -> None:
+def _written(session: MeshSession, text: Ids, tokens: int) -> None:
     for _ in range(tokens):
-        began = perf_counter()
         text = np.append(text, session.submit(text, _NOTHING).result().tokens).astype(np.int32)
-        took.append(perf_counter() - began)
 
 
 def replies(model: Path, repeats: int, tokens: int) -> list[dict[str, Any]]:
@@ -156,8 +154,9 @@ def replies(model: Path, repeats: int, tokens: int) -> list[dict[str, Any]]:
                     "stages": stages, "replies": number,
                     "together": spread(together), "one_by_one": spread(alone),
                     "gain": spread([a / b for a, b in zip(together, alone, strict=True)]),
-                    "together_token_ms": spread([ms for _, ms in both[0]]),
-                    "one_by_one_token_ms": spread([ms for _, ms in both[1]]),
+                    "together_processor_ms": spread([ms for _, ms in both[0]]),
+                    "one_by_one_processor_ms": spread([ms for _, ms in both[1]]),
+                    "processor_share": spread([a / b for (_, a), (_, b) in zip(*both, strict=True)]),
                 })  # fmt: skip
     return found
 
@@ -169,12 +168,12 @@ def table(found: dict[str, Any]) -> str:
     for row in found["passes"]:
         alone, together = row["one_by_one_ms"]["median"], row["together_ms"]["median"]
         lines.append(f"{row['sessions']:>8} {row['rows']:>9} {alone:>11.2f} {together:>9.2f} ({together / alone:.0%})")
-    lines.append("tokens a second of all replies; milliseconds of a token in brackets")
-    lines.append(f"{'stages':>8} {'replies':>9} {'one by one':>18} {'together':>18} {'gain':>6}")
+    lines.append("tokens a second of all replies; in brackets milliseconds of the workers' processors for a token")
+    lines.append(f"{'stages':>8} {'replies':>9} {'one by one':>18} {'together':>18} {'gain':>6} {'work':>6}")
     for row in found["replies"]:
-        cells = [f"{row[way]['median']:>9.1f} ({row[f'{way}_token_ms']['median']:>6.1f})" for way in _WAYS]
-        gain = row["gain"]["median"]
-        lines.append(f"{row['stages']:>8} {row['replies']:>9} {cells[0]:>18} {cells[1]:>18} {gain:>6.2f}")
+        cells = [f"{row[way]['median']:>9.1f} ({row[f'{way}_processor_ms']['median']:>6.2f})" for way in _WAYS]
+        gain, share = row["gain"]["median"], row["processor_share"]["median"]
+        lines.append(f"{row['stages']:>8} {row['replies']:>9} {cells[0]:>18} {cells[1]:>18} {gain:>6.2f} {share:>6.0%}")
     return "\n".join(lines)
 
 

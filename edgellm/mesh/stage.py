@@ -1,8 +1,8 @@
 """One device's part of the pipeline: a chain of blocks, the first of which compute while the last still load.
 
-Two threads. One loads block after block. The other takes parcels through the blocks that are there: always the oldest
-parcel that can move, so that a later part of a prompt goes on in the lower blocks while an earlier one waits for a
-block that is still loading (layer streaming; CSGO's equation 18 lets a device do nothing before all is loaded); and
+Two threads. One loads block after block. The other takes parcels through the blocks that are there: as a rule the
+oldest parcel that can move, so that a later part of a prompt goes on in the lower blocks while an earlier one waits for
+a block that is still loading (layer streaming; CSGO's equation 18 lets a device do nothing before all is loaded); and
 with it those of other sessions that are there, in one batch (`mesh/waiting.py` says which).
 """
 
@@ -176,7 +176,7 @@ class Stage:
         """The parcels that go through a block next, once there are any; none at the end."""
         with self._news:
             while not self._closed:
-                if group := self._line.next(len(self._blocks)):
+                if self._blocks and (group := self._line.next(len(self._blocks), self._blocks[0].rows_that_pay)):
                     return group
                 self._news.wait()
             return []

@@ -1,14 +1,18 @@
 """The parcels that are in a stage, and which of them go through a block next.
 
 One pass over a row of each of several sessions takes less time than a pass for each: the weights are read once. So the
-oldest parcel that can move takes along whoever is there and fits, and nobody is waited for. Three limits keep that from
+oldest parcel that can move takes along whoever is there and fits, and nobody is waited for. Four limits keep that from
 making things slower:
 
 - Parcels of equally many rows, of sequences that follow each other: others llama.cpp computes one after the other, also
   within a batch, and then the first would only wait for the last.
-- `COMPANY_ROWS` in all: in longer passes a row costs the same, so the parts of prompts go by themselves.
+- Rows in all for which a pass does take less time: `Block.rows_that_pay` and more.
+- `COMPANY_ROWS` in all at most: in longer passes a row costs the same, so the parts of prompts go by themselves.
 - Of all sessions that are at work not more than their number divided by that of the stages. If all went together, one
   stage would compute, and the others would wait for it.
+
+The parts of a prompt come all at once, and each takes as long as many tokens. So that nobody's token waits for all of
+them, what is short goes ahead of the next part whenever one has gone through; and then that part's turn has come.
 """
 
 from __future__ import annotations
@@ -45,6 +49,7 @@ class Waiting:
     def __init__(self, work: Work) -> None:
         self._stages = work.stages
         self._line: deque[Moving] = deque()
+        self._after_long = False  # who went through last
         self._lately: deque[int] = deque(maxlen=work.sessions)  # whose parcels came, one after the other
 
     def __len__(self) -> int:
@@ -57,22 +62,25 @@ class Waiting:
 
     def leave(self, moving: Moving) -> None:
         """It has gone through, or is given up."""
+        self._after_long = not _short(moving)
         if moving in self._line:  # it may have been cleared
             self._line.remove(moving)
 
     def clear(self) -> None:
         self._line.clear()
 
-    def next(self, blocks: int) -> list[Moving]:
+    def next(self, blocks: int, least: int = 2) -> list[Moving]:
         """Who goes through one of the first so many blocks next; nobody: all must wait.
 
-        The oldest parcel that can move is the first. None of a session overtakes another one of it.
+        The first of them goes alone where all together have fewer than `least` rows. No parcel overtakes another one of
+        its session.
         """
         ready = self._ready(blocks)
         if not ready:
             return []
-        first, group = ready[0], ready[:1]
-        alike = [one for one in ready[1:] if one.at == first.at and len(one.data) == len(first.data)]
+        first = next(filter(_short, ready), ready[0]) if self._after_long else ready[0]
+        group = [first]
+        alike = [one for one in ready if one.at == first.at and len(one.data) == len(first.data)]
         low = high = first.parcel.session
         for _ in range(1, min(COMPANY_ROWS // len(first.data), self._fair)):
             beside = next((one for one in alike if one.parcel.session in (low - 1, high + 1)), None)
@@ -80,7 +88,7 @@ class Waiting:
                 break
             group.append(beside)
             low, high = min(low, beside.parcel.session), max(high, beside.parcel.session)
-        return group
+        return group if len(group) * len(first.data) >= least else [first]
 
     def _ready(self, blocks: int) -> list[Moving]:
         """Those whose next block is there, and no earlier parcel of their session before it; the oldest first."""
@@ -97,3 +105,8 @@ class Waiting:
         """How many sessions may go together, so that every stage of the pipeline has some."""
         alive = {*self._lately, *(moving.parcel.session for moving in self._line)}
         return -(-len(alive) // self._stages)
+
+
+def _short(moving: Moving) -> bool:
+    """Whether it is no part of a long prompt."""
+    return len(moving.data) <= COMPANY_ROWS

@@ -4,23 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from edgellm.engine import Block, Context, Floats, Ids, Model, Passage, SeqRows, check_cuttable, check_gguf, cut
+from edgellm.engine import (
+    Block,
+    Context,
+    Floats,
+    Ids,
+    Model,
+    Passage,
+    SeqRows,
+    check_cuttable,
+    check_gguf,
+    cut,
+    driver,
+    native,
+)
 from edgellm.errors import EngineFailed, InvalidOption
-from tests.engine.logits import some_ids
+from tests.engine.logits import ROUNDED, some_ids
 
 SEQUENCES, CLOSE = 5, 1e-4
 
 
 @pytest.fixture(scope="module")
 def halves(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Model, Model]]:
-    folder, n = tmp_path_factory.mktemp("halves"), check_cuttable(check_gguf(f32_pair[1]))
+    yield from _cut(f32_pair[1], tmp_path_factory.mktemp("halves"))
+
+
+def _cut(path: Path, folder: Path) -> Iterator[tuple[Model, Model]]:
+    n = check_cuttable(check_gguf(path))
     paths = folder / "lower.gguf", folder / "upper.gguf"
-    cut(f32_pair[1], paths[0], 0, n // 2 - 1, head=False)
-    cut(f32_pair[1], paths[1], n // 2, n - 1, head=True)
+    cut(path, paths[0], 0, n // 2 - 1, head=False)
+    cut(path, paths[1], n // 2, n - 1, head=True)
     with Model.load(paths[0]) as lower, Model.load(paths[1]) as upper:
         yield lower, upper
 
@@ -28,9 +46,9 @@ def halves(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 class Chain:
     """Both halves."""
 
-    def __init__(self, halves: tuple[Model, Model]) -> None:
+    def __init__(self, halves: tuple[Model, Model], rows: int = 64) -> None:
         self.blocks = [
-            Block(model, head=head, n_ctx=64, n_seq=SEQUENCES, rows=64, threads=1)
+            Block(model, head=head, n_ctx=64, n_seq=SEQUENCES, rows=rows, threads=1)
             for model, head in zip(halves, (False, True), strict=True)
         ]
 
@@ -122,3 +140,48 @@ def test_rows_in_place_of_ids_must_be_as_many(halves: tuple[Model, Model], shape
         with pytest.raises(InvalidOption, match="Embedding rows of shape"):
             context.decode_rows(rows, np.zeros(shape, dtype=np.float32))
         assert context.length() == 0
+
+
+@pytest.fixture(scope="module")
+def small(verifier_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Model, Model]]:
+    """Halves of the bundled verifier as it is, whose single rows go beside copies of themselves."""
+    yield from _cut(verifier_path, tmp_path_factory.mktemp("small"))
+
+
+@pytest.mark.parametrize("sequences", [[0], [0, 1, 2], [3, 1]])
+def test_a_copy_beside_a_row_leaves_no_trace(
+    small: tuple[Model, Model], verifier_path: Path, sequences: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {seq: some_ids(64, 2000, seq + 1) for seq in sequences}
+    sizes: list[int] = []
+    decode = driver.decode
+
+    def noted(context: native.Owned, batch: Any, n: int) -> None:
+        sizes.append(n)
+        decode(context, batch, n)
+
+    monkeypatch.setattr(driver, "decode", noted)
+    chain = Chain(small, rows=150)
+    with Model.load(verifier_path) as whole, Context(whole, n_ctx=64, threads=1) as context:
+        for start, end in ((0, 8), (8, 9), (9, 10), (9, 12), (12, 62), (62, 63), (63, 64)):
+            given = [Passage(texts[seq][start:end], start, seq, 1) for seq in sequences]
+            sizes.clear()
+            found = chain.forward(given)
+            rows = (end - start) * len(sequences)
+            copied = end - start == 1 and end < 64  # no position is left for the last one's copy
+            assert sizes == [2 * rows if copied else rows] * 2
+            assert [block.length(seq) for block in chain.blocks for seq in sequences] == [end] * 2 * len(sequences)
+            for seq, row in zip(sequences, found, strict=True):
+                context.clear()
+                expected = context.decode(texts[seq][:end])
+                assert row.shape == expected.shape
+                assert np.abs(row - expected).max() < ROUNDED * np.abs(expected).max()
+    chain.close()
+
+
+def test_layers_are_small_by_themselves() -> None:
+    """A single layer of a big model is no small model."""
+    assert native.has_small_layers(5_600_000, 12)
+    assert not native.has_small_layers(15_000_000, 1)
+    assert native.rows_that_pay(5_600_000, 12) == 2
+    assert native.rows_that_pay(15_000_000, 1) in (2, 4)  # by what computes it

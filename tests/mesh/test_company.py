@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from edgellm.engine import Block, Floats, Ids, Passage
+from edgellm.engine import Block, Floats, Passage
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.mesh.records import Answer, Ask, Event, Failed, Parcel, Span, Times
 from edgellm.mesh.recovery import Mesh
 from edgellm.mesh.shelf import Shelf
 from edgellm.mesh.stage import Stage
-from edgellm.mesh.verifier import MeshSession, MeshVerifier
+from edgellm.mesh.verifier import MeshVerifier
 from edgellm.spec.records import GREEDY, Chunk, Sampling
 from tests.engine.logits import some_ids
-from tests.mesh.household import NOTHING, Cut, Device, Whole, even, write
+from tests.mesh.household import NOTHING, Cut, Device, Whole, all_at_once, even
 from tests.mesh.test_stages import Posted, SlowLayers
 
 SESSIONS, TOKENS = 4, 24
@@ -46,26 +45,12 @@ def opened(cut: Cut, stages: int) -> MeshVerifier:
     return MeshVerifier(mesh, lambda _token: False, rows=16)
 
 
-def all_at_once(verifier: MeshVerifier, sampling: Sampling, prompts: Sequence[Ids] = PROMPTS) -> list[list[int]]:
-    """The replies to all prompts, each asked for by a thread of its own."""
-
-    def reply(session: MeshSession, prompt: Ids) -> list[int]:
-        return write(lambda text: int(session.submit(text, NOTHING).result().tokens[0]), prompt, TOKENS)
-
-    sessions = [verifier.open(sampling) for _ in prompts]
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        found = list(pool.map(reply, sessions, prompts))
-    for session in sessions:
-        session.close()
-    return found
-
-
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_greedy_replies_are_the_whole_models_own(
     verifier_cut: Cut, whole: Whole, stages: int, company: list[int]
 ) -> None:
     verifier = opened(verifier_cut, stages)
-    assert all_at_once(verifier, GREEDY) == [whole.text(prompt, TOKENS) for prompt in PROMPTS]
+    assert all_at_once(verifier, GREEDY, PROMPTS, TOKENS) == [whole.text(prompt, TOKENS) for prompt in PROMPTS]
     assert max(company) <= -(-SESSIONS // stages)
     verifier.close()
 
@@ -73,8 +58,8 @@ def test_greedy_replies_are_the_whole_models_own(
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_a_seed_gives_the_same_reply_in_company_and_alone(verifier_cut: Cut, stages: int) -> None:
     verifier, sampling = opened(verifier_cut, stages), Sampling(0.9, seed=7)
-    together = all_at_once(verifier, sampling)
-    alone = [all_at_once(verifier, sampling, [prompt])[0] for prompt in PROMPTS]
+    together = all_at_once(verifier, sampling, PROMPTS, TOKENS)
+    alone = [all_at_once(verifier, sampling, [prompt], TOKENS)[0] for prompt in PROMPTS]
     assert together == alone
     assert len({tuple(reply) for reply in together}) == SESSIONS
     verifier.close()

@@ -180,6 +180,7 @@ def test_a_piece_may_hold_several_layers(verifier_cut: Cut, whole: Whole, tmp_pa
     whole.context.clear()
     assert np.abs(logits_of(pipeline, 0, 0, ids, 1) - whole.context.decode(ids)).max() < CLOSE
     assert [lane.loaded for lane in pipeline.lanes] == [4, 8]
+    assert [lane.work.stages for lane in pipeline.lanes] == [2, 2]
     assert shelf.warm(work.model) == set(range(12))
     pipeline.close()
     posted = Posted()

@@ -54,6 +54,42 @@ def test_who_goes_together(came: list[tuple[int, int]], go: list[int]) -> None:
     assert numbers(line(*came)) == go
 
 
+@pytest.mark.parametrize(
+    ("came", "go"),
+    [
+        ([(0, 1), (1, 1)], 1),
+        ([(0, 1), (1, 1), (2, 1)], 1),
+        ([(0, 1), (1, 1), (2, 1), (3, 1)], 4),
+        ([(0, 2), (1, 2)], 2),
+        ([(0, 1)], 1),
+    ],
+)
+def test_where_few_rows_do_not_pay_the_oldest_goes_alone(came: list[tuple[int, int]], go: int) -> None:
+    assert [moving.parcel.number for moving in line(*came).next(1, least=4)] == list(range(go))
+
+
+def test_a_token_waits_for_one_part_of_a_prompt_and_a_part_for_one_token() -> None:
+    made, order = line(*((0, 256) for _ in range(4))), []
+    for number in range(4, 12):  # before each step comes a token, of one of two sessions
+        made.put(parcel(1 + number % 2, number))
+        (moving,) = made.next(1, least=4)
+        made.leave(moving)
+        order.append(moving.parcel.number)
+    assert order == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+def test_a_token_goes_ahead_of_a_part_that_is_under_way_but_once() -> None:
+    made, order = line((0, 256), (0, 256)), []
+    made.put(parcel(1, 2))
+    for _ in range(9):
+        (moving,) = made.next(3)
+        moving.at += 1
+        order.append(moving.parcel.number)
+        if moving.at == 3:
+            made.leave(moving)
+    assert order == [0, 0, 0, 2, 2, 2, 1, 1, 1]
+
+
 def test_nobody_goes_where_no_block_is_there() -> None:
     assert numbers(line((0, 1), (1, 1)), blocks=0) == []
 

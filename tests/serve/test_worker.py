@@ -25,7 +25,7 @@ from edgellm.serve.worker import WorkerServer
 from edgellm.spec.records import GREEDY, Chunk
 from tests.engine.logits import some_ids
 from tests.mesh.conftest import verifier_cut, whole
-from tests.mesh.household import NOTHING, Cut, Whole, even, logits_of, write
+from tests.mesh.household import NOTHING, Cut, Whole, all_at_once, even, logits_of, write
 from tests.serve.conftest import ANYWHERE
 from tests.serve.meshing import PROMPT, meshed, workers
 
@@ -211,6 +211,15 @@ def test_drafts_cross_the_mesh_in_blocks(workers: list[WorkerServer], verifier_c
     own = whole.text(PROMPT, 9)
     verdict = session.submit(PROMPT, Chunk(np.array(own[:8], np.int32))).result()
     assert (verdict.accepted, verdict.tokens.tolist()) == (8, own[8:])
+    verifier.close()
+
+
+def test_several_replies_at_once_are_the_whole_models_own(
+    workers: list[WorkerServer], verifier_cut: Cut, whole: Whole
+) -> None:
+    verifier = meshed(workers[:2], replace(verifier_cut.work, sessions=4))
+    prompts = [some_ids(20 + 5 * seed, 2000, seed) for seed in range(4)]
+    assert all_at_once(verifier, GREEDY, prompts, 16) == [whole.text(prompt, 16) for prompt in prompts]
     verifier.close()
 
 
