@@ -9,7 +9,7 @@ takes few cases, to see that all works; what it writes goes to `quick-NAME`, and
 
 from __future__ import annotations
 
-from bench import coldstart_exact, coldstart_paper, coldstart_speed, suite
+from bench import cold_home, coldstart_exact, coldstart_paper, coldstart_speed, suite
 from bench.suite import Part
 
 PARTS = {
@@ -30,6 +30,20 @@ PARTS = {
         "the planner's time against devices and layers, on random fleets",
         ("--instances", "1", "--limit", "0.5"),
         coldstart_speed.table,
+    ),
+    "home": Part(
+        "bench.cold_home",
+        "cold starts in homes of throttled machines (Linux, as root): the plan beside every other way",
+        ("--fleets", "1", "--layers", "4"),
+        cold_home.table,
+    ),
+    "home-wide": Part(
+        "bench.cold_home",
+        "the same with layers so large that llama.cpp's RPC server keeps them",
+        ("--fleets", "1", "--layers", "2", "--shape", "qwen2.5-3b"),
+        cold_home.table,
+        full=("--fleets", "2", "--layers", "5", "--shape", "qwen2.5-3b", "--words", "20"),
+        result="cold_home_wide",
     ),
 }
 

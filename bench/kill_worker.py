@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from bench.report import spread, write
 from bench.traced_reply import Endless
@@ -72,10 +73,11 @@ server.wait()
 class Worker:
     """A worker's process, which can be hit."""
 
-    def __init__(self, model: Path, home: Path, threads: int | None = 1, keep: float = 30.0) -> None:
+    def __init__(self, model: Path, home: Path, threads: int | None = 1, keep: float = 30.0, first: str = "") -> None:
+        """`first` is code that the process runs before."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
-        self._run = [sys.executable, "-c", _SERVE, str(model), *map(str, (self.port, threads or 0, keep))]
+        self._run = [sys.executable, "-c", first + _SERVE, str(model), *map(str, (self.port, threads or 0, keep))]
         self._environment = {**os.environ, "EDGELLM_HOME": str(home)}
         self._process = self._started()
 
@@ -92,6 +94,11 @@ class Worker:
         """Starts it anew, if it was hit."""
         self.close()
         self._process = self._started()
+
+    def processor(self) -> float:
+        """Seconds of processor time that it has used."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
 
     def close(self) -> None:
         self._process.kill()

@@ -51,6 +51,7 @@ class Shape:
 SHAPES = {
     "qwen2.5-0.5b": Shape("qwen2", 151_936, 24, 896, 14, 2, 4_864, 32_768, 1e6, bias=True),
     "qwen2.5-1.5b": Shape("qwen2", 151_936, 28, 1_536, 12, 2, 8_960, 32_768, 1e6, bias=True),
+    "qwen2.5-3b": Shape("qwen2", 151_936, 36, 2_048, 16, 2, 11_008, 32_768, 1e6, bias=True),
     "qwen2.5-7b": Shape("qwen2", 152_064, 28, 3_584, 28, 4, 18_944, 32_768, 1e6, bias=True, tied=False),
     "llama-3.2-1b": Shape("llama", 128_256, 16, 2_048, 32, 8, 8_192, 131_072, 5e5),
     "tiny-draft": Shape("llama", 4_096, 8, 64, 4, 2, 192, 1_024),

@@ -80,8 +80,8 @@ class ContextFull(EdgeError):
 class Stopped(EdgeError):
     """Somebody wished that the computation ends, and it has."""
 
-    def __init__(self) -> None:
-        super().__init__("The reply was stopped.", "Ask again for a whole one.")
+    def __init__(self, what: str = "The reply was stopped.", next_step: str = "Ask again for a whole one.") -> None:
+        super().__init__(what, next_step)
 
 
 class EngineFailed(EdgeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,17 +18,19 @@ from edgellm.coldstart import model as planned
 from edgellm.coldstart.plan import Objective, Plan, Way, foreseen
 from edgellm.coldstart.plan import plan as best_plan
 from edgellm.engine import Model, check_gguf
-from edgellm.errors import InvalidOption, NotPermitted
-from edgellm.link.address import Address
+from edgellm.errors import InvalidOption, NotPaired, NotPermitted
 from edgellm.link.interfaces import chosen_hosts
 from edgellm.link.rights import Right
 from edgellm.link.roll_call import roll_call
 from edgellm.link.trust import Trust
+from edgellm.link.workers import Worker
 from edgellm.mesh.cover import Able
 from edgellm.mesh.fleet import Fleet
 from edgellm.mesh.holding import Layers, WholeModel
+from edgellm.mesh.home import read_place
 from edgellm.mesh.layers import model_of
 from edgellm.mesh.pipeline import LocalSeat, Seat
+from edgellm.mesh.placing import Placed
 from edgellm.mesh.records import MOST_ROWS, Work
 from edgellm.mesh.recovery import Member, Mesh
 from edgellm.mesh.shelf import Shelf
@@ -45,7 +47,8 @@ _POSITIONS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Who holds what, and how. Either `split` says it, or a plan over the devices of `fleet` does.
+    """Who holds what, and how: `split` says it, or a plan over the devices of `fleet` does, or what was `placed` over
+    the measured home (`edgellm.api.mesh_home.place_at_home`).
 
     `peers`: HOST:PORT, or NAME=HOST:PORT, of workers; those that hold nothing at first take over for who is lost.
     `wide`: rows travel as 32-bit floats.
@@ -53,6 +56,7 @@ class Options:
 
     split: str | None = None
     fleet: Fleet | None = None
+    placed: Placed | None = None
     peers: tuple[str, ...] = ()
     context: int | None = None
     sessions: int = SESSIONS
@@ -60,6 +64,11 @@ class Options:
     tokens_in: int = 256
     tokens_out: int = 128
     objective: Objective = "ttft"
+
+    @property
+    def described(self) -> Fleet | None:
+        """The devices of which it is known what they can do."""
+        return self.fleet if self.placed is None else self.placed.fleet
 
 
 class LocalMember:
@@ -134,18 +143,16 @@ def open_mesh(
     model = model_of(path)
     plan, shares = _shares(model, options)
     crew = _crew(options, [share.name for share in shares], model, whole, threads)
-    if plan is not None and options.fleet is not None:
-        cut = _cut(plan, options.fleet)
-        parts = chunks.choose(options.fleet.devices, model, cut, options.tokens_in, links=options.fleet.links)
+    fleet = options.described
+    if (plan is not None or options.placed is not None) and fleet is not None:
+        cut = _cut(shares, fleet)
+        parts = chunks.choose(fleet.devices, model, cut, options.tokens_in, links=fleet.links)
     else:
         parts = chunks.Parts(MOST_ROWS, 0.0, f"parts of {MOST_ROWS} tokens: no device is described")
-    header = check_gguf(path)
-    trained = header.metadata.get(f"{header.architecture}.context_length")
-    longest = trained if isinstance(trained, int) and trained > 0 else _POSITIONS
-    vocabulary = next(t.shape[-1] for t in header.tensors if t.name == "token_embd.weight")
+    vocabulary = next(t.shape[-1] for t in check_gguf(path).tensors if t.name == "token_embd.weight")
     work = Work(
         whole.model, model.name, 0, model.shape.layers - 1, model.shape.layers, int(model.shape.d_model), vocabulary,
-        min(options.context or _POSITIONS, longest), options.sessions, options.wide,
+        positions_of(path, options.context), options.sessions, options.wide,
     )  # fmt: skip
     closing = ExitStack()
     try:
@@ -165,26 +172,36 @@ def open_mesh(
     except BaseException:
         closing.close()
         raise
-    return Opened(pair, verifier, plan, model, options.fleet, parts.reason, began)
+    return Opened(pair, verifier, plan, model, fleet, parts.reason, began)
+
+
+def positions_of(path: Path, asked: int | None) -> int:
+    """Tokens of prompt and reply that a session has room for: as many as asked, but no more than the model can."""
+    header = check_gguf(path)
+    trained = header.metadata.get(f"{header.architecture}.context_length")
+    return min(asked or _POSITIONS, trained if isinstance(trained, int) and trained > 0 else _POSITIONS)
 
 
 def _crew(
     options: Options, names: Sequence[str], model: planned.Model, layers: Layers, threads: int | None
 ) -> list[Member]:
     """The devices that are named, further `peers`, and this one: who has nothing may be needed when others are lost."""
-    places = dict(_place(text) for text in options.peers)
+    places = {place.name: place for place in map(_place, options.peers)}
+    if options.placed is not None:
+        places = {device.name: place_of(options.placed.workers[device.name])
+                  for device in options.placed.fleet.devices if device.name != HERE}  # fmt: skip
     layer_bytes = max(model.layer_bytes)
     found: list[Member] = []
     for name in dict.fromkeys((*names, *places, HERE)):
-        like = _like(name, options.fleet, model)
+        known = like(name, options.described, model)
         if name == HERE:
-            found.append(LocalMember(layers, threads, like, layer_bytes))
+            found.append(LocalMember(layers, threads, known, layer_bytes))
         else:
-            found.append(RemoteMember(_found(name, places), like=like, layer_bytes=layer_bytes))
+            found.append(RemoteMember(places.get(name) or _found(name), like=known, layer_bytes=layer_bytes))
     return found
 
 
-def _like(name: str, fleet: Fleet | None, model: planned.Model) -> Able:
+def like(name: str, fleet: Fleet | None, model: planned.Model) -> Able:
     """What a layer costs on a device, as far as that is described."""
     device = next((one for one in (fleet.devices if fleet is not None else ()) if one.name == name), None)
     if device is None:
@@ -198,6 +215,8 @@ def _like(name: str, fleet: Fleet | None, model: planned.Model) -> Able:
 def _shares(model: planned.Model, options: Options) -> tuple[Plan | None, tuple[Share, ...]]:
     if options.split is not None:
         return None, read_split(options.split)
+    if options.placed is not None:
+        return options.placed.best, options.placed.shares
     if options.fleet is None:
         raise InvalidOption("Nothing says which device holds which layers.", f"{EXAMPLE}; or describe your devices.")
     plan = best_plan(
@@ -207,24 +226,29 @@ def _shares(model: planned.Model, options: Options) -> tuple[Plan | None, tuple[
     return plan, of_plan(plan)
 
 
-def _cut(plan: Plan, fleet: Fleet) -> tuple[tuple[int, int], ...]:
+def _cut(shares: Sequence[Share], fleet: Fleet) -> tuple[tuple[int, int], ...]:
     names = [device.name for device in fleet.devices]
-    return tuple((names.index(one.device), one.last_layer - one.first_layer + 1) for one in plan.way.stages)
+    return tuple((names.index(one.name), one.last - one.first + 1) for one in shares)
 
 
-def _place(text: str) -> tuple[str, Address]:
-    name, equals, where = text.rpartition("=")
-    address = Address.parse(where)
-    return (name.strip() if equals else str(address)), address
+def _place(text: str) -> Place:
+    name, address = read_place(text)
+    return Place(name or str(address), address, trust_for(address))
 
 
-def _found(name: str, places: Mapping[str, Address]) -> Place:
-    """Where the device is that has this name: as the user says, an address, or a paired device."""
-    address = places.get(name)
-    if address is None and ":" in name:
-        address = Address.parse(name)
-    if address is not None:
-        return Place(name, address, trust_for(address))
+def place_of(worker: Worker) -> Place:
+    """Where a worker that was found is. Raises why it cannot be used."""
+    if worker.address is None:
+        raise worker.trouble or NotPaired(f"Nobody knows where {worker.name} is.", "Is it on, and does it serve?")
+    if worker.peer is None:
+        return Place(worker.name, worker.address)
+    return Place(worker.name, worker.address, Trust.here(), worker.peer.id)
+
+
+def _found(name: str) -> Place:
+    """Where the device is that has this name: an address, or a paired device."""
+    if ":" in name:
+        return _place(name)
     trust = Trust.here()
     (answer,) = roll_call(trust, [trust.peers.find(name)], chosen_hosts())
     if answer.welcomed is None:

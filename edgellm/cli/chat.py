@@ -75,8 +75,9 @@ def chat(
     mesh: Annotated[
         str | None,
         typer.Option(
-            metavar="SPLIT|FILE.toml", show_default=False,
-            help="The verifier's layers are on several devices, as for mesh run; --peer then says where workers are.",
+            metavar="SPLIT|FILE.toml|auto", show_default=False,
+            help="The verifier's layers are on several devices, as for mesh run; 'auto': wherever is best. --peer then "
+            "says where workers are.",
         ),
     ] = None,
     budget: Annotated[
@@ -162,7 +163,7 @@ def chat(
     if mesh is not None:
         from edgellm.cli.mesh_run import over_devices
 
-        opened, reports = over_devices(mesh, verifier, peer or (), draft, max_tokens, as_json=as_json)
+        opened, reports = over_devices(mesh, verifier, peer or (), draft, max_tokens, as_json=as_json, explain=explain)
         pair = opened.pair
     else:
         with Loading() as loading:

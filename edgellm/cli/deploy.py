@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,11 +23,12 @@ from edgellm.cli.screen import emit, err, is_terminal, out, say
 from edgellm.cli.teach import model_names
 from edgellm.cli.text import one_line, size
 from edgellm.errors import EdgeError, InvalidOption
-from edgellm.mesh.split import HERE, Share, of_plan, ranges, read_split
+from edgellm.mesh.split import HERE, Share, of_way, ranges, read_split
 
 if TYPE_CHECKING:
     from edgellm.link.workers import Worker
     from edgellm.mesh.deploy import Moved, Part
+    from edgellm.store.layers import LayerStore
 
 _EVERY = 5.0  # seconds between two lines where nobody watches a bar
 _MEGABIT = 125_000.0  # bytes
@@ -103,7 +104,7 @@ def _planned(
         fleet.devices, model_of(path), tokens_in, tokens_out, objective="reply" if reply else "ttft", links=fleet.links
     )
     say(made.advice)
-    return of_plan(made), found.workers
+    return of_way(made.advised), found.workers
 
 
 @contextmanager
@@ -199,12 +200,9 @@ def _list(chosen: Sequence[Worker | None], model: str | None, as_json: bool) -> 
         table.add_column(title, justify="right" if title in ("SIZE", "ARRIVING") else "left", overflow="fold")
     for row in rows:
         arriving = size(row["arriving"]) if row["arriving"] else "-"
+        of = "made of them here" if row["made"] else f"of {row['of']}"
         table.add_row(
-            one_line(row["device"]),
-            one_line(row["model"]),
-            f"{row['layers']} of {row['of']}",
-            size(row["size"]),
-            arriving,
+            one_line(row["device"]), one_line(row["model"]), f"{row['layers']} {of}", size(row["size"]), arriving
         )
     if rows:
         out().print(table)
@@ -219,16 +217,34 @@ def _held(worker: Worker | None) -> Iterator[dict[str, Any]]:
         for one, held in zip(worker.facts.models if worker.facts else (), held_by(worker), strict=True):
             yield {
                 "device": worker.name, "fingerprint": one.recipe.fingerprint, "of": one.recipe.layers, **held,
-                "arriving": one.arriving, "used": one.used,
+                "arriving": one.arriving, "used": one.used, "made": False,
             }  # fmt: skip
         return
     from edgellm.store.layers import LayerStore
 
-    for mine in LayerStore().models():
+    store = LayerStore()
+    for mine in store.models():
         yield {
             "device": HERE, "fingerprint": mine.recipe.fingerprint, "of": mine.recipe.layers,
             "model": mine.recipe.name, "layers": ranges(mine.layers), "size": mine.size,
-            "arriving": sum(mine.arriving.values()), "used": mine.used,
+            "arriving": sum(mine.arriving.values()), "used": mine.used, "made": False,
+        }  # fmt: skip
+    yield from _made(store)
+
+
+def _made(store: LayerStore) -> Iterator[dict[str, Any]]:
+    """What stages here have made of a model that is whole here, or of small layers; it can be made again."""
+    from edgellm.engine import check_gguf
+    from edgellm.store.made import layers_of
+
+    for fingerprint, files in store.made.models().items():
+        name = fingerprint[:16]
+        with suppress(EdgeError, OSError):  # it may be removed just now
+            name = str(check_gguf(files[0].path).metadata.get("general.name") or name)
+        yield {
+            "device": HERE, "fingerprint": fingerprint, "of": None, "model": name,
+            "layers": ", ".join(ranges(layers_of(file)) for file in files), "size": sum(file.size for file in files),
+            "arriving": 0, "used": max(file.used for file in files), "made": True,
         }  # fmt: skip
 
 

@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 _PATIENCE = 1.0  # seconds, before something is said
 
 
-def looked(model: Path, interface: Sequence[str] | None, fresh: bool) -> Survey:
-    """What the devices can do with a model, measured where it is not known; says who is left out."""
+def looked(model: Path, interface: Sequence[str] | None, fresh: bool, peers: Sequence[str] = ()) -> Survey:
+    """What the devices can do with a model, measured where it is not known; says who is left out. `peers`: where
+    workers are, [NAME=]HOST:PORT, beside those that are paired."""
     from edgellm.link.interfaces import chosen_hosts
-    from edgellm.mesh.home import look
+    from edgellm.mesh.home import look, read_place
 
+    places = [read_place(peer) for peer in peers]
     with doing("looking for the devices") as tell:
-        found = look(model, chosen_hosts(interface or ()), fresh, lambda who, what: tell(f"{who}: {what}"))
+        hosts = chosen_hosts(interface or ())
+        found = look(model, hosts, fresh, lambda who, what: tell(f"{who}: {what}"), places)
     for name, trouble in found.left_out:
         say(f"left out: {name}: {trouble}", style="dim")
     return found

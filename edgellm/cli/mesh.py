@@ -13,7 +13,7 @@ import typer
 from edgellm.cli.deploy import deploy, layers
 from edgellm.cli.home import looked
 from edgellm.cli.mesh_peers import peers
-from edgellm.cli.mesh_run import run
+from edgellm.cli.mesh_run import Objective, run
 from edgellm.cli.pair import Interfaces
 from edgellm.cli.screen import emit, out, say
 from edgellm.cli.teach import model_names, taught
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from edgellm.mesh.survey import Survey
 
 _RUN = (
+    "Without --split and --devices, this device, the paired ones and those at --peer are measured where that was not "
+    "done before, and the best split of the layers that they have is run; it says what would be better. "
     "All devices begin to load at once. When one is lost, the others take over its layers where they hold them, and "
     "the text goes on. MODEL is a file that is here: its tokenizer is needed, and its layers are here too if need be."
 )
@@ -37,14 +39,10 @@ _DEPLOY = (
     "What is there already is not sent again; what was cut off goes on where it stopped. Layers leave this machine for "
     "paired devices alone, with the right to files here and there, and are checked by their SHA-256."
 )
-_LAYERS = "What is in use is never removed. A store has a limit; what was used least goes first."
-
-
-class Objective(enum.StrEnum):
-    """What is to be soonest."""
-
-    TTFT = "ttft"
-    REPLY = "reply"
+_LAYERS = (
+    "What is in use is never removed. A store has a limit; what was used least goes first, and before that what was "
+    "made here: pieces that suit a stage, cut from a whole model or joined from small layers."
+)
 
 
 class Overlap(enum.StrEnum):

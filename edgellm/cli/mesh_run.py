@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from edgellm.cli.home import looked
+from edgellm.cli.pair import Interfaces
 from edgellm.cli.screen import say
 from edgellm.cli.teach import model_names
 from edgellm.errors import InvalidOption
@@ -16,13 +20,24 @@ if TYPE_CHECKING:
     from edgellm.api.mesh import Opened
     from edgellm.cli.mesh_report import Reports
     from edgellm.mesh.fleet import Fleet
+    from edgellm.mesh.placing import Placed
 
 INTERRUPTED = 130
+AUTO = "auto"
+CHAT_TOKENS = 256  # of a prompt, in a conversation of which nothing is known yet
+
+
+class Objective(enum.StrEnum):
+    """What is to be soonest."""
+
+    TTFT = "ttft"
+    REPLY = "reply"
+
 
 Split = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME:A-B,NAME:C-D", show_default=False,
+        metavar="NAME:A-B,NAME:C-D", show_default="as mesh plan says",
         help="Who holds which layers, counted from 1: `here`, paired devices by name, or HOST:PORT.",
     ),
 ]  # fmt: skip
@@ -30,7 +45,7 @@ Workers = Annotated[
     list[str] | None,
     typer.Option(
         "--peer", metavar="[NAME=]HOST:PORT", show_default=False,
-        help="Where a worker is. One that holds nothing in the split takes over for who is lost.",
+        help="Where a worker is, beside the paired ones. One that holds nothing takes over for who is lost.",
     ),
 ]  # fmt: skip
 Devices = Annotated[
@@ -61,6 +76,10 @@ def run(
     context_length: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Tokens of prompt and reply.", show_default="4096 at most")
     ] = None,
+    objective: Annotated[
+        Objective, typer.Option(help="Without a split: what shall be soonest, the first token or the reply's end.")
+    ] = Objective.TTFT,
+    interface: Interfaces = None,
     f32: Annotated[bool, typer.Option("--f32", help="Send rows as 32-bit floats, twice the bytes of 16.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a token, a summary, the stages.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say why it was done so.")] = False,
@@ -78,11 +97,15 @@ def run(
             "The question is empty.", 'Write one: edgellm mesh run MODEL "Where is my mug?" --split ...'
         )
     asked = ReplyOptions(max_tokens=max_tokens, temperature=temperature, seed=seed, retrieval=retrieval)
+    path, fleet = resolve(model), _fleet(split, devices)
+    wanted = Wanted(max(1, len(question) // 4), max_tokens, objective.value, context_length)
+    placed = None
+    if split is None and fleet is None:
+        placed = at_home(model, path, wanted, tuple(peer or ()), interface, explain=explain)
     options = Options(
-        split, _fleet(split, devices), tuple(peer or ()), context_length, sessions=1, wide=f32, tokens_out=max_tokens,
-        tokens_in=max(1, len(question) // 4),
+        split, fleet, placed, tuple(peer or ()), context_length, sessions=1, wide=f32, tokens_out=max_tokens,
+        tokens_in=wanted.tokens_in, objective=wanted.objective,
     )  # fmt: skip
-    path = resolve(model)
     with open_mesh(path, options, draft=draft, tell=lambda text: say(text, style="yellow")) as opened:
         if explain:
             say(opened.reason, style="dim")
@@ -95,18 +118,55 @@ def run(
 
 
 def over_devices(
-    mesh: str, model: str, peers: Sequence[str], draft: str, max_tokens: int, *, as_json: bool, sessions: int = 1
-) -> tuple[Opened, Reports]:
-    """What `chat --mesh` and `serve --mesh` open: `mesh` is a split, or names a file of devices."""
+    mesh: str, model: str, peers: Sequence[str], draft: str, max_tokens: int, *, as_json: bool, explain: bool,
+    sessions: int = 1,
+) -> tuple[Opened, Reports]:  # fmt: skip
+    """What `chat --mesh` and `serve --mesh` open: `mesh` is a split, or names a file of devices, or is AUTO, the
+    measured home."""
     from edgellm.api.mesh import Options, open_mesh
     from edgellm.cli.mesh_report import Reports
     from edgellm.store import resolve
 
-    file = Path(mesh).expanduser() if mesh.endswith(".toml") else None
-    split = mesh if file is None else None
-    options = Options(split, _fleet(split, file), tuple(peers), sessions=sessions, tokens_out=max_tokens)
-    opened = open_mesh(resolve(model), options, draft=draft, tell=lambda text: say(text, style="yellow"))
+    path, file = resolve(model), Path(mesh).expanduser() if mesh.endswith(".toml") else None
+    split = mesh if file is None and mesh != AUTO else None
+    # in a conversation the layers stay loaded, so that every token's time counts, and not the first one's alone
+    wanted = Wanted(CHAT_TOKENS, max_tokens, "reply", None)
+    placed = at_home(model, path, wanted, peers, None, explain=explain) if mesh == AUTO else None
+    options = Options(
+        split, _fleet(split, file), placed, tuple(peers), sessions=sessions, tokens_in=wanted.tokens_in,
+        tokens_out=max_tokens,
+    )  # fmt: skip
+    opened = open_mesh(path, options, draft=draft, tell=lambda text: say(text, style="yellow"))
     return opened, Reports(opened, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is planned for: tokens of prompt and reply, what shall be soonest, and a context's length, if one is set."""
+
+    tokens_in: int
+    tokens_out: int
+    objective: Literal["ttft", "reply"]
+    context: int | None
+
+
+def at_home(
+    model: str, path: Path, wanted: Wanted, peers: Sequence[str], interface: Sequence[str] | None, *, explain: bool
+) -> Placed:
+    """The best split over the measured devices, with the layers where they are; says why, and what would be better."""
+    from edgellm.api.mesh_home import place_at_home
+
+    placed = place_at_home(
+        path, looked(path, interface, False, peers), tokens_in=wanted.tokens_in, tokens_out=wanted.tokens_out,
+        objective=wanted.objective, context=wanted.context,
+    )  # fmt: skip
+    if advice := placed.advice(model):
+        say(advice, style="yellow")
+    say(placed.reason, style="dim")
+    if explain:
+        for name, why in placed.why():
+            say(f"{name}: {why}", style="dim")
+    return placed
 
 
 def _fleet(split: str | None, devices: Path | None) -> Fleet | None:

@@ -86,7 +86,7 @@ def serve(
     mesh: Annotated[
         str | None,
         typer.Option(
-            metavar="SPLIT|FILE.toml", show_default=False,
+            metavar="SPLIT|FILE.toml|auto", show_default=False,
             help="With the role pair: the verifier's layers are on several devices, as for mesh run; the page draws "
             "what each did.",
         ),
@@ -196,7 +196,9 @@ def _serve_pair(
         from edgellm.cli.mesh_run import over_devices
         from edgellm.http.course import Course
 
-        opened, _ = over_devices(mesh, verifier, peer or (), draft, PLANNED, as_json=False, sessions=sessions)
+        opened, _ = over_devices(
+            mesh, verifier, peer or (), draft, PLANNED, as_json=False, explain=False, sessions=sessions
+        )
         writer = Writer(opened.pair, called(local), in_turns=False, course=Course(opened))
     else:
         with Loading() as loading:

@@ -38,8 +38,9 @@ def serve_worker(
 
     address = Address.of(host, port)
     trust = None if address.loopback and not paired_only else Trust.here()
-    brought = StoredLayers(LayerStore(limit=None if store is None else int(store * 1e9)))
-    own = () if model is None else (WholeModel(model),)
+    kept = LayerStore(limit=None if store is None else int(store * 1e9))
+    brought = StoredLayers(kept)
+    own = () if model is None else (WholeModel(model, kept),)
     layers = SeveralLayers(brought, *own)
     shelf = Shelf(layers, memory=None if memory is None else int(memory * 1e9), keep=keep)
     server = WorkerServer(shelf, address, on_event=_tell, trust=trust, stored=brought)

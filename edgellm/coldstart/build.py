@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +15,24 @@ from edgellm.coldstart.task import Cut, Overlap, Task, fits
 from edgellm.errors import InvalidOption
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a device has of a model, layers counted from 0: on its `disk` (None: whatever is wanted of it), and loaded.
+
+    A device cannot load what is not on its disk, and need not load what is in its memory.
+    """
+
+    disk: frozenset[int] | None = None
+    memory: frozenset[int] = frozenset()
+
+
 def task_of(
     devices: Sequence[Device], model: Model, tokens_in: int, tokens_out: int = 0, overlap: Overlap = "streamed",
-    links: Links | None = None,
+    links: Links | None = None, positions: int = 0,
 ) -> Task:  # fmt: skip
     """The task of answering a prompt of `tokens_in` tokens with `tokens_out`, the first of which ends the prefill.
+
+    A cache for so many `positions` is reserved, and for those that are used in any case.
 
     Raises `InvalidOption` where there is no device, or a number of tokens makes no sense.
     """
@@ -31,7 +45,7 @@ def task_of(
     weights[0] += model.embedding
     weights[-1] += model.head
     twice = min(model.embedding, model.head) if model.tied else 0.0
-    cache = np.array(model.cache_bytes) * (tokens_in + tokens_out)
+    cache = np.array(model.cache_bytes) * max(tokens_in + tokens_out, positions)
     work = np.full(n, float(shape.flops(tokens_in)))
     work[-1] += model.head_flops
     step = np.full(n, float(shape.flops(1, tokens_in + tokens_out / 2)))
@@ -53,6 +67,30 @@ def task_of(
         alone_load=load.sum(1) - twice / disk,
         alone_need=float(need.sum() - twice),
     )
+
+
+def where_it_lies(
+    task: Task, devices: Sequence[Device], kept: Mapping[str, Kept], further: int
+) -> tuple[Task, float]:  # fmt: skip
+    """The task with the layers where they are, and seconds that no plan takes which uses what is there alone.
+
+    A layer that is not on a device takes that long to load there. `further`: tokens behind the first that count, too.
+    A device that is not `kept` has nothing.
+    """
+    beyond = 2.0 * float(task.load.sum() + task.compute.sum() + task.send.sum() + task.alone_load.sum()) + 1.0
+    beyond += 2.0 * further * float(task.step.sum() + task.hop.sum())
+    load, room, alone = task.load.copy(), task.room.copy(), task.alone_load.copy()
+    nothing = Kept(frozenset())
+    for at, device in enumerate(devices):
+        has = kept.get(device.name, nothing)
+        missing = sorted(set(range(task.layers)) - has.disk) if has.disk is not None else []
+        warm = sorted(has.memory)
+        load[at, warm] = 0.0
+        load[at, missing] = beyond
+        room[at] += task.need[warm].sum()  # what is loaded already is not in the memory that is free
+        if warm or missing:
+            alone[at] = load[at].sum()
+    return replace(task, load=load, room=room, alone_load=alone), beyond
 
 
 def even(peak: npt.ArrayLike, task: Task) -> Cut | None:

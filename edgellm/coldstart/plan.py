@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
-from edgellm.coldstart.build import best_single, even, heuristic, ideal_single, task_of
+from edgellm.coldstart.build import Kept, best_single, even, heuristic, ideal_single, task_of, where_it_lies
 from edgellm.coldstart.hardware import Device, Links
 from edgellm.coldstart.labels import Stop
 from edgellm.coldstart.model import Model
@@ -18,6 +19,8 @@ from edgellm.errors import InvalidOption, PlanImpossible
 
 Objective = Literal["ttft", "reply"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+WORTH = 0.05
+"""The share of the best single device's time that a split must save to be advised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,41 +83,57 @@ class Plan:
         """Of a way, what was to be least."""
         return way.reply_s if self.objective == "reply" else way.ttft_s
 
+    @property
+    def advised(self) -> Way:
+        """What the advice says to use: the best way, or a device alone where a split would save next to nothing."""
+        alone = self.best_single
+        if self.way.alone or alone is None or self.seconds(self.way) < (1.0 - WORTH) * self.seconds(alone):
+            return self.way
+        return alone
+
 
 def plan(
     devices: Sequence[Device], model: Model, tokens_in: int, tokens_out: int = 0, *, objective: Objective = "ttft",
     overlap: Overlap = "streamed", links: Links | None = None, stop: Stop = never, cold: bool = True,
+    kept: Mapping[str, Kept] | None = None, positions: int = 0,
 ) -> Plan:  # fmt: skip
     """Which device should hold which layers.
 
     `ttft`: the first token comes soonest (the paper). `reply`: the last of `tokens_out` does; with `cold` False on
     devices that have their layers loaded. `stop` is asked now and then whether to give up with the best plan so far.
+    With `kept`, what each device has by name, nothing is used that is not there, and nothing loaded again that is
+    loaded. `positions`: as for `task_of`.
 
     Raises `InvalidOption` for options that make no sense, and `PlanImpossible` where the devices together do not hold
     the model.
     """
     if objective not in OBJECTIVES:
         raise InvalidOption(f"There is no objective named {objective!r}.", f"Choose from {', '.join(OBJECTIVES)}.")
-    task = task_of(devices, model, tokens_in, tokens_out, overlap, links)
-    asked = task if cold else warm(task)
-    further = max(0, tokens_out - 1)
+    task = task_of(devices, model, tokens_in, tokens_out, overlap, links, positions)
+    asked = anywhere = task if cold else warm(task)
+    further, beyond = max(0, tokens_out - 1), math.inf
+    if kept is not None:
+        asked, beyond = where_it_lies(asked, devices, kept, further)
     found = _best(asked, further if objective == "reply" else 0, stop)
     if found is None:
         raise _too_big(devices, task)
+    if found.seconds >= beyond:
+        raise _not_there(devices, task, kept or {})
     tell = partial(_way, devices, model, asked, further)
     alone = best_single(asked)
     peak = [device.flops for device in devices]
     strong = heuristic([device.speed(tokens_in) for device in devices], [device.disk for device in devices], asked)
     candidates = {"even": even(peak, asked), "heuristic": strong, "single": alone}
-    ways = {name: tell(cut) if cut else None for name, cut in candidates.items()}
+    ways = {name: tell(cut) if cut and makespan(asked, cut) < beyond else None for name, cut in candidates.items()}
     best = tell(found.cut)
     score = _score(objective)
-    warm_cut = best_single(warm(task))
+    warm_cut = best_single(warm(task)) if kept is None else None
     loaded = _way(devices, model, warm(task), further, warm_cut) if warm_cut else None
     return Plan(
         best, found.optimal, found.gap, _reason(found), advice(best, ways["single"], ways["even"], loaded, score),
-        ways["even"], ways["heuristic"], ways["single"], tell(ideal_single(peak, asked)), loaded,
-        _unused(devices, asked, found), objective,
+        ways["even"], ways["heuristic"], ways["single"],
+        _way(devices, model, anywhere, further, ideal_single(peak, task)), loaded,
+        _unused(devices, asked, found, kept), objective,
     )  # fmt: skip
 
 
@@ -174,17 +193,34 @@ def _reason(found: Found) -> str:
     return f"the time was over: a plan up to {found.gap:.1%} faster may exist"
 
 
-def _unused(devices: Sequence[Device], task: Task, found: Found) -> tuple[tuple[str, str], ...]:
+def _unused(
+    devices: Sequence[Device], task: Task, found: Found, kept: Mapping[str, Kept] | None
+) -> tuple[tuple[str, str], ...]:
     """Why each device that is left out is left out."""
     reasons = []
     for at in sorted(set(range(len(devices))) - {device for device, _ in found.cut}):
-        if task.room[at] < task.need.min():
+        has = Kept() if kept is None else kept.get(devices[at].name, Kept(frozenset()))
+        if has.disk is not None and not has.disk:
+            why = "it has no layers of the model"
+        elif task.room[at] < task.need.min():
             have, least = max(0.0, task.room[at]) / 1e6, task.need.min() / 1e6
             why = f"it has {have:.0f} MB for layers, and one takes {least:.0f} MB"
         else:
             why = "no plan with it is faster" if found.optimal else "no faster plan with it was found"
         reasons.append((devices[at].name, why))
     return tuple(reasons)
+
+
+def _not_there(devices: Sequence[Device], task: Task, kept: Mapping[str, Kept]) -> PlanImpossible:
+    """The devices could hold the model, and do not hold enough of it."""
+    listed = []
+    for device, room in zip(devices, task.room, strict=True):
+        disk = kept.get(device.name, Kept(frozenset())).disk
+        has = task.layers if disk is None else len(disk)
+        listed.append(f"{device.name} has {has} of {task.layers} and {max(0.0, room) / 1e9:.1f} GB of memory")
+    return PlanImpossible(
+        f"The layers do not lie where they fit: {'; '.join(listed)}.", "Bring them there: edgellm mesh deploy MODEL"
+    )
 
 
 def _too_big(devices: Sequence[Device], task: Task) -> PlanImpossible:
@@ -220,7 +256,7 @@ def advice(best: Way, single: Way | None, other: Way | None, loaded: Way | None,
         return f"Split it over {names}: {told(taken)}. No single device has the memory for it."
     name, alone = single.stages[0].device, score(single)
     saved = 1.0 - taken / alone
-    if saved < 0.05:
+    if saved <= WORTH:
         return (
             f"Use {name} alone: {told(alone)}. The best split would save {told(alone - taken)} ({saved:.1%}),"
             " which is not worth it."

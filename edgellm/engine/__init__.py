@@ -1,13 +1,14 @@
 """The engine: llama.cpp behind a small, typed door. The only package that imports `llama_cpp`."""
 
 from edgellm.engine.batch import SeqRows, Twig
-from edgellm.engine.block import Block
+from edgellm.engine.block import Block, Passage
 from edgellm.engine.capture import Capture, Recorder
 from edgellm.engine.chat import Message
 from edgellm.engine.context import Context
 from edgellm.engine.convert import to_f32
 from edgellm.engine.facts import Top2, top2, top_k
 from edgellm.engine.gguf import GgufHeader, TensorInfo, check_gguf
+from edgellm.engine.join import join
 from edgellm.engine.lens import Lens
 from edgellm.engine.model import Model
 from edgellm.engine.shard import check_cuttable, cut, cut_bytes
@@ -25,6 +26,7 @@ __all__ = [
     "Lens",
     "Message",
     "Model",
+    "Passage",
     "Recorder",
     "SeqRows",
     "Stop",
@@ -36,6 +38,7 @@ __all__ = [
     "check_gguf",
     "cut",
     "cut_bytes",
+    "join",
     "to_f32",
     "top2",
     "top_k",

@@ -176,14 +176,24 @@ class Context(Cache):
         ends = np.cumsum([outputs, *(len(twig.ids) for twig in twigs)])
         return view[:outputs], [view[a:b] for a, b in itertools.pairwise(ends.tolist())]
 
-    def decode_rows(self, rows: Sequence[SeqRows]) -> list[Floats]:
+    def decode_rows(self, rows: Sequence[SeqRows], embedded: Floats | None = None) -> list[Floats]:
         """Appends to several sequences in one llama.cpp batch; one view of (outputs, n_vocab) per entry.
 
         What exceeds `n_batch` is decoded in batches before, so that the last one holds every row with an output.
+        `embedded`: float32 rows, (n, n_embd), in place of all the ids, which must fit one batch.
 
         Raises:
             ContextFull, InvalidOption, EngineFailed: as for `decode`; nothing was changed in any sequence.
         """
+        batch = self._batch.tokens
+        if embedded is not None:
+            embedded, total = np.ascontiguousarray(embedded, dtype=np.float32), sum(len(r.ids) for r in rows)
+            if total > self.n_batch or embedded.shape != (total, self.model.n_embd):
+                raise InvalidOption(
+                    f"Embedding rows of shape {embedded.shape} for {total} positions.",
+                    f"Give ({total}, {self.model.n_embd}), at most {self.n_batch} at once.",
+                )
+            batch = self._batch.embeddings(embedded)
         starts = {r.seq: self._begin(r.seq, len(r.ids), r.outputs) for r in rows}
         wanted = sum(r.outputs for r in rows)
         if len(starts) < len(rows):
@@ -199,7 +209,7 @@ class Context(Cache):
             for r in rest:
                 at = self._place(at, r.seq, r.ids, r.outputs)
             if at:
-                self._run(at, self._batch.tokens)
+                self._run(at, batch)
             for r in rest:
                 self._lengths[r.seq] += len(r.ids)
         except BaseException:

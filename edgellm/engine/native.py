@@ -21,6 +21,8 @@ lib: Any = binding
 
 _TINY = 4_000_000  # parameters
 _SMALL = 50_000_000
+_SMALL_LAYER = 4_000_000
+_AT_ONCE = 4  # rows that llama.cpp's products with quantised weights take together on a processor
 _TILE = 64  # rows that flash attention computes together
 _WARN, _CONTINUED = 3, 5
 _Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
@@ -202,6 +204,20 @@ def flash_pays(n_params: int, rows: int) -> bool:
 def is_small(n_params: int) -> bool:
     """Whether attention is most of the work of a model of that size."""
     return n_params < _SMALL
+
+
+def has_small_layers(n_params: int, n_layer: int) -> bool:
+    """The same of a part of a model, with so many layers."""
+    return n_params < _SMALL_LAYER * n_layer
+
+
+def rows_that_pay(n_params: int, n_layer: int) -> int:
+    """From how many rows on one pass takes less time than a pass for each of them, through so many layers.
+
+    On a processor fewer rows than that go through large layers one by one, and the pass costs a tenth more
+    (`python -m bench.mesh_company`); with small layers it is other things that take the time.
+    """
+    return 2 if has_small_layers(n_params, n_layer) or lib.llama_supports_gpu_offload() else _AT_ONCE
 
 
 def available_threads() -> int:

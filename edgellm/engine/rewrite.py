@@ -55,6 +55,14 @@ def sliced(key: str, raw: bytes, start: int, stop: int) -> bytes:
     return _key(key, _ARRAY) + struct.pack("<IQ", kind, stop - start) + elements
 
 
+def concatenated(key: str, raws: Sequence[bytes]) -> bytes:
+    """The entries `raws`, arrays of numbers of one kind, one behind the other in one."""
+    at = 12 + len(key.encode())
+    kind = struct.unpack_from("<I", raws[0], at)[0]
+    count = sum(struct.unpack_from("<Q", raw, at + 4)[0] for raw in raws)
+    return _key(key, _ARRAY) + struct.pack("<IQ", kind, count) + b"".join(raw[at + 12 :] for raw in raws)
+
+
 def copied(source: BufferedReader, tensor: TensorInfo) -> Iterator[memoryview]:
     """The bytes of a tensor in portions that are good until the next one is asked for.
 

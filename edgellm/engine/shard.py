@@ -24,15 +24,15 @@ from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 # without positions), granite, minicpm (scaled rows), deepseek2, glm4moe (dense layers first), all recurrent and hybrid.
 SAFE = frozenset({"llama", "qwen2", "qwen3", "qwen3moe"})
 
-_PER_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+PER_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 _BY_LAYER = (  # where one of these is set, a block's number matters all the same
     ("attention.sliding_window", "its attention slides over a window in some layers"),
     ("attention.sliding_window_pattern", "its attention slides over a window in some layers"),
     ("nextn_predict_layers", "its last layers predict further tokens"),
     ("leading_dense_block_count", "its first layers differ from the others"),
 )
-_EMBEDDING, _HEAD, _HEAD_BIAS = "token_embd.weight", "output.weight", "output.bias"
-_BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
+EMBEDDING, HEAD, _HEAD_BIAS = "token_embd.weight", "output.weight", "output.bias"
+BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
 _SLIVER = 32  # rows that stand for an embedding that nobody reads
 
 
@@ -68,7 +68,7 @@ def cut_bytes(src: Path, first: int, last: int, *, head: bool) -> Iterator[bytes
         ]
         entries = _entries(source, header, first, last)
         if first > 0:
-            rows = next(t.shape[1] for t in tensors if t.name == _EMBEDDING)
+            rows = next(t.shape[1] for t in tensors if t.name == EMBEDDING)
             entries |= _no_vocabulary(header, rows)
         yield from portions(header, entries.values(), tensors)
 
@@ -92,7 +92,7 @@ def check_cuttable(header: GgufHeader) -> int:
     parts = header.metadata.get("split.count", 1)
     if isinstance(parts, int) and parts > 1:
         raise ModelUnsupported(f"This model is split into {parts} files.", "Join them with llama-gguf-split --merge.")
-    known = {f"{arch}.{key}" for key in _PER_LAYER}
+    known = {f"{arch}.{key}" for key in PER_LAYER}
     for key, value in header.metadata.items():
         if key.startswith(f"{arch}.") and isinstance(value, (tuple, GgufArray)) and key not in known:
             raise ModelUnsupported(
@@ -107,7 +107,7 @@ def check_cuttable(header: GgufHeader) -> int:
 def _entries(source: BufferedReader, header: GgufHeader, first: int, last: int) -> dict[str, bytes]:
     entries, arch = raw_entries(source, header), header.architecture
     entries[f"{arch}.block_count"] = number(f"{arch}.block_count", last - first + 1)
-    for key in (f"{arch}.{name}" for name in _PER_LAYER):
+    for key in (f"{arch}.{name}" for name in PER_LAYER):
         if isinstance(header.metadata.get(key), tuple):
             entries[key] = sliced(key, entries[key], first, last + 1)
     if first > 0:
@@ -127,21 +127,21 @@ def _tensors(header: GgufHeader, first: int, last: int, head: bool) -> list[tupl
     fed rows holds one of the two: the head under the embedding's name, or a sliver where it needs no head either.
     """
     found = {t.name: t for t in header.tensors}
-    if _EMBEDDING not in found or len(found[_EMBEDDING].shape) != 2:
-        raise ModelCorrupt(f"The file has no matrix {_EMBEDDING}.", "Fetch it again.")
+    if EMBEDDING not in found or len(found[EMBEDDING].shape) != 2:
+        raise ModelCorrupt(f"The file has no matrix {EMBEDDING}.", "Fetch it again.")
     chosen = []
     for t in header.tensors:
         name = t.name
-        if block := _BLOCK.fullmatch(name):
+        if block := BLOCK.fullmatch(name):
             layer = int(block[1])
             if not first <= layer <= last:
                 continue
             name = f"blk.{layer - first}.{block[2]}"
-        elif name in (_HEAD, _HEAD_BIAS):
-            if not head or (name == _HEAD and first > 0):
+        elif name in (HEAD, _HEAD_BIAS):
+            if not head or (name == HEAD and first > 0):
                 continue
-        elif name == _EMBEDDING and first > 0:
-            t = found.get(_HEAD, t) if head else _sliver(t)  # noqa: PLW2901
+        elif name == EMBEDDING and first > 0:
+            t = found.get(HEAD, t) if head else _sliver(t)  # noqa: PLW2901
         chosen.append((name, t))
     return chosen
 

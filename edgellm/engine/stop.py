@@ -38,4 +38,4 @@ class Stop:
 
 # the 1 that it returns is a true bool too: the lowest byte of the same register
 asked: Any = ctypes.cast(ctypes.CDLL("msvcrt" if os.name == "nt" else None).strlen, lib.ggml_abort_callback)
-nobody: Any = lib.ggml_abort_callback(0)
+nobody: Any = lib.ggml_abort_callback()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc.aio
 
@@ -18,7 +18,7 @@ from edgellm.link.peers import Peer
 from edgellm.link.rights import Right, Rights
 from edgellm.link.roll_call import ASK_SECONDS, LOOK_SECONDS
 from edgellm.link.trust import Trust
-from edgellm.link.welcome import meet
+from edgellm.link.welcome import Welcomed, meet
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,24 @@ async def worker_at(address: Address) -> Worker:
         return Worker(str(address), None, address, await held(channel, str(address)), frozenset(Right))
 
 
+def worker_there(trust: Trust, name: str, address: Address, seconds: float = ASK_SECONDS) -> Worker:
+    """The worker at an address: a paired device, called as it is here where no `name` is given; or on this machine, in
+    plain text, where no paired device was met there. Raises nothing of what a device may do."""
+    paired = not address.loopback or any(address in peer.addresses for peer in trust.peers.all())
+
+    async def ask() -> Worker:
+        if not paired:
+            return replace(await worker_at(address), name=name or str(address))
+        channel, welcomed = await meet(address, trust, None, seconds)
+        async with channel:
+            return await _met(channel, name or welcomed.peer.name, address, welcomed, seconds)
+
+    try:
+        return run_there(ask()).result()
+    except EdgeError as error:
+        return Worker(name or str(address), None, trouble=error)
+
+
 async def _all(trust: Trust, whom: Sequence[tuple[Peer, Sequence[Address]]], seconds: float) -> list[Worker]:
     return list(await asyncio.gather(*(_ask(trust, peer, places, seconds) for peer, places in whom)))
 
@@ -106,5 +124,9 @@ async def _ask(trust: Trust, peer: Peer, places: Sequence[Address], seconds: flo
 async def _one(trust: Trust, peer: Peer, place: Address, seconds: float) -> Worker:
     channel, welcomed = await meet(place, trust, peer.id, seconds)
     async with channel:
-        facts = await held(channel, peer.name, seconds)
-        return Worker(peer.name, peer, place, facts, welcomed.rights, welcomed.seconds, welcomed.version)
+        return await _met(channel, peer.name, place, welcomed, seconds)
+
+
+async def _met(channel: grpc.aio.Channel, name: str, place: Address, welcomed: Welcomed, seconds: float) -> Worker:
+    facts = await held(channel, name, seconds)
+    return Worker(name, welcomed.peer, place, facts, welcomed.rights, welcomed.seconds, welcomed.version)

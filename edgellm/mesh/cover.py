@@ -17,7 +17,8 @@ class Able:
     """A device, the layers that it holds on its disk and those that it has loaded, and what they cost.
 
     `load` and `step`: seconds to load a layer, and to compute it for one token; `hop`: to send a token's rows to it;
-    `most`: layers for which it has memory.
+    `most`: layers for which it has memory, and `memory`: bytes that it gives to models, 0 where it sets no limit.
+    `begins` and `ends`: layers with which a range of its may begin and end, because a piece does; None: any.
     """
 
     name: str
@@ -27,6 +28,19 @@ class Able:
     step: float = 0.05
     hop: float = 0.01
     most: int = 1 << 30
+    memory: int = 0
+    begins: frozenset[int] | None = None
+    ends: frozenset[int] | None = None
+
+    def takes(self, first: int, last: int) -> bool:
+        """Whether the layers `first` to `last` are there, and can be had without those around them."""
+        return self.may_begin(first) and self.may_end(last) and self.holds.issuperset(range(first, last + 1))
+
+    def may_begin(self, layer: int) -> bool:
+        return self.begins is None or layer in self.begins
+
+    def may_end(self, layer: int) -> bool:
+        return self.ends is None or layer in self.ends
 
 
 def cover(devices: Sequence[Able], layers: int, tokens: int = 64) -> tuple[Share, ...] | None:
@@ -64,13 +78,15 @@ def cover(devices: Sequence[Able], layers: int, tokens: int = 64) -> tuple[Share
 
 
 def _costs(device: Able, layers: int, tokens: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """(layers + 1, layers + 1): seconds for the layers from i to before j; infinite where one is missing, or j <= i."""
+    """(layers + 1, layers + 1): seconds for the layers from i to before j; infinite where one is missing, where a piece
+    would be cut in two, or j <= i."""
     found = np.full((layers + 1, layers + 1), np.inf)
-    for i in range(layers):
+    for i in filter(device.may_begin, range(layers)):
         seconds = tokens * device.hop
         for j in range(i + 1, min(layers, i + device.most) + 1):
             if j - 1 not in device.holds:
                 break
             seconds += tokens * device.step + (0.0 if j - 1 in device.warm else device.load)
-            found[i, j] = seconds
+            if device.may_end(j - 1):
+                found[i, j] = seconds
     return found

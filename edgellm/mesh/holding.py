@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
+from collections.abc import Collection
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -11,9 +13,17 @@ from edgellm.engine import check_gguf, cut
 from edgellm.engine.shard import check_cuttable
 from edgellm.errors import LayersMissing
 from edgellm.mesh.split import ranges
-from edgellm.store import cache_dir, fingerprint
+from edgellm.store import fingerprint
+from edgellm.store.layers import LayerStore
+from edgellm.store.made import together
 
-ENOUGH = 32 * 2**20  # bytes
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The layers with which a stage may begin, and those with which it may end."""
+
+    begins: frozenset[int]
+    ends: frozenset[int]
 
 
 class Layers(Protocol):
@@ -23,16 +33,48 @@ class Layers(Protocol):
 
     def find(self, model: str, layer: int, last: int) -> Path | None:
         """A file that begins with `layer`, counted from 0, and ends with `last` or before it, wherever that suits; None
-        where it is not here, or not whole."""
+        where it is not here, or not whole. From now on nobody removes it, until `tidy` says that it is not loaded."""
         ...
 
     def held(self, model: str) -> frozenset[int]:
         """The layers that are here."""
         ...
 
+    def bounds(self, model: str) -> Bounds:
+        """Where a stage may begin and end, so that no piece has to be cut in two."""
+        ...
+
+    def tidy(self, loaded: Collection[Path]) -> None:
+        """Lets go of the files that were found and are not loaded, or no longer."""
+        ...
+
+
+class InUse:
+    """Files that nobody removes because they are loaded. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[Path, ExitStack] = {}
+
+    def keep(self, using: AbstractContextManager[Path]) -> Path:
+        """The file that `using` shows, which it keeps until `tidy`. Raises what it raises."""
+        with ExitStack() as held:
+            path = held.enter_context(using)
+            with self._lock:
+                if path not in self._held:
+                    self._held[path] = held.pop_all()
+        return path
+
+    def tidy(self, loaded: Collection[Path]) -> None:
+        """See `Layers.tidy`."""
+        with self._lock:
+            for path in [path for path in self._held if path not in loaded]:
+                self._held.pop(path).close()
+
 
 class SeveralLayers:
-    """Layers that are in one place or another."""
+    """Layers that are in one place or another; of a model at most one of them has pieces of several layers that it
+    cannot cut."""
 
     def __init__(self, *places: Layers) -> None:
         self._places = places
@@ -43,47 +85,55 @@ class SeveralLayers:
     def held(self, model: str) -> frozenset[int]:
         return frozenset().union(*(place.held(model) for place in self._places))
 
+    def bounds(self, model: str) -> Bounds:
+        every = [place.bounds(model) for place in self._places]
+        return Bounds(
+            frozenset().union(*(one.begins for one in every)), frozenset().union(*(one.ends for one in every))
+        )
+
+    def tidy(self, loaded: Collection[Path]) -> None:
+        for place in self._places:
+            place.tidy(loaded)
+
 
 class WholeModel:
-    """A model file of this device, of which pieces are cut when they are asked for, and kept.
+    """A model file of this device, of which pieces are cut when they are asked for, and kept in a store of layers for
+    the next time, as far as its limit allows. Small layers go together (`edgellm.store.made`)."""
 
-    Small layers go together: a block costs a sixth of a millisecond for every pass (`python -m bench.mesh_cost`), and a
-    piece of `ENOUGH` bytes is loaded in less time than a first token takes.
-    """
+    def __init__(self, path: Path, store: LayerStore | None = None) -> None:
+        """Without a `store`, the user's own.
 
-    def __init__(self, path: Path, folder: Path | None = None) -> None:
-        """Raises ModelNotFound, ModelCorrupt or ModelUnsupported where it cannot be cut, and OSError where it cannot be
+        Raises ModelNotFound, ModelCorrupt or ModelUnsupported where it cannot be cut, and OSError where it cannot be
         read."""
         self.path = path
         header = check_gguf(path)
         self.layers = check_cuttable(header)
         self.model = fingerprint(path)
-        self._folder = (folder or cache_dir() / "mesh") / self.model
         blocks = sum(tensor.nbytes for tensor in header.tensors if tensor.name.startswith("blk."))
-        self._together = max(1, ENOUGH * self.layers // max(1, blocks))
+        self._size = blocks / self.layers
+        self._ends = sum(tensor.nbytes for tensor in header.tensors if not tensor.name.startswith("blk."))
+        self._store, self._used = store or LayerStore(), InUse()
 
     def find(self, model: str, layer: int, last: int) -> Path | None:
-        if model != self.model or not 0 <= layer < self.layers:
+        if model != self.model or not 0 <= layer <= last < self.layers:
             return None
-        end = min(last, layer + self._together - 1)
-        path = self._folder / f"{layer:04d}-{end:04d}.gguf"
-        if not path.is_file():
-            _cut(self.path, path, layer, end, self.layers)
-        return path
+        end = together(layer, last, self._size)
+        head = end == self.layers - 1
+        size = int((end - layer + 1) * self._size) + (self._ends if layer == 0 or head else 0)
+
+        def make(path: Path) -> None:
+            cut(self.path, path, layer, end, head=head)
+
+        return self._used.keep(self._store.made.using(model, layer, end, size, make))
 
     def held(self, model: str) -> frozenset[int]:
         return frozenset(range(self.layers)) if model == self.model else frozenset()
 
+    def bounds(self, model: str) -> Bounds:
+        return Bounds(self.held(model), self.held(model))
 
-def _cut(model: Path, path: Path, first: int, last: int, layers: int) -> None:
-    """Cuts a piece. Several processes may do so at once: each writes a file of its own, which then takes the name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    own = path.with_name(f"{path.stem}.{os.getpid()}-{threading.get_ident()}.part")
-    try:
-        cut(model, own, first, last, head=last == layers - 1)
-        own.replace(path)
-    finally:
-        own.unlink(missing_ok=True)
+    def tidy(self, loaded: Collection[Path]) -> None:
+        self._used.tidy(loaded)
 
 
 def require(layers: Layers, model: str, first: int, last: int, name: str) -> None:

@@ -11,7 +11,7 @@ from edgellm.link.address import Address
 from edgellm.link.carry import clean
 from edgellm.link.loop import run_there
 from edgellm.link.trust import Trust
-from edgellm.link.workers import Worker, find_workers, reach_worker, worker_at
+from edgellm.link.workers import Worker, find_workers, reach_worker, worker_at, worker_there
 from edgellm.mesh.deploy import Part, to_move
 from edgellm.mesh.layers import model_of
 from edgellm.mesh.split import HERE, Share
@@ -21,15 +21,33 @@ from edgellm.store.layers import LayerStore
 from edgellm.store.recipe import Recipe, recipe_of
 
 
-def look(model: Path, hosts: Sequence[str], fresh: bool, tell: Tell) -> Survey:
+def look(
+    model: Path, hosts: Sequence[str], fresh: bool, tell: Tell, places: Sequence[tuple[str, Address]] = ()
+) -> Survey:
     """What this device and its paired workers can do with a model; `fresh`: measured now, whatever is known.
 
-    `hosts` are this device's addresses to look for announcements at. Raises what `blocks_of` and `model_of` raise.
+    `hosts` are this device's addresses to look for announcements at; `places`: where further workers are, or paired
+    ones if they are not found, each with its name, or an empty one. Raises what `blocks_of` and `model_of` raise.
     """
     trust = Trust.here()
     planned = model_of(model)
-    workers = find_workers(trust, trust.peers.all(), hosts)
+    said = [worker_there(trust, name, address) for name, address in places]
+    there = {worker.peer.id for worker in said if worker.peer is not None}
+    workers = [*said, *find_workers(trust, [peer for peer in trust.peers.all() if peer.id not in there], hosts)]
+    names = [worker.name for worker in workers]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidOption(f"Two devices are called {twice!r}.", "Give the other another name: --peer NAME=HOST:PORT")
     return survey(trust, workers, blocks_of(model), planned.name, planned.shape, fresh=fresh, tell=tell)
+
+
+def read_place(text: str) -> tuple[str, Address]:
+    """What `--peer` says, [NAME=]HOST:PORT: a name, empty where none is given, and an address.
+
+    Raises:
+        InvalidOption: it is no address.
+    """
+    name, _, where = text.rpartition("=")
+    return name.strip(), Address.parse(where)
 
 
 def parts_of(split: Sequence[Share], workers: Mapping[str, Worker]) -> list[Part]:

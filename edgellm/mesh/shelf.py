@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +45,7 @@ class Shelf:
         self._clock = clock
         self._kept: dict[tuple[str, int, Path], _Kept] = {}
         self._lock = threading.Lock()
+        self._looking = 0  # calls that look for a file, or have found one that is not on the shelf yet
 
     @property
     def size(self) -> int:
@@ -72,10 +74,11 @@ class Shelf:
             MemoryShort: what is in use leaves no room for it.
             ModelCorrupt, ModelUnsupported: its file cannot be loaded.
         """
-        path = self.layers.find(model, layer, last)
-        if path is None:
-            raise LayersMissing(f"Layer {layer + 1} is not on this device.", "Bring it there first.")
-        kept, mine = self._claim((model, layer, path))
+        with self._finding():
+            path = self.layers.find(model, layer, last)
+            if path is None:
+                raise LayersMissing(f"Layer {layer + 1} is not on this device.", "Bring it there first.")
+            kept, mine = self._claim((model, layer, path))
         if mine:
             try:
                 kept.model = Model.load(path, progress=progress)
@@ -100,7 +103,8 @@ class Shelf:
                     kept.used = self._clock()
 
     def tidy(self, everything: bool = False) -> int:
-        """Gives back what nobody has used for `keep` seconds, or all that nobody uses; how many pieces went."""
+        """Gives back what nobody has used for `keep` seconds, or all that nobody uses, and lets go of the files; how
+        many pieces went."""
         now = self._clock()
         with self._lock:
             old = [
@@ -110,7 +114,19 @@ class Shelf:
             ]
             for key in old:
                 self._drop(key)
+            if not self._looking:  # else one that was just found is not loaded yet
+                self.layers.tidy({path for _, _, path in self._kept})
         return len(old)
+
+    @contextmanager
+    def _finding(self) -> Iterator[None]:
+        with self._lock:
+            self._looking += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._looking -= 1
 
     def _claim(self, key: tuple[str, int, Path]) -> tuple[_Kept, bool]:
         """The place of a piece, and whether the caller is the one to load it."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from edgellm.coldstart.plan import Plan
+    from edgellm.coldstart.plan import Plan, Way
 
 HERE = "here"
 """What this device is called in a split, and in a plan."""
@@ -47,7 +47,12 @@ def read_split(text: str) -> tuple[Share, ...]:
 
 def of_plan(plan: Plan) -> tuple[Share, ...]:
     """Who holds what in a plan."""
-    return tuple(Share(stage.device, stage.first_layer - 1, stage.last_layer - 1) for stage in plan.way.stages)
+    return of_way(plan.way)
+
+
+def of_way(way: Way) -> tuple[Share, ...]:
+    """Who holds what in a way to hold the model."""
+    return tuple(Share(stage.device, stage.first_layer - 1, stage.last_layer - 1) for stage in way.stages)
 
 
 def ranges(layers: Iterable[int]) -> str:

@@ -1,55 +1,88 @@
-"""The layers of a store, one by one, for whoever loads them: what is loaded stays until it is let go."""
+"""The layers of a store for whoever loads them: small ones joined, and what is loaded stays until it is let go."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
+from edgellm.engine import join
 from edgellm.errors import LayersMissing
+from edgellm.mesh.holding import Bounds, InUse
 from edgellm.store.layers import LayerStore
-from edgellm.store.recipe import Piece
+from edgellm.store.made import together
+from edgellm.store.recipe import Piece, Recipe
 
 
 class StoredLayers:
-    """Models are known by the SHA-256 of their whole file, in hex; layers count from 0. Any thread may ask."""
+    """Models are known by the SHA-256 of their whole file, in hex; layers count from 0. Any thread may ask.
+
+    Layers come and are kept one by one, so that whatever plan is made next finds them; small ones are joined where a
+    stage wants several in a row, because each block costs something for every pass.
+    """
 
     def __init__(self, store: LayerStore) -> None:
         self.store = store
-        self._lock = threading.Lock()
-        self._used: dict[tuple[str, int], ExitStack] = {}
+        self._used = InUse()
 
     def find(self, model: str, layer: int, last: int) -> Path | None:
-        """The file that begins with a layer and ends with `last` or before it; None where it is not here, or not whole.
-        From now on nobody removes it, until `tidy` says that it is no longer loaded."""
-        piece = self._pieces(model).get(layer)
-        if piece is None or piece.last > last:
+        """See `Layers.find`."""
+        recipe = self._recipe(model)
+        row = [] if recipe is None else self._row(recipe, layer, last)
+        if recipe is None or not row:
             return None
-        with self._lock:
-            if (model, layer) not in self._used:
-                held = ExitStack()
-                try:
-                    held.enter_context(self.store.using([piece]))
-                except LayersMissing:
-                    return None
-                self._used[model, layer] = held
-        return self.store.find(piece)
+        try:
+            return self._used.keep(self._file(recipe, row))
+        except LayersMissing:  # somebody has removed one just now
+            return None
 
     def held(self, model: str) -> frozenset[int]:
         """The layers that are here."""
-        here = [piece for piece in self._pieces(model).values() if self.store.find(piece) is not None]
-        return frozenset(layer for piece in here for layer in range(piece.first, piece.last + 1))
+        return frozenset(layer for piece in self._here(model) for layer in range(piece.first, piece.last + 1))
 
-    def tidy(self, loaded: Callable[[str], frozenset[int]]) -> None:
-        """Lets go of the files of layers that are no longer loaded; `loaded` says which of a model are."""
-        with self._lock:
-            for model, layer in [key for key in self._used if key[1] not in loaded(key[0])]:
-                self._used.pop((model, layer)).close()
+    def bounds(self, model: str) -> Bounds:
+        """Where a stage may begin and end: where pieces do."""
+        here = self._here(model)
+        return Bounds(frozenset(piece.first for piece in here), frozenset(piece.last for piece in here))
 
-    def _pieces(self, model: str) -> dict[int, Piece]:
+    def tidy(self, loaded: Collection[Path]) -> None:
+        """Lets go of the files that are not loaded, or no longer."""
+        self._used.tidy(loaded)
+
+    def _row(self, recipe: Recipe, layer: int, last: int) -> list[Piece]:
+        """The pieces from `layer` on, up to `last` at most, that are loaded as one."""
+        end = together(layer, last, median(piece.size / piece.layers for piece in recipe.pieces))
+        row: list[Piece] = []
+        for piece in recipe.pieces:
+            if piece.first == (row[-1].last + 1 if row else layer):
+                if piece.last > (end if row else last) or self.store.find(piece) is None:
+                    break
+                row.append(piece)
+        return row
+
+    @contextmanager
+    def _file(self, recipe: Recipe, row: Sequence[Piece]) -> Iterator[Path]:
+        """A row of pieces as one file. Raises LayersMissing where one is gone, and what making it raises."""
+        with self.store.using(row) as paths:
+            if len(paths) == 1:
+                yield paths[0]
+                return
+            first, last = row[0].first, row[-1].last
+
+            def make(path: Path) -> None:
+                join(paths, path, start=first == 0, head=last == recipe.layers - 1)
+
+            size = sum(piece.size for piece in row)
+            with self.store.made.using(recipe.fingerprint, first, last, size, make) as path:
+                yield path
+
+    def _here(self, model: str) -> list[Piece]:
+        recipe = self._recipe(model)
+        return [] if recipe is None else [piece for piece in recipe.pieces if self.store.find(piece) is not None]
+
+    def _recipe(self, model: str) -> Recipe | None:
         try:
-            recipe = self.store.recipe(model)
+            return self.store.recipe(model)
         except LayersMissing:
-            return {}
-        return {piece.first: piece for piece in recipe.pieces}
+            return None

@@ -12,7 +12,16 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from edgellm.errors import DeviceStuck, EdgeError, EngineFailed, LayersMissing, MemoryShort, ProtocolError
+from edgellm.errors import (
+    DeviceStuck,
+    DiskFull,
+    EdgeError,
+    EngineFailed,
+    LayersMissing,
+    MemoryShort,
+    ProtocolError,
+    StoreFull,
+)
 from edgellm.link import mesh_pb2 as pb
 from edgellm.link.channel import HEARTBEAT_SECONDS, TAKE_SECONDS
 from edgellm.link.frames import parsed
@@ -80,11 +89,13 @@ class WorkerService:
 
     async def holds(self, request: pb.HoldsRequest, _context: Stream) -> pb.HoldsReply:
         """Which layers of a model are here."""
-        model = request.model.hex()
-        held = await asyncio.to_thread(self._shelf.layers.held, model)
+        model, layers = request.model.hex(), self._shelf.layers
+        held, bounds = await asyncio.to_thread(lambda: (layers.held(model), layers.bounds(model)))
+        anywhere = bounds.begins == bounds.ends == held
         return pb.HoldsReply(
             protocol=MESH, layers=sorted(held), warm=sorted(self._shelf.warm(model)), memory=self._shelf.memory or 0,
-            version=ENGINE,
+            version=ENGINE, begins=[] if anywhere else sorted(bounds.begins),
+            ends=[] if anywhere else sorted(bounds.ends),
         )  # fmt: skip
 
     async def work(self, _orders: Any, stream: Stream) -> None:
@@ -258,6 +269,8 @@ _STATUS = {
     ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
     LayersMissing: grpc.StatusCode.FAILED_PRECONDITION,
     MemoryShort: grpc.StatusCode.FAILED_PRECONDITION,
+    StoreFull: grpc.StatusCode.FAILED_PRECONDITION,
+    DiskFull: grpc.StatusCode.FAILED_PRECONDITION,
     StageIdle: grpc.StatusCode.RESOURCE_EXHAUSTED,
     LineBroken: grpc.StatusCode.ABORTED,
     EngineFailed: grpc.StatusCode.INTERNAL,

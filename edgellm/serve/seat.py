@@ -96,7 +96,11 @@ class RemoteMember:
         most = self._like.most
         if reply.memory and self._layer_bytes:
             most = min(most, int(reply.memory / self._layer_bytes))
-        return replace(self._like, holds=frozenset(reply.layers), warm=frozenset(reply.warm), most=most)
+        said = bool(reply.begins or reply.ends)  # else it can begin and end anywhere, or is older than the question
+        return replace(
+            self._like, holds=frozenset(reply.layers), warm=frozenset(reply.warm), most=most, memory=reply.memory,
+            begins=frozenset(reply.begins) if said else None, ends=frozenset(reply.ends) if said else None,
+        )  # fmt: skip
 
 
 class RemoteSeat:

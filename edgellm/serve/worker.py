@@ -88,7 +88,5 @@ class WorkerServer(Listener):
     async def _tidy(self) -> None:
         while True:
             await asyncio.sleep(_TIDY_SECONDS)
-            if self._stored is not None:
-                await asyncio.to_thread(self._stored.tidy, self.shelf.warm)
             if gone := await asyncio.to_thread(self.shelf.tidy):
                 self._tell(ServerEvent(Happened.ENDED, f"{gone} pieces of models that nobody used were given back."))

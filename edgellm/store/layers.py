@@ -3,6 +3,7 @@
 pieces/SHA256.gguf             a piece that is whole: its hash was right when it got that name
 pieces/SHA256.SIZE.partial     what has arrived of one, for which SIZE bytes are set aside
 models/FINGERPRINT.json        the recipe of a model of which there is, or was, a piece
+made/                          pieces that suit a stage, made from these or from a whole model: `edgellm.store.made`
 lock                           held by whoever receives or removes
 """
 
@@ -20,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from edgellm.errors import InvalidOption, LayersMissing, LayersRefused, StoreBusy
 from edgellm.store.in_use import kept_in_use, remove_unused
+from edgellm.store.made import MadePieces
 from edgellm.store.partial import Partial, told
 from edgellm.store.places import cache_dir
 from edgellm.store.recipe import Piece, Recipe, cut_piece, recipe_of
@@ -75,11 +77,12 @@ class LayerStore:
         if self.limit <= 0:
             raise InvalidOption(f"The limit of a store of layers is {self.limit} bytes.", "Give some gigabytes.")
         self._pieces, self._models = self.root / "pieces", self.root / "models"
+        self.made = MadePieces(self.root / "made", lambda: (self.limit - self.size, self.free()))
 
     @property
     def size(self) -> int:
-        """Bytes of all pieces; of those that are arriving, what is set aside for them."""
-        return sum(file.size for file in self._files())
+        """Bytes of all pieces, brought and made; of those that are arriving, what is set aside for them."""
+        return sum(file.size for file in (*self._files(), *self.made.files()))
 
     def find(self, piece: Piece) -> Path | None:
         """The file of a piece; None where it is not here, or not whole."""
@@ -140,6 +143,9 @@ class LayerStore:
                 return held.recipe
         raise LayersMissing(f"No layer of the model {fingerprint[:16]} is on this device.", _DEPLOY)
 
+    def _knows(self, fingerprint: str) -> bool:
+        return any(held.recipe.fingerprint == fingerprint for held in self.models())
+
     @contextmanager
     def receiving(self, recipe: Recipe, pieces: Sequence[Piece]) -> Iterator[Receiving]:
         """Makes room for all of `pieces`, which are of `recipe`, and takes them; nobody else does until it ends.
@@ -161,7 +167,8 @@ class LayerStore:
     def _prepare(self, recipe: Recipe, pieces: Sequence[Piece]) -> None:
         with told(self.root):
             missing = [piece for piece in pieces if self.find(piece) is None]
-            for file in to_go(self._files(), self.limit, self.free(), pieces, missing, recipe.name):
+            files = (*self._files(), *self.made.files())
+            for file in to_go(files, self.limit, self.free(), pieces, missing, recipe.name):
                 remove_unused(file.path)
             self._models.mkdir(parents=True, exist_ok=True)
             _write(self._models / f"{recipe.fingerprint}.json", json.dumps(recipe.to_json()))
@@ -180,10 +187,14 @@ class LayerStore:
             LayersMissing: there is no such model.
         """
         with self._locked():
-            files = self._files()
+            files, made = self._files(), self.made.files()
             if fingerprint is not None:
-                mine = {piece.sha256 for piece in self.recipe(fingerprint).pieces}
+                made = [file for file in made if file.path.parent.name == fingerprint]
+                mine = set() if made and not self._knows(fingerprint) else {
+                    piece.sha256 for piece in self.recipe(fingerprint).pieces
+                }  # fmt: skip
                 files = [file for file in files if file.sha256 in mine]
+            files += made
             gone = [file for file in files if remove_unused(file.path)]
             left = {file.sha256 for file in self._files()}
             for path in self._models.glob("*.json"):
@@ -281,7 +292,7 @@ def cut_layers(
 
 def default_limit(root: Path) -> int:
     """Half of what is free on the disk, beside what the store has already."""
-    held = sum(path.stat().st_size for path in (root / "pieces").glob("*"))
+    held = sum(path.stat().st_size for part in ("pieces/*", "made/*/*") for path in root.glob(part))
     return max(2**30, (shutil.disk_usage(_existing(root)).free + held) // 2)
 
 

@@ -14,7 +14,10 @@ from edgellm.store.recipe import Piece, is_hash
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A file of a store: `size` is what it takes, or will take when it is whole; `there` is what it takes now."""
+    """A file of a store: `size` is what it takes, or will take when it is whole; `there` is what it takes now.
+
+    One that was made here (`edgellm.store.made`) is known by its path, and has no `sha256`.
+    """
 
     path: Path
     sha256: str
@@ -25,6 +28,11 @@ class Stored:
     @property
     def whole(self) -> bool:
         return self.path.suffix == ".gguf"
+
+    @property
+    def made(self) -> bool:
+        """Whether it can be made again here."""
+        return not self.sha256
 
 
 def stored(folder: Path) -> list[Stored]:
@@ -45,7 +53,8 @@ def stored(folder: Path) -> list[Stored]:
 def to_go(
     files: Sequence[Stored], limit: int, free: int, wanted: Sequence[Piece], missing: Sequence[Piece], model: str
 ) -> list[Stored]:
-    """What has to go before `wanted` fits, of which `missing` is not there or not whole: what is used least, first.
+    """What has to go before `wanted` fits, of which `missing` is not there or not whole: what was made here first, and
+    of the rest what is used least.
 
     Never what is wanted or in use. `limit` is that of the store and `free` what the disk has left, in bytes.
 
@@ -56,7 +65,7 @@ def to_go(
     asked = sum(piece.size for piece in wanted)
     if asked > limit:
         raise StoreFull(
-            f"{len(wanted)} pieces of {model} take {_gb(asked)}, and the store's limit is {_gb(limit)}.",
+            f"{len(wanted)} pieces of {model} take {gigabytes(asked)}, and the store's limit is {gigabytes(limit)}.",
             "Raise the limit there, or plan fewer layers for this device.",
         )
     keep = {piece.sha256 for piece in wanted}
@@ -64,7 +73,7 @@ def to_go(
     over = sum(file.size for file in files) + sum(p.size for p in missing if p.sha256 not in arrived) - limit
     short = sum(piece.size - arrived.get(piece.sha256, 0) for piece in missing) - free
     going = []
-    for file in sorted((file for file in files if file.sha256 not in keep), key=lambda file: file.used):
+    for file in sorted((one for one in files if one.sha256 not in keep), key=lambda one: (not one.made, one.used)):
         if max(over, short) <= 0:
             break
         if not (file.whole and in_use(file.path)):
@@ -72,16 +81,17 @@ def to_go(
             over, short = over - file.size, short - file.there
     if over > 0:
         raise StoreFull(
-            f"{_gb(over)} are missing to the limit of {_gb(limit)}: what else is there is in use.",
+            f"{gigabytes(over)} are missing to the limit of {gigabytes(limit)}: what else is there is in use.",
             "Raise the limit there, or stop what uses other layers.",
         )
     if short > 0:
         raise DiskFull(
-            f"The disk is too full for {len(missing)} pieces of {model}: {_gb(short)} are missing.",
+            f"The disk is too full for {len(missing)} pieces of {model}: {gigabytes(short)} are missing.",
             "Make room there; what has arrived is kept.",
         )
     return going
 
 
-def _gb(size: int) -> str:
+def gigabytes(size: int) -> str:
+    """For people."""
     return f"{size / 1e9:.2f} GB"

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from edgellm.cli.entry import run
+from edgellm.engine import blocks as timing
+from edgellm.link import flow
 from tests.store.hub import cache, hub
 
 __all__ = ["cache", "edge", "hub"]
@@ -63,3 +65,14 @@ def edge(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
         return Done(code, shown.out, shown.err)
 
     return call
+
+
+@pytest.fixture
+def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices are measured, in no time: not well, but really."""
+    monkeypatch.setattr("edgellm.store.disk.LEAST_SECONDS", 0.01)
+    monkeypatch.setattr(timing, "ROWS", (1, 8))
+    monkeypatch.setattr(timing, "_SPELL", 0.0)
+    monkeypatch.setattr(timing, "_ROUNDS", 1)
+    monkeypatch.setattr(flow, "SECONDS", 0.02)
+    monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.engine import blocks as timing
-from edgellm.link import flow
 from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
 from edgellm.mesh import deploy as deploying
@@ -24,14 +22,8 @@ MODEL = "edgellm-verifier"
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgellm.store.disk.LEAST_SECONDS", 0.01)
-    monkeypatch.setattr(timing, "ROWS", (1, 8))
-    monkeypatch.setattr(timing, "_SPELL", 0.0)
-    monkeypatch.setattr(timing, "_ROUNDS", 1)
-    monkeypatch.setattr(flow, "SECONDS", 0.02)
+def _quick(quick_figures: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deploying, "FIRST_PAUSE", 0.01)
-    monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
 
 
 @pytest.fixture

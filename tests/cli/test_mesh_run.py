@@ -11,7 +11,9 @@ import pytest
 
 from edgellm.mesh.holding import WholeModel
 from edgellm.mesh.shelf import Shelf
+from edgellm.mesh.stored import StoredLayers
 from edgellm.serve.worker import WorkerServer
+from edgellm.store.layers import LayerStore, cut_layers
 from tests.cli.conftest import Done
 from tests.cli.test_serve_command import Served
 from tests.mesh.test_fleet import DESKTOP, LAPTOP
@@ -23,7 +25,7 @@ QUESTION = "Where is my mug?"
 
 @pytest.fixture
 def worker(verifier_path: Path, tmp_path: Path) -> Iterator[WorkerServer]:
-    shelf = Shelf(WholeModel(verifier_path, tmp_path / "layers"))
+    shelf = Shelf(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(shelf, ANYWHERE, threads=1) as running:
         yield running
 
@@ -83,7 +85,6 @@ def test_a_conversation_over_devices(edge: Edge, worker: WorkerServer) -> None:
         (("--split", "here:1-6,nobody"), 2, "'nobody' is no part of a split"),
         (("--split", "here:6-1"), 2, "layers that do not exist"),
         (("--split", "here:1-12", "--devices", "x.toml"), 2, "Both --split and --devices"),
-        ((), 2, "Nothing says which device"),
         (("--split", "here:1-12", "--peer", "somewhere"), 2, "is not an address"),
     ],
 )
@@ -115,3 +116,73 @@ def test_a_worker_that_is_served_by_the_command(edge: Edge) -> None:
         assert "Traceback" not in said
     finally:
         served.close()
+
+
+@pytest.fixture
+def measurable(verifier_path: Path, tmp_path: Path, quick_figures: None) -> Iterator[WorkerServer]:
+    """A worker with the layers 7 to 12 in its store, that can be measured."""
+    store = LayerStore(tmp_path / "store", 10**9)
+    cut_layers(verifier_path, store, layers=(6, 11))
+    stored = StoredLayers(store)
+    with WorkerServer(Shelf(stored), ANYWHERE, threads=1, stored=stored) as running:
+        yield running
+
+
+def at_home(edge: Edge, worker: WorkerServer, *more: str) -> Done:
+    words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "6", "--retrieval", "off", *more)
+    return edge(*words, "--peer", f"desk={worker.address}")
+
+
+def stages(done: Done) -> dict[str, tuple[int, int]]:
+    found = done.lines[-1]["mesh"]["stages"]
+    return {one["device"]: (one["first_layer"], one["last_layer"]) for one in found}
+
+
+def test_without_a_split_the_home_is_measured_and_what_is_there_is_run(
+    edge: Edge, measurable: WorkerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No device has the memory for all layers, and the worker has some of them."""
+    alone = edge("mesh", "run", "edgellm-verifier", QUESTION, "--split", "here:1-12", "--max-tokens", "6",
+                 "--retrieval", "off", "--context-length", "256", "--f32")  # fmt: skip
+    monkeypatch.setattr("edgellm.mesh.measure.free_memory", lambda: (5_000_000, "a test"))
+    done = at_home(edge, measurable, "--context-length", "256", "--f32", "--explain")
+    assert (done.code, done.out) == (0, alone.out)
+    assert "Split it over here and desk" in done.err  # that nothing else fits is said, too
+    assert "No single device has the memory for it" in done.err
+    assert re.search(r"^desk: \d+-12: ", done.err, re.MULTILINE)
+    found = stages(at_home(edge, measurable, "--context-length", "256", "--json"))
+    assert found["desk"][0] >= 7
+    assert found["here"] == (1, found["desk"][0] - 1)
+
+
+def test_what_a_stage_has_made_is_listed_and_removed(edge: Edge) -> None:
+    words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "2", "--retrieval", "off")
+    assert edge(*words, "--split", "here:1-12").code == 0
+    (row,) = edge("mesh", "layers", "--on", "here", "--json").answer
+    assert (row["made"], row["layers"], row["model"]) == (True, "1-12", "edgellm verifier")
+    assert "1-12 made of them here" in edge("mesh", "layers", "--on", "here").out
+    gone = edge("mesh", "layers", "clean", "--on", "here", "-m", "edgellm-verifier", "--yes", "--json").answer
+    assert gone["pieces"] == 1 or gone["in_use"] == 1  # the stage may still be closing
+    assert edge(*words, "--split", "here:1-12").code == 0
+
+
+def test_nobody_else_means_this_device_alone(edge: Edge, quick_figures: None) -> None:
+    done = edge("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "3", "--retrieval", "off", "--json")
+    assert done.code == 0
+    assert stages(done) == {"here": (1, 12)}
+    assert "Use here alone" in done.err
+    assert "deploy" not in done.err
+
+
+def test_a_worker_that_is_not_there_is_left_out_with_its_reason(edge: Edge, quick_figures: None) -> None:
+    words = ("chat", QUESTION, "--max-tokens", "3", "--draft", "none", "--mesh", "auto", "--peer", "127.0.0.1:9")
+    done = edge(*words, "--retrieval", "off")
+    assert done.code == 0
+    assert "left out: 127.0.0.1:9" in done.err
+    assert "Use here alone" in done.err
+
+
+def test_two_workers_of_one_name_are_refused(edge: Edge, measurable: WorkerServer) -> None:
+    done = at_home(edge, measurable, "--peer", f"desk={measurable.address}")
+    assert (done.code, done.out) == (2, "")
+    assert "Two devices are called 'desk'" in done.err

@@ -25,6 +25,7 @@ from edgellm.link.web import web_certificate
 from edgellm.mesh.holding import WholeModel
 from edgellm.mesh.shelf import Shelf
 from edgellm.serve.worker import WorkerServer
+from edgellm.store.layers import LayerStore
 from tests.cli.conftest import Done
 from tests.serve.conftest import ANYWHERE
 
@@ -109,7 +110,7 @@ def test_a_pair_may_have_its_verifier_elsewhere(start: Start) -> None:
 def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
     start: Start, edge: Callable[..., Done], verifier_path: Path, tmp_path: Path
 ) -> None:
-    shelf = Shelf(WholeModel(verifier_path, tmp_path / "layers"))
+    shelf = Shelf(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(shelf, ANYWHERE, threads=1) as worker:
         process, url = start("--mesh", f"here:1-5,{worker.address}:6-12")
         told = ask(f"{url}/chat/completions", messages=QUESTION, model="edgellm-verifier", max_tokens=8)

@@ -18,6 +18,7 @@ from edgellm.mesh.fleet import read_fleet
 from edgellm.mesh.holding import WholeModel
 from edgellm.mesh.shelf import Shelf
 from edgellm.serve.worker import WorkerServer
+from edgellm.store.layers import LayerStore
 from tests.http.conftest import HOME, QUESTION, Answer, asker, conversation
 from tests.http.test_page import PHONE, browser, needs_browser, page, say, shot
 from tests.mesh.test_fleet import DESKTOP, LAPTOP
@@ -36,9 +37,9 @@ def opened(verifier_path: Path, draft_path: Path, tmp_path: Path, split: str | N
     """Two devices that are described in a file, whatever they can really do."""
     home = tmp_path / "home.toml"
     home.write_text((DESKTOP + LAPTOP).replace('"desktop"', '"here"'), encoding="utf-8")
-    shelf = Shelf(WholeModel(verifier_path, tmp_path / "layers"))
+    shelf = Shelf(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(shelf, ANYWHERE, threads=1) as worker:
-        options = Options(split, read_fleet(home), (f"laptop={worker.address}",), sessions=2)
+        options = Options(split, read_fleet(home), peers=(f"laptop={worker.address}",), sessions=2)
         with open_mesh(verifier_path, options, draft=draft_path, threads=1) as mesh:
             yield mesh
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from edgellm.engine import check_gguf, cut
 from edgellm.engine.shard import check_cuttable
+from edgellm.mesh.holding import Bounds
 from edgellm.store import fingerprint
 
 
@@ -23,6 +24,12 @@ class FolderLayers:
     def held(self, model: str) -> frozenset[int]:
         found = (self.folder / model).glob("*.gguf")
         return frozenset(int(path.stem) for path in found if path.stem.isdecimal())
+
+    def bounds(self, model: str) -> Bounds:
+        return Bounds(self.held(model), self.held(model))
+
+    def tidy(self, loaded: Collection[Path]) -> None:
+        """Nobody removes them."""
 
     def path(self, model: str, layer: int) -> Path:
         """Where a layer lies, or would."""

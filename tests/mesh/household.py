@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from edgellm.mesh.pipeline import LocalSeat, Pipeline, Post, Seat
 from edgellm.mesh.records import Ask, Gone, Parcel, Work
 from edgellm.mesh.shelf import Shelf
 from edgellm.mesh.split import Share
-from edgellm.spec.records import GREEDY, Chunk
+from edgellm.mesh.verifier import MeshSession, MeshVerifier
+from edgellm.spec.records import GREEDY, Chunk, Sampling
 from tests.mesh.folder import FolderLayers
 
 NOTHING = Chunk()
@@ -122,3 +124,17 @@ def write(ask: Callable[[Ids], int], prompt: Ids, n: int) -> list[int]:
     for _ in range(n):
         text = np.append(text, ask(text)).astype(np.int32)
     return text[len(prompt) :].tolist()
+
+
+def all_at_once(verifier: MeshVerifier, sampling: Sampling, prompts: Sequence[Ids], n: int) -> list[list[int]]:
+    """`n` tokens behind each prompt, each reply written by a thread of its own."""
+
+    def reply(session: MeshSession, prompt: Ids) -> list[int]:
+        return write(lambda text: int(session.submit(text, NOTHING).result().tokens[0]), prompt, n)
+
+    sessions = [verifier.open(sampling) for _ in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        found = list(pool.map(reply, sessions, prompts))
+    for session in sessions:
+        session.close()
+    return found

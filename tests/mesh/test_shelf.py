@@ -11,8 +11,11 @@ from edgellm.engine import check_gguf
 from edgellm.errors import LayersMissing, MemoryShort, ModelUnsupported
 from edgellm.mesh.holding import SeveralLayers, WholeModel
 from edgellm.mesh.shelf import Shelf
+from edgellm.store.layers import LayerStore
 from tests.mesh.folder import FolderLayers
 from tests.mesh.household import Cut
+
+PLENTY = 10**9
 
 
 class Clock:
@@ -80,7 +83,7 @@ def test_a_layer_that_cannot_be_loaded_can_be_tried_again(verifier_cut: Cut, tmp
 def test_layers_of_a_whole_model_are_cut_when_they_are_asked_for(verifier_cut: Cut, tmp_path: Path) -> None:
     folder = FolderLayers(tmp_path / "some")
     folder.cut(verifier_cut.path, [2])
-    whole = WholeModel(verifier_cut.path, tmp_path / "all")
+    whole = WholeModel(verifier_cut.path, LayerStore(tmp_path / "all", PLENTY))
     both = SeveralLayers(folder, whole)
     model = verifier_cut.work.model
     assert folder.held(model) == {2}
@@ -97,17 +100,19 @@ def test_small_layers_go_together_up_to_the_end_of_the_stage(
     verifier_cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = verifier_cut.work.model
-    path = WholeModel(verifier_cut.path, tmp_path).find(model, 3, 8)
+    path = WholeModel(verifier_cut.path, LayerStore(tmp_path, PLENTY)).find(model, 3, 8)
     assert path is not None
-    assert check_gguf(path).metadata["llama.block_count"] == 6
-    monkeypatch.setattr("edgellm.mesh.holding.ENOUGH", 4_000_000)  # a layer has 1.8 MB here
-    path = WholeModel(verifier_cut.path, tmp_path).find(model, 3, 8)
-    assert path is not None
-    assert check_gguf(path).metadata["llama.block_count"] == 2
+    assert check_gguf(path).metadata["llama.block_count"] == 3  # and so the rest: what is loaded last is small
+    monkeypatch.setattr("edgellm.store.made.ENOUGH", 4_000_000)  # a layer has 1.8 MB here
+    whole = WholeModel(verifier_cut.path, LayerStore(tmp_path, PLENTY))
+    for layer, count in ((3, 1), (4, 2), (6, 2), (8, 1)):  # they end at multiples, so that other stages use them, too
+        path = whole.find(model, layer, 8)
+        assert path is not None
+        assert check_gguf(path).metadata["llama.block_count"] == count
 
 
 def test_several_may_cut_the_same_piece_at_once(verifier_cut: Cut, tmp_path: Path) -> None:
-    whole, found = WholeModel(verifier_cut.path, tmp_path), []
+    whole, found = WholeModel(verifier_cut.path, LayerStore(tmp_path, PLENTY)), []
     threads = [
         threading.Thread(target=lambda: found.append(whole.find(verifier_cut.work.model, 0, 5))) for _ in range(4)
     ]
@@ -117,8 +122,22 @@ def test_several_may_cut_the_same_piece_at_once(verifier_cut: Cut, tmp_path: Pat
         thread.join()
     assert len(set(found)) == 1
     assert found[0] is not None
-    assert check_gguf(found[0]).metadata["llama.block_count"] == 6
+    assert check_gguf(found[0]).metadata["llama.block_count"] == 3
     assert list(found[0].parent.iterdir()) == [found[0]]
+
+
+def test_a_file_is_in_use_until_it_is_no_longer_loaded(verifier_cut: Cut, tmp_path: Path) -> None:
+    store, model, clock = LayerStore(tmp_path, PLENTY), verifier_cut.work.model, Clock()
+    shelf = Shelf(WholeModel(verifier_cut.path, store), keep=60.0, clock=clock)
+    first, second = shelf.take(model, 0, 0), shelf.take(model, 1, 1)
+    shelf.give(first)
+    assert store.clean().in_use == 2
+    clock.now = 61.0
+    shelf.tidy()
+    assert (store.clean().in_use, len(store.made.files())) == (1, 1)
+    shelf.give(second)
+    shelf.tidy(everything=True)
+    assert (store.clean().in_use, store.size) == (0, 0)
 
 
 def test_an_architecture_that_depends_on_the_layer_is_refused_by_name(tmp_path: Path) -> None:

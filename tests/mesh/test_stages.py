@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 
 from edgellm.engine import Model, cut
 from edgellm.errors import EdgeError, InvalidOption, LayersMissing, ProtocolError
+from edgellm.mesh.holding import Bounds
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, Seat
 from edgellm.mesh.records import Ask, Event, Gone, Loaded, Parcel, Span, Times, Work
 from edgellm.mesh.shelf import Shelf
@@ -93,7 +94,7 @@ class SlowLayers:
         self._layers, self._slow = layers, slow
         self.go = threading.Event()
         self.asked = threading.Event()
-        self.held = layers.held
+        self.held, self.bounds, self.tidy = layers.held, layers.bounds, layers.tidy
 
     def find(self, model: str, layer: int, last: int) -> Path | None:
         if layer >= self._slow:
@@ -162,6 +163,12 @@ class Pairs:
     def held(self, model: str) -> frozenset[int]:
         return frozenset(range(12))
 
+    def bounds(self, model: str) -> Bounds:
+        return Bounds(frozenset(range(0, 12, 2)), frozenset(range(1, 12, 2)))
+
+    def tidy(self, loaded: Collection[Path]) -> None:
+        pass
+
 
 def test_a_piece_may_hold_several_layers(verifier_cut: Cut, whole: Whole, tmp_path: Path) -> None:
     work, layers = verifier_cut.work, Pairs(verifier_cut.path, tmp_path)
@@ -173,6 +180,7 @@ def test_a_piece_may_hold_several_layers(verifier_cut: Cut, whole: Whole, tmp_pa
     whole.context.clear()
     assert np.abs(logits_of(pipeline, 0, 0, ids, 1) - whole.context.decode(ids)).max() < CLOSE
     assert [lane.loaded for lane in pipeline.lanes] == [4, 8]
+    assert [lane.work.stages for lane in pipeline.lanes] == [2, 2]
     assert shelf.warm(work.model) == set(range(12))
     pipeline.close()
     posted = Posted()

@@ -18,7 +18,7 @@ from edgellm.mesh.records import Answer, Ask, Failed, Gone, Loaded, Onward, Parc
 from edgellm.serve.mesh_wire import most_rows, read_event, read_parcel, read_work, write_event, write_parcel, write_work
 from edgellm.spec.records import Chunk, Sampling, Verdict
 
-WORK = Work("ab" * 32, "a model", 2, 5, 8, 6, 500, 64, 3)
+WORK = Work("ab" * 32, "a model", 2, 5, 8, 6, 500, 64, 3, stages=2)
 token = st.integers(0, WORK.n_vocab - 1)
 ids = st.lists(token, min_size=1, max_size=20).map(lambda found: np.array(found, np.int32))
 sampling = st.builds(Sampling, st.floats(0.0, 2.0), st.integers(0, 100), st.floats(0.1, 1.0), st.integers(0, 2**63))
@@ -90,7 +90,10 @@ def test_events_arrive() -> None:
     assert isinstance(told, Failed)
     assert (told.number, told.error.what, told.error.next_step) == (5, "It is bad.", "Mend it.")
     assert write_event(Gone(EngineFailed("x", "y")), True) is None
-    assert read_work(write_work(WORK, bytes(16))) == WORK
+    prepare = write_work(WORK, bytes(16))
+    assert read_work(prepare) == WORK
+    prepare.ClearField("stages")  # a coordinator that does not tell
+    assert read_work(prepare).stages == 1
 
 
 def parcel(**changes: object) -> pb.MeshParcel:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,17 +11,22 @@ import numpy as np
 import pytest
 
 from bench.kill_worker import Worker, run
-from edgellm.engine import Floats, Ids
+from edgellm.engine import Floats, Ids, cut
+from edgellm.mesh.holding import Bounds
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, Seat
 from edgellm.mesh.records import Work
+from edgellm.mesh.recovery import Mesh
 from edgellm.mesh.shelf import Shelf
+from edgellm.mesh.split import Share
+from edgellm.mesh.verifier import MeshVerifier
 from edgellm.serve import onward
 from edgellm.serve.seat import Place, RemoteMember
 from edgellm.serve.worker import WorkerServer
 from edgellm.spec.records import GREEDY, Chunk
 from tests.engine.logits import some_ids
 from tests.mesh.conftest import verifier_cut, whole
-from tests.mesh.household import NOTHING, Cut, Whole, even, logits_of, write
+from tests.mesh.household import NOTHING, Cut, Whole, all_at_once, even, logits_of, write
+from tests.serve.conftest import ANYWHERE
 from tests.serve.meshing import PROMPT, meshed, workers
 
 __all__ = ["verifier_cut", "whole", "workers"]
@@ -151,12 +157,69 @@ def test_weights_stay_warm_for_the_next_coordinator(workers: list[WorkerServer],
     assert member.able(verifier_cut.work.model).warm == frozenset(range(12))
 
 
+class InThrees:
+    """Three layers in each file."""
+
+    def __init__(self, whole: Path, folder: Path) -> None:
+        self._files = {first: folder / f"{first}.gguf" for first in range(0, 12, 3)}
+        for first, path in self._files.items():
+            cut(whole, path, first, first + 2, head=first == 9)
+
+    def find(self, _model: str, layer: int, last: int) -> Path | None:
+        return self._files.get(layer) if layer + 2 <= last else None
+
+    def held(self, _model: str) -> frozenset[int]:
+        return frozenset(range(12))
+
+    def bounds(self, _model: str) -> Bounds:
+        return Bounds(frozenset(self._files), frozenset(first + 2 for first in self._files))
+
+    def tidy(self, loaded: Collection[Path]) -> None:
+        """Nobody removes them."""
+
+
+def test_pieces_of_several_layers_are_not_cut_when_it_is_planned_anew(
+    verifier_cut: Cut, whole: Whole, tmp_path: Path
+) -> None:
+    """Of three devices the one in the middle is lost; what it had began within a piece of the others."""
+    threes, work = InThrees(verifier_cut.path, tmp_path), verifier_cut.work
+    with ExitStack() as running:
+        places = []
+        for name, layers in (("a", threes), ("b", verifier_cut.layers), ("c", threes)):
+            worker = running.enter_context(WorkerServer(Shelf(layers), ANYWHERE, threads=1))
+            places.append((worker, RemoteMember(Place(name, worker.address))))
+        (_, a), (lost, b), (_, c) = places
+        able = a.able(work.model)
+        assert (able.begins, able.ends) == (frozenset({0, 3, 6, 9}), frozenset({2, 5, 8, 11}))
+        assert (b.able(work.model).begins, b.able(work.model).ends) == (None, None)
+        mesh = Mesh([a, b, c], [Share("a", 0, 2), Share("b", 3, 8), Share("c", 9, 11)], work)
+        verifier = MeshVerifier(mesh, lambda _token: False)
+        session = verifier.open(GREEDY)
+        own = whole.text(PROMPT, 2)
+        assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == own[:1]
+        lost.stop()
+        text = np.append(PROMPT, own[:1]).astype(np.int32)
+        assert session.submit(text, NOTHING).result().tokens.tolist() == own[1:]
+        assert {share.name for share in mesh.shares} <= {"a", "c"}
+        assert all(able.takes(share.first, share.last) for share in mesh.shares)
+        verifier.close()
+
+
 def test_drafts_cross_the_mesh_in_blocks(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:
     verifier = meshed(workers, verifier_cut.work)
     session = verifier.open(GREEDY)
     own = whole.text(PROMPT, 9)
     verdict = session.submit(PROMPT, Chunk(np.array(own[:8], np.int32))).result()
     assert (verdict.accepted, verdict.tokens.tolist()) == (8, own[8:])
+    verifier.close()
+
+
+def test_several_replies_at_once_are_the_whole_models_own(
+    workers: list[WorkerServer], verifier_cut: Cut, whole: Whole
+) -> None:
+    verifier = meshed(workers[:2], replace(verifier_cut.work, sessions=4))
+    prompts = [some_ids(20 + 5 * seed, 2000, seed) for seed in range(4)]
+    assert all_at_once(verifier, GREEDY, prompts, 16) == [whole.text(prompt, 16) for prompt in prompts]
     verifier.close()
 
 

@@ -1,0 +1,126 @@
+"""The best split over what the devices have, and what would have to be brought for a better one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgellm.coldstart.hardware import Device
+from edgellm.coldstart.model import Model, Shape
+from edgellm.coldstart.plan import WORTH, foreseen
+from edgellm.errors import PlanImpossible
+from edgellm.link.address import Address
+from edgellm.link.workers import Worker
+from edgellm.mesh.cover import Able
+from edgellm.mesh.fleet import Fleet
+from edgellm.mesh.placing import Placed, place
+from edgellm.mesh.recovery import check_shares
+from edgellm.mesh.split import Share
+
+MODEL = Model.of(Shape(12, 1024, 16, 4, 64, 4096), "a model")
+ALL = frozenset(range(12))
+
+
+def device(name: str, tflops: float = 1.0, memory: float = 4e9, disk: float = 2e8) -> Device:
+    return Device(name, tflops * 1e12, 0.5, 0.01, disk, memory, 4e8, 4e8)
+
+
+HOME = Fleet((device("here", 0.2), device("desk"), device("phone", 0.1)))
+WORKERS = {
+    "desk": Worker("desk", None, Address("127.0.0.1", 50151)),
+    "phone": Worker("phone", None, Address("127.0.0.1", 50152)),
+}
+
+
+def placed(*able: Able, home: Fleet = HOME, tokens_in: int = 512, tokens_out: int = 8) -> Placed:
+    return place(MODEL, home, WORKERS, able, tokens_in=tokens_in, tokens_out=tokens_out)
+
+
+def test_where_everything_lies_as_it_should_the_best_plan_is_run() -> None:
+    found = placed(Able("here", ALL), Able("desk", ALL), Able("phone", ALL))
+    assert found.best is not None
+    assert found.way == found.best.advised
+    assert (found.lacking, found.advice("MODEL")) == ((), "")
+    assert found.reason == found.best.advice
+
+
+def test_what_has_to_be_moved_is_said_and_what_is_there_is_run() -> None:
+    found = placed(Able("here", ALL), Able("desk", frozenset(range(6))))
+    (lacking,) = found.lacking
+    assert found.best is not None
+    wanted = {stage.device: stage for stage in found.best.way.stages}["desk"]
+    assert lacking.share == Share("desk", wanted.first_layer - 1, wanted.last_layer - 1)
+    assert lacking.layers == tuple(range(6, wanted.last_layer))
+    assert lacking.size == sum(MODEL.layer_bytes[6 : wanted.last_layer])
+    assert all(share.last < 6 for share in found.shares if share.name == "desk")
+    advice = found.advice("user/repo")
+    first, last = lacking.share.first + 1, lacking.share.last + 1
+    assert f"edgellm mesh deploy user/repo --split 127.0.0.1:50151:{first}-{last}" in advice
+    assert f"desk {lacking.size / 1e6:,.0f} MB missing" in advice
+
+
+def test_where_nobody_has_anything_this_device_is_used_alone() -> None:
+    found = placed(Able("here", ALL), Able("desk", frozenset()), Able("phone", frozenset()))
+    assert found.shares == (Share("here", 0, 11),)
+    assert dict(found.why())["desk"] == "it has no layers of the model"
+    assert "deploy" in found.advice("MODEL")
+
+
+def test_what_is_loaded_already_is_not_loaded_again() -> None:
+    cold = placed(Able("here", ALL), Able("desk", ALL), tokens_in=16)
+    warm = placed(Able("here", ALL), Able("desk", ALL, ALL), tokens_in=16)
+    assert warm.shares == (Share("desk", 0, 11),)
+    assert warm.way.ttft_s < cold.way.ttft_s / 2
+    full = Fleet((HOME.devices[0], replace(HOME.devices[1], memory=1e6)))  # for what is loaded it needs no more
+    assert placed(Able("here", ALL), Able("desk", ALL, ALL), home=full, tokens_in=16).shares == warm.shares
+    assert placed(Able("here", ALL), Able("desk", ALL), home=full, tokens_in=16).shares == (Share("here", 0, 11),)
+
+
+def test_a_worker_takes_no_more_than_it_gives() -> None:
+    layer = MODEL.layer_bytes[0]
+    found = placed(Able("here", ALL), Able("desk", ALL, memory=int(3.5 * layer)))
+    assert [share.last - share.first < 3 for share in found.shares if share.name == "desk"] == [True]
+
+
+def test_where_the_layers_do_not_lie_where_they_fit_it_says_what_to_bring() -> None:
+    small = Fleet((device("here", memory=5 * MODEL.layer_bytes[0]), device("desk", memory=9 * MODEL.layer_bytes[0])))
+    with pytest.raises(PlanImpossible, match=r"desk has 2 of 12 .* edgellm mesh deploy MODEL --split 127"):
+        placed(Able("here", ALL), Able("desk", frozenset({0, 1})), home=small)
+    tiny = Fleet((device("here", memory=1e6), device("desk", memory=1e6)))
+    with pytest.raises(PlanImpossible, match=r"the devices have 0\.0 GB"):
+        placed(Able("here", ALL), Able("desk", frozenset({0, 1})), home=tiny)
+
+
+def test_pieces_of_several_layers_are_not_cut_in_two() -> None:
+    bounds = {"begins": frozenset({0, 5, 10}), "ends": frozenset({4, 9, 11})}
+    low = Fleet((device("here", memory=8 * MODEL.layer_bytes[0]), device("desk")))
+    found = placed(Able("here", ALL), Able("desk", ALL, **bounds), home=low)  # type: ignore[arg-type]
+    share = next(share for share in found.shares if share.name == "desk")
+    assert share.first in bounds["begins"]
+    assert share.last in bounds["ends"]
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_whatever_lies_where_only_that_is_used_and_nothing_that_is_there_is_faster(data: st.DataObject) -> None:
+    """Against every split of two devices."""
+    held = data.draw(st.frozensets(st.integers(0, 11)))
+    warm = data.draw(st.frozensets(st.sampled_from(sorted(held)))) if held else frozenset()
+    found = placed(Able("here", ALL), Able("desk", held, warm))
+    check_shares(found.shares, 12, ["here", "desk"])
+    for share in found.shares:
+        if share.name == "desk":
+            assert held.issuperset(range(share.first, share.last + 1))
+    if warm:
+        return
+    least = [foreseen(HOME.devices, MODEL, ((0, 12),), 512, 8).ttft_s]
+    for at in range(13):
+        for order in ((0, 1), (1, 0)):
+            cut = tuple((one, n) for one, n in zip(order, (at, 12 - at), strict=True) if n)
+            spans = {order[0]: range(at), order[1]: range(at, 12)}
+            if held.issuperset(spans[1]):
+                least.append(foreseen(HOME.devices, MODEL, cut, 512, 8).ttft_s)
+    assert found.way.ttft_s * (1.0 - WORTH) <= min(least) * (1.0 + 1e-6)
