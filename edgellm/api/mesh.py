@@ -17,7 +17,7 @@ from edgellm.coldstart import chunks
 from edgellm.coldstart import model as planned
 from edgellm.coldstart.plan import Objective, Plan, Way, foreseen
 from edgellm.coldstart.plan import plan as best_plan
-from edgellm.engine import Model, check_gguf
+from edgellm.engine import Model, check_gguf, costs_of
 from edgellm.errors import InvalidOption, NotPaired, NotPermitted
 from edgellm.link.interfaces import chosen_hosts
 from edgellm.link.rights import Right
@@ -30,7 +30,7 @@ from edgellm.mesh.holding import Layers, WholeModel
 from edgellm.mesh.home import read_place
 from edgellm.mesh.layers import model_of
 from edgellm.mesh.pipeline import LocalSeat, Seat
-from edgellm.mesh.placing import Placed
+from edgellm.mesh.placing import Placed, Room
 from edgellm.mesh.records import MOST_ROWS, Work
 from edgellm.mesh.recovery import Member, Mesh
 from edgellm.mesh.shelf import Shelf
@@ -39,6 +39,7 @@ from edgellm.mesh.verifier import MeshVerifier
 from edgellm.serve.choice import trust_for
 from edgellm.serve.mesh_wire import most_rows
 from edgellm.serve.seat import Place, RemoteMember
+from edgellm.store.made import together
 
 SESSIONS = 4
 _SHARE = 0.8  # of the free memory: caches and batches want some
@@ -75,7 +76,7 @@ class LocalMember:
     """This device."""
 
     def __init__(self, layers: Layers, threads: int | None, like: Able, layer_bytes: float) -> None:
-        """`like`: what its layers, of so many bytes each, are known to cost."""
+        """`like`: what its layers are known to cost; each takes so many bytes of memory, with its cache."""
         self.name = HERE
         self._shelf = Shelf(layers)
         self._threads, self._like, self._layer_bytes = threads, like, layer_bytes
@@ -142,7 +143,9 @@ def open_mesh(
     whole = WholeModel(path)
     model = model_of(path)
     plan, shares = _shares(model, options)
-    crew = _crew(options, [share.name for share in shares], model, whole, threads)
+    positions = positions_of(path, options.context)
+    room = room_of(path, model, positions, options.sessions)
+    crew = _crew(options, [share.name for share in shares], model, whole, threads, room)
     fleet = options.described
     if (plan is not None or options.placed is not None) and fleet is not None:
         cut = _cut(shares, fleet)
@@ -152,7 +155,7 @@ def open_mesh(
     vocabulary = next(t.shape[-1] for t in check_gguf(path).tensors if t.name == "token_embd.weight")
     work = Work(
         whole.model, model.name, 0, model.shape.layers - 1, model.shape.layers, int(model.shape.d_model), vocabulary,
-        positions_of(path, options.context), options.sessions, options.wide,
+        positions, options.sessions, options.wide,
     )  # fmt: skip
     closing = ExitStack()
     try:
@@ -182,22 +185,32 @@ def positions_of(path: Path, asked: int | None) -> int:
     return min(asked or _POSITIONS, trained if isinstance(trained, int) and trained > 0 else _POSITIONS)
 
 
+def room_of(path: Path, model: planned.Model, context: int, sessions: int) -> Room:
+    """What a stage takes beside weights, for so many replies at a time of `context` tokens each."""
+    costs = costs_of(check_gguf(path))
+    size = max(model.layer_bytes)
+    many = together(0, model.shape.layers - 1, size) + 1  # layers of a block, of which each has a batch of its own
+    batch = costs.batch(many, context, MOST_ROWS + 1, ends=False)
+    return Room(costs.cache(1, context, sessions) + batch / many, costs.batch(1, context, MOST_ROWS + 1, ends=True))
+
+
 def _crew(
-    options: Options, names: Sequence[str], model: planned.Model, layers: Layers, threads: int | None
+    options: Options, names: Sequence[str], model: planned.Model, layers: Layers, threads: int | None, room: Room
 ) -> list[Member]:
     """The devices that are named, further `peers`, and this one: who has nothing may be needed when others are lost."""
     places = {place.name: place for place in map(_place, options.peers)}
     if options.placed is not None:
         places = {device.name: place_of(options.placed.workers[device.name])
                   for device in options.placed.fleet.devices if device.name != HERE}  # fmt: skip
-    layer_bytes = max(model.layer_bytes)
+    layer_bytes = max(model.layer_bytes) + room.layer
     found: list[Member] = []
     for name in dict.fromkeys((*names, *places, HERE)):
         known = like(name, options.described, model)
         if name == HERE:
             found.append(LocalMember(layers, threads, known, layer_bytes))
         else:
-            found.append(RemoteMember(places.get(name) or _found(name), like=known, layer_bytes=layer_bytes))
+            found.append(RemoteMember(places.get(name) or _found(name), like=known, layer_bytes=layer_bytes,
+                                      stage_bytes=room.stage))  # fmt: skip
     return found
 
 

@@ -28,11 +28,11 @@ class Kept:
 
 def task_of(
     devices: Sequence[Device], model: Model, tokens_in: int, tokens_out: int = 0, overlap: Overlap = "streamed",
-    links: Links | None = None, positions: int = 0,
+    links: Links | None = None, reserved: float = 0.0,
 ) -> Task:  # fmt: skip
     """The task of answering a prompt of `tokens_in` tokens with `tokens_out`, the first of which ends the prefill.
 
-    A cache for so many `positions` is reserved, and for those that are used in any case.
+    `reserved`: bytes that a layer takes at least beside its weights, however short prompt and reply are.
 
     Raises `InvalidOption` where there is no device, or a number of tokens makes no sense.
     """
@@ -45,7 +45,7 @@ def task_of(
     weights[0] += model.embedding
     weights[-1] += model.head
     twice = min(model.embedding, model.head) if model.tied else 0.0
-    cache = np.array(model.cache_bytes) * max(tokens_in + tokens_out, positions)
+    cache = np.maximum(reserved, np.array(model.cache_bytes) * (tokens_in + tokens_out))
     work = np.full(n, float(shape.flops(tokens_in)))
     work[-1] += model.head_flops
     step = np.full(n, float(shape.flops(1, tokens_in + tokens_out / 2)))

@@ -20,6 +20,14 @@ from edgellm.mesh.split import Share, of_way, ranges
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes that are wanted beside weights: for each `layer`, its cache above all, and for a `stage` as such."""
+
+    layer: float = 0.0
+    stage: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Lacking:
     """What is not on a device's disk of its share of a plan: these layers, of so many bytes."""
 
@@ -85,18 +93,18 @@ def deploy_command(model: str, lacking: Iterable[Lacking], workers: Mapping[str,
 
 def place(
     model: Model, home: Fleet, workers: Mapping[str, Worker], able: Sequence[Able], *, tokens_in: int, tokens_out: int,
-    positions: int = 0, objective: Objective = "ttft", left_out: Sequence[tuple[str, str]] = (), stop: Stop = never,
+    room: Room = Room(), objective: Objective = "ttft", left_out: Sequence[tuple[str, str]] = (), stop: Stop = never,
 ) -> Placed:  # fmt: skip
     """The best split over what the devices of the `home` have. `able`: those that can be used, with what each holds
-    now; `positions`: for which each keeps a cache; the rest as for `edgellm.coldstart.plan.plan`.
+    now; `room`: what a stage takes beside weights; the rest as for `edgellm.coldstart.plan.plan`.
 
     Raises:
         PlanImpossible: the layers do not lie where there is memory for them; says what to bring where, if that helps.
     """
-    fleet = _fleet(home, able)
+    fleet = _fleet(home, able, room.stage)
     planned = partial(
         best_plan, fleet.devices, model, tokens_in, tokens_out, objective=objective, links=fleet.links,
-        positions=positions, stop=stop,
+        reserved=room.layer, stop=stop,
     )  # fmt: skip
     best: Plan | None = None
     trouble: PlanImpossible | None = None
@@ -132,11 +140,11 @@ def place(
     return finish(shares, way, reason, unused=now.unused)
 
 
-def _fleet(home: Fleet, able: Sequence[Able]) -> Fleet:
-    """The devices that can be used, each with the memory that it gives."""
+def _fleet(home: Fleet, able: Sequence[Able], taken: float) -> Fleet:
+    """The devices that can be used, each with the memory that it gives, less what a stage takes in any case."""
     limits = {one.name: one.memory for one in able}
     devices = tuple(
-        replace(device, memory=float(min(device.memory, limits[device.name] or device.memory)))
+        replace(device, memory=max(1.0, min(device.memory, limits[device.name] or device.memory) - taken))
         for device in home.devices
         if device.name in limits
     )

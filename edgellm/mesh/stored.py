@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from edgellm.engine import join
+from edgellm.engine import GgufHeader, check_gguf, join
 from edgellm.errors import LayersMissing
+from edgellm.mesh import holding
 from edgellm.mesh.holding import Bounds, InUse
 from edgellm.store.layers import LayerStore
 from edgellm.store.made import together
@@ -45,6 +46,20 @@ class StoredLayers:
         """Where a stage may begin and end: where pieces do."""
         here = self._here(model)
         return Bounds(frozenset(piece.first for piece in here), frozenset(piece.last for piece in here))
+
+    def pieces(self, model: str, first: int, last: int) -> Sequence[holding.Piece]:
+        """See `Layers.pieces`."""
+        recipe, found = self._recipe(model), []
+        while recipe is not None and first <= last and (row := self._row(recipe, first, last)):
+            found.append(holding.Piece(first, row[-1].last, sum(piece.size for piece in row)))
+            first = row[-1].last + 1
+        return found
+
+    def header(self, model: str) -> GgufHeader | None:
+        """See `Layers.header`. The first and the last layer know the vocabulary best."""
+        here = sorted(self._here(model), key=lambda piece: piece.size, reverse=True)
+        path = self.store.find(here[0]) if here else None
+        return None if path is None else check_gguf(path)
 
     def tidy(self, loaded: Collection[Path]) -> None:
         """Lets go of the files that are not loaded, or no longer."""
