@@ -144,7 +144,7 @@ def test_without_a_split_the_home_is_measured_and_what_is_there_is_run(
     """No device has the memory for all layers, and the worker has some of them."""
     alone = edge("mesh", "run", "edgellm-verifier", QUESTION, "--split", "here:1-12", "--max-tokens", "6",
                  "--retrieval", "off", "--context-length", "256", "--f32")  # fmt: skip
-    monkeypatch.setattr("edgellm.mesh.measure.free_memory", lambda: (5_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.measure.free_memory", lambda: (10_000_000, "a test"))
     done = at_home(edge, measurable, "--context-length", "256", "--f32", "--explain")
     assert (done.code, done.out) == (0, alone.out)
     assert "Split it over here and desk" in done.err  # that nothing else fits is said, too
