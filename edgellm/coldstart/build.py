@@ -70,12 +70,12 @@ def task_of(
 
 
 def where_it_lies(
-    task: Task, devices: Sequence[Device], kept: Mapping[str, Kept], further: int
+    task: Task, devices: Sequence[Device], model: Model, kept: Mapping[str, Kept], further: int
 ) -> tuple[Task, float]:  # fmt: skip
     """The task with the layers where they are, and seconds that no plan takes which uses what is there alone.
 
     A layer that is not on a device takes that long to load there. `further`: tokens behind the first that count, too.
-    A device that is not `kept` has nothing.
+    A device that is not `kept` has nothing. A device's memory is what it has beside the weights that are loaded.
     """
     beyond = 2.0 * float(task.load.sum() + task.compute.sum() + task.send.sum() + task.alone_load.sum()) + 1.0
     beyond += 2.0 * further * float(task.step.sum() + task.hop.sum())
@@ -87,7 +87,7 @@ def where_it_lies(
         warm = sorted(has.memory)
         load[at, warm] = 0.0
         load[at, missing] = beyond
-        room[at] += task.need[warm].sum()  # what is loaded already is not in the memory that is free
+        room[at] += sum(model.layer_bytes[layer] for layer in warm)
         if warm or missing:
             alone[at] = load[at].sum()
     return replace(task, load=load, room=room, alone_load=alone), beyond

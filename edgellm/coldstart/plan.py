@@ -113,7 +113,7 @@ def plan(
     asked = anywhere = task if cold else warm(task)
     further, beyond = max(0, tokens_out - 1), math.inf
     if kept is not None:
-        asked, beyond = where_it_lies(asked, devices, kept, further)
+        asked, beyond = where_it_lies(asked, devices, model, kept, further)
     found = _best(asked, further if objective == "reply" else 0, stop)
     if found is None:
         raise _too_big(devices, task)

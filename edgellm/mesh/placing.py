@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -101,7 +102,7 @@ def place(
     Raises:
         PlanImpossible: the layers do not lie where there is memory for them; says what to bring where, if that helps.
     """
-    fleet = _fleet(home, able, room.stage)
+    fleet = _fleet(home, able, model, room.stage)
     planned = partial(
         best_plan, fleet.devices, model, tokens_in, tokens_out, objective=objective, links=fleet.links,
         reserved=room.layer, stop=stop,
@@ -140,13 +141,17 @@ def place(
     return finish(shares, way, reason, unused=now.unused)
 
 
-def _fleet(home: Fleet, able: Sequence[Able], taken: float) -> Fleet:
-    """The devices that can be used, each with the memory that it gives, less what a stage takes in any case."""
-    limits = {one.name: one.memory for one in able}
+def _fleet(home: Fleet, able: Sequence[Able], model: Model, taken: float) -> Fleet:
+    """The devices that can be used, each with the memory that it gives beside what it has loaded of the model, less
+    what a stage takes in any case."""
+    gives = {}
+    for one in able:
+        loaded = sum(model.layer_bytes[layer] for layer in one.warm)
+        gives[one.name] = one.memory - loaded if one.memory else math.inf
     devices = tuple(
-        replace(device, memory=max(1.0, min(device.memory, limits[device.name] or device.memory) - taken))
+        replace(device, memory=max(1.0, min(device.memory, gives[device.name]) - taken))
         for device in home.devices
-        if device.name in limits
+        if device.name in gives
     )
     return Fleet(devices, home.links)
 

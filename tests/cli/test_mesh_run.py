@@ -166,20 +166,30 @@ def test_what_a_stage_has_made_is_listed_and_removed(edge: Edge) -> None:
     assert edge(*words, "--split", "here:1-12").code == 0
 
 
-def test_nobody_else_means_this_device_alone(edge: Edge, quick_figures: None) -> None:
+def test_nobody_else_means_this_device_alone_and_nothing_to_measure(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.cli.mesh_run.surveyed", None)
     done = edge("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "3", "--retrieval", "off", "--json")
     assert done.code == 0
     assert stages(done) == {"here": (1, 12)}
-    assert "Use here alone" in done.err
-    assert "deploy" not in done.err
+    assert "No other device can be used: this one holds all layers" in done.err
 
 
-def test_a_worker_that_is_not_there_is_left_out_with_its_reason(edge: Edge, quick_figures: None) -> None:
+def test_a_worker_that_is_not_there_is_left_out_with_its_reason(edge: Edge) -> None:
     words = ("chat", QUESTION, "--max-tokens", "3", "--draft", "none", "--mesh", "auto", "--peer", "127.0.0.1:9")
     done = edge(*words, "--retrieval", "off")
     assert done.code == 0
     assert "left out: 127.0.0.1:9" in done.err
-    assert "Use here alone" in done.err
+    assert "this one holds all layers" in done.err
+
+
+def test_a_conversation_over_the_measured_home(edge: Edge, measurable: WorkerServer) -> None:
+    words = ("chat", QUESTION, "--max-tokens", "3", "--draft", "none", "--retrieval", "off", "--mesh", "auto", "--peer")
+    done = edge(*words, f"desk={measurable.address}", "--peer", "attic=127.0.0.1:9")
+    assert done.code == 0
+    assert "left out: attic: 127.0.0.1:9 is gone" in done.err
+    assert "first token" in done.err
 
 
 def test_two_workers_of_one_name_are_refused(edge: Edge, measurable: WorkerServer) -> None:
