@@ -205,7 +205,7 @@ def _crew(
     layer_bytes = max(model.layer_bytes) + room.layer
     found: list[Member] = []
     for name in dict.fromkeys((*names, *places, HERE)):
-        known = like(name, options.described, model)
+        known = like(name, options.described, model, layer_bytes)
         if name == HERE:
             found.append(LocalMember(layers, threads, known, layer_bytes))
         else:
@@ -214,15 +214,15 @@ def _crew(
     return found
 
 
-def like(name: str, fleet: Fleet | None, model: planned.Model) -> Able:
-    """What a layer costs on a device, as far as that is described."""
+def like(name: str, fleet: Fleet | None, model: planned.Model, layer_bytes: float) -> Able:
+    """What a layer costs on a device, as far as that is described; with its cache it takes so many bytes of memory."""
     device = next((one for one in (fleet.devices if fleet is not None else ()) if one.name == name), None)
     if device is None:
         return Able(name, frozenset())
     size, shape = max(model.layer_bytes), model.shape
     step = size / device.bandwidth if device.bandwidth else shape.flops(1) / device.speed(1)
     hop = device.latency + 8.0 * shape.activation(1) / device.downlink
-    return Able(name, frozenset(), load=size / device.disk, step=step, hop=hop, most=int(device.memory / size))
+    return Able(name, frozenset(), load=size / device.disk, step=step, hop=hop, most=int(device.memory / layer_bytes))
 
 
 def _shares(model: planned.Model, options: Options) -> tuple[Plan | None, tuple[Share, ...]]:

@@ -36,13 +36,14 @@ def place_at_home(
     able: list[Able] = []
     left_out = [(name, error.what) for name, error in home.left_out]
     for device in fleet.devices:
-        known = like(device.name, fleet, model)
+        known = like(device.name, fleet, model, layer_bytes)
         try:
             if device.name == HERE:
                 able.append(LocalMember(whole, None, known, layer_bytes).able(whole.model))
             else:
                 there = place_of(home.workers[device.name])
-                able.append(RemoteMember(there, like=known).able(whole.model))
+                member = RemoteMember(there, like=known, layer_bytes=layer_bytes, stage_bytes=room.stage)
+                able.append(member.able(whole.model))
         except EdgeError as error:
             left_out.append((device.name, error.what))
     began = time.monotonic()

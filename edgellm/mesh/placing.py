@@ -42,7 +42,8 @@ class Placed:
     """Who holds what now, in `shares`, and what that is expected to take; `reason` says why so.
 
     `best`: the plan for layers that are wherever they are wanted; None where the devices could not hold it. `lacking`:
-    what would have to be brought where for that. `unused` devices, and those that are `left_out` because they could not
+    what would have to be brought where for that. `fleet`: the devices, with the memory that each has for layers in all,
+    those included that are loaded. `unused` devices, and those that are `left_out` because they could not
     be asked: each with the reason.
     """
 
@@ -115,7 +116,8 @@ def place(
         trouble = error
     lacking = () if best is None else tuple(_lacking(model, of_way(best.advised), able))
     finish = partial(
-        Placed, best=best, lacking=lacking, fleet=fleet, workers=workers, left_out=tuple(left_out)
+        Placed, best=best, lacking=lacking, fleet=_with_loaded(fleet, able, model), workers=workers,
+        left_out=tuple(left_out),
     )  # fmt: skip
     if best is not None and not lacking and _whole(of_way(best.advised), able):
         return finish(of_way(best.advised), best.advised, best.advice, unused=best.unused)
@@ -144,16 +146,24 @@ def place(
 def _fleet(home: Fleet, able: Sequence[Able], model: Model, taken: float) -> Fleet:
     """The devices that can be used, each with the memory that it gives beside what it has loaded of the model, less
     what a stage takes in any case."""
-    gives = {}
-    for one in able:
-        loaded = sum(model.layer_bytes[layer] for layer in one.warm)
-        gives[one.name] = one.memory - loaded if one.memory else math.inf
+    gives = {one.name: one.memory - _loaded(one, model) if one.memory else math.inf for one in able}
     devices = tuple(
         replace(device, memory=max(1.0, min(device.memory, gives[device.name]) - taken))
         for device in home.devices
         if device.name in gives
     )
     return Fleet(devices, home.links)
+
+
+def _with_loaded(fleet: Fleet, able: Sequence[Able], model: Model) -> Fleet:
+    """The same with the memory that each device has for layers in all, those included that it has loaded."""
+    loaded = {one.name: _loaded(one, model) for one in able}
+    devices = tuple(replace(device, memory=device.memory + loaded[device.name]) for device in fleet.devices)
+    return Fleet(devices, fleet.links)
+
+
+def _loaded(one: Able, model: Model) -> float:
+    return sum(model.layer_bytes[layer] for layer in one.warm)
 
 
 def _lacking(model: Model, shares: Sequence[Share], able: Sequence[Able]) -> Iterable[Lacking]:

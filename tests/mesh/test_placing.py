@@ -91,6 +91,7 @@ def test_what_is_loaded_counts_in_what_a_worker_gives() -> None:
         desk = Able("desk", ALL, half, memory=int(gives * layer))
         found = placed(Able("here", ALL), desk, tokens_in=16)
         assert sum(share.last - share.first + 1 for share in found.shares if share.name == "desk") <= most
+        assert found.fleet.devices[1].memory == pytest.approx(gives * layer, abs=1.0)  # when it is planned anew
 
 
 def test_where_the_layers_do_not_lie_where_they_fit_it_says_what_to_bring() -> None:
