@@ -200,7 +200,7 @@ def _list(chosen: Sequence[Worker | None], model: str | None, as_json: bool) -> 
         table.add_column(title, justify="right" if title in ("SIZE", "ARRIVING") else "left", overflow="fold")
     for row in rows:
         arriving = size(row["arriving"]) if row["arriving"] else "-"
-        of = "made of them here" if row["made"] else f"of {row['of']}"
+        of = "made here" if row["made"] else f"of {row['of']}"
         table.add_row(
             one_line(row["device"]), one_line(row["model"]), f"{row['layers']} {of}", size(row["size"]), arriving
         )

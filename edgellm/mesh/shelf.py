@@ -111,9 +111,10 @@ class Shelf:
             while weights + size + (used := self._in_use(work.model, mine)) > self.memory:
                 alone = weights + size > self.memory
                 if alone or not self._freed.wait(until - time.monotonic()):
+                    replies = "one reply" if work.sessions == 1 else f"{work.sessions} replies"
                     raise MemoryShort(
                         f"Layers {work.first + 1}-{work.last + 1} of {work.name} take {weights / 1e6:.0f} MB, and"
-                        f" {size / 1e6:.0f} MB for {work.sessions} replies of {work.context} tokens; of"
+                        f" {size / 1e6:.0f} MB for {replies} of {work.context} tokens; of"
                         f" {self.memory / 1e6:.0f} MB for layers {used / 1e6:.0f} MB are in use.",
                         "Give this device fewer layers, a shorter context, or more memory with --memory.",
                     )

@@ -160,7 +160,7 @@ def test_what_a_stage_has_made_is_listed_and_removed(edge: Edge) -> None:
     assert edge(*words, "--split", "here:1-12").code == 0
     (row,) = edge("mesh", "layers", "--on", "here", "--json").answer
     assert (row["made"], row["layers"], row["model"]) == (True, "1-12", "edgellm verifier")
-    assert "1-12 made of them here" in edge("mesh", "layers", "--on", "here").out
+    assert "1-12 made here" in edge("mesh", "layers", "--on", "here").out
     gone = edge("mesh", "layers", "clean", "--on", "here", "-m", "edgellm-verifier", "--yes", "--json").answer
     assert gone["pieces"] == 1 or gone["in_use"] == 1  # the stage may still be closing
     assert edge(*words, "--split", "here:1-12").code == 0
