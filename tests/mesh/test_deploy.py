@@ -231,7 +231,8 @@ def test_the_rate_holds_for_all_lines_together(
 def test_a_worker_at_an_address_is_the_paired_device_that_answers_there(home: Home, tmp_path: Path) -> None:
     desk = worker_there(home.owner, "", home.addresses["desk"])
     assert (desk.name, desk.trouble) == ("desk", None)
-    assert desk.peer == home.owner.peers.find("desk")
+    assert desk.peer is not None
+    assert desk.peer.id == home.owner.peers.find("desk").id
     assert Right.COMPUTE in desk.rights
     assert worker_there(home.owner, "kitchen", home.addresses["desk"]).name == "kitchen"
     gone = worker_there(home.owner, "", Address("127.0.0.1", 9))
