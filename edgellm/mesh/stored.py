@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from edgellm.engine import GgufHeader, check_gguf, join
-from edgellm.errors import LayersMissing
+from edgellm.errors import DiskFull, LayersMissing, StoreFull
 from edgellm.mesh import holding
 from edgellm.mesh.holding import Bounds, InUse
 from edgellm.store.layers import LayerStore
@@ -34,7 +34,10 @@ class StoredLayers:
         if recipe is None or not row:
             return None
         try:
-            return self._used.keep(self._file(recipe, row))
+            try:
+                return self._used.keep(self._file(recipe, row))
+            except (StoreFull, DiskFull):  # no room for a joined one: as it lies there it can be loaded, too
+                return self._used.keep(self._file(recipe, row[:1]))
         except LayersMissing:  # somebody has removed one just now
             return None
 
