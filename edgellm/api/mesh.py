@@ -17,7 +17,7 @@ from edgellm.coldstart import chunks
 from edgellm.coldstart import model as planned
 from edgellm.coldstart.plan import Objective, Plan, Way, foreseen
 from edgellm.coldstart.plan import plan as best_plan
-from edgellm.engine import Model, check_gguf, costs_of
+from edgellm.engine import GgufHeader, Model, costs_of
 from edgellm.errors import InvalidOption, NotPaired, NotPermitted
 from edgellm.link.interfaces import chosen_hosts
 from edgellm.link.rights import Right
@@ -141,10 +141,11 @@ def open_mesh(
     """
     began = perf_counter()
     whole = WholeModel(path)
-    model = model_of(path)
+    header = whole.gguf  # to read it takes a while, where the vocabulary is large
+    model = model_of(path, header)
     plan, shares = _shares(model, options)
-    positions = positions_of(path, options.context)
-    room = room_of(path, model, positions, options.sessions)
+    positions = positions_of(header, options.context)
+    room = room_of(header, model, positions, options.sessions)
     crew = _crew(options, [share.name for share in shares], model, whole, threads, room)
     fleet = options.described
     if (plan is not None or options.placed is not None) and fleet is not None:
@@ -152,7 +153,7 @@ def open_mesh(
         parts = chunks.choose(fleet.devices, model, cut, options.tokens_in, links=fleet.links)
     else:
         parts = chunks.Parts(MOST_ROWS, 0.0, f"parts of {MOST_ROWS} tokens: no device is described")
-    vocabulary = next(t.shape[-1] for t in check_gguf(path).tensors if t.name == "token_embd.weight")
+    vocabulary = next(t.shape[-1] for t in header.tensors if t.name == "token_embd.weight")
     work = Work(
         whole.model, model.name, 0, model.shape.layers - 1, model.shape.layers, int(model.shape.d_model), vocabulary,
         positions, options.sessions, options.wide,
@@ -178,16 +179,15 @@ def open_mesh(
     return Opened(pair, verifier, plan, model, fleet, parts.reason, began)
 
 
-def positions_of(path: Path, asked: int | None) -> int:
+def positions_of(header: GgufHeader, asked: int | None) -> int:
     """Tokens of prompt and reply that a session has room for: as many as asked, but no more than the model can."""
-    header = check_gguf(path)
     trained = header.metadata.get(f"{header.architecture}.context_length")
     return min(asked or _POSITIONS, trained if isinstance(trained, int) and trained > 0 else _POSITIONS)
 
 
-def room_of(path: Path, model: planned.Model, context: int, sessions: int) -> Room:
+def room_of(header: GgufHeader, model: planned.Model, context: int, sessions: int) -> Room:
     """What a stage takes beside weights, for so many replies at a time of `context` tokens each."""
-    costs = costs_of(check_gguf(path))
+    costs = costs_of(header)
     size = max(model.layer_bytes)
     many = together(0, model.shape.layers - 1, size) + 1  # layers of a block, of which each has a batch of its own
     batch = costs.batch(many, context, MOST_ROWS + 1, ends=False)

@@ -30,8 +30,9 @@ def place_at_home(
         ModelUnsupported, ModelCorrupt: a model that cannot be cut, by name.
         PlanImpossible: the devices do not hold it; says what to bring where, if that helps.
     """
-    whole, model, fleet = WholeModel(path), model_of(path), home.fleet()
-    room = room_of(path, model, positions_of(path, context), sessions)
+    whole, fleet = WholeModel(path), home.fleet()
+    model = model_of(path, whole.gguf)
+    room = room_of(whole.gguf, model, positions_of(whole.gguf, context), sessions)
     layer_bytes = max(model.layer_bytes) + room.layer
     able: list[Able] = []
     left_out = [(name, error.what) for name, error in home.left_out]

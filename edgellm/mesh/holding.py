@@ -131,15 +131,15 @@ class WholeModel:
     the next time, as far as its limit allows. Small layers go together (`edgellm.store.made`)."""
 
     def __init__(self, path: Path, store: LayerStore | None = None) -> None:
-        """Without a `store`, the user's own.
+        """Without a `store`, the user's own. `gguf` is its header.
 
         Raises ModelNotFound, ModelCorrupt or ModelUnsupported where it cannot be cut, and OSError where it cannot be
         read."""
         self.path = path
-        self._header = check_gguf(path)
-        self.layers = check_cuttable(self._header)
+        self.gguf = check_gguf(path)
+        self.layers = check_cuttable(self.gguf)
         self.model = fingerprint(path)
-        tensors = self._header.tensors
+        tensors = self.gguf.tensors
         self._size = sum(tensor.nbytes for tensor in tensors if tensor.name.startswith("blk.")) / self.layers
         self._ends = sum(tensor.nbytes for tensor in tensors if not tensor.name.startswith("blk."))
         self._store, self._used = store or LayerStore(), InUse()
@@ -173,7 +173,7 @@ class WholeModel:
         return found
 
     def header(self, model: str) -> GgufHeader | None:
-        return self._header if model == self.model else None
+        return self.gguf if model == self.model else None
 
     def tidy(self, loaded: Collection[Path]) -> None:
         self._used.tidy(loaded)

@@ -59,9 +59,12 @@ class StoredLayers:
         return found
 
     def header(self, model: str) -> GgufHeader | None:
-        """See `Layers.header`. The first and the last layer know the vocabulary best."""
-        here = sorted(self._here(model), key=lambda piece: piece.size, reverse=True)
-        path = self.store.find(here[0]) if here else None
+        """See `Layers.header`. The last layer knows how many ids there are, the first one every single one of them."""
+        recipe, here = self._recipe(model), self._here(model)
+        if recipe is None or not here:
+            return None
+        last = here[-1].last == recipe.layers - 1
+        path = self.store.find(here[-1 if last else 0])
         return None if path is None else check_gguf(path)
 
     def tidy(self, loaded: Collection[Path]) -> None:

@@ -163,7 +163,7 @@ def test_caches_and_batches_count_before_anything_is_loaded(verifier_cut: Cut) -
     with pytest.raises(MemoryShort, match=r"Layers 3-6 of .* take \d+ MB, and \d+ MB for 2 replies of 256 tokens; of"):
         shelf.reserve(work)
     assert shelf.left == weights + wanted - 1
-    lease = shelf.reserve(replace(work, context=8))
+    lease = shelf.reserve(replace(work, sessions=1))
     assert shelf.left == weights + wanted - 1 - lease.size
     lease.close()
     lease.close()
