@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.link.trust import Trust
 from edgellm.mesh.holding import WholeModel
 from edgellm.mesh.shelf import Shelf
 from edgellm.mesh.stored import StoredLayers
@@ -16,6 +17,7 @@ from edgellm.serve.worker import WorkerServer
 from edgellm.store.layers import LayerStore, cut_layers
 from tests.cli.conftest import Done
 from tests.cli.test_serve_command import Served
+from tests.link.strangers import befriend, device
 from tests.mesh.test_fleet import DESKTOP, LAPTOP
 from tests.serve.conftest import ANYWHERE
 
@@ -153,6 +155,30 @@ def test_without_a_split_the_home_is_measured_and_what_is_there_is_run(
     found = stages(at_home(edge, measurable, "--context-length", "256", "--json"))
     assert found["desk"][0] >= 7
     assert found["here"] == (1, found["desk"][0] - 1)
+
+
+def test_what_it_says_to_bring_makes_it_run_over_a_paired_device(
+    edge: Edge, tmp_path: Path, quick_figures: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither device has the memory for all layers, and the paired one has none of them yet."""
+    owner, trust = Trust.here(), device(tmp_path / "desk")
+    befriend(trust, owner, "files compute")
+    owner.peers.rename(trust.identity.id, "desk")
+    monkeypatch.setattr("edgellm.mesh.measure.free_memory", lambda: (10_000_000, "a test"))
+    stored = StoredLayers(LayerStore(tmp_path / "store", 10**9))
+    words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "4", "--retrieval", "off",
+             "--context-length", "256")  # fmt: skip
+    with WorkerServer(Shelf(stored), ANYWHERE, threads=1, trust=trust, stored=stored) as worker:
+        owner.peers.saw(trust.identity.id, worker.address)
+        refused = edge(*words)
+        assert (refused.code, refused.out) == (1, "")
+        command = re.search(r"edgellm (mesh deploy MODEL --split \S+:\d+-\d+)", refused.err)
+        assert command is not None, refused.err
+        assert edge(*command[1].replace("MODEL", "edgellm-verifier").split()).code == 0
+        done = edge(*words, "--json")
+        assert done.code == 0
+        assert set(stages(done)) == {"here", "desk"}
+        assert "mesh deploy" not in done.err
 
 
 def test_what_a_stage_has_made_is_listed_and_removed(edge: Edge) -> None:
