@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 _PATIENCE = 1.0  # seconds, before something is said
 
 
-def looked(model: Path, interface: Sequence[str] | None, fresh: bool) -> Survey:
-    """What the devices can do with a model, measured where it is not known; says who is left out."""
-    return surveyed(model, sought(interface), fresh)
+def looked(model: Path, interface: Sequence[str] | None, fresh: bool, peers: Sequence[str] = ()) -> Survey:
+    """What the devices can do with a model, measured where it is not known; says who is left out. `peers`: as for
+    `sought`."""
+    return surveyed(model, sought(interface, peers), fresh)
 
 
 def sought(interface: Sequence[str] | None, peers: Sequence[str] = ()) -> list[Worker]:

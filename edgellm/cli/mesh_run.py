@@ -46,7 +46,7 @@ Workers = Annotated[
     list[str] | None,
     typer.Option(
         "--peer", metavar="[NAME=]HOST:PORT", show_default=False,
-        help="Where a worker is, beside the paired ones. One that holds nothing takes over for who is lost.",
+        help="Where a worker is, beside the paired ones. In a run, one that holds nothing takes over for who is lost.",
     ),
 ]  # fmt: skip
 Devices = Annotated[

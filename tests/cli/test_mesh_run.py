@@ -192,6 +192,14 @@ def test_what_a_stage_has_made_is_listed_and_removed(edge: Edge) -> None:
     assert edge(*words, "--split", "here:1-12").code == 0
 
 
+def test_a_worker_given_by_address_is_planned_for_and_brought_layers(edge: Edge, measurable: WorkerServer) -> None:
+    peer = ("--peer", f"desk={measurable.address}")
+    plan = edge("mesh", "plan", "edgellm-verifier", *peer, "--json").answer
+    assert {"here", "desk"} == {one["device"] for part in ("stages", "unused") for one in plan[part]}
+    (row,) = edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:5-8", *peer, "--json").answer
+    assert (row["device"], row["already"] > 0, row["sent"] > 0, row["error"]) == ("desk", True, True, None)
+
+
 def test_nobody_else_means_this_device_alone_and_nothing_to_measure(
     edge: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
