@@ -35,6 +35,7 @@ from edgellm.link.trust import Trust
 ROOT = Path(__file__).parents[1]
 GROUPS = Path("/sys/fs/cgroup")
 _PERIOD = 100_000  # microseconds of a CPU quota
+_FIRST = 100_000  # of which other programs have 1,024: what a machine is given it gets, whoever else is busy
 _NET = "10.79.0"
 
 
@@ -48,12 +49,14 @@ class Machine:
     def ip(self, *words: str) -> None:
         subprocess.run(["ip", "-n", self.name, *words], check=True, capture_output=True)
 
-    def start(self, *words: str, module: str = "edgellm") -> subprocess.Popen[str]:
+    def start(self, *words: str, module: str = "edgellm", program: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """`program`: one that is not Python's."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGELLM_")}
         return subprocess.Popen(
-            [*self._before, "ip", "netns", "exec", self.name, sys.executable, "-m", module, *words],
+            [*self._before, "ip", "netns", "exec", self.name, *(program or (sys.executable, "-m", module)), *words],
             cwd=ROOT,
-            env=environment | {"EDGELLM_HOME": str(self.home), "OMP_NUM_THREADS": "1"},
+            env=environment
+            | {"EDGELLM_HOME": str(self.home), "LLAMA_CACHE": str(self.home / "llama"), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -73,9 +76,11 @@ class Machine:
         return json.loads(out)
 
     @contextmanager
-    def running(self, *words: str, until: str, module: str = "edgellm") -> Iterator[list[str]]:
+    def running(
+        self, *words: str, until: str, module: str = "edgellm", program: Sequence[str] = ()
+    ) -> Iterator[list[str]]:
         """A command in the background, from the line on that matches `until`; all it says."""
-        process, said = self.start(*words, module=module), list[str]()
+        process, said = self.start(*words, module=module, program=program), list[str]()
         news = threading.Condition()
         assert process.stderr is not None
         assert process.stdout is not None
@@ -94,7 +99,7 @@ class Machine:
                 assert news.wait_for(lambda: re.search(until, "".join(said)), 90), "".join(said)
             yield said
         finally:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM if program else signal.SIGINT)
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
@@ -109,7 +114,7 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class Spec:
     """A machine to be made: Mbit/s to and from the others, MB/s of its disk, processor cores (of which it sees whole
-    ones, so many threads it takes); 0 for no limit."""
+    ones, so many threads it takes; machines that need less than one share them, see `cores`); 0 for no limit."""
 
     name: str
     up: float = 0.0
@@ -121,12 +126,13 @@ class Spec:
 class Throttled(Machine):
     """One of a home: `address` is where it is in the home's network."""
 
-    def __init__(self, name: str, spec: Spec, home: Path, place: int) -> None:
+    def __init__(self, name: str, spec: Spec, home: Path, place: int, cores: Sequence[int]) -> None:
         self.spec, self.address = spec, f"{_NET}.{place}"
         self._groups = [GROUPS / kind / name for kind in ("blkio", "cpu")]
+        self._device = ""
         joins = "".join(f"echo $$ > {shlex.quote(str(group / 'cgroup.procs'))} && " for group in self._groups)
-        cores = f"0-{max(1, round(spec.cpu + 0.49)) - 1}" if spec.cpu else f"0-{(os.cpu_count() or 1) - 1}"
-        super().__init__(name, home, ("sh", "-c", f'{joins}exec taskset -c {cores} "$@"', "sh"))
+        among = ",".join(map(str, cores))
+        super().__init__(name, home, ("sh", "-c", f'{joins}exec taskset -c {among} "$@"', "sh"))
 
     @property
     def trust(self) -> Trust:
@@ -155,17 +161,30 @@ class Throttled(Machine):
         return size
 
     def throttle(self, folder: Path) -> None:
-        """Makes its control groups."""
-        blkio, cpu = self._groups
+        """Makes its control groups, for the disk that `folder` is on."""
         for group in self._groups:
             group.mkdir(exist_ok=True)
-        if self.spec.disk:
-            device = folder.stat().st_dev
-            limit = f"{os.major(device)}:{os.minor(device)} {int(self.spec.disk * 1e6)}"
-            (blkio / "blkio.throttle.read_bps_device").write_text(limit)
-        if self.spec.cpu:
-            (cpu / "cpu.cfs_period_us").write_text(str(_PERIOD))
-            (cpu / "cpu.cfs_quota_us").write_text(str(int(self.spec.cpu * _PERIOD)))
+        (self._groups[1] / "cpu.shares").write_text(str(_FIRST))
+        (self._groups[1] / "cpu.cfs_period_us").write_text(str(_PERIOD))
+        number = folder.stat().st_dev
+        self._device = f"{os.major(number)}:{os.minor(number)}"
+        self._limit()
+
+    def _limit(self, disk: bool = True, cpu: bool = True) -> None:
+        """Sets what it may read and compute in a second; no limit where there is to be none."""
+        rate = int(self.spec.disk * 1e6) if disk else 0
+        quota = int(self.spec.cpu * _PERIOD) if cpu and self.spec.cpu else -1
+        (self._groups[0] / "blkio.throttle.read_bps_device").write_text(f"{self._device} {rate}")
+        (self._groups[1] / "cpu.cfs_quota_us").write_text(str(quota))
+
+    @contextmanager
+    def hurried(self) -> Iterator[None]:
+        """Nothing slows its disk and its cores meanwhile: for what belongs to no measurement."""
+        self._limit(disk=False, cpu=False)
+        try:
+            yield
+        finally:
+            self._limit()
 
     def leave(self) -> None:
         """Takes its namespace and its groups away."""
@@ -180,6 +199,19 @@ class Throttled(Machine):
                     time.sleep(0.1)
                 else:
                     break
+
+
+def cores(specs: Sequence[Spec], there: int) -> list[list[int]]:
+    """Which of the cores that are `there` each machine sees: those with most left to give, so that each gets its own
+    share as long as there is enough for all."""
+    left = [1.0] * there
+    found: list[list[int]] = [list(range(there))] * len(specs)
+    for at in sorted((at for at, spec in enumerate(specs) if spec.cpu), key=lambda at: -specs[at].cpu):
+        many = min(there, max(1, round(specs[at].cpu + 0.49)))
+        found[at] = sorted(sorted(range(there), key=lambda core: -left[core])[:many])
+        for core in found[at]:
+            left[core] -= specs[at].cpu / many
+    return found
 
 
 def no_namespaces() -> str:
@@ -218,8 +250,9 @@ def why_not() -> str:
 def home(specs: Sequence[Spec], folder: Path) -> Iterator[list[Throttled]]:
     """The machines, in the order of `specs`, until the `with` ends. `folder` is on the disk that is throttled."""
     hub = Machine(f"edge-{os.getpid()}-hub", folder)
+    among = cores(specs, os.cpu_count() or 1)
     machines = [
-        Throttled(f"edge-{os.getpid()}-{spec.name}", spec, folder / spec.name, place)
+        Throttled(f"edge-{os.getpid()}-{spec.name}", spec, folder / spec.name, place, among[place - 1])
         for place, spec in enumerate(specs, 1)
     ]
     try:

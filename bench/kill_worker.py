@@ -72,10 +72,11 @@ server.wait()
 class Worker:
     """A worker's process, which can be hit."""
 
-    def __init__(self, model: Path, home: Path, threads: int | None = 1, keep: float = 30.0) -> None:
+    def __init__(self, model: Path, home: Path, threads: int | None = 1, keep: float = 30.0, first: str = "") -> None:
+        """`first` is code that the process runs before."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
-        self._run = [sys.executable, "-c", _SERVE, str(model), *map(str, (self.port, threads or 0, keep))]
+        self._run = [sys.executable, "-c", first + _SERVE, str(model), *map(str, (self.port, threads or 0, keep))]
         self._environment = {**os.environ, "EDGELLM_HOME": str(home)}
         self._process = self._started()
 

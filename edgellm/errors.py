@@ -77,6 +77,13 @@ class ContextFull(EdgeError):
     """A decode was asked for beyond the context's last position."""
 
 
+class Stopped(EdgeError):
+    """Somebody wished that the computation ends, and it has."""
+
+    def __init__(self, what: str = "The reply was stopped.", next_step: str = "Ask again for a whole one.") -> None:
+        super().__init__(what, next_step)
+
+
 class EngineFailed(EdgeError):
     """llama.cpp refused or failed a call that should have worked."""
 

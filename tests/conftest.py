@@ -10,6 +10,7 @@ import pytest
 from edgellm.api import Pair
 from edgellm.engine import Model, to_f32
 from edgellm.spec.curve import CostCurve
+from tests.decodes import Watched, watch_decodes
 
 MODELS = Path(__file__).parent.parent / "models"
 
@@ -76,3 +77,8 @@ def rows_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgellm.api.retrieval.measure_curve", lambda _context: curve)
     monkeypatch.setattr("edgellm.api.retrieval.read_curve", lambda _path: None)
     monkeypatch.setattr("edgellm.spec.curve._REFIT", 10**9)
+
+
+@pytest.fixture
+def decodes(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return watch_decodes(monkeypatch)

@@ -96,6 +96,7 @@ def _written(
         itself = not isinstance(parts.verifier, LocalVerifier)
     if parts.drafters is not None and not itself:
         own = parts.drafters.take(plan.kind)
+        own.heed(stopped)
         own.doubt = plan.choice.doubt
         if isinstance(own, ModelDrafter):
             own.alone = verifier is None
@@ -134,6 +135,7 @@ def _written(
             yield from () if news is None else (news,)
     finally:
         if parts.drafters is not None and own is not None:
+            own.heed(None)
             parts.drafters.give(plan.kind, own)
 
 

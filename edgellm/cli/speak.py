@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 import threading
 from collections import Counter
@@ -83,7 +84,12 @@ def _json(reply: Reply) -> Counter[str]:
 
 @contextmanager
 def stoppable(reply: Reply) -> Iterator[None]:
-    """Within it Ctrl-C stops the reply; a second one, where the first is not heard, stops the program."""
+    """Within it Ctrl-C stops the reply, also while a prompt is read; a second one, where the first is not heard, stops
+    the program.
+
+    Python calls a signal's handler once the main thread is out of llama.cpp, where it may be for long; but of the
+    signal a socket is told at once, and a thread that listens there.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -96,10 +102,25 @@ def stoppable(reply: Reply) -> Iterator[None]:
         pressed = True
         reply.cancel()
 
-    before = signal.signal(signal.SIGINT, stop)
+    told, heard = socket.socketpair()
+    told.setblocking(False)
+    watch = threading.Thread(target=_watch, args=(heard, reply), name="edgellm-ctrl-c", daemon=True)
+    watch.start()
+    before, woken = signal.signal(signal.SIGINT, stop), signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
     try:
         yield
     finally:
+        signal.set_wakeup_fd(woken)
         signal.signal(signal.SIGINT, before)
+        told.close()
+        watch.join()
+        heard.close()
         if sys.exc_info()[0] is not None:
+            reply.cancel()
+
+
+def _watch(heard: socket.socket, reply: Reply) -> None:
+    """Stops the reply at the first SIGINT that `heard` brings; ends where that is closed."""
+    while numbers := heard.recv(64):
+        if signal.SIGINT in numbers:
             reply.cancel()

@@ -1,7 +1,7 @@
 """The engine: llama.cpp behind a small, typed door. The only package that imports `llama_cpp`."""
 
 from edgellm.engine.batch import SeqRows, Twig
-from edgellm.engine.block import Block
+from edgellm.engine.block import Block, Passage
 from edgellm.engine.capture import Capture, Recorder
 from edgellm.engine.chat import Message
 from edgellm.engine.context import Context
@@ -13,6 +13,7 @@ from edgellm.engine.join import join
 from edgellm.engine.lens import Lens
 from edgellm.engine.model import Model
 from edgellm.engine.shard import check_cuttable, cut, cut_bytes
+from edgellm.engine.stop import Stop
 from edgellm.engine.types import Floats, Ids
 from edgellm.engine.vocabulary import Vocabulary
 
@@ -27,8 +28,10 @@ __all__ = [
     "Lens",
     "Message",
     "Model",
+    "Passage",
     "Recorder",
     "SeqRows",
+    "Stop",
     "TensorInfo",
     "Top2",
     "Twig",

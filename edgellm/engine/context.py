@@ -7,7 +7,7 @@ what shows: one batch whose arrays are numpy's, one numpy view over the logits.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Self
 
@@ -19,8 +19,9 @@ from edgellm.engine.cache import Cache
 from edgellm.engine.capture import Capture, Recorder
 from edgellm.engine.model import Model
 from edgellm.engine.native import lib
+from edgellm.engine.stop import Stop
 from edgellm.engine.types import Floats, Ids
-from edgellm.errors import ContextFull, InvalidOption, ModelUnsupported
+from edgellm.errors import ContextFull, InvalidOption, ModelUnsupported, Stopped
 
 _UNWATCHED = nullcontext()
 NO_ID = -1  # stands in the cache where an embedding row was decoded instead of a token
@@ -86,6 +87,7 @@ class Context(Cache):
         if not lib.llama_get_memory(self._owned.pointer):
             raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
         self._logits = driver.LogitsView(model.n_vocab)
+        self._stopped: Callable[[], bool] | None = None
         self._batch = Batch(self.n_batch, n_ctx)
         outer = None if capture is None else {capture.stop_after, *capture.outputs}
         # the last layer's output holds only the rows of which logits are wanted
@@ -93,6 +95,14 @@ class Context(Cache):
         self._plain = not self._flag_all and (capture is None or capture.stop_after is None)
         rows_only = capture is None or not (capture.outputs or (self.captured and self.captured.stops))
         self._pairs = rows_only and not self.flash and not self.exact and native.is_small(model.n_params)
+
+    def heed(self, stopped: Callable[[], bool] | None) -> None:
+        """From now on `stopped` is asked before each of llama.cpp's batches, and a `Stop` also while it is computed.
+        A decode that it ends raises Stopped, and has changed nothing. None: nobody is asked.
+        """
+        if self._owned is not None:
+            driver.heed(self._owned, stopped if isinstance(stopped, Stop) else None)
+        self._stopped = stopped
 
     def decode(self, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
         """Appends `ids`, shape (n,), to a sequence; returns the logits of the last `outputs` rows, (outputs, n_vocab).
@@ -166,14 +176,24 @@ class Context(Cache):
         ends = np.cumsum([outputs, *(len(twig.ids) for twig in twigs)])
         return view[:outputs], [view[a:b] for a, b in itertools.pairwise(ends.tolist())]
 
-    def decode_rows(self, rows: Sequence[SeqRows]) -> list[Floats]:
+    def decode_rows(self, rows: Sequence[SeqRows], embedded: Floats | None = None) -> list[Floats]:
         """Appends to several sequences in one llama.cpp batch; one view of (outputs, n_vocab) per entry.
 
         What exceeds `n_batch` is decoded in batches before, so that the last one holds every row with an output.
+        `embedded`: float32 rows, (n, n_embd), in place of all the ids, which must fit one batch.
 
         Raises:
             ContextFull, InvalidOption, EngineFailed: as for `decode`; nothing was changed in any sequence.
         """
+        batch = self._batch.tokens
+        if embedded is not None:
+            embedded, total = np.ascontiguousarray(embedded, dtype=np.float32), sum(len(r.ids) for r in rows)
+            if total > self.n_batch or embedded.shape != (total, self.model.n_embd):
+                raise InvalidOption(
+                    f"Embedding rows of shape {embedded.shape} for {total} positions.",
+                    f"Give ({total}, {self.model.n_embd}), at most {self.n_batch} at once.",
+                )
+            batch = self._batch.embeddings(embedded)
         starts = {r.seq: self._begin(r.seq, len(r.ids), r.outputs) for r in rows}
         wanted = sum(r.outputs for r in rows)
         if len(starts) < len(rows):
@@ -189,7 +209,7 @@ class Context(Cache):
             for r in rest:
                 at = self._place(at, r.seq, r.ids, r.outputs)
             if at:
-                self._run(at, self._batch.tokens)
+                self._run(at, batch)
             for r in rest:
                 self._lengths[r.seq] += len(r.ids)
         except BaseException:
@@ -255,6 +275,8 @@ class Context(Cache):
 
     def _run(self, n: int, batch: Any, copies: int = 0) -> None:
         """Decodes the first `n` rows of a batch; the last `copies` of them are not to be seen."""
+        if self._stopped is not None and self._stopped():
+            raise Stopped
         if self.captured is not None:
             self.captured.copies = copies
         with self.captured or _UNWATCHED:

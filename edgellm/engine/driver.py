@@ -9,10 +9,11 @@ import numpy as np
 
 from edgellm.engine import native
 from edgellm.engine.native import lib
+from edgellm.engine.stop import Stop, asked, nobody
 from edgellm.engine.types import Floats
-from edgellm.errors import ContextFull, EngineFailed, InvalidOption
+from edgellm.errors import ContextFull, EngineFailed, InvalidOption, Stopped
 
-_NO_CELL = 1
+_NO_CELL, _ABORTED = 1, 2
 _decode = native.bind(lib.llama_decode, ctypes.c_int32, ctypes.c_void_p, lib.llama_batch)
 _logits = native.bind(lib.llama_get_logits, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -82,11 +83,21 @@ def open_context(
     return native.Owned(pointer, lib.llama_free, parent=model)
 
 
+def heed(context: native.Owned, stop: Stop | None) -> None:
+    """Has decodes end early once `stop` is set, which must live until something else is heeded, or the context ends.
+
+    On a processor: what a GPU computes is computed to its end.
+    """
+    told = (nobody, None) if stop is None else (asked, stop.address)
+    lib.llama_set_abort_callback(context.pointer, *told)
+
+
 def decode(context: native.Owned, batch: Any, n: int) -> None:
     """Decodes the first `n` rows of a batch.
 
     Raises:
         ContextFull: no cell of the cache is left for them, where sequences share it.
+        Stopped: the `Stop` that the context heeds was set meanwhile.
         EngineFailed: llama.cpp refuses them, with its reason.
     """
     batch.n_tokens = n
@@ -95,6 +106,8 @@ def decode(context: native.Owned, batch: Any, n: int) -> None:
         status = _decode(context.pointer, batch)
     if status == _NO_CELL:
         raise ContextFull(f"The cache has no cells left for {n} more rows.", "Clear a branch, or open spare cells.")
+    if status == _ABORTED:
+        raise Stopped
     if status != 0:
         raise EngineFailed(
             f"llama.cpp cannot decode {n} rows (status {status}): {native.log.since(mark)}.",

@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -26,6 +28,8 @@ MAX_STRINGS = 4_000_000
 MAX_TOKENS = 2**20
 MAX_KEPT = 32 * 2**20  # bytes of texts and numbers that are kept in the header, all together
 KEPT_ELEMENTS = 1_024  # numeric arrays up to this length are kept in the header, longer ones only described
+
+_SETTLED = 2.0  # seconds: what was written just now may be written again in the same tick of the file system's clock
 
 _UINT32, _STRING, _ARRAY = 4, 8, 9
 _NUMBER = 40  # bytes of a number in Python
@@ -96,13 +100,29 @@ class GgufHeader:
 
 
 def check_gguf(path: Path) -> GgufHeader:
-    """Reads and checks the header of one GGUF file.
+    """Reads and checks the header of one GGUF file; of one that has not changed since, only once in a process: for a
+    vocabulary of 150,000 tokens that takes a third of a second.
 
     Raises:
         ModelNotFound: there is no such file, or it may not be read.
         ModelCorrupt: it is no GGUF, or its header and its length disagree.
         ModelUnsupported: a version or tensor type that this llama.cpp does not read.
     """
+    try:
+        found = path.stat()
+    except OSError:
+        return _read(path)  # which says what is wrong
+    if time.time() - max(found.st_mtime, found.st_ctime) < _SETTLED:
+        return _read(path)
+    return _known(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+@lru_cache(maxsize=16)
+def _known(path: Path, *_as_it_is: int) -> GgufHeader:
+    return _read(path)
+
+
+def _read(path: Path) -> GgufHeader:
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)

@@ -9,6 +9,7 @@ import ssl
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -18,12 +19,12 @@ from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http.app import make_app
 from edgellm.http.guard import Guard
 from edgellm.http.plan import PlanOut
+from edgellm.http.porch import Porch, Visit
 from edgellm.http.reception import Reception, Writer
 from edgellm.link.address import Address
 from edgellm.link.versions import program
 
 GRACE_SECONDS = 10.0  # for replies under way, when the door is closed
-MOST_CONNECTIONS = 512
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -86,9 +87,8 @@ class Door:
         listening = _listen(self.address)
         self.address = Address(self.address.host, listening.getsockname()[1])
         config = uvicorn.Config(
-            self._app, http="h11", ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
-            server_header=False, proxy_headers=False, limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=30,
-            timeout_graceful_shutdown=3,
+            self._app, http=Visit, ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
+            server_header=False, proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=3,
         )  # fmt: skip
         if self._lock is not None:
             config.ssl_certfile, config.ssl_keyfile = str(self._lock.certificate), str(self._lock.private_key)
@@ -161,11 +161,20 @@ class _Server(uvicorn.Server):
         self.up = threading.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
         self._finishing: set[asyncio.Task[None]] = set()
+        self._porches: list[Porch] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts connections itself: uvicorn has no limits for those that bring no request."""
         self.loop = asyncio.get_running_loop()
-        await super().startup(sockets)
+        await super().startup([])
+        visit = partial(Visit, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        self._porches = [Porch(one, self.config.ssl, visit) for one in sockets or ()]
         self.up.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for porch in self._porches:
+            await porch.close()
+        await super().shutdown(sockets)
 
     def finish(self, reception: Reception, grace: float) -> None:
         task = asyncio.get_running_loop().create_task(self._finish(reception, grace))

@@ -62,7 +62,7 @@ class Running:
         return Marks(times[0] - self._asked if times else None, gaps)
 
     def stop(self) -> None:
-        """The client is gone, or has had enough. Returns at once; the thread ends behind the round it computes."""
+        """The client is gone, or has had enough. Returns at once; the thread ends soon, also within a long decode."""
         with self._lock:
             self._stopped = True
             reply = self._reply

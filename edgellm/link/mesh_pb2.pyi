@@ -64,7 +64,7 @@ class Report(_message.Message):
     def __init__(self, working: _Optional[_Union[_edgellm_pb2.Working, _Mapping]] = ..., loaded: _Optional[_Union[StageLoaded, _Mapping]] = ..., onward: _Optional[_Union[MeshParcel, _Mapping]] = ..., answer: _Optional[_Union[StageAnswer, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., progress: _Optional[float] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("protocol", "model", "name", "first", "last", "layers", "n_embd", "n_vocab", "context", "sessions", "wide", "stage", "next", "next_stage", "next_device", "version")
+    __slots__ = ("protocol", "model", "name", "first", "last", "layers", "n_embd", "n_vocab", "context", "sessions", "wide", "stage", "next", "next_stage", "next_device", "version", "stages")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class Prepare(_message.Message):
     NEXT_STAGE_FIELD_NUMBER: _ClassVar[int]
     NEXT_DEVICE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     model: bytes
     name: str
@@ -97,7 +98,8 @@ class Prepare(_message.Message):
     next_stage: bytes
     next_device: bytes
     version: str
-    def __init__(self, protocol: _Optional[int] = ..., model: _Optional[bytes] = ..., name: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., layers: _Optional[int] = ..., n_embd: _Optional[int] = ..., n_vocab: _Optional[int] = ..., context: _Optional[int] = ..., sessions: _Optional[int] = ..., wide: _Optional[bool] = ..., stage: _Optional[bytes] = ..., next: _Optional[str] = ..., next_stage: _Optional[bytes] = ..., next_device: _Optional[bytes] = ..., version: _Optional[str] = ...) -> None: ...
+    stages: int
+    def __init__(self, protocol: _Optional[int] = ..., model: _Optional[bytes] = ..., name: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., layers: _Optional[int] = ..., n_embd: _Optional[int] = ..., n_vocab: _Optional[int] = ..., context: _Optional[int] = ..., sessions: _Optional[int] = ..., wide: _Optional[bool] = ..., stage: _Optional[bytes] = ..., next: _Optional[str] = ..., next_stage: _Optional[bytes] = ..., next_device: _Optional[bytes] = ..., version: _Optional[str] = ..., stages: _Optional[int] = ...) -> None: ...
 
 class MeshParcel(_message.Message):
     __slots__ = ("session", "number", "start", "ids", "rows", "wide", "ask", "sampling", "logits")

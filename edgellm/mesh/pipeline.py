@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -107,7 +108,7 @@ class Pipeline:
 
     def __init__(self, stages: Sequence[tuple[Seat, Work]]) -> None:
         """All stages begin to load at once."""
-        self.lanes = [Lane(seat, work) for seat, work in stages]
+        self.lanes = [Lane(seat, replace(work, stages=len(stages))) for seat, work in stages]
         self.gone: tuple[str, Gone] | None = None
         self._numbers = count(1)
         self._asked: dict[int, tuple[int, Future[Answer]]] = {}  # by the last parcel's number: the first one's

@@ -18,7 +18,8 @@ class Work:
     """What one stage is to do: the layers `first` to `last` of `layers`, counted from 0, both included.
 
     `model` is the SHA-256 of the whole model's file in hex; rows have `n_embd` numbers, ids lie below `n_vocab`.
-    `sessions` replies of `context` tokens each are held at once. `wide`: rows travel as 32-bit floats, not 16.
+    `sessions` replies of `context` tokens each are held at once. `wide`: rows travel as 32-bit floats, not 16. It is
+    one of so many `stages`.
     """
 
     model: str
@@ -31,6 +32,7 @@ class Work:
     context: int
     sessions: int = 4
     wide: bool = False
+    stages: int = 1
 
     @property
     def ends(self) -> bool:

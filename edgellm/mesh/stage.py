@@ -2,39 +2,30 @@
 
 Two threads. One loads block after block. The other takes parcels through the blocks that are there: always the oldest
 parcel that can move, so that a later part of a prompt goes on in the lower blocks while an earlier one waits for a
-block that is still loading (layer streaming; CSGO's equation 18 lets a device do nothing before all is loaded).
+block that is still loading (layer streaming; CSGO's equation 18 lets a device do nothing before all is loaded); and
+with it those of other sessions that are there, in one batch (`mesh/waiting.py` says which).
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Block, Floats, Ids, Model
+from edgellm.engine import Block, Floats, Model
 from edgellm.errors import EdgeError, EngineFailed, LayersMissing, ProtocolError
 from edgellm.mesh.holding import require
 from edgellm.mesh.records import MOST_ROWS, Answer, Event, Failed, Gone, Loaded, Onward, Parcel, Span, Times, Work
 from edgellm.mesh.shelf import Shelf
+from edgellm.mesh.waiting import Moving, Waiting
 from edgellm.spec.records import Verdict
 from edgellm.spec.verify import judge, plausible
 
 _MERGED = 2e-3  # seconds: work that goes on after less than that is told as one piece
 _SPANS_MOST = 2048
-
-
-@dataclass(slots=True, eq=False)
-class _Moving:
-    """A parcel in this stage, whose `data` has gone through the first `at` blocks."""
-
-    parcel: Parcel
-    data: Ids | Floats
-    at: int = 0
-    seconds: float = 0.0
 
 
 class Stage:
@@ -52,7 +43,7 @@ class Stage:
         self._blocks: list[Block] = []
         self._models: list[Model] = []
         self._ends: list[int] = []  # the last layer of each block
-        self._line: deque[_Moving] = deque()
+        self._line = Waiting(work)
         self._spans: list[Span] = []
         self._news = threading.Condition()
         self._closed = False
@@ -98,7 +89,7 @@ class Stage:
         """
         check(parcel, self.work)
         with self._news:
-            self._line.append(_Moving(parcel, parcel.data))
+            self._line.put(parcel)
             now = self.clock
             self._note(Span("got", parcel.number, now, now), merge=False)
             self._news.notify_all()
@@ -178,63 +169,73 @@ class Stage:
         self._share = min(share, 0.999)
 
     def _compute(self) -> None:
-        while (moving := self._next()) is not None:
-            try:
-                self._step(moving)
-            except EdgeError as error:
-                self._leave(moving)
-                self._post(Failed(moving.parcel.session, moving.parcel.number, error))
+        while group := self._next():
+            self._step(group)
 
-    def _next(self) -> _Moving | None:
-        """The oldest parcel that can move: its next block is there, and no earlier one of its session is behind it."""
+    def _next(self) -> list[Moving]:
+        """The parcels that go through a block next, once there are any; none at the end."""
         with self._news:
             while not self._closed:
-                ahead: dict[int, int] = {}
-                for moving in self._line:
-                    session = moving.parcel.session
-                    if moving.at < min(len(self._blocks), ahead.get(session, len(self._blocks))):
-                        return moving
-                    ahead[session] = moving.at
+                if group := self._line.next(len(self._blocks)):
+                    return group
                 self._news.wait()
-            return None
+            return []
 
-    def _step(self, moving: _Moving) -> None:
-        """Takes a parcel through one block."""
-        begin, parcel = self.clock, moving.parcel
-        block = self._blocks[moving.at]
-        found = block.forward(moving.data, start=parcel.start, seq=parcel.session, outputs=parcel.outputs)
-        moving.at += 1
-        self._steps += 1
-        last = self._ends[moving.at - 1] == self.work.last
-        verdict = self._judged(parcel, found) if last and self.work.ends and parcel.ask is not None else None
-        # a block shows its rows in memory that its next parcel uses again; this one may have to wait for its next block
-        moving.data = found if not last and moving.at < len(self._blocks) else found.copy()
-        end = self.clock
-        moving.seconds += end - begin
-        with self._news:
-            self._note(Span("compute", parcel.number, begin, end))
-        if not last:
+    def _step(self, group: list[Moving]) -> None:
+        """Takes parcels through one block. Where they cannot go together, each is tried alone: one is to blame."""
+        begin, at = self.clock, group[0].at
+        try:
+            found = self._blocks[at].forward_together([moving.passage for moving in group])
+        except EdgeError as error:
+            if len(group) == 1:
+                self._leave(group[0], Failed(group[0].parcel.session, group[0].parcel.number, error))
+                return
+            for moving in group:
+                self._step([moving])
             return
-        self._leave(moving)
-        if not self.work.ends:
-            self._post(Onward(replace(parcel, data=moving.data)))
-        elif verdict is not None and parcel.ask is not None:
-            logits = moving.data if parcel.ask.logits else None
-            self._post(Answer(parcel.session, parcel.number, replace(verdict, seconds=moving.seconds), logits))
+        self._steps += 1
+        last = self._ends[at] == self.work.last
+        results: list[Event | None] = []
+        for moving, rows in zip(group, found, strict=True):
+            moving.at += 1
+            if last:
+                results.append(self._result(moving, rows, begin))
+            else:  # a block shows rows in memory that it uses again, and not all may go on at once
+                moving.data = rows.copy()
+        end = self.clock
+        for moving in group:
+            moving.seconds += end - begin  # of each all: that long it was computed, in company or not
+        with self._news:
+            self._note(Span("compute", group[0].parcel.number, begin, end))
+        for moving, result in zip(group, results, strict=False):
+            self._leave(moving, result)
 
-    def _leave(self, moving: _Moving) -> None:
+    def _leave(self, moving: Moving, event: Event | None) -> None:
+        """A parcel is done with, and `event` is what comes of it."""
         with self._news:
             self._used = perf_counter()
-            if moving in self._line:
-                self._line.remove(moving)
+            self._line.leave(moving)
+        if event is not None:
+            self._post(event)
 
-    def _judged(self, parcel: Parcel, rows: Floats) -> Verdict | None:
-        """The rule, at the last stage: verdicts travel, and not whole rows of a large vocabulary."""
-        if (ask := parcel.ask) is None:
+    def _result(self, moving: Moving, rows: Floats, begin: float) -> Event | None:
+        """What comes of a parcel that has gone through the last block, which it entered at `begin`.
+
+        At the last stage that is the rule: verdicts travel, and not whole rows of a large vocabulary.
+        """
+        parcel, ask = moving.parcel, moving.parcel.ask
+        if not self.work.ends:
+            return Onward(replace(parcel, data=rows.copy()))
+        if ask is None:
             return None
-        accepted, token = judge(ask.chunk, rows, ask.sampling, position=ask.position)
-        likely = plausible(ask.chunk, rows, accepted) if ask.chunk.retrieved else None
-        return Verdict(accepted, np.array([token], dtype=np.int32), plausible=likely)
+        try:
+            accepted, token = judge(ask.chunk, rows, ask.sampling, position=ask.position)
+            likely = plausible(ask.chunk, rows, accepted) if ask.chunk.retrieved else None
+        except EdgeError as error:
+            return Failed(parcel.session, parcel.number, error)
+        seconds = moving.seconds + self.clock - begin
+        verdict = Verdict(accepted, np.array([token], dtype=np.int32), seconds, plausible=likely)
+        return Answer(parcel.session, parcel.number, verdict, rows.copy() if ask.logits else None)
 
     def _note(self, span: Span, merge: bool = True) -> None:
         """Remembers what was done; the lock is held."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from itertools import count
 
@@ -14,6 +14,7 @@ from edgellm.serve.jobs import Answer, Missing
 from edgellm.serve.sessions import common_prefix
 from edgellm.serve.wire import Ask
 from edgellm.spec.records import NO_IDS, Chunk, Ids, Sampling, Verdict
+from edgellm.spec.waiting import settled
 
 
 class InsideVerifier:
@@ -40,6 +41,11 @@ class InsideSession:
         self._batcher, self._number, self._sampling = batcher, number, sampling
         self._round = 0
         self.held = NO_IDS
+        self.stopped: Callable[[], bool] | None = None
+
+    def heed(self, stopped: Callable[[], bool] | None) -> None:
+        """See `Heeds`. The worker hears of it between two batches, when the session is closed."""
+        self.stopped = stopped
 
     def ready(self) -> bool:
         return True
@@ -80,11 +86,12 @@ class InsidePending:
 
         Raises:
             EngineFailed: the engine failed, or the worker has ended.
+            Stopped: nobody wants it any more.
         """
-        answer = self._answer.result()
+        answer = settled(self._answer, self._session.stopped)
         if isinstance(answer, Missing):
             self._answer = self._session.ask(self._ask, answer.position)
-            answer = self._answer.result()
+            answer = settled(self._answer, self._session.stopped)
         if isinstance(answer, EdgeError):
             self._session.held = NO_IDS
             raise answer

@@ -37,7 +37,7 @@ def write_work(work: Work, stage: bytes) -> pb.Prepare:
     return pb.Prepare(
         protocol=MESH, model=bytes.fromhex(work.model), name=work.name, first=work.first, last=work.last,
         layers=work.layers, n_embd=work.n_embd, n_vocab=work.n_vocab, context=work.context, sessions=work.sessions,
-        wide=work.wide, stage=stage, version=ENGINE,
+        wide=work.wide, stage=stage, version=ENGINE, stages=work.stages,
     )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def read_work(message: pb.Prepare) -> Work:
         _refuse(f"{message.sessions} sessions of {message.context} positions are asked for.")
     return Work(
         message.model.hex(), message.name[:_TEXT_MOST], message.first, message.last, message.layers, message.n_embd,
-        message.n_vocab, message.context, message.sessions, message.wide,
+        message.n_vocab, message.context, message.sessions, message.wide, max(1, message.stages),
     )  # fmt: skip
 
 

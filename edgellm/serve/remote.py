@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from edgellm.engine import Vocabulary
 from edgellm.link.address import Address
 from edgellm.link.device import DeviceID
@@ -75,6 +77,11 @@ class RemoteSession:
         self._stream: Stream | None = None
         self._last: RemotePending | None = None
         self._round = 0
+        self._stopped: Callable[[], bool] | None = None
+
+    def heed(self, stopped: Callable[[], bool] | None) -> None:
+        """See `Heeds`: the wait for a verdict is given up, and with the session what is computed for it."""
+        self._stopped = stopped
 
     def ready(self) -> bool:
         return self._connection.ready()
@@ -90,7 +97,7 @@ class RemoteSession:
             self._end_stream()
             stream, held = Stream(self._connection, self._opening, self._vocabulary.size), NO_IDS
         self._round += 1
-        pending = RemotePending(self._round, prefix, chunk, extra, self._connection.alive)
+        pending = RemotePending(self._round, prefix, chunk, extra, self._connection.alive, self._stopped)
         data = pending.request(common_prefix(held, prefix))
         self._stream, self._last = stream, pending
         if not self._connection.post(stream.send, pending, data):

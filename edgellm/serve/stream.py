@@ -21,6 +21,7 @@ from edgellm.link.frames import parsed
 from edgellm.serve.connection import Connection
 from edgellm.serve.wire import Ask, read_verdict, write_verify
 from edgellm.spec.records import Chunk, Ids, Verdict
+from edgellm.spec.waiting import settled
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
 
@@ -28,9 +29,12 @@ _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
 class RemotePending:
     """A verdict on its way over the link."""
 
-    def __init__(self, round: int, prefix: Ids, chunk: Chunk, extra: int, alive: Callable[[], bool]) -> None:  # noqa: A002
-        """`alive` tells whether anybody is left who could settle it."""
-        self._alive = alive
+    def __init__(
+        self, round: int, prefix: Ids, chunk: Chunk, extra: int, alive: Callable[[], bool],  # noqa: A002
+        stopped: Callable[[], bool] | None = None,
+    ) -> None:  # fmt: skip
+        """`alive` tells whether anybody is left who could settle it, `stopped` whether nobody wants it any more."""
+        self._alive, self._stopped = alive, stopped
         self.ask = Ask(round, len(prefix), prefix, chunk, extra)
         self.position = len(prefix)  # of these tokens the other end is taken to hold so many
         self.bytes_up = 0
@@ -41,13 +45,13 @@ class RemotePending:
         return self._future.done()
 
     def result(self) -> Verdict:
-        """See `Pending.result`."""
-        while True:
-            try:
-                return self._future.result(timeout=_GLANCE)
-            except TimeoutError:
-                if not self._alive():
-                    self.fail(lost("The connection to the verifier is closed."))
+        """See `Pending.result`. Raises Stopped where nobody wants it any more."""
+        return settled(self._future, self._given_up)
+
+    def _given_up(self) -> bool:
+        if not self._alive():
+            self.fail(lost("The connection to the verifier is closed."))
+        return self._stopped is not None and self._stopped()
 
     def request(self, position: int) -> bytes:
         """The frame that asks, for an other end that holds `position` tokens.
@@ -230,4 +234,3 @@ _REFUSALS = frozenset(
         grpc.StatusCode.PERMISSION_DENIED,
     }
 )
-_GLANCE = 1.0  # seconds between two looks whether the connection lives

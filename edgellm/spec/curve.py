@@ -127,6 +127,10 @@ class LengthRule:
         self._explored += cost
         return 1
 
+    def saved(self, tokens: int, seconds: float) -> float:
+        """Seconds by which `tokens` in so many `seconds` are ahead of decodes without drafts."""
+        return tokens * self._table[1] - seconds
+
     def pays(self, usual: tuple[float, float]) -> bool:
         """Whether `usual`, tokens and seconds for them, is better than a decode without drafts."""
         tokens, seconds = usual

@@ -68,6 +68,10 @@ class ModelDrafter:
             raise
         return drafting.chunk(self._meter.importance())
 
+    def heed(self, stopped: Callable[[], bool] | None) -> None:
+        """See `Heeds`. Set for a reply."""
+        self._context.heed(stopped)
+
     def _guess(self, prefix: Ids, drafting: Drafting) -> Sequence[int]:
         """What may come next, to be decoded along with what is decoded anyway."""
         if self.suggests is None or self._meter.measures:

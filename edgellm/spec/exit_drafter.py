@@ -9,6 +9,7 @@ the uncut model would say.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Self
 
 import numpy as np
@@ -110,6 +111,11 @@ class ExitDrafter:
             self._clear()
             raise
         return drafting.chunk(self._meter.importance(), exits=True)
+
+    def heed(self, stopped: Callable[[], bool] | None) -> None:
+        """See `Heeds`. Set for a reply."""
+        for context in (self._lower, self._upper):
+            context.heed(stopped)
 
     def close(self) -> None:
         self._lower.close()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from time import monotonic, sleep
 
 from edgellm.errors import MeshBroken, ProtocolError, VerifierBusy, VerifierLost
-from edgellm.spec.protocols import Pending, VerifierSession
+from edgellm.spec.protocols import Heeds, Pending, VerifierSession
 from edgellm.spec.records import Chunk, Decision, Ids, Notice, Verdict
 
 LOST = Notice("The verifier is gone: the reply goes on from the draft model alone, and what it writes is not checked.")
@@ -26,17 +26,25 @@ _LONGER = 1.5  # a busy verifier may take so much longer than it said, and a sec
 class Line:
     """To one session, or to nobody."""
 
-    def __init__(self, session: VerifierSession | None, alone: bool, prompt: Ids | None = None) -> None:
+    def __init__(
+        self,
+        session: VerifierSession | None,
+        alone: bool,
+        stopped: Callable[[], bool],
+        prompt: Ids | None = None,
+    ) -> None:
         """`alone`: nobody drafts, so that without the verifier there is no reply. The verifier begins to read `prompt`,
-        while the device reads it too, and drafts: who asks later finds it read.
+        while the device reads it too, and drafts: who asks later finds it read. `stopped`: nobody waits any more.
         """
         self._session = session
-        self._alone = alone
+        self._alone, self._stopped = alone, stopped
         self._lost = False
         self._broken: MeshBroken | None = None
         self._busy: float | None = None  # seconds, as it was told
         self._news: list[Notice] = []
         self._reading: Pending | None = None
+        if isinstance(session, Heeds):
+            session.heed(stopped)
         if session is not None and prompt is not None and session.ready():
             with suppress(VerifierBusy, VerifierLost):  # which who asks will hear
                 self._reading = session.submit(prompt, _NOTHING)
@@ -88,7 +96,7 @@ class Line:
         while self._news:
             yield self._news.pop(0)
 
-    def wait(self, verdict: Verdict | None, stopped: Callable[[], bool]) -> Generator[Notice, None, bool]:
+    def wait(self, verdict: Verdict | None) -> Generator[Notice, None, bool]:
         """A round brought no token. True: now it may, for the verifier was busy. False: there was nobody to ask.
 
         Raises:
@@ -102,7 +110,7 @@ class Line:
             yield from self.tell()
             end = monotonic() + _LONGER * self._busy + 1.0
             while monotonic() < end:
-                if stopped() or self._session.ready():
+                if self._stopped() or self._session.ready():
                     return True
                 sleep(_GLANCE)
             self._lost = True

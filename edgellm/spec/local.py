@@ -151,8 +151,14 @@ class LocalSession:
         accepted, answer = judge(Chunk(twig.ids[1:]), rows, self._sampling, position=position + 1)
         return 1 + accepted, answer
 
+    def heed(self, stopped: Callable[[], bool] | None) -> None:
+        """See `Heeds`."""
+        if self._context is not None:
+            self._context.heed(stopped)
+
     def close(self) -> None:
         if self._context is not None:
+            self.heed(None)
             self._contexts.give(self._context)
             self._context = None
 

@@ -81,17 +81,18 @@ def generate(
     Without a drafter the verifier writes alone, without a verifier the draft model. A drafter that looks ahead does so
     while a verdict is on its way. `announce`: the verifier reads the prompt at once, and not when it is asked first.
     `stats` is filled on the way, and `watch` is told of every round. The iterator may be closed at any point; `stopped`
-    is asked between tokens. A busy verifier is waited for where nobody drafts.
+    is asked between tokens, and by what can heed it also meanwhile. A busy verifier is waited for where nobody drafts.
 
     Raises:
         VerifierUnreachable, VocabularyMismatch: from opening the session, before the first token.
         VerifierLost: the verifier is gone, and no draft model is there to go on.
+        Stopped: `stopped` said so in the middle of a computation.
     """
     text = _Text(prompt, limits)
     copies = drafter if isinstance(drafter, Copies) else None
     alone = drafter is None or (copies is not None and copies.only)
     session = verifier.open(sampling) if verifier is not None else None
-    line = Line(session, alone, prompt if announce else None)
+    line = Line(session, alone, stopped, prompt if announce else None)
     ahead = (
         partial(drafter.look_ahead, gamma=limits.gamma, sampling=sampling) if isinstance(drafter, LooksAhead) else None
     )
@@ -119,7 +120,7 @@ def generate(
             if learns is not None and verdict is not None:
                 learns.told(chunk, verdict, now - began)
             if not words:
-                if (yield from line.wait(verdict, stopped)):
+                if (yield from line.wait(verdict)):
                     continue
                 stats.finish_reason = "stop"
                 return

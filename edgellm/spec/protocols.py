@@ -80,6 +80,17 @@ class Gate(Protocol):
         ...
 
 
+@runtime_checkable
+class Heeds(Protocol):
+    """A drafter or a session that may compute, or wait, for long, and leaves off where nobody wants that any more."""
+
+    def heed(self, stopped: Callable[[], bool] | None) -> None:
+        """From now on `stopped` is asked meanwhile. Where it says so, what is under way raises Stopped, and all is as
+        sound as before. None: nobody is asked.
+        """
+        ...
+
+
 class Pending(Protocol):
     """A verdict on its way."""
 

@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from typing import Self, TypeAlias
 
+from edgellm.engine import Stop
+from edgellm.errors import Stopped
 from edgellm.spec.loop import Event
 from edgellm.spec.records import Explanation, Notice, Summary, Token
 from edgellm.spec.stats import Stats
@@ -41,7 +43,7 @@ class Reply(Iterator[Token]):
         self._prepared = prepared
         self._stats: Stats | None = None
         self._events: Generator[Event, None, None] | None = None
-        self._stopped = threading.Event()
+        self._stopped = Stop()
         self._lock = threading.RLock()
         self._endings: list[weakref.finalize[..., Reply]] = []
 
@@ -54,6 +56,8 @@ class Reply(Iterator[Token]):
                     if isinstance(event, Token):
                         return event
                     self._tell(event)
+            except Stopped:  # as between two tokens
+                pass
             except BaseException:
                 self._finish()
                 raise
@@ -91,9 +95,9 @@ class Reply(Iterator[Token]):
         self.close()
 
     def _start(self) -> None:
-        if not self._stopped.is_set():
+        if not self._stopped():
             self._stats = Stats(self._prepared)
-            self._events = self._write(self._stats, self.on_explain is not None, self._stopped.is_set)
+            self._events = self._write(self._stats, self.on_explain is not None, self._stopped)
 
     def _tell(self, event: Notice | Explanation) -> None:
         if isinstance(event, Notice):

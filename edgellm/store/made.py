@@ -29,10 +29,13 @@ def together(layer: int, last: int, size: float) -> int:
     """The layer, `last` at most, with which a piece ends that begins with `layer`, where a layer takes `size` bytes.
 
     A piece has about ENOUGH bytes, because every block costs a sixth of a millisecond a pass (`bench.mesh_cost`). All
-    pieces of a model end at multiples of the same number of layers, so that another plan finds most of them made.
+    pieces of a model end at multiples of the same number of layers, so that another plan finds most of them made. But
+    towards `last` they grow smaller: what a stage loads at the end it computes when nothing is left to be loaded.
     """
     many = max(1, int(ENOUGH / max(1.0, size)))
-    return min(last, layer - layer % many + many - 1)
+    end = min(last, layer - layer % many + many - 1)
+    left = last - layer + 1
+    return end if end < last or left <= max(1, many // 4) else layer + (left + 1) // 2 - 1
 
 
 class MadePieces:

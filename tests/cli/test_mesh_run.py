@@ -185,10 +185,12 @@ def test_what_a_stage_has_made_is_listed_and_removed(edge: Edge) -> None:
     words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "2", "--retrieval", "off")
     assert edge(*words, "--split", "here:1-12").code == 0
     (row,) = edge("mesh", "layers", "--on", "here", "--json").answer
-    assert (row["made"], row["layers"], row["model"]) == (True, "1-12", "edgellm verifier")
-    assert "1-12 made here" in edge("mesh", "layers", "--on", "here").out
+    assert (row["made"], row["model"]) == (True, "edgellm verifier")
+    pieces = row["layers"].split(", ")
+    assert (pieces[0].split("-")[0], pieces[-1].split("-")[-1]) == ("1", "12")
+    assert "made here" in edge("mesh", "layers", "--on", "here").out
     gone = edge("mesh", "layers", "clean", "--on", "here", "-m", "edgellm-verifier", "--yes", "--json").answer
-    assert gone["pieces"] == 1 or gone["in_use"] == 1  # the stage may still be closing
+    assert gone["pieces"] + gone["in_use"] == len(pieces)  # the stage may still be closing
     assert edge(*words, "--split", "here:1-12").code == 0
 
 

@@ -7,14 +7,17 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Generator, Sequence
+import threading
+from collections.abc import Callable, Generator, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgellm.cli.screen import MEANINGS, STYLES
 from edgellm.cli.speak import speak
+from edgellm.engine import Context, Model
 from edgellm.spec.loop import Event
 from edgellm.spec.records import Explanation, Notice, Source, Token
 from edgellm.spec.reply import Reply
@@ -153,6 +156,27 @@ def test_ctrl_c_stops_the_reply_and_leaves_the_handler_as_it_was(capsys: pytest.
     assert summary.finish_reason == "cancelled"
     assert capsys.readouterr().out == "xxx\n"
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_is_heard_while_llama_cpp_computes(verifier_model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+    """Python's own handler, which has to wait until it is out of there, does nothing here."""
+    passes = 0
+
+    def write(stats: Stats, explain: bool, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+        nonlocal passes
+        signal.signal(signal.SIGINT, lambda *_: None)
+        with Context(verifier_model, n_ctx=1024, n_batch=1024, threads=1) as context:
+            context.heed(stopped)
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+            while passes < 10:
+                passes += 1
+                context.clear()
+                context.decode(np.ones(1024, dtype=np.int32))
+        yield from ()
+
+    summary = speak(Reply(write, prompt_tokens=1, seed=0), as_json=False, explain=False, stats=False)
+    assert summary.finish_reason == "cancelled"
+    assert passes < 10
 
 
 def test_a_second_ctrl_c_gets_through(capsys: pytest.CaptureFixture[str]) -> None:

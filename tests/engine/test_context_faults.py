@@ -8,9 +8,9 @@ import weakref
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Model, SeqRows, driver
+from edgellm.engine import Capture, Context, Floats, Model, SeqRows, Stop, driver
 from edgellm.engine.native import lib
-from edgellm.errors import ContextFull, EngineFailed, InvalidOption
+from edgellm.errors import ContextFull, EngineFailed, InvalidOption, Stopped
 from tests.engine.conftest import MakeModel
 from tests.engine.logits import CLOSE, difference, one_by_one, some_ids
 
@@ -63,6 +63,47 @@ def test_an_interrupt_changes_nothing(context: Context, monkeypatch: pytest.Monk
             context.decode(ids[10:])
     assert context.length() == 10
     context.decode(ids[10:])  # positions must continue where the cache ends
+
+
+def test_a_stop_is_heard_in_the_middle_of_a_graph_and_changes_nothing(
+    exact_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, stop = some_ids(40), Stop()
+    layers = tuple(range(exact_model.n_layer))
+    with Context(exact_model, n_ctx=64, threads=1, capture=Capture(outputs=layers)) as context:
+        recorder = context.captured
+        assert recorder is not None
+        read, shown = recorder._read, []
+
+        def stopping(address: int, name: bytes) -> Floats:
+            shown.append(name)
+            if name == b"l_out-2":
+                stop.set()
+            return read(address, name)
+
+        context.decode(ids[:10])
+        context.heed(stop)
+        monkeypatch.setattr(recorder, "_read", stopping)
+        with pytest.raises(Stopped):
+            context.decode(ids[10:])
+        assert shown == [b"l_out-0", b"l_out-1", b"l_out-2"]
+        assert context.length() == 10
+        with pytest.raises(Stopped):
+            context.decode(ids[10:])  # it stays set
+        context.heed(None)
+        logits = context.decode(ids[10:], outputs=10)
+        assert difference(logits, one_by_one(exact_model, ids)[30:]) < CLOSE
+
+
+def test_whoever_is_heeded_is_asked_before_each_batch(exact_model: Model) -> None:
+    ids, answers = some_ids(40), iter([False, False, True])
+    with Context(exact_model, n_ctx=64, n_batch=16, threads=1) as context:
+        context.heed(lambda: next(answers))
+        with pytest.raises(Stopped):
+            context.decode(ids)
+        assert context.length() == 0
+        context.heed(Stop())
+        assert difference(context.decode(ids, outputs=10), one_by_one(exact_model, ids)[30:]) < CLOSE
 
 
 def test_a_context_may_be_closed_while_it_decodes(exact_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,3 +248,19 @@ def test_the_native_loader_never_sees_a_corrupt_file(
     path.write_bytes(tiny_path.read_bytes()[:-1_000])
     with pytest.raises(ModelCorrupt, match="needs"):
         Model.load(path)
+
+
+def test_a_file_that_has_not_changed_is_read_once_and_one_that_has_is_read_again(
+    draft_path: Path, verifier_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(draft_path.read_bytes())
+    assert check_gguf(path) is not check_gguf(path), "written just now: the next write may have the same time"
+    monkeypatch.setattr("edgellm.engine.gguf._SETTLED", -1.0)
+    before = check_gguf(path)
+    assert check_gguf(path) is before
+    path.write_bytes(verifier_path.read_bytes())
+    assert check_gguf(path).metadata["llama.block_count"] != before.metadata["llama.block_count"]
+    path.unlink()
+    with pytest.raises(ModelNotFound):
+        check_gguf(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -105,8 +106,13 @@ def test_of_one_model_alone_they_are_removed_also_where_nothing_was_brought(stor
 
 @given(st.integers(0, 99), st.integers(0, 99), st.floats(1, 10 * ENOUGH))
 def test_pieces_together_are_as_large_as_they_may_be(layer: int, more: int, size: float) -> None:
-    last = layer + more
-    end = together(layer, last, size)
-    assert layer <= end <= last
-    assert end == layer or (end - layer + 1) * size <= ENOUGH
-    assert end == last or (end + 1) % max(1, int(ENOUGH / size)) == 0
+    last, many = layer + more, max(1, int(ENOUGH / size))
+    ends = [together(layer, last, size)]
+    while ends[-1] < last:
+        ends.append(together(ends[-1] + 1, last, size))
+    counts = [end - before for before, end in pairwise([layer - 1, *ends])]
+    assert min(counts) >= 1
+    assert max(counts) == 1 or max(counts) * size <= ENOUGH
+    assert counts[-1] <= max(1, many // 4), "what comes last is small"
+    aligned = [end for end in ends if (end + 1) % many == 0]
+    assert len(ends) - len(aligned) <= many.bit_length(), "all others end where those of another stage do"

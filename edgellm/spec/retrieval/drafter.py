@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
+from time import perf_counter
 from typing import TypeAlias
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from edgellm.spec.curve import LEAST, MOST, LengthRule
 from edgellm.spec.records import NO_FLOATS, NO_IDS, Chunk, Ids, Sampling, Twig, Verdict
 from edgellm.spec.retrieval.chances import Chances, Evidence
+from edgellm.spec.retrieval.looks import Looks
 from edgellm.spec.retrieval.reuse import Reuse
 from edgellm.spec.retrieval.sources import SILENT, Cursor, Source
 
@@ -36,16 +38,18 @@ class RetrievalDrafter:
         reuse: Reuse | None = None,
         hopeless: float = HOPELESS,
         twigs: int = 0,
+        looks: Looks | None = None,
     ) -> None:
         """`sources` by name, in the order of the priors of `chances`; `reuse` is one of them, where drafts are used
         again. `inside` says whether a token goes on with the word before it, `is_eog` whether it ends the turn. A draft
         ends where its next token would be reached and accepted with less than `hopeless`. It gets up to `twigs` twigs,
-        where they pay.
+        where they pay. Without `looks` it looks every time.
         """
         self._sources = tuple(sources.values())
         self._chances, self._length, self._inside, self._is_eog = chances, length, inside, is_eog
         self._reuse, self._hopeless = reuse, hopeless
-        self._most_twigs = twigs
+        self._most_twigs, self._looks = twigs, looks
+        self._looked = -1.0  # seconds that the last look took; below 0: there was none
         self._twigs: tuple[Twig, ...] = ()
         self._rows = 0  # of the last draft, its twigs' included
         self._known = 0  # tokens of the text that the sources know
@@ -65,6 +69,8 @@ class RetrievalDrafter:
         self.copied = dict.fromkeys(self.copied, 0)
         self._known = len(prompt)
         self._first = True
+        if self._looks is not None:
+            self._looks.begin()
 
     def draft(
         self,
@@ -77,8 +83,19 @@ class RetrievalDrafter:
         """See `Drafter.draft`. `begin` has been told of the prompt. `instead` is what an empty chunk leads to: tokens,
         and seconds for them; None: the verifier's next token.
         """
-        self._read(prefix)
         self._twigs, self._behind_twigs, self._rows, self._from = (), [], 0, 0
+        if self._looks is None:
+            return self._draft(prefix, gamma, instead)
+        if not self._looks.due:
+            self._options, self._looked = [], -1.0
+            return _RESTS if self.explain else _NOTHING
+        began = perf_counter()
+        chunk = self._draft(prefix, gamma, instead)
+        self._looked = perf_counter() - began
+        return chunk
+
+    def _draft(self, prefix: Ids, gamma: int, instead: tuple[float, float] | None) -> Chunk:
+        self._read(prefix)
         ids, survives, self._options = self._retrieve(gamma)
         self._found = len(prefix), ids, survives
         n = self._length.choose(survives, instead)
@@ -242,10 +259,14 @@ class RetrievalDrafter:
 
     def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
         """The verdict on the last chunk is here, `seconds` after it was asked for (drafting included)."""
+        began = perf_counter()
         n, accepted = len(chunk), verdict.accepted
-        if not self._first:  # whose time is the prompt's
+        first = self._first
+        if not first:  # whose time is the prompt's
             drafts = None if n and not chunk.retrieved else max(n, self._rows)  # else seconds are of drafting, too
             self._length.learn(drafts, accepted + len(verdict.tokens), seconds)
+            if self._looks is not None:
+                self._looks.passed(seconds)
         self._first = False
         options = self._options
         if verdict.twig is not None:
@@ -262,6 +283,9 @@ class RetrievalDrafter:
         if self._reuse is not None and chunk.retrieved:
             likely = verdict.plausible if verdict.twig is None else None  # which is of the draft itself
             self._reuse.rejected(chunk.ids.tolist(), accepted, likely)
+        if self._looks is not None and self._looked >= 0.0 and not first:
+            brought = self._length.saved(accepted + len(verdict.tokens), seconds - self._looked) if copied < n else 0.0
+            self._looks.looked(self._looked + perf_counter() - began, brought)
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -269,4 +293,5 @@ class RetrievalDrafter:
 
 _chance = itemgetter(1)
 _NOTHING = Chunk()
+_RESTS = Chunk(reason="copying has not paid of late: it is looked for now and then")
 _NO_OTHERS = (NO_IDS, NO_FLOATS)

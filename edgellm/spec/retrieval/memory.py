@@ -13,6 +13,7 @@ from edgellm.spec.retrieval.analogy import Analogy
 from edgellm.spec.retrieval.calibration import Calibration
 from edgellm.spec.retrieval.chances import Chances
 from edgellm.spec.retrieval.drafter import RetrievalDrafter
+from edgellm.spec.retrieval.looks import Looks
 from edgellm.spec.retrieval.mixed import Rounds
 from edgellm.spec.retrieval.reuse import Reuse
 from edgellm.spec.retrieval.sources import Context, History, Source
@@ -55,6 +56,7 @@ class Memory:
         self._chances = Chances([PRIORS[name] for name in self._names])
         self.length = LengthRule(curve)
         self.rounds = Rounds()
+        self._looks = Looks()
         self._talks: list[Talk] = []
         self._new: list[Talk] = []
         self._busy = threading.Lock()
@@ -79,6 +81,7 @@ class Memory:
             is_eog=self._is_eog,
             reuse=self._reuse if "reuse" in self._names else None,
             twigs=self.twigs,
+            looks=self._looks,
         )
         ids = prompt.tolist()
         if "context" not in self._names and "calibration" in self._names:

@@ -1,0 +1,26 @@
+"""Cuts the pieces of a model that a worker will be asked for, so that it need not when it is; for `bench.cold_home`.
+
+python -m bench.cold_pieces MODEL FIRST-LAST ...        # layers, counted from 0
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from edgellm.engine import check_cuttable, check_gguf
+from edgellm.mesh.holding import WholeModel
+
+
+def main() -> None:
+    whole = WholeModel(Path(sys.argv[1]))
+    for part in sys.argv[2:]:
+        layer, last = map(int, part.split("-"))
+        while layer <= last:
+            path = whole.find(whole.model, layer, last)
+            assert path is not None, f"there is no layer {layer}"
+            layer += check_cuttable(check_gguf(path))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""The ways to hold a model over the measured devices of this home, and what the planner foresees of each, as JSON.
+
+    python -m bench.cold_ways MODEL --tokens 128
+
+To be run on the device that asks; `bench.cold_home` does. Devices are measured anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edgellm.coldstart.plan import Plan, Way, plan
+from edgellm.link.interfaces import chosen_hosts
+from edgellm.mesh.home import look
+from edgellm.mesh.layers import model_of
+
+
+def ways(found: Plan) -> dict[str, Way]:
+    """Those that fit, by name."""
+    named = {
+        "planned": found.way, "best single": found.best_single, "even": found.even, "by strength": found.heuristic,
+    }  # fmt: skip
+    return {name: way for name, way in named.items() if way is not None}
+
+
+def split_of(way: Way) -> str:
+    """As `--split` takes it."""
+    return ",".join(f"{stage.device}:{stage.first_layer}-{stage.last_layer}" for stage in way.stages)
+
+
+def told(way: Way) -> dict[str, Any]:
+    return {"split": split_of(way), "ttft_s": way.ttft_s, "stages": [asdict(stage) for stage in way.stages]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--tokens", type=int, required=True)
+    args = parser.parse_args()
+    survey = look(args.model, chosen_hosts(), True, lambda _who, _what: None)
+    for name, error in survey.left_out:
+        print(f"{name}: {error}", file=sys.stderr)
+    fleet, model = survey.fleet(), model_of(args.model)
+    found = plan(fleet.devices, model, args.tokens, 1, links=fleet.links)
+    devices = {
+        name: {"rows": speed.figures.rows, "seconds": speed.figures.seconds, "disk": speed.figures.disk}
+        for name, speed in survey.speeds.items()
+    }
+    lines = [{"from": a, "to": b, **asdict(kept.line)} for (a, b), kept in survey.lines.items()]
+    print(
+        json.dumps(
+            {"advice": found.advice, "devices": devices, "lines": lines}
+            | {"ways": {name: told(way) for name, way in ways(found).items()}}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

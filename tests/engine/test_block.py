@@ -1,0 +1,124 @@
+"""Sequences that go through a block together come out as if each had gone alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Block, Context, Floats, Ids, Model, Passage, SeqRows, check_cuttable, check_gguf, cut
+from edgellm.errors import EngineFailed, InvalidOption
+from tests.engine.logits import some_ids
+
+SEQUENCES, CLOSE = 5, 1e-4
+
+
+@pytest.fixture(scope="module")
+def halves(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Model, Model]]:
+    folder, n = tmp_path_factory.mktemp("halves"), check_cuttable(check_gguf(f32_pair[1]))
+    paths = folder / "lower.gguf", folder / "upper.gguf"
+    cut(f32_pair[1], paths[0], 0, n // 2 - 1, head=False)
+    cut(f32_pair[1], paths[1], n // 2, n - 1, head=True)
+    with Model.load(paths[0]) as lower, Model.load(paths[1]) as upper:
+        yield lower, upper
+
+
+class Chain:
+    """Both halves."""
+
+    def __init__(self, halves: tuple[Model, Model]) -> None:
+        self.blocks = [
+            Block(model, head=head, n_ctx=64, n_seq=SEQUENCES, rows=64, threads=1)
+            for model, head in zip(halves, (False, True), strict=True)
+        ]
+
+    def forward(self, given: list[Passage]) -> list[Floats]:
+        lower, upper = self.blocks
+        rows = [found.copy() for found in lower.forward_together(given)]
+        further = [Passage(row, one.start, one.seq, one.outputs) for row, one in zip(rows, given, strict=True)]
+        return [found.copy() for found in upper.forward_together(further)]
+
+    def close(self) -> None:
+        for block in self.blocks:
+            block.close()
+
+
+@pytest.fixture
+def chains(halves: tuple[Model, Model]) -> Iterator[tuple[Chain, Chain]]:
+    both = Chain(halves), Chain(halves)
+    yield both
+    for chain in both:
+        chain.close()
+
+
+@pytest.mark.parametrize("sequences", [[0, 1, 2], [2, 3, 4], [3, 0, 4, 1], [1, 3]])
+def test_together_as_alone(chains: tuple[Chain, Chain], sequences: list[int]) -> None:
+    together, alone = chains
+    texts = {seq: some_ids(40, 2000, seq + 1) for seq in sequences}
+    for start, end, outputs in ((0, 12, 0), (12, 13, 1), (13, 18, 5), (18, 19, 1), (15, 22, 3)):  # the last: a draft
+        given = [Passage(texts[seq][start:end], start, seq, outputs) for seq in sequences]  # that was rejected
+        found = together.forward(given)
+        for rows, one in zip(found, given, strict=True):
+            assert rows.shape[0] == outputs
+            np.testing.assert_allclose(rows, alone.forward([one])[0], atol=CLOSE)
+    assert [together.blocks[1].length(seq) for seq in sequences] == [22] * len(sequences)
+
+
+def test_sequences_may_be_at_different_positions(chains: tuple[Chain, Chain]) -> None:
+    together, alone = chains
+    texts = {seq: some_ids(30, 2000, seq + 1) for seq in range(3)}
+    for seq, text in texts.items():
+        for chain in chains:
+            chain.forward([Passage(text[: 7 + 5 * seq], 0, seq, 1)])
+    given = [Passage(text[7 + 5 * seq :][:2], 7 + 5 * seq, seq, 2) for seq, text in texts.items()]
+    for rows, one in zip(together.forward(given), given, strict=True):
+        np.testing.assert_allclose(rows, alone.forward([one])[0], atol=CLOSE)
+
+
+def rows_of(n: int) -> Ids:
+    return some_ids(n, 2000)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ([Passage(rows_of(2), 0, 0), Passage(rows_of(3), 0, 1)], "2 sequences, the first of 2 rows, do not"),
+        ([Passage(rows_of(33), 0, 0), Passage(rows_of(33), 0, 1)], "and 64 in all"),
+        ([Passage(rows_of(2), 0, 0), Passage(rows_of(2), 0, 0)], "named twice"),
+        ([Passage(rows_of(2), 0, 0), Passage(rows_of(2), 5, 1)], "Cannot roll back"),
+        ([Passage(rows_of(2), 0, 0), Passage(rows_of(2), 0, 5)], "no sequence 5"),
+    ],
+)
+def test_what_cannot_go_together_leaves_all_as_they_were(
+    chains: tuple[Chain, Chain], given: list[Passage], says: str
+) -> None:
+    chain, alone = chains
+    for each in chains:
+        each.forward([Passage(rows_of(3), 0, 1, 1)])
+    with pytest.raises(InvalidOption, match=says):
+        chain.blocks[0].forward_together(given)
+    assert chain.blocks[0].length(0) == 0
+    then = [Passage(rows_of(6)[:2], 0, 0, 1), Passage(rows_of(6)[3:5], min(3, chain.blocks[0].length(1)), 1, 1)]
+    for rows, one in zip(chain.forward(then), then, strict=True):
+        np.testing.assert_allclose(rows, alone.forward([one])[0], atol=CLOSE)
+
+
+def test_what_llama_cpp_refuses_leaves_all_as_they_were(chains: tuple[Chain, Chain]) -> None:
+    lower = chains[0].blocks[0]
+    lower.forward(rows_of(4), start=0, seq=1)
+    bad = np.array([10**6, 1], dtype=np.int32)
+    with pytest.raises(EngineFailed, match="cannot decode 4 rows"):
+        lower.forward_together([Passage(rows_of(2), 0, 0), Passage(bad, 4, 1)])
+    assert [lower.length(seq) for seq in (0, 1)] == [0, 4]
+
+
+@pytest.mark.parametrize("shape", [(3, 192), (2, 191), (20, 192)])
+def test_rows_in_place_of_ids_must_be_as_many(halves: tuple[Model, Model], shape: tuple[int, int]) -> None:
+    with Context(halves[1], n_ctx=64, n_seq=2, n_batch=16, threads=1, unified=False) as context:
+        n = 20 if shape[0] == 20 else 2
+        rows = [SeqRows(0, rows_of(n))]
+        with pytest.raises(InvalidOption, match="Embedding rows of shape"):
+            context.decode_rows(rows, np.zeros(shape, dtype=np.float32))
+        assert context.length() == 0

@@ -1,0 +1,177 @@
+"""Strangers who connect, and then take their time: none of them holds the door."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from edgellm.http import porch
+from edgellm.http.door import Door, Lock
+from edgellm.link.web import web_certificate
+from tests.http.conftest import HOME, asker
+
+SOON = 0.3
+HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    """A door with little patience, behind which nobody writes."""
+    for name in ("HEAD_SECONDS", "NEXT_SECONDS", "TAKE_SECONDS"):
+        monkeypatch.setattr(porch, name, SOON)
+    with Door(HOME, key="k" * 43) as door:
+        door.rest("Nobody writes here.")
+        yield door
+
+
+def knock(door: Door) -> socket.socket:
+    return socket.create_connection((door.address.host, door.address.port), timeout=60)
+
+
+def drips(line: socket.socket, data: bytes = b"X-Slow: 1\r\n") -> None:
+    """Sends byte after byte, for ever: returns when the other side has hung up."""
+    line.settimeout(0.02)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            for byte in data:
+                line.sendall(bytes([byte]))
+                if line.recv(65536) == b"":
+                    return
+        except TimeoutError:
+            continue
+        except OSError:
+            return
+    pytest.fail("nobody hung up")
+
+
+def test_a_head_that_drips_is_hung_up_on(hasty: Door) -> None:
+    with knock(hasty) as line:
+        line.sendall(HEAD)
+        drips(line)
+
+
+def test_so_is_who_says_nothing(hasty: Door) -> None:
+    with knock(hasty) as line:
+        assert line.recv(1) == b""
+
+
+def test_so_is_the_head_of_a_later_request(hasty: Door) -> None:
+    with knock(hasty) as line:
+        line.sendall(HEAD + b"\r\n")
+        assert line.recv(65536).startswith(b"HTTP/1.1 200 ")
+        line.sendall(HEAD)
+        drips(line)
+
+
+def test_so_is_a_body_that_drips_behind_its_refusal(hasty: Door) -> None:
+    """Without the key; nobody reads it any more, and each byte would begin uvicorn's patience anew."""
+    with knock(hasty) as line:
+        line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
+        assert line.recv(65536).startswith(b"HTTP/1.1 401 ")
+        drips(line, b"a")
+
+
+def test_so_is_who_asks_and_asks_and_reads_nothing(hasty: Door) -> None:
+    with knock(hasty) as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with pytest.raises(ConnectionError):
+            _asks_for_ever(line)
+
+
+def _asks_for_ever(line: socket.socket) -> None:
+    while True:
+        line.sendall(b"GET /page/chat.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
+
+
+def test_an_answer_may_take_its_time(hasty: Door) -> None:
+    """What is being answered owes nothing."""
+    app = hasty._app._app
+
+    async def slow(scope: object, receive: object, send: object) -> None:
+        time.sleep(2 * SOON)
+        await app(scope, receive, send)  # type: ignore[arg-type]
+
+    hasty._app._app = slow  # type: ignore[assignment]
+    assert asker(hasty)("GET", "/health").status == 200
+
+
+def test_a_handshake_that_is_not_begun_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(porch, "HEAD_SECONDS", SOON)
+    certificate, key = web_certificate(tmp_path, ["127.0.0.1"])
+    with Door(HOME, lock=Lock("k" * 43, certificate, key)) as door, knock(door) as line:
+        door.rest("Nobody writes here.")
+        assert line.recv(1) == b""
+        context = ssl.create_default_context(cafile=certificate)
+        connection = http.client.HTTPSConnection(door.address.host, door.address.port, timeout=60, context=context)
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+@pytest.mark.parametrize("first", [b"", HEAD])
+def test_however_many_are_silent_who_asks_is_answered(monkeypatch: pytest.MonkeyPatch, first: bytes) -> None:
+    monkeypatch.setattr(porch, "MOST", 8)
+    with Door(HOME) as door, ExitStack() as lines:
+        door.rest("Nobody writes here.")
+        held = []
+        for _ in range(30):
+            held.append(line := lines.enter_context(knock(door)))
+            line.sendall(first)
+        assert asker(door)("GET", "/health").status == 200
+        for line in held[:20]:  # who was silent for longest has made room
+            _until(lambda line=line: _closed(line))  # type: ignore[misc]
+
+
+def _closed(line: socket.socket) -> bool:
+    try:
+        return line.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def _until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_who_is_being_served_is_not_hung_up_on_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(porch, "MOST", 2)
+    with Door(HOME) as door:
+        door.rest("Nobody writes here.")
+        app, go, inside = door._app._app, threading.Event(), threading.Semaphore(0)
+
+        async def stands(scope: object, receive: object, send: object) -> None:
+            import asyncio
+
+            inside.release()
+            while not go.is_set():
+                await asyncio.sleep(0.01)
+            await app(scope, receive, send)  # type: ignore[arg-type]
+
+        door._app._app = stands  # type: ignore[assignment]
+        found: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: found.append(asker(door)("GET", "/health").status)) for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+            inside.acquire()
+        with knock(door) as line:
+            assert _closed(line)
+        go.set()
+        for thread in threads:
+            thread.join()
+        assert found == [200, 200]
+        door._app._app = app
+        assert asker(door)("GET", "/health").status == 200

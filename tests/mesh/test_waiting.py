@@ -1,0 +1,134 @@
+"""Who goes through a block next, and in whose company."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.mesh import waiting
+from edgellm.mesh.records import Parcel, Work
+from edgellm.mesh.waiting import COMPANY_ROWS, Waiting
+
+WORK = Work("ab" * 32, "a model", 0, 5, 6, 8, 100, 512, sessions=8)
+
+
+def parcel(session: int, number: int, rows: int = 1) -> Parcel:
+    return Parcel(session, number, 0, np.zeros(rows, dtype=np.int32))
+
+
+def line(*came: tuple[int, int], stages: int = 1) -> Waiting:
+    """Parcels of (session, rows), numbered from 0."""
+    made = Waiting(replace(WORK, stages=stages))
+    for number, (session, rows) in enumerate(came):
+        made.put(parcel(session, number, rows))
+    return made
+
+
+def numbers(waiting: Waiting, blocks: int = 1) -> list[int]:
+    return [moving.parcel.number for moving in waiting.next(blocks)]
+
+
+@pytest.mark.parametrize(
+    ("came", "go"),
+    [
+        ([], []),
+        ([(3, 1)], [0]),
+        ([(2, 1), (0, 1), (1, 1)], [0, 2, 1]),  # each next to those who go
+        ([(0, 1), (1, 5), (2, 1)], [0]),  # the one between has more rows: llama.cpp would take each alone
+        ([(1, 1), (0, 5), (2, 1)], [0, 2]),
+        ([(0, 5), (1, 5), (2, 1)], [0, 1]),
+        ([(0, 1), (2, 1), (3, 1)], [0]),  # of the others, none follows
+        ([(3, 1), (5, 1), (0, 1), (4, 1), (2, 1)], [0, 3, 1, 4]),
+        ([(0, 1), (0, 1), (1, 1)], [0, 2]),  # a session's own parcels follow each other
+        ([(0, COMPANY_ROWS // 2), (1, COMPANY_ROWS // 2), (2, COMPANY_ROWS // 2)], [0, 1]),
+        ([(0, COMPANY_ROWS // 2 + 1), (1, COMPANY_ROWS // 2 + 1)], [0]),
+        ([(0, 256), (1, 256)], [0]),
+        ([(0, 256), (1, 1)], [0]),
+    ],
+)
+def test_who_goes_together(came: list[tuple[int, int]], go: list[int]) -> None:
+    assert numbers(line(*came)) == go
+
+
+def test_nobody_goes_where_no_block_is_there() -> None:
+    assert numbers(line((0, 1), (1, 1)), blocks=0) == []
+
+
+def test_who_is_further_goes_first_and_who_is_not_at_its_block_stays() -> None:
+    made = line((0, 1), (1, 1))
+    for moving in made.next(2):
+        moving.at = 1
+    made.put(parcel(2, 2))
+    assert numbers(made, blocks=2) == [0, 1]
+    assert numbers(made, blocks=1) == [2]  # the second block is still loading
+
+
+@pytest.mark.parametrize(("stages", "go"), [(1, 8), (2, 4), (3, 3), (4, 2), (8, 1), (9, 1)])
+def test_every_stage_gets_a_share_of_the_sessions(stages: int, go: int) -> None:
+    made = line(*((session, 1) for session in range(8)), stages=stages)
+    assert len(made.next(1)) == go
+
+
+def test_sessions_that_are_elsewhere_count() -> None:
+    made = line(*((session, 1) for session in range(8)), stages=2)
+    for moving in made.next(1):
+        made.leave(moving)  # four of them are in the next stage now
+    assert len(made.next(1)) == 4
+    for _ in range(WORK.sessions):  # and when they come no more, the others may go together
+        for moving in made.next(1):
+            made.leave(moving)
+            made.put(moving.parcel)
+    assert len(made.next(1)) == 2
+
+
+def test_one_that_has_been_cleared_may_leave() -> None:
+    made = line((0, 1))
+    (moving,) = made.next(1)
+    made.clear()
+    made.leave(moving)
+    assert len(made) == 0
+
+
+came = st.tuples(st.integers(0, 7), st.sampled_from([1, 1, 1, 2, 5, 20, 256]))
+
+
+@given(st.lists(st.one_of(came, st.integers(1, 3)), max_size=60), st.integers(1, 4))
+def test_whatever_comes_nobody_overtakes_and_nobody_is_left(steps: list[tuple[int, int] | int], stages: int) -> None:
+    """Parcels come, and go through up to three blocks, of which ever more are there."""
+    made, blocks, expected = line(stages=stages), 1, dict[int, list[int]]()
+    done: dict[int, list[int]] = {}
+
+    def move() -> bool:
+        group = made.next(blocks)
+        for moving in group:
+            moving.at += 1
+            if moving.at == 3:
+                made.leave(moving)
+                done.setdefault(moving.parcel.session, []).append(moving.parcel.number)
+        sessions = sorted(moving.parcel.session for moving in group)
+        assert len({(moving.at, len(moving.data)) for moving in group}) <= 1
+        assert sessions == list(range(sessions[0], sessions[0] + len(sessions))) if group else True
+        assert len(group) < 2 or len(group) * len(group[0].data) <= COMPANY_ROWS
+        return bool(group)
+
+    for number, step in enumerate(steps):
+        if isinstance(step, int):
+            blocks = max(blocks, step)
+            move()
+        else:
+            made.put(parcel(step[0], number, step[1]))
+            expected.setdefault(step[0], []).append(number)
+    blocks = 3
+    while move():
+        pass
+    assert len(made) == 0
+    assert done == expected
+
+
+def test_without_company_each_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "COMPANY_ROWS", 1)  # as `bench.mesh_company` does
+    assert numbers(line((0, 1), (1, 1))) == [0]
