@@ -1,10 +1,13 @@
 """What it costs to have a model's layers in blocks, and on several devices, once everything is loaded.
 
-    python -m bench.mesh_cost [MODEL] [--threads 1] [--repeats 9] [--name NAME]
+    python -m bench.mesh_cost [MODEL] [--threads 1] [--repeats 9] [--stored] [--name NAME]
 
 Blocks: the uncut model in one context beside chains of blocks of 1, 2, 4 layers in one process, for passes of 1, 8 and
 64 rows behind 64 others; alternately, eight passes in a row, with the same attention everywhere. In processor time,
 which leaves out what other programs took; so it is for one thread.
+
+Stored: the same for layers that were brought here one by one: as they lie in the store, and joined as a stage loads
+them (about 32 MB in a piece). With it what joining takes the first time, and what loading takes then.
 
 Hops: a token through 1 to 4 workers, each in a process of its own on this machine, and eight drafted tokens at once;
 with rows given from worker to worker, and with rows that the coordinator passes on.
@@ -16,7 +19,7 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -34,8 +37,10 @@ from edgellm.engine.shard import check_cuttable
 from edgellm.mesh.records import Ask, Work
 from edgellm.mesh.recovery import Mesh
 from edgellm.mesh.split import Share
+from edgellm.mesh.stored import StoredLayers
 from edgellm.spec.records import GREEDY, Chunk
 from edgellm.store import fingerprint, resolve
+from edgellm.store.layers import LayerStore, cut_layers
 
 BEFORE = 64
 ROWS = (1, 8, 64)
@@ -53,13 +58,20 @@ class Chain:
 
     @classmethod
     def of(cls, model: Path, size: int, threads: int | None, closing: ExitStack, folder: Path) -> Chain:
-        n, blocks = check_cuttable(check_gguf(model)), []
+        n, paths = check_cuttable(check_gguf(model)), []
         for first in range(0, n, size):
             last = min(n, first + size) - 1
-            path = folder / f"{size}-{first}.gguf"
-            cut(model, path, first, last, head=last == n - 1)
+            paths.append(folder / f"{size}-{first}.gguf")
+            cut(model, paths[-1], first, last, head=last == n - 1)
+        return cls.over(paths, threads, closing)
+
+    @classmethod
+    def over(cls, paths: Sequence[Path], threads: int | None, closing: ExitStack) -> Chain:
+        """Of files, the last of which has the head."""
+        blocks = []
+        for path in paths:
             shard = closing.enter_context(Model.load(path))
-            blocks.append(Block(shard, head=last == n - 1, n_ctx=CONTEXT, rows=BEFORE, threads=threads))
+            blocks.append(Block(shard, head=path is paths[-1], n_ctx=CONTEXT, rows=BEFORE, threads=threads))
             closing.callback(blocks[-1].close)
         return cls(tuple(blocks))
 
@@ -105,6 +117,46 @@ def blocks(model: Path, threads: int | None, repeats: int) -> list[dict[str, Any
                 "rows": rows, "uncut_ms": spread(taken[0]),
                 "blocks_ms": {str(size): spread(times) for size, times in zip(SIZES, taken[1:], strict=True)},
             })  # fmt: skip
+    return found
+
+
+def stored(model: Path, threads: int | None, repeats: int) -> dict[str, Any]:
+    """Milliseconds for layers of a store, one by one and joined: to find them, to load them, and of a pass."""
+    ids = np.arange(100, 100 + BEFORE + max(ROWS), dtype=np.int32)
+    with ExitStack() as closing, tempfile.TemporaryDirectory() as folder:
+        store = LayerStore(Path(folder), 2**40)
+        recipe = cut_layers(model, store)
+        layers, chains = StoredLayers(store), []
+        found: dict[str, Any] = {}
+        single = [path for piece in recipe.pieces if (path := store.find(piece)) is not None]
+        began = perf_counter()
+        joined = row(layers, recipe.fingerprint, recipe.layers)
+        found["joining_ms"] = 1e3 * (perf_counter() - began)
+        found["found_again_ms"] = timed(partial(row, layers, recipe.fingerprint, recipe.layers))
+        for name, paths in (("single", single), ("joined", joined)):
+            began = perf_counter()
+            chains.append(Chain.over(paths, threads, closing))
+            found[name] = {"pieces": len(paths), "bytes": sum(path.stat().st_size for path in paths),
+                           "loading_ms": 1e3 * (perf_counter() - began), "passes": []}  # fmt: skip
+        for chain in chains:
+            chain.forward(ids[:BEFORE], 0)
+        for rows in ROWS:
+            runs = [partial(timed, partial(chain.forward, ids[BEFORE : BEFORE + rows], BEFORE), process_time, IN_A_ROW)
+                    for chain in chains]  # fmt: skip
+            for run in runs:
+                run()
+            for name, times in zip(("single", "joined"), alternate(repeats, *runs), strict=True):
+                found[name]["passes"].append({"rows": rows, "ms": spread(times)})
+        return found
+
+
+def row(layers: StoredLayers, model: str, count: int) -> list[Path]:
+    """The files that a stage of all layers loads."""
+    found: list[Path] = []
+    for piece in layers.pieces(model, 0, count - 1):
+        path = layers.find(model, piece.first, count - 1)
+        assert path is not None
+        found.append(path)
     return found
 
 
@@ -154,13 +206,21 @@ def table(found: dict[str, Any]) -> str:
     """Medians, and what the blocks cost more."""
     lines = [f"{found['model']}, {found['threads']} threads: milliseconds of processor a pass, in the median"]
     lines.append(f"{'rows':>5} {'uncut':>8}" + "".join(f"{f'blocks of {size}':>19}" for size in SIZES))
-    for row in found["blocks"]:
-        uncut = row["uncut_ms"]["median"]
-        cells = (row["blocks_ms"][str(size)]["median"] for size in SIZES)
+    for each in found["blocks"]:
+        uncut = each["uncut_ms"]["median"]
+        cells = (each["blocks_ms"][str(size)]["median"] for size in SIZES)
         told = "".join(f"{ms:>11.2f} ({ms / uncut - 1:+.0%})" for ms in cells)
-        lines.append(f"{row['rows']:>5} {uncut:>8.2f}{told}")
-    for row in found["hops"]:
-        lines.append(f"{row['workers']} workers, {row['way']}, {row['rows']} rows: {row['ms']['median']:.2f} ms")  # noqa: PERF401
+        lines.append(f"{each['rows']:>5} {uncut:>8.2f}{told}")
+    if kept := found.get("stored"):
+        for name in ("single", "joined"):
+            one = kept[name]
+            told = ", ".join(f"{each['rows']} rows {each['ms']['median']:.2f}" for each in one["passes"])
+            lines.append(
+                f"stored, {name}: {one['pieces']} pieces, {one['loading_ms']:.0f} ms to load; ms a pass: {told}"
+            )
+        lines.append(f"joining them the first time: {kept['joining_ms']:.0f} ms, later {kept['found_again_ms']:.1f} ms")
+    for hop in found["hops"]:
+        lines.append(f"{hop['workers']} workers, {hop['way']}, {hop['rows']} rows: {hop['ms']['median']:.2f} ms")  # noqa: PERF401
     return "\n".join(lines)
 
 
@@ -170,13 +230,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--no-hops", action="store_true", help="blocks alone")
+    parser.add_argument("--stored", action="store_true", help="layers of a store alone, joined or not")
     parser.add_argument("--name", default="mesh_cost", help="of the result file")
     arguments = parser.parse_args()
     path = resolve(arguments.model)
     found: dict[str, Any] = {
         "model": path.name, "threads": arguments.threads, "load_average": os.getloadavg()[0],
-        "blocks": blocks(path, arguments.threads, arguments.repeats),
-        "hops": [] if arguments.no_hops else hops(path, arguments.threads, arguments.repeats),
+        "blocks": [] if arguments.stored else blocks(path, arguments.threads, arguments.repeats),
+        "stored": stored(path, arguments.threads, arguments.repeats),
+        "hops": [] if arguments.no_hops or arguments.stored else hops(path, arguments.threads, arguments.repeats),
     }  # fmt: skip
     print(table(found))
     print(f"written: {write(arguments.name, 'bench.mesh_cost', found)}", file=sys.stderr)

@@ -17,7 +17,7 @@ from edgellm.coldstart import chunks
 from edgellm.coldstart import model as planned
 from edgellm.coldstart.plan import Objective, Plan, Way, foreseen
 from edgellm.coldstart.plan import plan as best_plan
-from edgellm.engine import Model, check_gguf
+from edgellm.engine import GgufHeader, Model, costs_of
 from edgellm.errors import InvalidOption, NotPaired, NotPermitted
 from edgellm.link.interfaces import chosen_hosts
 from edgellm.link.rights import Right
@@ -30,7 +30,7 @@ from edgellm.mesh.holding import Layers, WholeModel
 from edgellm.mesh.home import read_place
 from edgellm.mesh.layers import model_of
 from edgellm.mesh.pipeline import LocalSeat, Seat
-from edgellm.mesh.placing import Placed
+from edgellm.mesh.placing import Placed, Room
 from edgellm.mesh.records import MOST_ROWS, Work
 from edgellm.mesh.recovery import Member, Mesh
 from edgellm.mesh.shelf import Shelf
@@ -39,6 +39,7 @@ from edgellm.mesh.verifier import MeshVerifier
 from edgellm.serve.choice import trust_for
 from edgellm.serve.mesh_wire import most_rows
 from edgellm.serve.seat import Place, RemoteMember
+from edgellm.store.made import together
 
 SESSIONS = 4
 _SHARE = 0.8  # of the free memory: caches and batches want some
@@ -75,7 +76,7 @@ class LocalMember:
     """This device."""
 
     def __init__(self, layers: Layers, threads: int | None, like: Able, layer_bytes: float) -> None:
-        """`like`: what its layers, of so many bytes each, are known to cost."""
+        """`like`: what its layers are known to cost; each takes so many bytes of memory, with its cache."""
         self.name = HERE
         self._shelf = Shelf(layers)
         self._threads, self._like, self._layer_bytes = threads, like, layer_bytes
@@ -140,19 +141,22 @@ def open_mesh(
     """
     began = perf_counter()
     whole = WholeModel(path)
-    model = model_of(path)
+    header = whole.gguf  # to read it takes a while, where the vocabulary is large
+    model = model_of(path, header)
     plan, shares = _shares(model, options)
-    crew = _crew(options, [share.name for share in shares], model, whole, threads)
+    positions = positions_of(header, options.context)
+    room = room_of(header, model, positions, options.sessions)
+    crew = _crew(options, [share.name for share in shares], model, whole, threads, room)
     fleet = options.described
     if (plan is not None or options.placed is not None) and fleet is not None:
         cut = _cut(shares, fleet)
         parts = chunks.choose(fleet.devices, model, cut, options.tokens_in, links=fleet.links)
     else:
         parts = chunks.Parts(MOST_ROWS, 0.0, f"parts of {MOST_ROWS} tokens: no device is described")
-    vocabulary = next(t.shape[-1] for t in check_gguf(path).tensors if t.name == "token_embd.weight")
+    vocabulary = next(t.shape[-1] for t in header.tensors if t.name == "token_embd.weight")
     work = Work(
         whole.model, model.name, 0, model.shape.layers - 1, model.shape.layers, int(model.shape.d_model), vocabulary,
-        positions_of(path, options.context), options.sessions, options.wide,
+        positions, options.sessions, options.wide,
     )  # fmt: skip
     closing = ExitStack()
     try:
@@ -175,41 +179,50 @@ def open_mesh(
     return Opened(pair, verifier, plan, model, fleet, parts.reason, began)
 
 
-def positions_of(path: Path, asked: int | None) -> int:
+def positions_of(header: GgufHeader, asked: int | None) -> int:
     """Tokens of prompt and reply that a session has room for: as many as asked, but no more than the model can."""
-    header = check_gguf(path)
     trained = header.metadata.get(f"{header.architecture}.context_length")
     return min(asked or _POSITIONS, trained if isinstance(trained, int) and trained > 0 else _POSITIONS)
 
 
+def room_of(header: GgufHeader, model: planned.Model, context: int, sessions: int) -> Room:
+    """What a stage takes beside weights, for so many replies at a time of `context` tokens each."""
+    costs = costs_of(header)
+    size = max(model.layer_bytes)
+    many = together(0, model.shape.layers - 1, size) + 1  # layers of a block, of which each has a batch of its own
+    batch = costs.batch(many, context, MOST_ROWS + 1, ends=False)
+    return Room(costs.cache(1, context, sessions) + batch / many, costs.batch(1, context, MOST_ROWS + 1, ends=True))
+
+
 def _crew(
-    options: Options, names: Sequence[str], model: planned.Model, layers: Layers, threads: int | None
+    options: Options, names: Sequence[str], model: planned.Model, layers: Layers, threads: int | None, room: Room
 ) -> list[Member]:
     """The devices that are named, further `peers`, and this one: who has nothing may be needed when others are lost."""
     places = {place.name: place for place in map(_place, options.peers)}
     if options.placed is not None:
         places = {device.name: place_of(options.placed.workers[device.name])
                   for device in options.placed.fleet.devices if device.name != HERE}  # fmt: skip
-    layer_bytes = max(model.layer_bytes)
+    layer_bytes = max(model.layer_bytes) + room.layer
     found: list[Member] = []
     for name in dict.fromkeys((*names, *places, HERE)):
-        known = like(name, options.described, model)
+        known = like(name, options.described, model, layer_bytes)
         if name == HERE:
             found.append(LocalMember(layers, threads, known, layer_bytes))
         else:
-            found.append(RemoteMember(places.get(name) or _found(name), like=known, layer_bytes=layer_bytes))
+            found.append(RemoteMember(places.get(name) or _found(name), like=known, layer_bytes=layer_bytes,
+                                      stage_bytes=room.stage))  # fmt: skip
     return found
 
 
-def like(name: str, fleet: Fleet | None, model: planned.Model) -> Able:
-    """What a layer costs on a device, as far as that is described."""
+def like(name: str, fleet: Fleet | None, model: planned.Model, layer_bytes: float) -> Able:
+    """What a layer costs on a device, as far as that is described; with its cache it takes so many bytes of memory."""
     device = next((one for one in (fleet.devices if fleet is not None else ()) if one.name == name), None)
     if device is None:
         return Able(name, frozenset())
     size, shape = max(model.layer_bytes), model.shape
     step = size / device.bandwidth if device.bandwidth else shape.flops(1) / device.speed(1)
     hop = device.latency + 8.0 * shape.activation(1) / device.downlink
-    return Able(name, frozenset(), load=size / device.disk, step=step, hop=hop, most=int(device.memory / size))
+    return Able(name, frozenset(), load=size / device.disk, step=step, hop=hop, most=int(device.memory / layer_bytes))
 
 
 def _shares(model: planned.Model, options: Options) -> tuple[Plan | None, tuple[Share, ...]]:

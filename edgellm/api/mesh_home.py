@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from edgellm.api.mesh import LocalMember, like, place_of, positions_of
+from edgellm.api.mesh import LocalMember, like, place_of, positions_of, room_of
 from edgellm.coldstart.plan import Objective
 from edgellm.errors import EdgeError
 from edgellm.mesh.cover import Able
@@ -30,23 +30,25 @@ def place_at_home(
         ModelUnsupported, ModelCorrupt: a model that cannot be cut, by name.
         PlanImpossible: the devices do not hold it; says what to bring where, if that helps.
     """
-    whole, model, fleet = WholeModel(path), model_of(path), home.fleet()
-    layer_bytes = max(model.layer_bytes)
+    whole, fleet = WholeModel(path), home.fleet()
+    model = model_of(path, whole.gguf)
+    room = room_of(whole.gguf, model, positions_of(whole.gguf, context), sessions)
+    layer_bytes = max(model.layer_bytes) + room.layer
     able: list[Able] = []
     left_out = [(name, error.what) for name, error in home.left_out]
     for device in fleet.devices:
-        known = like(device.name, fleet, model)
+        known = like(device.name, fleet, model, layer_bytes)
         try:
             if device.name == HERE:
                 able.append(LocalMember(whole, None, known, layer_bytes).able(whole.model))
             else:
                 there = place_of(home.workers[device.name])
-                able.append(RemoteMember(there, like=known, layer_bytes=layer_bytes).able(whole.model))
+                member = RemoteMember(there, like=known, layer_bytes=layer_bytes, stage_bytes=room.stage)
+                able.append(member.able(whole.model))
         except EdgeError as error:
             left_out.append((device.name, error.what))
     began = time.monotonic()
     return place(
         model, fleet, home.workers, able, tokens_in=tokens_in, tokens_out=tokens_out, objective=objective,
-        left_out=left_out,
-        positions=sessions * positions_of(path, context), stop=lambda: time.monotonic() - began > PLAN_SECONDS,
+        left_out=left_out, room=room, stop=lambda: time.monotonic() - began > PLAN_SECONDS,
     )  # fmt: skip

@@ -15,9 +15,10 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from edgellm.cli.home import doing, looked
+from edgellm.cli.home import doing, looked, sought
 from edgellm.cli.loading import Loading
 from edgellm.cli.mesh_peers import held_by, there
+from edgellm.cli.mesh_run import Workers
 from edgellm.cli.pair import Interfaces
 from edgellm.cli.screen import emit, err, is_terminal, out, say
 from edgellm.cli.teach import model_names
@@ -54,6 +55,7 @@ def deploy(
     rate: Annotated[
         float, typer.Option(metavar="MBIT", min=0.0, help="Mbit/s over all lines together at most; 0: no limit.")
     ] = 0.0,
+    peer: Workers = None,
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
@@ -65,7 +67,7 @@ def deploy(
 
     path = resolve(model)
     if split is None:
-        named, workers = _planned(path, tokens_in, tokens_out, reply, interface)
+        named, workers = _planned(path, tokens_in, tokens_out, reply, interface, peer or ())
         if [one.name for one in named] == [HERE]:
             say("Nothing has to be brought anywhere: the model is here, and whole.")
             if as_json:
@@ -74,7 +76,7 @@ def deploy(
     else:
         named = read_split(split)
         addressed = all(one.name == HERE or ":" in one.name for one in named)
-        workers = {} if addressed else {worker.name: worker for worker in there(interface)}
+        workers = {} if addressed else {worker.name: worker for worker in sought(interface, peer or ())}
     parts = parts_of(named, workers)
     with Loading("reading") as loading:
         recipe = recipe_of(path, lambda share: loading(path.name, share))
@@ -93,12 +95,12 @@ def deploy(
 
 
 def _planned(
-    path: Path, tokens_in: int, tokens_out: int, reply: bool, interface: list[str] | None
+    path: Path, tokens_in: int, tokens_out: int, reply: bool, interface: list[str] | None, peers: Sequence[str]
 ) -> tuple[tuple[Share, ...], Mapping[str, Worker]]:
     from edgellm.coldstart.plan import plan
     from edgellm.mesh.layers import model_of
 
-    found = looked(path, interface, fresh=False)
+    found = looked(path, interface, False, peers)
     fleet = found.fleet()
     made = plan(
         fleet.devices, model_of(path), tokens_in, tokens_out, objective="reply" if reply else "ttft", links=fleet.links
@@ -200,7 +202,7 @@ def _list(chosen: Sequence[Worker | None], model: str | None, as_json: bool) -> 
         table.add_column(title, justify="right" if title in ("SIZE", "ARRIVING") else "left", overflow="fold")
     for row in rows:
         arriving = size(row["arriving"]) if row["arriving"] else "-"
-        of = "made of them here" if row["made"] else f"of {row['of']}"
+        of = "made here" if row["made"] else f"of {row['of']}"
         table.add_row(
             one_line(row["device"]), one_line(row["model"]), f"{row['layers']} {of}", size(row["size"]), arriving
         )

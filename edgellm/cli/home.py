@@ -15,6 +15,7 @@ from edgellm.cli.screen import err, is_terminal, say
 from edgellm.cli.text import ago, one_line, size
 
 if TYPE_CHECKING:
+    from edgellm.errors import EdgeError
     from edgellm.link.workers import Worker
     from edgellm.mesh.survey import KeptLine, Speed, Survey
 
@@ -22,18 +23,35 @@ _PATIENCE = 1.0  # seconds, before something is said
 
 
 def looked(model: Path, interface: Sequence[str] | None, fresh: bool, peers: Sequence[str] = ()) -> Survey:
-    """What the devices can do with a model, measured where it is not known; says who is left out. `peers`: where
-    workers are, [NAME=]HOST:PORT, beside those that are paired."""
+    """What the devices can do with a model, measured where it is not known; says who is left out. `peers`: as for
+    `sought`."""
+    return surveyed(model, sought(interface, peers), fresh)
+
+
+def sought(interface: Sequence[str] | None, peers: Sequence[str] = ()) -> list[Worker]:
+    """The workers among the paired devices, and those at `peers`, [NAME=]HOST:PORT."""
     from edgellm.link.interfaces import chosen_hosts
-    from edgellm.mesh.home import look, read_place
+    from edgellm.mesh.home import read_place, seek
 
     places = [read_place(peer) for peer in peers]
-    with doing("looking for the devices") as tell:
-        hosts = chosen_hosts(interface or ())
-        found = look(model, hosts, fresh, lambda who, what: tell(f"{who}: {what}"), places)
-    for name, trouble in found.left_out:
-        say(f"left out: {name}: {trouble}", style="dim")
+    with doing("looking for the devices"):
+        return seek(chosen_hosts(interface or ()), places)
+
+
+def surveyed(model: Path, workers: Sequence[Worker], fresh: bool) -> Survey:
+    """What this device and these workers can do with a model, measured where it is not known; says who is left out."""
+    from edgellm.mesh.home import look
+
+    with doing("asking the devices") as tell:
+        found = look(model, workers, fresh, lambda who, what: tell(f"{who}: {what}"))
+    left_out(found.left_out)
     return found
+
+
+def left_out(whom: Sequence[tuple[str, EdgeError]]) -> None:
+    """Says who cannot be used, and why."""
+    for name, trouble in whom:
+        say(f"left out: {name}: {trouble}", style="dim")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import typer
 from edgellm.cli.deploy import deploy, layers
 from edgellm.cli.home import looked
 from edgellm.cli.mesh_peers import peers
-from edgellm.cli.mesh_run import Objective, run
+from edgellm.cli.mesh_run import Objective, Workers, run
 from edgellm.cli.pair import Interfaces
 from edgellm.cli.screen import emit, out, say
 from edgellm.cli.teach import model_names, taught
@@ -82,6 +82,7 @@ def plan(
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure the devices now, also those that were measured before.")
     ] = False,
+    peer: Workers = None,
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[
@@ -95,7 +96,7 @@ def plan(
         raise InvalidOption(f"--plot is {plot}.", "Name a file that ends in .png or .svg.")
     home: Survey | None = None
     if devices is None and preset is None and model is not None:
-        home = looked(resolve(model), interface, measure)
+        home = looked(resolve(model), interface, measure, peer or ())
     fleet = _fleet(devices, preset) if home is None else home.fleet()
     planned = _model(model, fleet)
     began = time.perf_counter()

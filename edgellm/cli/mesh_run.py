@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgellm.cli.home import looked
+from edgellm.cli.home import left_out, sought, surveyed
 from edgellm.cli.pair import Interfaces
 from edgellm.cli.screen import say
 from edgellm.cli.teach import model_names
 from edgellm.errors import InvalidOption
+from edgellm.mesh.split import HERE
 
 if TYPE_CHECKING:
     from edgellm.api.mesh import Opened
@@ -45,7 +46,7 @@ Workers = Annotated[
     list[str] | None,
     typer.Option(
         "--peer", metavar="[NAME=]HOST:PORT", show_default=False,
-        help="Where a worker is, beside the paired ones. One that holds nothing takes over for who is lost.",
+        help="Where a worker is, beside the paired ones. In a run, one that holds nothing takes over for who is lost.",
     ),
 ]  # fmt: skip
 Devices = Annotated[
@@ -99,9 +100,10 @@ def run(
     asked = ReplyOptions(max_tokens=max_tokens, temperature=temperature, seed=seed, retrieval=retrieval)
     path, fleet = resolve(model), _fleet(split, devices)
     wanted = Wanted(max(1, len(question) // 4), max_tokens, objective.value, context_length)
-    placed = None
+    placed: Placed | str | None = split
     if split is None and fleet is None:
         placed = at_home(model, path, wanted, tuple(peer or ()), interface, explain=explain)
+    split, placed = (placed, None) if isinstance(placed, str) else (None, placed)
     options = Options(
         split, fleet, placed, tuple(peer or ()), context_length, sessions=1, wide=f32, tokens_out=max_tokens,
         tokens_in=wanted.tokens_in, objective=wanted.objective,
@@ -128,10 +130,12 @@ def over_devices(
     from edgellm.store import resolve
 
     path, file = resolve(model), Path(mesh).expanduser() if mesh.endswith(".toml") else None
-    split = mesh if file is None and mesh != AUTO else None
     # in a conversation the layers stay loaded, so that every token's time counts, and not the first one's alone
     wanted = Wanted(CHAT_TOKENS, max_tokens, "reply", None)
-    placed = at_home(model, path, wanted, peers, None, explain=explain) if mesh == AUTO else None
+    placed: Placed | str | None = None if file is not None else mesh
+    if mesh == AUTO:
+        placed = at_home(model, path, wanted, peers, None, explain=explain)
+    split, placed = (placed, None) if isinstance(placed, str) else (None, placed)
     options = Options(
         split, _fleet(split, file), placed, tuple(peers), sessions=sessions, tokens_in=wanted.tokens_in,
         tokens_out=max_tokens,
@@ -152,12 +156,19 @@ class Wanted:
 
 def at_home(
     model: str, path: Path, wanted: Wanted, peers: Sequence[str], interface: Sequence[str] | None, *, explain: bool
-) -> Placed:
-    """The best split over the measured devices, with the layers where they are; says why, and what would be better."""
+) -> Placed | str:
+    """The best split over the measured devices, with the layers where they are; says why, and what would be better.
+    Where nobody else is there, nothing is measured: a split that gives this device everything."""
     from edgellm.api.mesh_home import place_at_home
+    from edgellm.mesh.layers import model_of
 
+    workers = sought(interface, peers)
+    if all(worker.trouble is not None for worker in workers):
+        left_out([(worker.name, worker.trouble) for worker in workers if worker.trouble is not None])
+        say("No other device can be used: this one holds all layers.", style="dim")
+        return f"{HERE}:1-{model_of(path).shape.layers}"
     placed = place_at_home(
-        path, looked(path, interface, False, peers), tokens_in=wanted.tokens_in, tokens_out=wanted.tokens_out,
+        path, surveyed(path, workers, False), tokens_in=wanted.tokens_in, tokens_out=wanted.tokens_out,
         objective=wanted.objective, context=wanted.context,
     )  # fmt: skip
     if advice := placed.advice(model):

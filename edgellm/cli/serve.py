@@ -115,7 +115,9 @@ def serve(
     waiting: Waiting = 16,
     plan: PlanFile = None,
     memory: Annotated[
-        float | None, typer.Option(metavar="GB", min=0.0, help="A worker's memory for layers.", show_default="no limit")
+        float | None,
+        typer.Option(metavar="GB", min=0.0, help="A worker's memory for layers, caches included.",
+                     show_default="no limit"),
     ] = None,
     keep: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="How long a worker keeps layers that nobody uses.")

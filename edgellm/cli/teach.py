@@ -23,6 +23,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm chat --peer desk", "a certain one, by its name in `edgellm peers`"),
         ("edgellm chat --peer 192.168.1.20:50151", "or by where it is"),
         ("edgellm chat --mesh here:1-6,desk:7-12", "the verifier's layers on two devices; see edgellm mesh run --help"),
+        ("edgellm chat --mesh auto", "wherever they are best among the paired devices"),
         ("edgellm chat --budget 0.2", "only one chunk in five is verified: those that matter most"),
         ("edgellm chat --budget 0.2 --gate synera --explain", "by the paper's gate; and why each chunk was or was not"),
         ("edgellm chat --retrieval off", "nothing copied from the context or from past conversations"),
@@ -122,6 +123,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm config show --json | jq -r .serve", "for scripts"),
     ),
     "mesh run": (
+        ("edgellm mesh run MODEL 'Where is my mug?'", "over the paired devices, wherever is best of what they hold"),
+        ("edgellm mesh run MODEL 'Hello' --peer 127.0.0.1:50151 --explain", "also this worker; and why so"),
         ("edgellm mesh run MODEL 'Where is my mug?' --split here:1-6,desk:7-12", "desk: a paired device with a worker"),
         (
             "edgellm mesh run MODEL 'Hello' --split 127.0.0.1:50151:1-6,127.0.0.1:50152:7-12",

@@ -28,11 +28,11 @@ class Kept:
 
 def task_of(
     devices: Sequence[Device], model: Model, tokens_in: int, tokens_out: int = 0, overlap: Overlap = "streamed",
-    links: Links | None = None, positions: int = 0,
+    links: Links | None = None, reserved: float = 0.0,
 ) -> Task:  # fmt: skip
     """The task of answering a prompt of `tokens_in` tokens with `tokens_out`, the first of which ends the prefill.
 
-    A cache for so many `positions` is reserved, and for those that are used in any case.
+    `reserved`: bytes that a layer takes at least beside its weights, however short prompt and reply are.
 
     Raises `InvalidOption` where there is no device, or a number of tokens makes no sense.
     """
@@ -45,7 +45,7 @@ def task_of(
     weights[0] += model.embedding
     weights[-1] += model.head
     twice = min(model.embedding, model.head) if model.tied else 0.0
-    cache = np.array(model.cache_bytes) * max(tokens_in + tokens_out, positions)
+    cache = np.maximum(reserved, np.array(model.cache_bytes) * (tokens_in + tokens_out))
     work = np.full(n, float(shape.flops(tokens_in)))
     work[-1] += model.head_flops
     step = np.full(n, float(shape.flops(1, tokens_in + tokens_out / 2)))
@@ -70,12 +70,12 @@ def task_of(
 
 
 def where_it_lies(
-    task: Task, devices: Sequence[Device], kept: Mapping[str, Kept], further: int
+    task: Task, devices: Sequence[Device], model: Model, kept: Mapping[str, Kept], further: int
 ) -> tuple[Task, float]:  # fmt: skip
     """The task with the layers where they are, and seconds that no plan takes which uses what is there alone.
 
     A layer that is not on a device takes that long to load there. `further`: tokens behind the first that count, too.
-    A device that is not `kept` has nothing.
+    A device that is not `kept` has nothing. A device's memory is what it has beside the weights that are loaded.
     """
     beyond = 2.0 * float(task.load.sum() + task.compute.sum() + task.send.sum() + task.alone_load.sum()) + 1.0
     beyond += 2.0 * further * float(task.step.sum() + task.hop.sum())
@@ -87,7 +87,7 @@ def where_it_lies(
         warm = sorted(has.memory)
         load[at, warm] = 0.0
         load[at, missing] = beyond
-        room[at] += task.need[warm].sum()  # what is loaded already is not in the memory that is free
+        room[at] += sum(model.layer_bytes[layer] for layer in warm)
         if warm or missing:
             alone[at] = load[at].sum()
     return replace(task, load=load, room=room, alone_load=alone), beyond

@@ -95,25 +95,25 @@ class Plan:
 def plan(
     devices: Sequence[Device], model: Model, tokens_in: int, tokens_out: int = 0, *, objective: Objective = "ttft",
     overlap: Overlap = "streamed", links: Links | None = None, stop: Stop = never, cold: bool = True,
-    kept: Mapping[str, Kept] | None = None, positions: int = 0,
+    kept: Mapping[str, Kept] | None = None, reserved: float = 0.0,
 ) -> Plan:  # fmt: skip
     """Which device should hold which layers.
 
     `ttft`: the first token comes soonest (the paper). `reply`: the last of `tokens_out` does; with `cold` False on
     devices that have their layers loaded. `stop` is asked now and then whether to give up with the best plan so far.
     With `kept`, what each device has by name, nothing is used that is not there, and nothing loaded again that is
-    loaded. `positions`: as for `task_of`.
+    loaded. `reserved`: as for `task_of`.
 
     Raises `InvalidOption` for options that make no sense, and `PlanImpossible` where the devices together do not hold
     the model.
     """
     if objective not in OBJECTIVES:
         raise InvalidOption(f"There is no objective named {objective!r}.", f"Choose from {', '.join(OBJECTIVES)}.")
-    task = task_of(devices, model, tokens_in, tokens_out, overlap, links, positions)
+    task = task_of(devices, model, tokens_in, tokens_out, overlap, links, reserved)
     asked = anywhere = task if cold else warm(task)
     further, beyond = max(0, tokens_out - 1), math.inf
     if kept is not None:
-        asked, beyond = where_it_lies(asked, devices, kept, further)
+        asked, beyond = where_it_lies(asked, devices, model, kept, further)
     found = _best(asked, further if objective == "reply" else 0, stop)
     if found is None:
         raise _too_big(devices, task)

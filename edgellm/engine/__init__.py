@@ -6,6 +6,7 @@ from edgellm.engine.capture import Capture, Recorder
 from edgellm.engine.chat import Message
 from edgellm.engine.context import Context
 from edgellm.engine.convert import to_f32
+from edgellm.engine.costs import Costs, costs_of
 from edgellm.engine.facts import Top2, top2, top_k
 from edgellm.engine.gguf import GgufHeader, TensorInfo, check_gguf
 from edgellm.engine.join import join
@@ -20,6 +21,7 @@ __all__ = [
     "Block",
     "Capture",
     "Context",
+    "Costs",
     "Floats",
     "GgufHeader",
     "Ids",
@@ -36,6 +38,7 @@ __all__ = [
     "Vocabulary",
     "check_cuttable",
     "check_gguf",
+    "costs_of",
     "cut",
     "cut_bytes",
     "join",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from edgellm.engine import check_gguf, cut
+from edgellm.engine import GgufHeader, check_gguf, cut
 from edgellm.engine.shard import check_cuttable
 from edgellm.errors import LayersMissing
 from edgellm.mesh.split import ranges
@@ -24,6 +24,15 @@ class Bounds:
 
     begins: frozenset[int]
     ends: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The layers `first` to `last` as `find` gives them, of about `size` bytes."""
+
+    first: int
+    last: int
+    size: int
 
 
 class Layers(Protocol):
@@ -42,6 +51,14 @@ class Layers(Protocol):
 
     def bounds(self, model: str) -> Bounds:
         """Where a stage may begin and end, so that no piece has to be cut in two."""
+        ...
+
+    def pieces(self, model: str, first: int, last: int) -> Sequence[Piece]:
+        """What `find` gives for these layers, one after the other, as far as they are here."""
+        ...
+
+    def header(self, model: str) -> GgufHeader | None:
+        """Of the whole model, or of some of its layers; None where there is nothing of it here."""
         ...
 
     def tidy(self, loaded: Collection[Path]) -> None:
@@ -91,6 +108,19 @@ class SeveralLayers:
             frozenset().union(*(one.begins for one in every)), frozenset().union(*(one.ends for one in every))
         )
 
+    def pieces(self, model: str, first: int, last: int) -> Sequence[Piece]:
+        found: list[Piece] = []
+        while first <= last:
+            row = next((row for place in self._places if (row := place.pieces(model, first, last))), ())
+            if not row:
+                break
+            found.append(row[0])
+            first = row[0].last + 1
+        return found
+
+    def header(self, model: str) -> GgufHeader | None:
+        return next((header for place in self._places if (header := place.header(model)) is not None), None)
+
     def tidy(self, loaded: Collection[Path]) -> None:
         for place in self._places:
             place.tidy(loaded)
@@ -101,36 +131,49 @@ class WholeModel:
     the next time, as far as its limit allows. Small layers go together (`edgellm.store.made`)."""
 
     def __init__(self, path: Path, store: LayerStore | None = None) -> None:
-        """Without a `store`, the user's own.
+        """Without a `store`, the user's own. `gguf` is its header.
 
         Raises ModelNotFound, ModelCorrupt or ModelUnsupported where it cannot be cut, and OSError where it cannot be
         read."""
         self.path = path
-        header = check_gguf(path)
-        self.layers = check_cuttable(header)
+        self.gguf = check_gguf(path)
+        self.layers = check_cuttable(self.gguf)
         self.model = fingerprint(path)
-        blocks = sum(tensor.nbytes for tensor in header.tensors if tensor.name.startswith("blk."))
-        self._size = blocks / self.layers
-        self._ends = sum(tensor.nbytes for tensor in header.tensors if not tensor.name.startswith("blk."))
+        tensors = self.gguf.tensors
+        self._size = sum(tensor.nbytes for tensor in tensors if tensor.name.startswith("blk.")) / self.layers
+        self._ends = sum(tensor.nbytes for tensor in tensors if not tensor.name.startswith("blk."))
         self._store, self._used = store or LayerStore(), InUse()
 
     def find(self, model: str, layer: int, last: int) -> Path | None:
         if model != self.model or not 0 <= layer <= last < self.layers:
             return None
-        end = together(layer, last, self._size)
-        head = end == self.layers - 1
-        size = int((end - layer + 1) * self._size) + (self._ends if layer == 0 or head else 0)
+        piece = self._piece(layer, last)
 
         def make(path: Path) -> None:
-            cut(self.path, path, layer, end, head=head)
+            cut(self.path, path, layer, piece.last, head=piece.last == self.layers - 1)
 
-        return self._used.keep(self._store.made.using(model, layer, end, size, make))
+        return self._used.keep(self._store.made.using(model, layer, piece.last, piece.size, make))
+
+    def _piece(self, layer: int, last: int) -> Piece:
+        end = together(layer, last, self._size)
+        at_an_end = layer == 0 or end == self.layers - 1
+        return Piece(layer, end, int((end - layer + 1) * self._size) + at_an_end * self._ends)
 
     def held(self, model: str) -> frozenset[int]:
         return frozenset(range(self.layers)) if model == self.model else frozenset()
 
     def bounds(self, model: str) -> Bounds:
         return Bounds(self.held(model), self.held(model))
+
+    def pieces(self, model: str, first: int, last: int) -> Sequence[Piece]:
+        found: list[Piece] = []
+        while model == self.model and first <= last:
+            found.append(self._piece(first, last))
+            first = found[-1].last + 1
+        return found
+
+    def header(self, model: str) -> GgufHeader | None:
+        return self.gguf if model == self.model else None
 
     def tidy(self, loaded: Collection[Path]) -> None:
         self._used.tidy(loaded)

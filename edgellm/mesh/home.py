@@ -21,23 +21,32 @@ from edgellm.store.layers import LayerStore
 from edgellm.store.recipe import Recipe, recipe_of
 
 
-def look(
-    model: Path, hosts: Sequence[str], fresh: bool, tell: Tell, places: Sequence[tuple[str, Address]] = ()
-) -> Survey:
-    """What this device and its paired workers can do with a model; `fresh`: measured now, whatever is known.
+def seek(hosts: Sequence[str], places: Sequence[tuple[str, Address]] = ()) -> list[Worker]:
+    """The workers that this device may use, and why each of the others cannot be.
 
     `hosts` are this device's addresses to look for announcements at; `places`: where further workers are, or paired
-    ones if they are not found, each with its name, or an empty one. Raises what `blocks_of` and `model_of` raise.
+    ones if they are not found, each with its name, or an empty one.
+
+    Raises:
+        InvalidOption: two have one name.
     """
     trust = Trust.here()
-    planned = model_of(model)
     said = [worker_there(trust, name, address) for name, address in places]
     there = {worker.peer.id for worker in said if worker.peer is not None}
-    workers = [*said, *find_workers(trust, [peer for peer in trust.peers.all() if peer.id not in there], hosts)]
-    names = [worker.name for worker in workers]
+    found = [*said, *find_workers(trust, [peer for peer in trust.peers.all() if peer.id not in there], hosts)]
+    names = [worker.name for worker in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InvalidOption(f"Two devices are called {twice!r}.", "Give the other another name: --peer NAME=HOST:PORT")
-    return survey(trust, workers, blocks_of(model), planned.name, planned.shape, fresh=fresh, tell=tell)
+    return found
+
+
+def look(model: Path, workers: Sequence[Worker], fresh: bool, tell: Tell) -> Survey:
+    """What this device and these workers can do with a model; `fresh`: measured now, whatever is known.
+
+    Raises what `blocks_of` and `model_of` raise.
+    """
+    planned = model_of(model)
+    return survey(Trust.here(), workers, blocks_of(model), planned.name, planned.shape, fresh=fresh, tell=tell)
 
 
 def read_place(text: str) -> tuple[str, Address]:

@@ -12,12 +12,13 @@ from edgellm.errors import ModelUnsupported
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
-def model_of(path: Path) -> Model:
-    """The layers of a model file as the planner sees them: real bytes, quantised as they are.
+def model_of(path: Path, header: GgufHeader | None = None) -> Model:
+    """The layers of a model file as the planner sees them: real bytes, quantised as they are. `header`: the file's, if
+    it has been read.
 
     Raises what `check_gguf` raises, and `ModelUnsupported` for a file that is no transformer with layers.
     """
-    header = check_gguf(path)
+    header = header or check_gguf(path)
     shape, name = _shape(header, path), str(header.metadata.get("general.name") or path.stem)
     weights, embedding, head = [0.0] * shape.layers, 0.0, 0.0
     tied = True

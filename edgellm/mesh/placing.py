@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +21,14 @@ from edgellm.mesh.split import Share, of_way, ranges
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes that are wanted beside weights: for each `layer`, its cache above all, and for a `stage` as such."""
+
+    layer: float = 0.0
+    stage: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Lacking:
     """What is not on a device's disk of its share of a plan: these layers, of so many bytes."""
 
@@ -33,7 +42,8 @@ class Placed:
     """Who holds what now, in `shares`, and what that is expected to take; `reason` says why so.
 
     `best`: the plan for layers that are wherever they are wanted; None where the devices could not hold it. `lacking`:
-    what would have to be brought where for that. `unused` devices, and those that are `left_out` because they could not
+    what would have to be brought where for that. `fleet`: the devices, with the memory that each has for layers in all,
+    those included that are loaded. `unused` devices, and those that are `left_out` because they could not
     be asked: each with the reason.
     """
 
@@ -85,18 +95,18 @@ def deploy_command(model: str, lacking: Iterable[Lacking], workers: Mapping[str,
 
 def place(
     model: Model, home: Fleet, workers: Mapping[str, Worker], able: Sequence[Able], *, tokens_in: int, tokens_out: int,
-    positions: int = 0, objective: Objective = "ttft", left_out: Sequence[tuple[str, str]] = (), stop: Stop = never,
+    room: Room = Room(), objective: Objective = "ttft", left_out: Sequence[tuple[str, str]] = (), stop: Stop = never,
 ) -> Placed:  # fmt: skip
     """The best split over what the devices of the `home` have. `able`: those that can be used, with what each holds
-    now; `positions`: for which each keeps a cache; the rest as for `edgellm.coldstart.plan.plan`.
+    now; `room`: what a stage takes beside weights; the rest as for `edgellm.coldstart.plan.plan`.
 
     Raises:
         PlanImpossible: the layers do not lie where there is memory for them; says what to bring where, if that helps.
     """
-    fleet = _fleet(home, able)
+    fleet = _fleet(home, able, model, room.stage)
     planned = partial(
         best_plan, fleet.devices, model, tokens_in, tokens_out, objective=objective, links=fleet.links,
-        positions=positions, stop=stop,
+        reserved=room.layer, stop=stop,
     )  # fmt: skip
     best: Plan | None = None
     trouble: PlanImpossible | None = None
@@ -106,7 +116,8 @@ def place(
         trouble = error
     lacking = () if best is None else tuple(_lacking(model, of_way(best.advised), able))
     finish = partial(
-        Placed, best=best, lacking=lacking, fleet=fleet, workers=workers, left_out=tuple(left_out)
+        Placed, best=best, lacking=lacking, fleet=_with_loaded(fleet, able, model), workers=workers,
+        left_out=tuple(left_out),
     )  # fmt: skip
     if best is not None and not lacking and _whole(of_way(best.advised), able):
         return finish(of_way(best.advised), best.advised, best.advice, unused=best.unused)
@@ -132,15 +143,27 @@ def place(
     return finish(shares, way, reason, unused=now.unused)
 
 
-def _fleet(home: Fleet, able: Sequence[Able]) -> Fleet:
-    """The devices that can be used, each with the memory that it gives."""
-    limits = {one.name: one.memory for one in able}
+def _fleet(home: Fleet, able: Sequence[Able], model: Model, taken: float) -> Fleet:
+    """The devices that can be used, each with the memory that it gives beside what it has loaded of the model, less
+    what a stage takes in any case."""
+    gives = {one.name: one.memory - _loaded(one, model) if one.memory else math.inf for one in able}
     devices = tuple(
-        replace(device, memory=float(min(device.memory, limits[device.name] or device.memory)))
+        replace(device, memory=max(1.0, min(device.memory, gives[device.name]) - taken))
         for device in home.devices
-        if device.name in limits
+        if device.name in gives
     )
     return Fleet(devices, home.links)
+
+
+def _with_loaded(fleet: Fleet, able: Sequence[Able], model: Model) -> Fleet:
+    """The same with the memory that each device has for layers in all, those included that it has loaded."""
+    loaded = {one.name: _loaded(one, model) for one in able}
+    devices = tuple(replace(device, memory=device.memory + loaded[device.name]) for device in fleet.devices)
+    return Fleet(devices, fleet.links)
+
+
+def _loaded(one: Able, model: Model) -> float:
+    return sum(model.layer_bytes[layer] for layer in one.warm)
 
 
 def _lacking(model: Model, shares: Sequence[Share], able: Sequence[Able]) -> Iterable[Lacking]:

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from edgellm.engine import join
-from edgellm.errors import LayersMissing
+from edgellm.engine import GgufHeader, check_gguf, join
+from edgellm.errors import DiskFull, LayersMissing, StoreFull
+from edgellm.mesh import holding
 from edgellm.mesh.holding import Bounds, InUse
 from edgellm.store.layers import LayerStore
 from edgellm.store.made import together
@@ -33,7 +34,10 @@ class StoredLayers:
         if recipe is None or not row:
             return None
         try:
-            return self._used.keep(self._file(recipe, row))
+            try:
+                return self._used.keep(self._file(recipe, row))
+            except (StoreFull, DiskFull):  # no room for a joined one: as it lies there it can be loaded, too
+                return self._used.keep(self._file(recipe, row[:1]))
         except LayersMissing:  # somebody has removed one just now
             return None
 
@@ -45,6 +49,23 @@ class StoredLayers:
         """Where a stage may begin and end: where pieces do."""
         here = self._here(model)
         return Bounds(frozenset(piece.first for piece in here), frozenset(piece.last for piece in here))
+
+    def pieces(self, model: str, first: int, last: int) -> Sequence[holding.Piece]:
+        """See `Layers.pieces`."""
+        recipe, found = self._recipe(model), []
+        while recipe is not None and first <= last and (row := self._row(recipe, first, last)):
+            found.append(holding.Piece(first, row[-1].last, sum(piece.size for piece in row)))
+            first = row[-1].last + 1
+        return found
+
+    def header(self, model: str) -> GgufHeader | None:
+        """See `Layers.header`. The last layer knows how many ids there are, the first one every single one of them."""
+        recipe, here = self._recipe(model), self._here(model)
+        if recipe is None or not here:
+            return None
+        last = here[-1].last == recipe.layers - 1
+        path = self.store.find(here[-1 if last else 0])
+        return None if path is None else check_gguf(path)
 
     def tidy(self, loaded: Collection[Path]) -> None:
         """Lets go of the files that are not loaded, or no longer."""

@@ -29,7 +29,7 @@ from edgellm.link.guard import Guard, Method
 from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
 from edgellm.mesh.records import Event, Failed, Gone, Onward
-from edgellm.mesh.shelf import Shelf
+from edgellm.mesh.shelf import Lease, Shelf
 from edgellm.mesh.stage import Stage
 from edgellm.serve.mesh_wire import ENGINE, MESH, read_parcel, read_work, write_event, write_parcel, write_working
 from edgellm.serve.onward import Line, LineBroken
@@ -93,7 +93,7 @@ class WorkerService:
         held, bounds = await asyncio.to_thread(lambda: (layers.held(model), layers.bounds(model)))
         anywhere = bounds.begins == bounds.ends == held
         return pb.HoldsReply(
-            protocol=MESH, layers=sorted(held), warm=sorted(self._shelf.warm(model)), memory=self._shelf.memory or 0,
+            protocol=MESH, layers=sorted(held), warm=sorted(self._shelf.warm(model)), memory=self._shelf.left,
             version=ENGINE, begins=[] if anywhere else sorted(bounds.begins),
             ends=[] if anywhere else sorted(bounds.ends),
         )  # fmt: skip
@@ -119,7 +119,12 @@ class WorkerService:
             with suppress(RuntimeError):  # the loop has ended with the process
                 loop.call_soon_threadsafe(out.put_nowait, event)
 
-        stage = await asyncio.to_thread(Stage, work, self._shelf, post, threads=self._threads)
+        lease = await asyncio.to_thread(self._shelf.reserve, work)
+        try:
+            stage = await asyncio.to_thread(Stage, work, self._shelf, post, threads=self._threads)
+        except BaseException:
+            lease.close()
+            raise
         what = f"layers {work.first + 1}-{work.last + 1} of {work.name}"
         self._tell(ServerEvent(Happened.CONNECTED, f"Loading {what} for {stream.peer()}."))
         line = Line(prepare, self._trust) if prepare.next and not work.ends else None
@@ -136,7 +141,7 @@ class WorkerService:
                 finally:
                     await coordinator.settle()
         finally:
-            closing = asyncio.ensure_future(asyncio.to_thread(stage.close))
+            closing = asyncio.ensure_future(asyncio.to_thread(_closed, stage, lease))
             if line is not None:
                 line.hang_up()
             closing.add_done_callback(lambda _: self._tell(ServerEvent(Happened.ENDED, f"Done with {what}.")))
@@ -207,6 +212,13 @@ class WorkerService:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             if stage.idle > self._shelf.keep:
                 raise StageIdle(f"Nothing was asked for {self._shelf.keep:g} seconds.", "Prepare the stage again.")
+
+
+def _closed(stage: Stage, lease: Lease) -> None:
+    try:
+        stage.close()
+    finally:
+        lease.close()
 
 
 class _Coordinator:

@@ -59,13 +59,14 @@ class RemoteMember:
 
     def __init__(
         self, place: Place, patience: Patience | None = None, *, direct: bool = True, like: Able | None = None,
-        layer_bytes: float = 0.0,
+        layer_bytes: float = 0.0, stage_bytes: float = 0.0,
     ) -> None:  # fmt: skip
         """`direct`: its stage may give rows to the next device itself, where that can be reached. `like`: what its
-        layers, of so many bytes each, are known to cost."""
+        layers are known to cost; each takes so many bytes of memory, with its cache, and a stage as such so many."""
         self.place, self._patience, self._direct = place, patience or Patience(), direct
         self.name = place.name
-        self._like, self._layer_bytes = like or Able(place.name, frozenset()), layer_bytes
+        self._like = like or Able(place.name, frozenset())
+        self._layer_bytes, self._stage_bytes = layer_bytes, stage_bytes
 
     def able(self, model: str) -> Able:
         """What it holds. Raises DeviceLost where it does not answer, and what `meet` raises."""
@@ -95,7 +96,7 @@ class RemoteMember:
             )
         most = self._like.most
         if reply.memory and self._layer_bytes:
-            most = min(most, int(reply.memory / self._layer_bytes))
+            most = min(most, max(0, int((reply.memory - self._stage_bytes) / self._layer_bytes)))
         said = bool(reply.begins or reply.ends)  # else it can begin and end anywhere, or is older than the question
         return replace(
             self._like, holds=frozenset(reply.layers), warm=frozenset(reply.warm), most=most, memory=reply.memory,

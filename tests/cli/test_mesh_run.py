@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.link.trust import Trust
 from edgellm.mesh.holding import WholeModel
 from edgellm.mesh.shelf import Shelf
 from edgellm.mesh.stored import StoredLayers
@@ -16,6 +17,7 @@ from edgellm.serve.worker import WorkerServer
 from edgellm.store.layers import LayerStore, cut_layers
 from tests.cli.conftest import Done
 from tests.cli.test_serve_command import Served
+from tests.link.strangers import befriend, device
 from tests.mesh.test_fleet import DESKTOP, LAPTOP
 from tests.serve.conftest import ANYWHERE
 
@@ -144,7 +146,7 @@ def test_without_a_split_the_home_is_measured_and_what_is_there_is_run(
     """No device has the memory for all layers, and the worker has some of them."""
     alone = edge("mesh", "run", "edgellm-verifier", QUESTION, "--split", "here:1-12", "--max-tokens", "6",
                  "--retrieval", "off", "--context-length", "256", "--f32")  # fmt: skip
-    monkeypatch.setattr("edgellm.mesh.measure.free_memory", lambda: (5_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.measure.free_memory", lambda: (10_000_000, "a test"))
     done = at_home(edge, measurable, "--context-length", "256", "--f32", "--explain")
     assert (done.code, done.out) == (0, alone.out)
     assert "Split it over here and desk" in done.err  # that nothing else fits is said, too
@@ -155,31 +157,75 @@ def test_without_a_split_the_home_is_measured_and_what_is_there_is_run(
     assert found["here"] == (1, found["desk"][0] - 1)
 
 
+def test_what_it_says_to_bring_makes_it_run_over_a_paired_device(
+    edge: Edge, tmp_path: Path, quick_figures: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither device has the memory for all layers, and the paired one has none of them yet."""
+    owner, trust = Trust.here(), device(tmp_path / "desk")
+    befriend(trust, owner, "files compute")
+    owner.peers.rename(trust.identity.id, "desk")
+    monkeypatch.setattr("edgellm.mesh.measure.free_memory", lambda: (10_000_000, "a test"))
+    stored = StoredLayers(LayerStore(tmp_path / "store", 10**9))
+    words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "4", "--retrieval", "off",
+             "--context-length", "256")  # fmt: skip
+    with WorkerServer(Shelf(stored), ANYWHERE, threads=1, trust=trust, stored=stored) as worker:
+        owner.peers.saw(trust.identity.id, worker.address)
+        refused = edge(*words)
+        assert (refused.code, refused.out) == (1, "")
+        command = re.search(r"edgellm (mesh deploy MODEL --split \S+:\d+-\d+)", refused.err)
+        assert command is not None, refused.err
+        assert edge(*command[1].replace("MODEL", "edgellm-verifier").split()).code == 0
+        done = edge(*words, "--json")
+        assert done.code == 0
+        assert set(stages(done)) == {"here", "desk"}
+        assert "mesh deploy" not in done.err
+
+
 def test_what_a_stage_has_made_is_listed_and_removed(edge: Edge) -> None:
     words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "2", "--retrieval", "off")
     assert edge(*words, "--split", "here:1-12").code == 0
     (row,) = edge("mesh", "layers", "--on", "here", "--json").answer
-    assert (row["made"], row["layers"], row["model"]) == (True, "1-12", "edgellm verifier")
-    assert "1-12 made of them here" in edge("mesh", "layers", "--on", "here").out
+    assert (row["made"], row["model"]) == (True, "edgellm verifier")
+    pieces = row["layers"].split(", ")
+    assert (pieces[0].split("-")[0], pieces[-1].split("-")[-1]) == ("1", "12")
+    assert "made here" in edge("mesh", "layers", "--on", "here").out
     gone = edge("mesh", "layers", "clean", "--on", "here", "-m", "edgellm-verifier", "--yes", "--json").answer
-    assert gone["pieces"] == 1 or gone["in_use"] == 1  # the stage may still be closing
+    assert gone["pieces"] + gone["in_use"] == len(pieces)  # the stage may still be closing
     assert edge(*words, "--split", "here:1-12").code == 0
 
 
-def test_nobody_else_means_this_device_alone(edge: Edge, quick_figures: None) -> None:
+def test_a_worker_given_by_address_is_planned_for_and_brought_layers(edge: Edge, measurable: WorkerServer) -> None:
+    peer = ("--peer", f"desk={measurable.address}")
+    plan = edge("mesh", "plan", "edgellm-verifier", *peer, "--json").answer
+    assert {"here", "desk"} == {one["device"] for part in ("stages", "unused") for one in plan[part]}
+    (row,) = edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:5-8", *peer, "--json").answer
+    assert (row["device"], row["already"] > 0, row["sent"] > 0, row["error"]) == ("desk", True, True, None)
+
+
+def test_nobody_else_means_this_device_alone_and_nothing_to_measure(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.cli.mesh_run.surveyed", None)
     done = edge("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "3", "--retrieval", "off", "--json")
     assert done.code == 0
     assert stages(done) == {"here": (1, 12)}
-    assert "Use here alone" in done.err
-    assert "deploy" not in done.err
+    assert "No other device can be used: this one holds all layers" in done.err
 
 
-def test_a_worker_that_is_not_there_is_left_out_with_its_reason(edge: Edge, quick_figures: None) -> None:
+def test_a_worker_that_is_not_there_is_left_out_with_its_reason(edge: Edge) -> None:
     words = ("chat", QUESTION, "--max-tokens", "3", "--draft", "none", "--mesh", "auto", "--peer", "127.0.0.1:9")
     done = edge(*words, "--retrieval", "off")
     assert done.code == 0
     assert "left out: 127.0.0.1:9" in done.err
-    assert "Use here alone" in done.err
+    assert "this one holds all layers" in done.err
+
+
+def test_a_conversation_over_the_measured_home(edge: Edge, measurable: WorkerServer) -> None:
+    words = ("chat", QUESTION, "--max-tokens", "3", "--draft", "none", "--retrieval", "off", "--mesh", "auto", "--peer")
+    done = edge(*words, f"desk={measurable.address}", "--peer", "attic=127.0.0.1:9")
+    assert done.code == 0
+    assert "left out: attic: 127.0.0.1:9 is gone" in done.err
+    assert "first token" in done.err
 
 
 def test_two_workers_of_one_name_are_refused(edge: Edge, measurable: WorkerServer) -> None:

@@ -13,8 +13,9 @@ from bench.coldstart_exact import SAME, compared
 from bench.coldstart_families import FAMILIES, drawn
 from edgellm.coldstart import csgo, labels, reply
 from edgellm.coldstart.algorithm1 import algorithm1, brute_force, every_plan
-from edgellm.coldstart.build import task_of
+from edgellm.coldstart.build import Kept, task_of, where_it_lies
 from edgellm.coldstart.labels import Search
+from edgellm.coldstart.model import Model
 from edgellm.coldstart.plan import advice, plan
 from edgellm.coldstart.planner import fastest, floor
 from edgellm.coldstart.prices import Bound, Columns, packing, potentials
@@ -78,6 +79,35 @@ def test_layers_that_differ_are_planned_exactly_for_both_objectives(family: str,
             assert quickest is not None
             assert quickest.optimal
             assert quickest.seconds == pytest.approx(least, rel=SAME)
+
+
+@given(st.integers(0, 10_000), st.sampled_from(OVERLAPS))
+@settings(max_examples=25, deadline=None)
+def test_layers_are_planned_exactly_where_they_lie(seed: int, overlap: Overlap) -> None:
+    """Some layers are nowhere on some devices, and some are loaded."""
+    rng = np.random.default_rng(seed)
+    devices, model = csgo.devices()[:3], Model.of(replace(csgo.model().shape, layers=6))
+    free = uneven(drawn("wide", rng, 3, 6, overlap), rng)
+    kept = {}
+    for device in devices:
+        disk = frozenset(np.flatnonzero(rng.random(6) < 0.7).tolist())
+        kept[device.name] = Kept(disk, frozenset(layer for layer in disk if rng.random() < 0.3))
+    task, beyond = where_it_lies(replace(free, room=free.room + 1.0), devices, model, kept, 9)
+    there = [cut for cut in every_plan(task) if makespan(task, cut) < beyond]
+    for cut in there:
+        first = 0
+        for at, count in cut:
+            assert (kept[devices[at].name].disk or frozenset()).issuperset(range(first, first + count))
+            first += count
+    for found, score in (
+        (fastest(task), lambda cut: makespan(task, cut)),
+        (reply.quickest(task, 9), lambda cut: reply.seconds(task, cut, 9)),
+    ):
+        if not there:
+            assert found is None or found.seconds >= beyond
+            continue
+        assert found is not None
+        assert found.seconds == pytest.approx(min(map(score, there)), rel=SAME)
 
 
 @given(st.integers(0, 10_000), st.sampled_from(sorted(FAMILIES)), st.sampled_from(OVERLAPS))

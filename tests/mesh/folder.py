@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from edgellm.engine import check_gguf, cut
+from edgellm.engine import GgufHeader, check_gguf, cut
 from edgellm.engine.shard import check_cuttable
-from edgellm.mesh.holding import Bounds
+from edgellm.mesh.holding import Bounds, Piece
 from edgellm.store import fingerprint
 
 
@@ -30,6 +30,16 @@ class FolderLayers:
 
     def tidy(self, loaded: Collection[Path]) -> None:
         """Nobody removes them."""
+
+    def pieces(self, model: str, first: int, last: int) -> Sequence[Piece]:
+        there = self.held(model)
+        return [
+            Piece(layer, layer, self.path(model, layer).stat().st_size)
+            for layer in range(first, last + 1) if layer in there
+        ]  # fmt: skip
+
+    def header(self, model: str) -> GgufHeader | None:
+        return check_gguf(self.path(model, min(self.held(model)))) if self.held(model) else None
 
     def path(self, model: str, layer: int) -> Path:
         """Where a layer lies, or would."""

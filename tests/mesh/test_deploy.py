@@ -19,7 +19,7 @@ from edgellm.link.loop import run_there
 from edgellm.link.pieces import WINDOW
 from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
-from edgellm.link.workers import Worker, find_workers, worker_at
+from edgellm.link.workers import Worker, find_workers, worker_at, worker_there
 from edgellm.mesh import deploy as deploying
 from edgellm.mesh.deploy import Moved, Part, deploy, to_move
 from edgellm.store.layers import LayerStore
@@ -226,3 +226,18 @@ def test_the_rate_holds_for_all_lines_together(
     )
     assert sum(slept) == sum(moved.sent for moved in done)
     assert max(moved.seconds for moved in done) >= 0.75 * sum(slept) / 4e6
+
+
+def test_a_worker_at_an_address_is_the_paired_device_that_answers_there(home: Home, tmp_path: Path) -> None:
+    desk = worker_there(home.owner, "", home.addresses["desk"])
+    assert (desk.name, desk.trouble) == ("desk", None)
+    assert desk.peer is not None
+    assert desk.peer.id == home.owner.peers.find("desk").id
+    assert Right.COMPUTE in desk.rights
+    assert worker_there(home.owner, "kitchen", home.addresses["desk"]).name == "kitchen"
+    gone = worker_there(home.owner, "", Address("127.0.0.1", 9))
+    assert (gone.name, gone.address) == ("127.0.0.1:9", None)
+    assert gone.trouble is not None
+    with device_taking(LayerStore(tmp_path / "plain", PLENTY)) as address:  # on this machine, without pairing
+        plain = worker_there(home.owner, "", address)
+        assert (plain.name, plain.peer, plain.trouble) == (str(address), None, None)

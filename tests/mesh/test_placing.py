@@ -74,7 +74,7 @@ def test_what_is_loaded_already_is_not_loaded_again() -> None:
     warm = placed(Able("here", ALL), Able("desk", ALL, ALL), tokens_in=16)
     assert warm.shares == (Share("desk", 0, 11),)
     assert warm.way.ttft_s < cold.way.ttft_s / 2
-    full = Fleet((HOME.devices[0], replace(HOME.devices[1], memory=1e6)))  # for what is loaded it needs no more
+    full = Fleet((HOME.devices[0], replace(HOME.devices[1], memory=2e6)))  # what is loaded takes no more
     assert placed(Able("here", ALL), Able("desk", ALL, ALL), home=full, tokens_in=16).shares == warm.shares
     assert placed(Able("here", ALL), Able("desk", ALL), home=full, tokens_in=16).shares == (Share("here", 0, 11),)
 
@@ -83,6 +83,15 @@ def test_a_worker_takes_no_more_than_it_gives() -> None:
     layer = MODEL.layer_bytes[0]
     found = placed(Able("here", ALL), Able("desk", ALL, memory=int(3.5 * layer)))
     assert [share.last - share.first < 3 for share in found.shares if share.name == "desk"] == [True]
+
+
+def test_what_is_loaded_counts_in_what_a_worker_gives() -> None:
+    layer, half = MODEL.layer_bytes[0], frozenset(range(6, 12))
+    for gives, most in ((8.5, 8), (12.5, 12)):
+        desk = Able("desk", ALL, half, memory=int(gives * layer))
+        found = placed(Able("here", ALL), desk, tokens_in=16)
+        assert sum(share.last - share.first + 1 for share in found.shares if share.name == "desk") <= most
+        assert found.fleet.devices[1].memory == pytest.approx(gives * layer, abs=1.0)  # when it is planned anew
 
 
 def test_where_the_layers_do_not_lie_where_they_fit_it_says_what_to_bring() -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edgellm.engine import check_gguf
+from edgellm.engine import check_gguf, costs_of
 from edgellm.errors import LayersMissing, MemoryShort, ModelUnsupported
 from edgellm.mesh.holding import SeveralLayers, WholeModel
-from edgellm.mesh.shelf import Shelf
+from edgellm.mesh.shelf import Shelf, beside
 from edgellm.store.layers import LayerStore
 from tests.mesh.folder import FolderLayers
 from tests.mesh.household import Cut
@@ -147,3 +148,53 @@ def test_an_architecture_that_depends_on_the_layer_is_refused_by_name(tmp_path: 
     path.write_bytes(arch(b"gemma3"))
     with pytest.raises(ModelUnsupported, match="'gemma3' are not known to be safe"):
         WholeModel(path)
+
+
+def test_caches_and_batches_count_before_anything_is_loaded(verifier_cut: Cut) -> None:
+    layers, work = verifier_cut.layers, replace(verifier_cut.work, first=2, last=5)
+    header = layers.header(work.model)
+    assert header is not None
+    pieces = [(layer, layer) for layer in range(2, 6)]
+    weights = sum(layers.path(work.model, layer).stat().st_size for layer in range(2, 6))
+    wanted = beside(costs_of(header), work, pieces)
+    assert wanted > costs_of(header).cache(4, work.context, work.sessions)
+    Shelf(layers, memory=weights + wanted).reserve(work)
+    shelf = Shelf(layers, memory=weights + wanted - 1)
+    with pytest.raises(MemoryShort, match=r"Layers 3-6 of .* take \d+ MB, and \d+ MB for 2 replies of 256 tokens; of"):
+        shelf.reserve(work)
+    assert shelf.left == weights + wanted - 1
+    lease = shelf.reserve(replace(work, sessions=1))
+    assert shelf.left == weights + wanted - 1 - lease.size
+    lease.close()
+    lease.close()
+    assert shelf.left == weights + wanted - 1
+    assert Shelf(layers).reserve(work).size == 0  # no limit
+
+
+def test_what_is_reserved_leaves_less_for_weights(verifier_cut: Cut) -> None:
+    layers, model = verifier_cut.layers, verifier_cut.work.model
+    one = layers.path(model, 5).stat().st_size
+    work = replace(verifier_cut.work, first=4, last=4)
+    header = layers.header(model)
+    assert header is not None
+    wanted = beside(costs_of(header), work, [(4, 4)])
+    shelf = Shelf(layers, memory=one + wanted)
+    lease = shelf.reserve(work)
+    shelf.take(model, 4, 4)
+    with pytest.raises(MemoryShort, match=r"\d+ MB of them for caches"):
+        shelf.take(model, 5, 5)
+    lease.close()
+    if wanted > one:
+        shelf.take(model, 5, 5)
+
+
+def test_the_memory_of_a_stage_that_ends_is_waited_for(verifier_cut: Cut) -> None:
+    layers, work = verifier_cut.layers, replace(verifier_cut.work, first=2, last=5)
+    roomy = Shelf(layers, memory=10**9)
+    weights = sum(layers.path(work.model, layer).stat().st_size for layer in range(2, 6))
+    shelf = Shelf(layers, memory=weights + roomy.reserve(work).size)
+    lease = shelf.reserve(work)
+    ended = threading.Timer(0.1, lease.close)
+    ended.start()
+    assert shelf.reserve(work).size > 0
+    ended.join()

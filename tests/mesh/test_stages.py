@@ -12,7 +12,7 @@ import pytest
 
 from edgellm.engine import Model, cut
 from edgellm.errors import EdgeError, InvalidOption, LayersMissing, ProtocolError
-from edgellm.mesh.holding import Bounds
+from edgellm.mesh.holding import Bounds, Piece
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, Seat
 from edgellm.mesh.records import Ask, Event, Gone, Loaded, Parcel, Span, Times, Work
 from edgellm.mesh.shelf import Shelf
@@ -95,6 +95,7 @@ class SlowLayers:
         self.go = threading.Event()
         self.asked = threading.Event()
         self.held, self.bounds, self.tidy = layers.held, layers.bounds, layers.tidy
+        self.pieces, self.header = layers.pieces, layers.header
 
     def find(self, model: str, layer: int, last: int) -> Path | None:
         if layer >= self._slow:
@@ -165,6 +166,12 @@ class Pairs:
 
     def bounds(self, model: str) -> Bounds:
         return Bounds(frozenset(range(0, 12, 2)), frozenset(range(1, 12, 2)))
+
+    def pieces(self, model: str, first: int, last: int) -> list[Piece]:
+        return [Piece(layer, layer + 1, 1) for layer in range(first, last, 2)]
+
+    def header(self, model: str) -> None:
+        return None
 
     def tidy(self, loaded: Collection[Path]) -> None:
         pass

@@ -56,6 +56,15 @@ def test_small_layers_in_a_row_are_joined_and_what_they_are_made_of_stays(draft_
     assert (store.clean().pieces, store.size) == (7, 0)
 
 
+def test_where_there_is_no_room_to_join_layers_they_are_loaded_as_they_are(draft_path: Path, tmp_path: Path) -> None:
+    store = LayerStore(tmp_path, PLENTY)
+    recipe = cut_layers(draft_path, store, layers=(2, 4))
+    store.limit = store.size
+    path = StoredLayers(store).find(recipe.fingerprint, 2, 4)
+    assert path == store.find(recipe.pieces[2])
+    assert store.size == store.limit
+
+
 def test_pieces_end_where_those_of_other_plans_do(
     draft_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from bench.kill_worker import Worker, run
 from edgellm.engine import Floats, Ids, cut
-from edgellm.mesh.holding import Bounds
+from edgellm.mesh.holding import Bounds, Piece
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, Seat
 from edgellm.mesh.records import Work
 from edgellm.mesh.recovery import Mesh
@@ -173,6 +173,12 @@ class InThrees:
 
     def bounds(self, _model: str) -> Bounds:
         return Bounds(frozenset(self._files), frozenset(first + 2 for first in self._files))
+
+    def pieces(self, _model: str, first: int, last: int) -> list[Piece]:
+        return [Piece(layer, layer + 2, 1) for layer in range(first, last, 3)]
+
+    def header(self, _model: str) -> None:
+        return None
 
     def tidy(self, loaded: Collection[Path]) -> None:
         """Nobody removes them."""

@@ -197,3 +197,19 @@ def test_over_a_link_only_who_may_compute_is_answered(
 def test_a_plan_that_names_nobody(verifier_cut: Cut) -> None:
     with pytest.raises(PlanImpossible, match="Nobody is called"):
         Mesh([], [Share("a", 0, 11)], verifier_cut.work)
+
+
+def test_what_does_not_fit_with_its_caches_is_refused_with_the_numbers(verifier_cut: Cut) -> None:
+    work, layers = verifier_cut.work, verifier_cut.layers
+    weights = sum(layers.path(work.model, layer).stat().st_size for layer in range(12))
+    with WorkerServer(Shelf(layers, memory=weights + 1_000_000), ANYWHERE, threads=1) as worker:
+        place = Place("a", worker.address)
+        one, stage = weights / 12, 500_000.0
+        member = RemoteMember(place, layer_bytes=one, stage_bytes=stage)
+        assert member.able(work.model).most == int((weights + 1_000_000 - stage) / one)
+        assert RemoteMember(place, layer_bytes=one + 1e6, stage_bytes=stage).able(work.model).most < 12
+        pipeline = Pipeline([(member.seat(), work)])
+        future = pipeline.ask(0, 0, PROMPT, Ask(NOTHING, GREEDY, len(PROMPT)))
+        with pytest.raises(DeviceLost, match=r"Layers 1-12 of .* take \d+ MB, and \d+ MB for 2 replies of 256 tokens"):
+            future.result(30)
+        pipeline.close()

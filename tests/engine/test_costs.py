@@ -1,0 +1,88 @@
+"""What layers take beside their weights, beside what llama.cpp says that it has reserved."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.random_gguf import Shape, write
+from edgellm.engine import Block, Model, check_gguf, costs_of, cut, native
+from edgellm.errors import ModelUnsupported
+from tests.engine.headers import LLAMA, file
+
+ROWS = 257
+SHAPES = {
+    "small": Shape("llama", 2000, 4, 192, 6, 3, 512, 4096),
+    "wide": Shape("qwen2", 3000, 4, 896, 14, 2, 4864, 4096, bias=True),
+    "many ids": Shape("qwen3", 40_000, 4, 256, 4, 2, 768, 4096),
+    "large": Shape("llama", 1000, 4, 2048, 32, 8, 5632, 4096),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    folder, found = tmp_path_factory.mktemp("costs"), {}
+    for name, shape in SHAPES.items():
+        for kind in ("Q4_0", "F32") if name == "small" else ("Q4_0",):
+            found[name, kind] = folder / f"{name}-{kind}.gguf"
+            write(found[name, kind], shape, kind)
+    return found
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    """What llama.cpp says, all of it."""
+    native.start()
+    said: list[str] = []
+    callback = type(native.log.callback)(lambda _level, text, _user: said.append((text or b"").decode()))
+    native.lib.llama_log_set(callback, ctypes.c_void_p(0))
+    yield said
+    native.lib.llama_log_set(native.log.callback, ctypes.c_void_p(0))
+
+
+def reserved(said: list[str], what: str) -> float:
+    found = re.findall(rf"CPU {what} buffer size = +([\d.]+) MiB", "".join(said))
+    return sum(map(float, found)) * 2**20
+
+
+@pytest.mark.parametrize(("context", "sessions"), [(4096, 1), (1000, 4), (100, 2)])
+@pytest.mark.parametrize(("name", "kind"), [*((name, "Q4_0") for name in SHAPES), ("small", "F32")])
+def test_it_is_about_what_is_reserved(
+    files: dict[tuple[str, str], Path],
+    log: list[str],
+    name: str,
+    kind: str,
+    context: int,
+    sessions: int,
+    tmp_path: Path,
+) -> None:
+    path = files[name, kind]
+    costs = costs_of(check_gguf(path))
+    for first, last in ((0, 0), (1, 2), (3, 3)):
+        ends = first == 0 or last == 3
+        cut(path, tmp_path / "block.gguf", first, last, head=last == 3)
+        with Model.load(tmp_path / "block.gguf") as model:
+            log.clear()
+            Block(model, head=last == 3, n_ctx=context, n_seq=sessions, rows=ROWS, threads=1).close()
+        layers = last - first + 1
+        told = reserved(log, "KV")  # in hundredths of a mebibyte
+        assert costs.cache(layers, context, sessions) == pytest.approx(told, abs=6000)
+        batch = costs.batch(layers, context, min(ROWS, context * sessions), ends=ends)
+        assert 0.9 < batch / reserved(log, "compute") < 1.25, (first, last)
+
+
+def test_pieces_of_a_model_say_the_same_as_the_whole(files: dict[tuple[str, str], Path], tmp_path: Path) -> None:
+    whole = costs_of(check_gguf(files["wide", "Q4_0"]))
+    cut(files["wide", "Q4_0"], tmp_path / "first.gguf", 0, 0, head=False)
+    assert costs_of(check_gguf(tmp_path / "first.gguf")) == whole
+
+
+def test_a_header_that_says_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(file(LLAMA))
+    with pytest.raises(ModelUnsupported, match=r"does not say its llama\.embedding_length"):
+        costs_of(check_gguf(path))
