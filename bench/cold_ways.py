@@ -16,7 +16,7 @@ from typing import Any
 
 from edgellm.coldstart.plan import Plan, Way, plan
 from edgellm.link.interfaces import chosen_hosts
-from edgellm.mesh.home import look
+from edgellm.mesh.home import look, seek
 from edgellm.mesh.layers import model_of
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, required=True)
     args = parser.parse_args()
-    survey = look(args.model, chosen_hosts(), True, lambda _who, _what: None)
+    survey = look(args.model, seek(chosen_hosts(())), True, lambda _who, _what: None)
     for name, error in survey.left_out:
         print(f"{name}: {error}", file=sys.stderr)
     fleet, model = survey.fleet(), model_of(args.model)
