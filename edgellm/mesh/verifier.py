@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanImpossible, VerifierBusy
+from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.mesh.pipeline import Lane
 from edgellm.mesh.records import MOST_ROWS, Answer, Ask
 from edgellm.mesh.recovery import Mesh, common
 from edgellm.spec.records import NO_IDS, Chunk, Ids, Sampling, Verdict
+from edgellm.spec.waiting import settled
 
 
 class MeshVerifier:
@@ -56,10 +57,15 @@ class MeshSession:
         self._mesh, self._sampling, self._rows, self._is_eog = mesh, sampling, rows, is_eog
         self._slot: int | None = None
         self._closed = False
+        self.stopped: Callable[[], bool] | None = None
 
     def ready(self) -> bool:
         """Whether there is a place for it: as many sessions as the stages have sequences can ask at a time."""
         return self._slot is not None or self._mesh.free()
+
+    def heed(self, stopped: Callable[[], bool] | None) -> None:
+        """See `Heeds.heed`. What was sent goes through the stages all the same, and is there for who asks next."""
+        self.stopped = stopped
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> MeshPending:
         """See `VerifierSession.submit`. A verdict that was not waited for is given up."""
@@ -128,6 +134,7 @@ class MeshPending:
         Raises:
             MeshBroken: who is left does not hold the model; says what would be needed.
             VerifierBusy: as many replies as the devices hold are open.
+            Stopped: nobody waits for it any more.
         """
         if self._verdict is None:
             self._verdict = self._further(self._wait(self._future, self._prefix, self._chunk))
@@ -138,14 +145,14 @@ class MeshPending:
         refused = 0
         while True:
             try:
-                verdict = future.result().verdict
+                verdict = settled(future, self._session.stopped).verdict
                 self._session.proved()
                 return verdict
             except DeviceLost:
                 pass  # a pipeline over the others, which hold nothing of this session
             except PlanImpossible as error:
                 raise MeshBroken(error.what, error.next_step) from None
-            except VerifierBusy:
+            except (Stopped, VerifierBusy):
                 raise
             except EdgeError:
                 self._session.forget()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
-from edgellm.engine import Ids
-from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible, VerifierBusy
+from edgellm.engine import Block, Floats, Ids, Passage
+from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.mesh.cover import Able, cover
 from edgellm.mesh.pipeline import Pipeline
 from edgellm.mesh.records import Gone
@@ -154,6 +155,28 @@ def test_a_verdict_that_is_not_waited_for_changes_nothing(home: Home, whole: Who
     session.submit(PROMPT, Chunk(some_ids(9, 2000, 1)))
     session.submit(PROMPT[:30], Chunk(some_ids(4, 2000, 2)))
     assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
+    home.verifier.close()
+
+
+def test_who_leaves_does_not_wait_for_the_stages_and_the_next_reply_is_as_ever(
+    home: Home, whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_again = threading.Event()
+    forward = Block.forward_together
+
+    def slow(self: Block, passages: Sequence[Passage]) -> list[Floats]:
+        assert open_again.wait(60)
+        return forward(self, passages)
+
+    monkeypatch.setattr(Block, "forward_together", slow)
+    session = home.verifier.open(GREEDY)
+    session.heed(lambda: True)
+    with pytest.raises(Stopped):
+        session.submit(PROMPT, NOTHING).result()
+    session.close()
+    open_again.set()
+    again = home.verifier.open(GREEDY)
+    assert write(home.asker(again), PROMPT, 10) == whole.text(PROMPT, 10)
     home.verifier.close()
 
 
