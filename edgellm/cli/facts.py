@@ -37,7 +37,7 @@ def model_facts(path: Path) -> dict[str, Any]:
 
 def _most_used(header: Any) -> str | None:
     """The tensor type that holds most of the bytes."""
-    from edgellm.engine.gguf import TENSOR_TYPES
+    from edgellm.engine.tensor_types import TENSOR_TYPES
 
     totals: dict[str, int] = {}
     for tensor in header.tensors:

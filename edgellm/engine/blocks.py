@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from edgellm.engine.capture import Capture
 from edgellm.engine.context import Context
-from edgellm.engine.gguf import TENSOR_TYPES, TensorInfo, check_gguf
+from edgellm.engine.gguf import TensorInfo, check_gguf
 from edgellm.engine.model import Model
 from edgellm.engine.shard import check_cuttable, cut_bytes
+from edgellm.engine.tensor_types import TENSOR_TYPES
 from edgellm.errors import InvalidOption, ModelUnsupported
 
 ENOUGH = 192 * 2**20  # bytes of weights: more than a processor's caches hold

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.engine.gguf import TENSOR_TYPES, TensorInfo, check_gguf
+from edgellm.engine.gguf import TensorInfo, check_gguf
 from edgellm.engine.rewrite import NewTensor, number, portions, raw_entries, write
+from edgellm.engine.tensor_types import TENSOR_TYPES
 from edgellm.engine.types import Floats
 from edgellm.errors import ModelUnsupported
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgellm.engine import native
-from edgellm.engine.gguf import TENSOR_TYPES, GgufHeader
+from edgellm.engine.gguf import GgufHeader
+from edgellm.engine.tensor_types import TENSOR_TYPES
 from edgellm.errors import ModelUnsupported
 
 _PAD = 256  # llama.cpp rounds the cells of a cache up to a multiple of so many

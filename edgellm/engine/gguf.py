@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
+from edgellm.engine.tensor_types import TENSOR_TYPES
 from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 
 MAX_ENTRIES = 65_536  # metadata entries, and tensors; llama.cpp compares each name with all before it
@@ -34,20 +35,6 @@ _SETTLED = 2.0  # seconds: what was written just now may be written again in the
 _UINT32, _STRING, _ARRAY = 4, 8, 9
 _NUMBER = 40  # bytes of a number in Python
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-
-# ggml type: name, elements in a block, bytes in a block
-TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = MappingProxyType(
-    {
-        0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
-        7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
-        12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
-        16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
-        20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
-        24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
-        29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
-        39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18), 42: ("Q2_0", 64, 18),
-    }
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +120,8 @@ def _read(path: Path) -> GgufHeader:
     except IsADirectoryError:
         raise ModelNotFound(f"{path} is a folder, not a model file.", "Name the .gguf file in it.") from None
     except FileNotFoundError:
-        raise ModelNotFound(
-            f"There is no model file at {path}.", "Check the path, or fetch one with `edgellm pull`."
-        ) from None
+        what = f"There is no model file at {path}."
+        raise ModelNotFound(what, "Check the path, or fetch one with `edgellm pull`.") from None
     except OSError as error:
         raise ModelNotFound(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from None
 
@@ -157,10 +143,9 @@ class _Parser:
         self.at = 4
         version = self.number("I")
         if version not in (2, 3):
-            raise ModelUnsupported(
-                f"{self.path} is GGUF version {version}{' of a big-endian machine' if version & 0xFFFF == 0 else ''}.",
-                "Convert it to GGUF version 3, little-endian.",
-            )
+            endian = " of a big-endian machine" if version & 0xFFFF == 0 else ""
+            what = f"{self.path} is GGUF version {version}{endian}."
+            raise ModelUnsupported(what, "Convert it to GGUF version 3, little-endian.")
         n_tensors, n_entries = self.number("Q"), self.number("Q")
         for n, what, least in ((n_tensors, "tensors", 24), (n_entries, "metadata entries", 13)):
             if n > MAX_ENTRIES or n * least > self.size:
@@ -179,16 +164,9 @@ class _Parser:
         infos_offset = self.at
         infos = [self.tensor_info() for _ in range(n_tensors)]
         data_offset = -(-self.at // alignment) * alignment
-        return GgufHeader(
-            version,
-            MappingProxyType(metadata),
-            self.placed(infos, data_offset, alignment),
-            alignment,
-            MappingProxyType(offsets),
-            infos_offset,
-            data_offset,
-            self.size,
-        )
+        placed = self.placed(infos, data_offset, alignment)
+        fields, places = MappingProxyType(metadata), MappingProxyType(offsets)
+        return GgufHeader(version, fields, placed, alignment, places, infos_offset, data_offset, self.size)
 
     def take(self, n: int, what: str) -> int:
         """Moves past `n` bytes; returns where they began."""

@@ -15,6 +15,7 @@ import pytest
 from tools import bootstrap
 
 ROOT = Path(__file__).parents[2]
+EACH_CORE = "-n logical --maxprocesses 4 --dist loadfile"
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_nothing_is_done_twice(checkout: Path) -> None:
 
 
 def test_what_the_tests_need_is_enough_to_run(checkout: Path) -> None:
-    assert start(checkout, "test", "-x").stdout == f"python -m pytest -x in {checkout}\n"
+    assert start(checkout, "test", "-x").stdout == f"python -m pytest {EACH_CORE} -x in {checkout}\n"
     start(checkout, "chat")
     assert calls(checkout) == ["dev"]
 
@@ -95,7 +96,7 @@ def test_check_runs_everything_and_fails_if_anything_does(checkout: Path) -> Non
     done = start(checkout, "check")
     assert done.returncode == 0
     assert [line.split(" in ")[0] for line in done.stdout.splitlines()] == [
-        "python -m ruff check .", "python -m ruff format --check .", "python -m mypy", "python -m pytest",
+        "python -m ruff check .", "python -m ruff format --check .", "python -m mypy", f"python -m pytest {EACH_CORE}",
     ]  # fmt: skip
     python = checkout / ".venv" / "bin" / "python"
     python.write_text('#!/bin/sh\necho "$@"\n[ "$2" != mypy ]\n')

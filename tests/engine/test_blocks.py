@@ -14,7 +14,7 @@ from bench.random_gguf import Shape, write
 from edgellm.engine import Capture, Context, Model, check_gguf, rewrite
 from edgellm.engine import blocks as timing
 from edgellm.engine.blocks import Blocks, blocks_of, time_passes, write_random
-from edgellm.engine.gguf import TENSOR_TYPES
+from edgellm.engine.tensor_types import TENSOR_TYPES
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelUnsupported
 
 WIDE = Shape("llama", 300, 3, 256, 2, 1, 512, 64)

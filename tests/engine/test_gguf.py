@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgellm.engine import GgufHeader, Model, check_gguf, native
-from edgellm.engine.gguf import TENSOR_TYPES, GgufArray
+from edgellm.engine.gguf import GgufArray
+from edgellm.engine.tensor_types import TENSOR_TYPES
 from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from tests.engine.headers import F32, LLAMA, Q8_0, Entry, Info, f32, file, numbers, string, strings, u32
 
