@@ -9,13 +9,14 @@ from itertools import pairwise
 from time import perf_counter
 
 from edgellm.spec.ahead import first
+from edgellm.spec.curve import EXPLORED
 from edgellm.spec.protocols import Drafter, LooksAhead
 from edgellm.spec.records import Chunk, Ids, Sampling, Verdict
 from edgellm.spec.retrieval.drafter import RetrievalDrafter
 
 TRIED = 4
 """Rounds with the small model that its worth is judged by, at least."""
-_SELDOM = 64  # rounds without the small model, after which it is tried once more
+_SELDOM = 64  # rounds without the small model, before it is tried once more
 _FEW = 0.1  # weight of the last round, or reply, of many
 _EDGES = (0.0, 0.3, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995, 1.0)  # of confidence: tokens between two are alike
 _WEIGHT = 4.0  # tokens that count for as much as the confidence itself
@@ -30,14 +31,18 @@ class Rounds:
     def __init__(self) -> None:
         self._with, self._without, self._drafting, self._reading = Mean(), Mean(), Mean(), Mean()
         self._others = 0  # rounds without it since it was used last
+        self._spare = 0.0  # seconds that a try may cost by now
         self._length = _REPLY  # of a reply
         self._right = [_WEIGHT * (low + high) / 2 for low, high in pairwise(_EDGES)]
         self._tries = [_WEIGHT] * len(self._right)
 
-    @property
-    def due(self) -> bool:
-        """Whether too little is known of late."""
-        return self._with.rounds < TRIED or self._others >= _SELDOM
+    def due(self, prompt: int = 0) -> bool:
+        """Whether too little is known of late, and there is time to find out, for which it has `prompt` tokens to read
+        first."""
+        if self._with.rounds < TRIED:
+            return True
+        loss = self._with.seconds - self._with.tokens * self._without.pace
+        return self._others >= _SELDOM and self._spare >= prompt * self._reading.pace + max(0.0, loss)
 
     @property
     def usual(self) -> tuple[float, float]:
@@ -75,12 +80,13 @@ class Rounds:
 
     def took(self, tokens: int, seconds: float) -> None:
         """A round with the small model brought `tokens` in so many `seconds`."""
-        self._others = 0
+        self._others, self._spare = 0, 0.0
         self._with.add(tokens, seconds)
 
     def other(self, tokens: int, seconds: float) -> None:
         """A round without it did."""
         self._others += 1
+        self._spare += EXPLORED * seconds
         self._without.add(tokens, seconds)
 
     def ended(self, written: int) -> None:
@@ -128,11 +134,12 @@ class MixedDrafter:
         if not self._number:
             self._prompt = len(prefix)
         rounds, written = self._rounds, len(prefix) - self._prompt
-        asks = self._knows or rounds.due or rounds.worth_reading(len(prefix), written)
-        due = rounds.due and self._number > 0  # what the first round takes is the verifier's prompt, too
-        chunk = self._retrieval.draft(prefix, gamma, sampling, instead=None if rounds.due else rounds.usual)
-        pays = rounds.due or self._retrieval.pays(rounds.usual)
-        self.asked = asks and (due or (pays and not len(chunk)))
+        due = rounds.due(0 if self._knows else len(prefix))
+        asks = self._knows or due or rounds.worth_reading(len(prefix), written)
+        chunk = self._retrieval.draft(prefix, gamma, sampling, instead=None if due else rounds.usual)
+        pays = due or self._retrieval.pays(rounds.usual)
+        now = due and self._number > 0  # what the first round takes is the verifier's prompt, too
+        self.asked = asks and (now or (pays and not len(chunk)))
         if not self.asked:
             return chunk
         self._reads, self._knows = not self._knows, True
