@@ -202,6 +202,7 @@ def _crew(
     if options.placed is not None:
         places = {device.name: place_of(options.placed.workers[device.name])
                   for device in options.placed.fleet.devices if device.name != HERE}  # fmt: skip
+    places |= _met([name for name in dict.fromkeys(names) if name not in (HERE, *places)])
     layer_bytes = max(model.layer_bytes) + room.layer
     found: list[Member] = []
     for name in dict.fromkeys((*names, *places, HERE)):
@@ -209,8 +210,7 @@ def _crew(
         if name == HERE:
             found.append(LocalMember(layers, threads, known, layer_bytes))
         else:
-            found.append(RemoteMember(places.get(name) or _found(name), like=known, layer_bytes=layer_bytes,
-                                      stage_bytes=room.stage))  # fmt: skip
+            found.append(RemoteMember(places[name], like=known, layer_bytes=layer_bytes, stage_bytes=room.stage))
     return found
 
 
@@ -258,17 +258,22 @@ def place_of(worker: Worker) -> Place:
     return Place(worker.name, worker.address, Trust.here(), worker.peer.id)
 
 
-def _found(name: str) -> Place:
-    """Where the device is that has this name: an address, or a paired device."""
-    if ":" in name:
-        return _place(name)
+def _met(names: Sequence[str]) -> dict[str, Place]:
+    """Where the devices are that have these names, an address or that of a paired device; all are asked at once."""
+    found = {name: _place(name) for name in names if ":" in name}
+    paired = [name for name in names if name not in found]
+    if not paired:
+        return found
     trust = Trust.here()
-    (answer,) = roll_call(trust, [trust.peers.find(name)], chosen_hosts())
-    if answer.welcomed is None:
-        raise answer.trouble or InvalidOption(f"{name} does not answer.", f"Say where it is: --peer {name}=HOST:PORT")
-    if Right.COMPUTE not in answer.welcomed.rights:
-        raise NotPermitted(
-            f"{name} does not let this device have layers computed.",
-            f"If it should, there: edgellm peers grant {trust.identity.id.short} compute",
-        )
-    return Place(name, answer.welcomed.address, trust, answer.peer.id)
+    for name, answer in zip(paired, roll_call(trust, list(map(trust.peers.find, paired)), chosen_hosts()), strict=True):
+        if answer.welcomed is None:
+            raise answer.trouble or InvalidOption(
+                f"{name} does not answer.", f"Say where it is: --peer {name}=HOST:PORT"
+            )
+        if Right.COMPUTE not in answer.welcomed.rights:
+            raise NotPermitted(
+                f"{name} does not let this device have layers computed.",
+                f"If it should, there: edgellm peers grant {trust.identity.id.short} compute",
+            )
+        found[name] = Place(name, answer.welcomed.address, trust, answer.peer.id)
+    return found

@@ -23,7 +23,7 @@ class Figures:
     """What was measured, when (seconds since 1970, UTC) and why then.
 
     `seconds[i]` is what a pass of `rows[i]` tokens takes through one layer of the shape and quantisation `block` (the
-    hash of a header), whose weights are `layer` bytes. `disk`: bytes/s of a cold read. `memory`: bytes free for layers.
+    hash of a header), whose weights are `layer` bytes. `disk`: bytes/s of a cold load. `memory`: bytes free for layers.
     """
 
     taken: int

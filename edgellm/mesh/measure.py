@@ -16,16 +16,18 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from edgellm.engine import Model, cut
 from edgellm.engine.blocks import Blocks, time_passes, write_random
 from edgellm.errors import EdgeError, MeasureFailed
 from edgellm.link.figures import Figures
 from edgellm.link.versions import program
 from edgellm.mesh.memory import free_memory
-from edgellm.store.disk import cold_read
+from edgellm.store.disk import cold_read, forget
 from edgellm.store.places import cache_dir
 
 OLDEST = 30 * 86_400.0  # seconds; older figures are not used unasked
 _AHEAD = 60.0  # seconds by which a clock may have been set back
+_LOADING = 2.0  # seconds, for which layers are loaded
 
 
 def figures_here(
@@ -79,13 +81,31 @@ def _measured(
         doing("writing layers of random weights")
         write_random(blocks, file)
         doing("reading them cold")
-        disk, how = cold_read(file)
+        disk, how = _cold_load(file, blocks, *cold_read(file))
         rows, seconds, taken = time_passes(file, blocks, threads, doing)
     finally:
         file.unlink(missing_ok=True)
     return Figures(
         int(time.time()), why, blocks.key, rows, seconds, blocks.layer, disk, how, 0, "", taken, processor(), program()
     )
+
+
+def _cold_load(file: Path, blocks: Blocks, rate: float, how: str) -> tuple[float, str]:
+    """Bytes/s at which layers come from the disk ready to compute, where a file is read at `rate`: llama.cpp may lay
+    weights out anew for the processor, and a slow one is then what limits."""
+    some = file.with_name(f"{file.stem}-some.gguf")
+    count = max(1, min(blocks.layers, int(_LOADING * rate / blocks.layer)))
+    try:
+        cut(file, some, 0, count - 1, head=False)
+        forget(some)
+        began = time.perf_counter()
+        with Model.load(some):
+            loaded = count * blocks.layer / (time.perf_counter() - began)
+    finally:
+        some.unlink(missing_ok=True)
+    if loaded >= rate:
+        return rate, how
+    return loaded, f"{how}: {rate / 1e6:.0f} MB/s; {count} layers loaded, which is slower"
 
 
 def _place(block: str, threads: int | None) -> Path:

@@ -35,6 +35,12 @@ def cold_read(path: Path) -> tuple[float, str]:
     return size / max(taken, 1e-9), f"{size / 1e6:.0f} MB read, {how}"
 
 
+def forget(path: Path) -> None:
+    """Drops a file's pages from memory, so far as the system lets us. Raises OSError where it cannot be opened."""
+    with path.open("rb", buffering=0) as file:
+        _forget(file.fileno())
+
+
 def _forget(handle: int) -> str:
     """Drops a file's pages from memory, so far as the system lets us."""
     if hasattr(os, "posix_fadvise"):

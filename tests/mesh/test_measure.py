@@ -134,3 +134,16 @@ def test_memory_is_what_the_control_groups_leave(tmp_path: Path) -> None:
     assert "this machine" in free_memory(proc, tmp_path)[1]
     (new / "memory.max").write_text("105\n")
     assert free_memory(proc, tmp_path)[0] == 90
+
+
+def test_where_loading_is_slower_than_reading_that_is_what_counts(
+    blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "cold_read", lambda _path: (1e12, "all at once"))
+    found = figures_here(blocks, folder=tmp_path / "layers", threads=1)
+    assert found.disk < 1e11
+    assert found.disk_reason.startswith("all at once: 1000000 MB/s; 2 layers loaded")
+    assert not list((tmp_path / "layers").glob("*.gguf"))
+    monkeypatch.setattr(measure, "cold_read", lambda _path: (1.0, "drop by drop"))
+    found = figures_here(blocks, oldest=0.0, folder=tmp_path / "layers", threads=1)
+    assert (found.disk, found.disk_reason) == (1.0, "drop by drop")
