@@ -17,7 +17,7 @@ from edgellm.coldstart import chunks
 from edgellm.coldstart import model as planned
 from edgellm.coldstart.plan import Objective, Plan, Way, foreseen
 from edgellm.coldstart.plan import plan as best_plan
-from edgellm.engine import GgufHeader, Model, costs_of
+from edgellm.engine import GgufHeader, Model, check_gguf, costs_of, dimensions
 from edgellm.errors import InvalidOption, NotPaired, NotPermitted
 from edgellm.link.interfaces import chosen_hosts
 from edgellm.link.rights import Right
@@ -140,12 +140,10 @@ def open_mesh(
         VocabularyMismatch: of the draft model and this one.
     """
     began = perf_counter()
-    whole = WholeModel(path)
-    header = whole.gguf  # to read it takes a while, where the vocabulary is large
-    model = model_of(path, header)
+    whole, header, model = WholeModel(path), check_gguf(path), model_of(path)
     plan, shares = _shares(model, options)
     positions = positions_of(header, options.context)
-    room = room_of(header, model, positions, options.sessions)
+    room = room_of(header, positions, options.sessions)
     crew = _crew(options, [share.name for share in shares], model, whole, threads, room)
     fleet = options.described
     if (plan is not None or options.placed is not None) and fleet is not None:
@@ -185,11 +183,11 @@ def positions_of(header: GgufHeader, asked: int | None) -> int:
     return min(asked or _POSITIONS, trained if isinstance(trained, int) and trained > 0 else _POSITIONS)
 
 
-def room_of(header: GgufHeader, model: planned.Model, context: int, sessions: int) -> Room:
+def room_of(header: GgufHeader, context: int, sessions: int) -> Room:
     """What a stage takes beside weights, for so many replies at a time of `context` tokens each."""
-    costs = costs_of(header)
-    size = max(model.layer_bytes)
-    many = together(0, model.shape.layers - 1, size) + 1  # layers of a block, of which each has a batch of its own
+    costs, layers = costs_of(header), dimensions(header).layers
+    size = sum(tensor.nbytes for tensor in header.tensors if tensor.name.startswith("blk.")) / layers
+    many = together(0, layers - 1, size) + 1  # layers of a block, of which each has a batch of its own
     batch = costs.batch(many, context, MOST_ROWS + 1, ends=False)
     return Room(costs.cache(1, context, sessions) + batch / many, costs.batch(1, context, MOST_ROWS + 1, ends=True))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgellm.api.mesh import LocalMember, like, place_of, positions_of, room_of
 from edgellm.coldstart.plan import Objective
+from edgellm.engine import check_gguf
 from edgellm.errors import EdgeError
 from edgellm.mesh.cover import Able
 from edgellm.mesh.holding import WholeModel
@@ -31,8 +32,8 @@ def place_at_home(
         PlanImpossible: the devices do not hold it; says what to bring where, if that helps.
     """
     whole, fleet = WholeModel(path), home.fleet()
-    model = model_of(path, whole.gguf)
-    room = room_of(whole.gguf, model, positions_of(whole.gguf, context), sessions)
+    model, header = model_of(path), check_gguf(path)
+    room = room_of(header, positions_of(header, context), sessions)
     layer_bytes = max(model.layer_bytes) + room.layer
     able: list[Able] = []
     left_out = [(name, error.what) for name, error in home.left_out]

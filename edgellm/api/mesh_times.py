@@ -11,6 +11,8 @@ from edgellm.coldstart.plan import Stage, Way
 from edgellm.mesh.pipeline import Lane
 from edgellm.spec.records import Summary
 
+_KEYS = ("load_s", "wait_s", "network_s", "received_s", "compute_s", "finish_s")
+
 
 @dataclass(frozen=True, slots=True)
 class Did:
@@ -79,23 +81,24 @@ def planned_for(stage: Stage, plan: Way | None) -> Stage | None:
     return None
 
 
-def measured_json(found: Measured, plan: Way | None) -> dict[str, Any]:
-    """The same for a script; layers counted from 1."""
-    keys = ("load_s", "received_s", "compute_s", "finish_s")
-
-    def numbers(stage: Stage | None) -> dict[str, float] | None:
-        return None if stage is None else {key: getattr(stage, key) for key in keys}
-
+def beside(found: Way | None, plan: Way | None) -> dict[str, Any]:
+    """What was measured and what was planned, for a script or the page: None where there is nothing of it; layers
+    counted from 1. One of the two is there."""
+    shown = found or plan
     return {
-        "ttft_s": found.way.ttft_s, "token_s": found.way.token_s,
+        "ttft_s": None if found is None else found.ttft_s, "token_s": None if found is None else found.token_s,
         "planned_ttft_s": None if plan is None else plan.ttft_s,
         "planned_token_s": None if plan is None else plan.token_s,
         "stages": [
             {"device": one.device, "first_layer": one.first_layer, "last_layer": one.last_layer,
-             "measured": numbers(one), "planned": numbers(planned_for(one, plan))}
-            for one in found.way.stages
+             "measured": None if found is None else _numbers(one), "planned": _numbers(planned_for(one, plan))}
+            for one in (() if shown is None else shown.stages)
         ],
     }  # fmt: skip
+
+
+def _numbers(stage: Stage | None) -> dict[str, float] | None:
+    return None if stage is None else {key: getattr(stage, key) for key in _KEYS}
 
 
 class Replies:

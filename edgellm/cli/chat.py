@@ -11,6 +11,7 @@ import typer
 
 from edgellm.cli.conversations import conversation_ids
 from edgellm.cli.loading import Loading
+from edgellm.cli.mesh_run import INTERRUPTED, OverDevices, over_devices
 from edgellm.cli.past import Notes, recall
 from edgellm.cli.peers import peer_names
 from edgellm.cli.screen import is_terminal, say
@@ -20,7 +21,6 @@ from edgellm.cli.teach import GATES, SOURCES, gate_names, model_names, source_na
 from edgellm.cli.text import decode
 from edgellm.errors import InvalidOption
 
-INTERRUPTED = 130
 _WHICH = f"Which ones: {', '.join(GATES)}. auto is the one with the best evidence for this pair."
 
 
@@ -72,14 +72,7 @@ def chat(
             help="A paired device that shall verify, by name or address. Of several the best is taken.",
         ),
     ] = None,
-    mesh: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SPLIT|FILE.toml|auto", show_default=False,
-            help="The verifier's layers are on several devices, as for mesh run; 'auto': wherever is best. --peer then "
-            "says where workers are.",
-        ),
-    ] = None,
+    mesh: OverDevices = None,
     budget: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="The share of drafted chunks to verify, 0 to 1.", show_default="all"),
@@ -161,8 +154,6 @@ def chat(
     notes = Notes.open(again, conversation, history)
     reports = None
     if mesh is not None:
-        from edgellm.cli.mesh_run import over_devices
-
         opened, reports = over_devices(mesh, verifier, peer or (), draft, max_tokens, as_json=as_json, explain=explain)
         pair = opened.pair
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from edgellm.api.mesh_times import Replies, measured_json
+from edgellm.api.mesh_times import Replies, beside
 from edgellm.cli.measured import show
 from edgellm.cli.screen import emit, err
 
@@ -29,7 +29,8 @@ class Reports:
         found = self._replies.heard(summary)
         if found is None:
             return
+        did, plan = found
         if self._as_json:
-            emit(json.dumps({"mesh": measured_json(*found)}))
+            emit(json.dumps({"mesh": beside(did.way, plan)}))
         else:
-            show(err(), *found)
+            show(err(), did, plan)

@@ -55,6 +55,14 @@ Devices = Annotated[
         metavar="FILE.toml", show_default=False, help="Plan over these devices; see edgellm mesh plan --help."
     ),
 ]
+OverDevices = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SPLIT|FILE.toml|auto", show_default=False,
+        help="The verifier's layers are on several devices, as for mesh run; 'auto': wherever is best. --peer then "
+        "says where workers are.",
+    ),
+]  # fmt: skip
 
 
 def run(
@@ -100,10 +108,9 @@ def run(
     asked = ReplyOptions(max_tokens=max_tokens, temperature=temperature, seed=seed, retrieval=retrieval)
     path, fleet = resolve(model), _fleet(split, devices)
     wanted = Wanted(max(1, len(question) // 4), max_tokens, objective.value, context_length)
-    placed: Placed | str | None = split
+    placed: Placed | None = None
     if split is None and fleet is None:
-        placed = at_home(model, path, wanted, tuple(peer or ()), interface, explain=explain)
-    split, placed = (placed, None) if isinstance(placed, str) else (None, placed)
+        split, placed = at_home(model, path, wanted, tuple(peer or ()), interface, explain=explain)
     options = Options(
         split, fleet, placed, tuple(peer or ()), context_length, sessions=1, wide=f32, tokens_out=max_tokens,
         tokens_in=wanted.tokens_in, objective=wanted.objective,
@@ -129,17 +136,21 @@ def over_devices(
     from edgellm.cli.mesh_report import Reports
     from edgellm.store import resolve
 
-    path, file = resolve(model), Path(mesh).expanduser() if mesh.endswith(".toml") else None
+    path = resolve(model)
     # in a conversation the layers stay loaded, so that every token's time counts, and not the first one's alone
     wanted = Wanted(CHAT_TOKENS, max_tokens, "reply", None)
-    placed: Placed | str | None = None if file is not None else mesh
+    split: str | None = None
+    fleet: Fleet | None = None
+    placed: Placed | None = None
     if mesh == AUTO:
-        placed = at_home(model, path, wanted, peers, None, explain=explain)
-    split, placed = (placed, None) if isinstance(placed, str) else (None, placed)
+        split, placed = at_home(model, path, wanted, peers, None, explain=explain)
+    elif mesh.endswith(".toml"):
+        fleet = _fleet(None, Path(mesh).expanduser())
+    else:
+        split = mesh
     options = Options(
-        split, _fleet(split, file), placed, tuple(peers), sessions=sessions, tokens_in=wanted.tokens_in,
-        tokens_out=max_tokens,
-    )  # fmt: skip
+        split, fleet, placed, tuple(peers), sessions=sessions, tokens_in=wanted.tokens_in, tokens_out=max_tokens
+    )
     opened = open_mesh(path, options, draft=draft, tell=lambda text: say(text, style="yellow"))
     return opened, Reports(opened, as_json=as_json)
 
@@ -156,9 +167,9 @@ class Wanted:
 
 def at_home(
     model: str, path: Path, wanted: Wanted, peers: Sequence[str], interface: Sequence[str] | None, *, explain: bool
-) -> Placed | str:
+) -> tuple[str, None] | tuple[None, Placed]:
     """The best split over the measured devices, with the layers where they are; says why, and what would be better.
-    Where nobody else is there, nothing is measured: a split that gives this device everything."""
+    Where nobody else is there, nothing is measured or placed: a split that gives this device everything."""
     from edgellm.api.mesh_home import place_at_home
     from edgellm.mesh.layers import model_of
 
@@ -166,7 +177,7 @@ def at_home(
     if all(worker.trouble is not None for worker in workers):
         left_out([(worker.name, worker.trouble) for worker in workers if worker.trouble is not None])
         say("No other device can be used: this one holds all layers.", style="dim")
-        return f"{HERE}:1-{model_of(path).shape.layers}"
+        return f"{HERE}:1-{model_of(path).shape.layers}", None
     placed = place_at_home(
         path, surveyed(path, workers, False), tokens_in=wanted.tokens_in, tokens_out=wanted.tokens_out,
         objective=wanted.objective, context=wanted.context,
@@ -177,7 +188,7 @@ def at_home(
     if explain:
         for name, why in placed.why():
             say(f"{name}: {why}", style="dim")
-    return placed
+    return None, placed
 
 
 def _fleet(split: str | None, devices: Path | None) -> Fleet | None:

@@ -30,6 +30,7 @@ from edgellm.cli.door import (
     until_stopped,
 )
 from edgellm.cli.loading import Loading
+from edgellm.cli.mesh_run import OverDevices, over_devices
 from edgellm.cli.pair import Interfaces
 from edgellm.cli.peers import peer_names
 from edgellm.cli.screen import say
@@ -83,14 +84,7 @@ def serve(
         typer.Option(metavar="DEVICE|HOST:PORT", help="With the role pair: a paired device that shall verify; with "
                      "--mesh where a worker is.", autocompletion=peer_names),
     ] = None,
-    mesh: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SPLIT|FILE.toml|auto", show_default=False,
-            help="With the role pair: the verifier's layers are on several devices, as for mesh run; the page draws "
-            "what each did.",
-        ),
-    ] = None,
+    mesh: OverDevices = None,
     host: Annotated[
         str,
         typer.Option(
@@ -149,20 +143,24 @@ _USES = {
     Role.WORKER: _LINK | {"memory", "keep", "store"},
 }
 
+_OF_A_PAIR = {
+    "model": "A pair has --draft and --verifier.",
+    "host": "For HTTP it is --http-host.",
+    "port": "For HTTP it is --http-port.",
+}
+
 
 def _check_role(role: Role, given: typer.Context) -> None:
     """Refuses what was typed and says nothing with this role."""
     for name in sorted(set().union(*_USES.values()) - _USES[role]):
         source = given.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            roles = " and ".join(one for one, uses in _USES.items() if name in uses)
-            instead = {"model": "A pair has --draft and --verifier.", "host": "For HTTP it is --http-host.",
-                       "port": "For HTTP it is --http-port."}  # fmt: skip
+            roles = [one for one, uses in _USES.items() if name in uses]
+            instead = _OF_A_PAIR.get(name) if role is Role.PAIR else None
             raise InvalidOption(
-                f"--{name.replace('_', '-')} is for the role{'s' * (' and ' in roles)} {roles}.",
-                instead.get(name, "Leave it out, or choose another --role.") if role is Role.PAIR
-                else "Leave it out, or choose another --role.",
-            )  # fmt: skip
+                f"--{name.replace('_', '-')} is for the role{'s' * (len(roles) > 1)} {' and '.join(roles)}.",
+                instead or "Leave it out, or choose another --role.",
+            )
 
 
 def _serve_worker(
@@ -195,7 +193,6 @@ def _serve_pair(
     drawn = None if plan is None else read_plan(plan.expanduser())
     local = next((name for name in (verifier, draft) if name != "none"), draft)
     if mesh is not None:
-        from edgellm.cli.mesh_run import over_devices
         from edgellm.http.course import Course
 
         opened, _ = over_devices(

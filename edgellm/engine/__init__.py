@@ -7,6 +7,7 @@ from edgellm.engine.chat import Message
 from edgellm.engine.context import Context
 from edgellm.engine.convert import to_f32
 from edgellm.engine.costs import Costs, costs_of
+from edgellm.engine.dimensions import Dimensions, dimensions
 from edgellm.engine.facts import Top2, top2, top_k
 from edgellm.engine.gguf import GgufHeader, TensorInfo, check_gguf
 from edgellm.engine.join import join
@@ -22,6 +23,7 @@ __all__ = [
     "Capture",
     "Context",
     "Costs",
+    "Dimensions",
     "Floats",
     "GgufHeader",
     "Ids",
@@ -41,6 +43,7 @@ __all__ = [
     "costs_of",
     "cut",
     "cut_bytes",
+    "dimensions",
     "join",
     "to_f32",
     "top2",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgellm.engine import native
+from edgellm.engine.dimensions import dimensions
 from edgellm.engine.gguf import GgufHeader
 from edgellm.engine.tensor_types import TENSOR_TYPES
-from edgellm.errors import ModelUnsupported
 
 _PAD = 256  # llama.cpp rounds the cells of a cache up to a multiple of so many
 _OUTPUT, _FLASH, _PLAIN = 2, 4, 6  # rows of the embedding's width that live beside the largest tensors of a pass
@@ -60,25 +60,13 @@ def costs_of(header: GgufHeader) -> Costs:
     Raises:
         ModelUnsupported: the header does not say what its layers look like.
     """
-    arch = header.architecture
-
-    def number(key: str, default: int | None = None) -> int:
-        """Of one for each layer the largest."""
-        value = header.metadata.get(f"{arch}.{key}", default)
-        value = max(value) if isinstance(value, tuple) and value else value
-        if not isinstance(value, int) or value < 1:
-            raise ModelUnsupported(f"The file does not say its {arch}.{key}.", "Use a model that generates text.")
-        return value
-
-    width, heads = number("embedding_length"), number("attention.head_count")
+    known = dimensions(header)
     exact = all(TENSOR_TYPES[t.kind][0] == "F32" for t in header.tensors)
-    keys = number("attention.key_length", width // heads) + number("attention.value_length", width // heads)
     blocks = [t for t in header.tensors if t.name.startswith("blk.")]
-    many = number("block_count")
-    ff = number("expert_feed_forward_length", number("feed_forward_length", 1)) * number("expert_used_count", 1)
     return Costs(
-        kv=number("attention.head_count_kv", heads) * keys * (4 if exact else 2), heads=heads, width=width, ff=ff,
+        kv=known.kv_heads * (known.keys + known.values) * (4 if exact else 2), heads=known.heads, width=known.d_model,
+        ff=known.d_ff,
         vocabulary=max((t.shape[-1] for t in header.tensors if t.name in ("token_embd.weight", "output.weight")),
                        default=1),
-        params=sum(t.n_elements for t in blocks) // many, exact=exact,
+        params=sum(t.n_elements for t in blocks) // known.layers, exact=exact,
     )  # fmt: skip

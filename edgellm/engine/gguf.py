@@ -87,8 +87,8 @@ class GgufHeader:
 
 
 def check_gguf(path: Path) -> GgufHeader:
-    """Reads and checks the header of one GGUF file; of one that has not changed since, only once in a process: for a
-    vocabulary of 150,000 tokens that takes a third of a second.
+    """Reads and checks the header of one GGUF file; of one that has not changed since, only once in a process, because
+    every token of a vocabulary is looked at.
 
     Raises:
         ModelNotFound: there is no such file, or it may not be read.

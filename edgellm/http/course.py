@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgellm.api.mesh import Opened
-from edgellm.api.mesh_times import Did, Measured, Replies, planned_for
-from edgellm.coldstart.plan import Stage, Way
+from edgellm.api.mesh_times import Did, Measured, Replies, beside
+from edgellm.coldstart.plan import Way
 from edgellm.spec.records import Summary
 
 _MOST = 200  # spans of a kind that are drawn for a device
-_KEYS = ("load_s", "wait_s", "network_s", "received_s", "compute_s", "finish_s")
 
 
 class Course:
@@ -24,7 +23,7 @@ class Course:
         self._lock = threading.Lock()
         self._open = 0
         self._mixed = False
-        self._last = None if opened.plan is None else _planned(opened.plan.way)
+        self._last = None if opened.plan is None else beside(None, opened.plan.way)
 
     def begins(self) -> None:
         """A reply begins. May wait for what the devices tell of those before it."""
@@ -53,33 +52,11 @@ class Course:
         return {"holders": holders, "last": self._last}
 
 
-def _planned(way: Way) -> dict[str, Any]:
-    stages = [_stage(one, one, None) for one in way.stages]
-    return {"ttft_s": None, "token_s": None, "planned_ttft_s": way.ttft_s, "planned_token_s": way.token_s,
-            "stages": stages}  # fmt: skip
-
-
 def _drawn(found: Measured, plan: Way | None) -> dict[str, Any]:
-    ttft = found.way.ttft_s
-    stages = []
-    for stage, did in zip(found.way.stages, found.did, strict=True):
-        stages.append(_stage(stage, planned_for(stage, plan), _numbers(stage) | _spans(did, ttft)))
-    return {
-        "ttft_s": ttft, "token_s": found.way.token_s,
-        "planned_ttft_s": None if plan is None else plan.ttft_s,
-        "planned_token_s": None if plan is None else plan.token_s, "stages": stages,
-    }  # fmt: skip
-
-
-def _stage(stage: Stage, planned: Stage | None, measured: dict[str, Any] | None) -> dict[str, Any]:
-    return {
-        "device": stage.device, "first_layer": stage.first_layer, "last_layer": stage.last_layer,
-        "planned": None if planned is None else _numbers(planned), "measured": measured,
-    }  # fmt: skip
-
-
-def _numbers(stage: Stage) -> dict[str, Any]:
-    return {key: getattr(stage, key) for key in _KEYS}
+    told = beside(found.way, plan)
+    for stage, did in zip(told["stages"], found.did, strict=True):
+        stage["measured"] |= _spans(did, found.way.ttft_s)
+    return told
 
 
 def _spans(did: Did, until: float) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Loadable:
     """The layers `first` to `last` as `find` gives them, of about `size` bytes."""
 
     first: int
@@ -53,7 +53,7 @@ class Layers(Protocol):
         """Where a stage may begin and end, so that no piece has to be cut in two."""
         ...
 
-    def pieces(self, model: str, first: int, last: int) -> Sequence[Piece]:
+    def pieces(self, model: str, first: int, last: int) -> Sequence[Loadable]:
         """What `find` gives for these layers, one after the other, as far as they are here."""
         ...
 
@@ -108,8 +108,8 @@ class SeveralLayers:
             frozenset().union(*(one.begins for one in every)), frozenset().union(*(one.ends for one in every))
         )
 
-    def pieces(self, model: str, first: int, last: int) -> Sequence[Piece]:
-        found: list[Piece] = []
+    def pieces(self, model: str, first: int, last: int) -> Sequence[Loadable]:
+        found: list[Loadable] = []
         while first <= last:
             row = next((row for place in self._places if (row := place.pieces(model, first, last))), ())
             if not row:
@@ -131,15 +131,13 @@ class WholeModel:
     the next time, as far as its limit allows. Small layers go together (`edgellm.store.made`)."""
 
     def __init__(self, path: Path, store: LayerStore | None = None) -> None:
-        """Without a `store`, the user's own. `gguf` is its header.
+        """Without a `store`, the user's own.
 
         Raises ModelNotFound, ModelCorrupt or ModelUnsupported where it cannot be cut, and OSError where it cannot be
         read."""
-        self.path = path
-        self.gguf = check_gguf(path)
-        self.layers = check_cuttable(self.gguf)
-        self.model = fingerprint(path)
-        tensors = self.gguf.tensors
+        header = check_gguf(path)
+        self.path, self.model, self.layers = path, fingerprint(path), check_cuttable(header)
+        tensors = header.tensors
         self._size = sum(tensor.nbytes for tensor in tensors if tensor.name.startswith("blk.")) / self.layers
         self._ends = sum(tensor.nbytes for tensor in tensors if not tensor.name.startswith("blk."))
         self._store, self._used = store or LayerStore(), InUse()
@@ -154,10 +152,10 @@ class WholeModel:
 
         return self._used.keep(self._store.made.using(model, layer, piece.last, piece.size, make))
 
-    def _piece(self, layer: int, last: int) -> Piece:
+    def _piece(self, layer: int, last: int) -> Loadable:
         end = together(layer, last, self._size)
         at_an_end = layer == 0 or end == self.layers - 1
-        return Piece(layer, end, int((end - layer + 1) * self._size) + at_an_end * self._ends)
+        return Loadable(layer, end, int((end - layer + 1) * self._size) + at_an_end * self._ends)
 
     def held(self, model: str) -> frozenset[int]:
         return frozenset(range(self.layers)) if model == self.model else frozenset()
@@ -165,15 +163,15 @@ class WholeModel:
     def bounds(self, model: str) -> Bounds:
         return Bounds(self.held(model), self.held(model))
 
-    def pieces(self, model: str, first: int, last: int) -> Sequence[Piece]:
-        found: list[Piece] = []
+    def pieces(self, model: str, first: int, last: int) -> Sequence[Loadable]:
+        found: list[Loadable] = []
         while model == self.model and first <= last:
             found.append(self._piece(first, last))
             first = found[-1].last + 1
         return found
 
     def header(self, model: str) -> GgufHeader | None:
-        return self.gguf if model == self.model else None
+        return check_gguf(self.path) if model == self.model else None
 
     def tidy(self, loaded: Collection[Path]) -> None:
         self._used.tidy(loaded)

@@ -14,7 +14,7 @@ from typing import Protocol
 from edgellm.engine import Ids
 from edgellm.errors import DeviceLost, EdgeError
 from edgellm.mesh.records import MOST_ROWS, Answer, Ask, Event, Failed, Gone, Loaded, Onward, Parcel, Span, Times, Work
-from edgellm.mesh.shelf import Lease, Shelf
+from edgellm.mesh.shelf import Shelf
 from edgellm.mesh.stage import Stage
 
 Post = Callable[[Event], None]
@@ -52,13 +52,11 @@ class LocalSeat:
     def __init__(self, name: str, shelf: Shelf, threads: int | None = None) -> None:
         self.name, self._shelf, self._threads = name, shelf, threads
         self._stage: Stage | None = None
-        self._lease: Lease | None = None
         self._post: Post | None = None
 
     def begin(self, work: Work, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:  # noqa: ARG002
         self._post = post
         try:
-            self._lease = self._shelf.reserve(work)
             self._stage = Stage(work, self._shelf, post, threads=self._threads)
             self._stage.start()
         except EdgeError as error:
@@ -81,16 +79,8 @@ class LocalSeat:
 
     def close(self) -> None:
         stage, self._stage = self._stage, None
-        lease, self._lease = self._lease, None
-
-        def end() -> None:
-            if stage is not None:
-                stage.close()
-            if lease is not None:
-                lease.close()
-
-        if stage is not None or lease is not None:  # it may be loading, and nobody waits for that
-            threading.Thread(target=end, daemon=True).start()
+        if stage is not None:  # it may be loading, and nobody waits for that
+            threading.Thread(target=stage.close, daemon=True).start()
 
 
 class Lane:

@@ -32,13 +32,15 @@ class Stage:
     """The layers of one `Work`. `post` is told of everything that happens, in threads of the stage."""
 
     def __init__(self, work: Work, shelf: Shelf, post: Callable[[Event], None], *, threads: int | None = None) -> None:
-        """Nothing is loaded before `start`.
+        """Nothing is loaded before `start`, but memory is set aside for it, until `close`. May wait a moment for that.
 
         Raises:
             LayersMissing: they are not all on this device.
+            MemoryShort: there is no room for them, and for what they compute.
         """
         require(shelf.layers, work.model, work.first, work.last, work.name)
         self.work = work
+        self._lease = shelf.reserve(work)
         self._shelf, self._post, self._threads = shelf, post, threads
         self._blocks: list[Block] = []
         self._models: list[Model] = []
@@ -120,6 +122,7 @@ class Stage:
             block.close()
             self._shelf.give(model)
         self._blocks, self._models, self._ends = [], [], []
+        self._lease.close()
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Runs a thread's work; whatever ends it ends the stage."""

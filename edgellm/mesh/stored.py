@@ -9,8 +9,7 @@ from statistics import median
 
 from edgellm.engine import GgufHeader, check_gguf, join
 from edgellm.errors import DiskFull, LayersMissing, StoreFull
-from edgellm.mesh import holding
-from edgellm.mesh.holding import Bounds, InUse
+from edgellm.mesh.holding import Bounds, InUse, Loadable
 from edgellm.store.layers import LayerStore
 from edgellm.store.made import together
 from edgellm.store.recipe import Piece, Recipe
@@ -50,11 +49,11 @@ class StoredLayers:
         here = self._here(model)
         return Bounds(frozenset(piece.first for piece in here), frozenset(piece.last for piece in here))
 
-    def pieces(self, model: str, first: int, last: int) -> Sequence[holding.Piece]:
+    def pieces(self, model: str, first: int, last: int) -> Sequence[Loadable]:
         """See `Layers.pieces`."""
         recipe, found = self._recipe(model), []
         while recipe is not None and first <= last and (row := self._row(recipe, first, last)):
-            found.append(holding.Piece(first, row[-1].last, sum(piece.size for piece in row)))
+            found.append(Loadable(first, row[-1].last, sum(piece.size for piece in row)))
             first = row[-1].last + 1
         return found
 

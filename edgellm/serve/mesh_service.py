@@ -28,8 +28,8 @@ from edgellm.link.frames import parsed
 from edgellm.link.guard import Guard, Method
 from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
-from edgellm.mesh.records import Event, Failed, Gone, Onward
-from edgellm.mesh.shelf import Lease, Shelf
+from edgellm.mesh.records import Event, Failed, Gone, Onward, Work
+from edgellm.mesh.shelf import Shelf
 from edgellm.mesh.stage import Stage
 from edgellm.serve.mesh_wire import ENGINE, MESH, read_parcel, read_work, write_event, write_parcel, write_working
 from edgellm.serve.onward import Line, LineBroken
@@ -119,17 +119,13 @@ class WorkerService:
             with suppress(RuntimeError):  # the loop has ended with the process
                 loop.call_soon_threadsafe(out.put_nowait, event)
 
-        lease = await asyncio.to_thread(self._shelf.reserve, work)
-        try:
-            stage = await asyncio.to_thread(Stage, work, self._shelf, post, threads=self._threads)
-        except BaseException:
-            lease.close()
-            raise
         what = f"layers {work.first + 1}-{work.last + 1} of {work.name}"
-        self._tell(ServerEvent(Happened.CONNECTED, f"Loading {what} for {stream.peer()}."))
-        line = Line(prepare, self._trust) if prepare.next and not work.ends else None
-        stage.start()
+        stage = await self._made(work, post)
+        line: Line | None = None
         try:
+            self._tell(ServerEvent(Happened.CONNECTED, f"Loading {what} for {stream.peer()}."))
+            line = Line(prepare, self._trust) if prepare.next and not work.ends else None
+            stage.start()
             async with self._known(prepare.stage, _Seated(stage, out)):
                 coordinator = _Coordinator(stream)
                 try:
@@ -141,11 +137,20 @@ class WorkerService:
                 finally:
                     await coordinator.settle()
         finally:
-            closing = asyncio.ensure_future(asyncio.to_thread(_closed, stage, lease))
+            closing = asyncio.ensure_future(asyncio.to_thread(stage.close))
             if line is not None:
                 line.hang_up()
             closing.add_done_callback(lambda _: self._tell(ServerEvent(Happened.ENDED, f"Done with {what}.")))
             await asyncio.shield(closing)
+
+    async def _made(self, work: Work, post: Callable[[Event], None]) -> Stage:
+        """A stage, which may have to wait for memory; if nobody waits for it any more, it gives back what it got."""
+        making = asyncio.ensure_future(asyncio.to_thread(Stage, work, self._shelf, post, threads=self._threads))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(_given_up)
+            raise
 
     async def carry(self, _parcels: Any, stream: Stream) -> None:
         """Parcels from the stage before."""
@@ -214,11 +219,9 @@ class WorkerService:
                 raise StageIdle(f"Nothing was asked for {self._shelf.keep:g} seconds.", "Prepare the stage again.")
 
 
-def _closed(stage: Stage, lease: Lease) -> None:
-    try:
-        stage.close()
-    finally:
-        lease.close()
+def _given_up(made: asyncio.Future[Stage]) -> None:
+    if made.exception() is None:
+        made.result().close()
 
 
 class _Coordinator:

@@ -21,7 +21,7 @@ from edgellm.store.partial import told
 from edgellm.store.recipe import is_hash
 from edgellm.store.room import Stored, gigabytes
 
-ENOUGH = 32 * 2**20  # bytes: a piece as large is loaded in less time than a first token takes
+ENOUGH = 32 * 2**20  # bytes: beside what such a piece computes, what it costs as a block of its own is little
 _NAME = re.compile(r"(\d{4,9})-(\d{4,9})\.gguf")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edgellm.engine import GgufHeader, check_gguf, cut
 from edgellm.engine.shard import check_cuttable
-from edgellm.mesh.holding import Bounds, Piece
+from edgellm.mesh.holding import Bounds, Loadable
 from edgellm.store import fingerprint
 
 
@@ -31,10 +31,10 @@ class FolderLayers:
     def tidy(self, loaded: Collection[Path]) -> None:
         """Nobody removes them."""
 
-    def pieces(self, model: str, first: int, last: int) -> Sequence[Piece]:
+    def pieces(self, model: str, first: int, last: int) -> Sequence[Loadable]:
         there = self.held(model)
         return [
-            Piece(layer, layer, self.path(model, layer).stat().st_size)
+            Loadable(layer, layer, self.path(model, layer).stat().st_size)
             for layer in range(first, last + 1) if layer in there
         ]  # fmt: skip
 

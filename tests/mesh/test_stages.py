@@ -12,7 +12,7 @@ import pytest
 
 from edgellm.engine import Model, cut
 from edgellm.errors import EdgeError, InvalidOption, LayersMissing, ProtocolError
-from edgellm.mesh.holding import Bounds, Piece
+from edgellm.mesh.holding import Bounds, Loadable
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, Seat
 from edgellm.mesh.records import Ask, Event, Gone, Loaded, Parcel, Span, Times, Work
 from edgellm.mesh.shelf import Shelf
@@ -167,8 +167,8 @@ class Pairs:
     def bounds(self, model: str) -> Bounds:
         return Bounds(frozenset(range(0, 12, 2)), frozenset(range(1, 12, 2)))
 
-    def pieces(self, model: str, first: int, last: int) -> list[Piece]:
-        return [Piece(layer, layer + 1, 1) for layer in range(first, last, 2)]
+    def pieces(self, model: str, first: int, last: int) -> list[Loadable]:
+        return [Loadable(layer, layer + 1, 1) for layer in range(first, last, 2)]
 
     def header(self, model: str) -> None:
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,11 +14,11 @@ import pytest
 
 from bench.kill_worker import Worker, run
 from edgellm.engine import Floats, Ids, cut
-from edgellm.mesh.holding import Bounds, Piece
+from edgellm.mesh.holding import Bounds, Layers, Loadable
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, Seat
 from edgellm.mesh.records import Work
 from edgellm.mesh.recovery import Mesh
-from edgellm.mesh.shelf import Shelf
+from edgellm.mesh.shelf import Lease, Shelf
 from edgellm.mesh.split import Share
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.serve import onward
@@ -174,8 +176,8 @@ class InThrees:
     def bounds(self, _model: str) -> Bounds:
         return Bounds(frozenset(self._files), frozenset(first + 2 for first in self._files))
 
-    def pieces(self, _model: str, first: int, last: int) -> list[Piece]:
-        return [Piece(layer, layer + 2, 1) for layer in range(first, last, 3)]
+    def pieces(self, _model: str, first: int, last: int) -> list[Loadable]:
+        return [Loadable(layer, layer + 2, 1) for layer in range(first, last, 3)]
 
     def header(self, _model: str) -> None:
         return None
@@ -240,3 +242,39 @@ def test_rows_beyond_sixteen_bits_travel_wide(verifier_cut: Cut) -> None:
         message = write_parcel(Parcel(0, 1, 0, rows), wide=False)
         assert message.wide is wide
         np.testing.assert_array_equal(read_parcel(message, work).data, rows)
+
+
+class Telling(Shelf):
+    """Says when it is asked for memory, and when it has given some."""
+
+    def __init__(self, layers: Layers, memory: int) -> None:
+        super().__init__(layers, memory=memory)
+        self.asked, self.gave = threading.Event(), threading.Event()
+
+    def reserve(self, work: Work) -> Lease:
+        self.asked.set()
+        lease = super().reserve(work)
+        self.gave.set()
+        return lease
+
+
+def test_who_leaves_while_memory_is_waited_for_gets_none(verifier_cut: Cut) -> None:
+    work = replace(verifier_cut.work, first=2, last=5)
+    weights = sum(verifier_cut.layers.path(work.model, layer).stat().st_size for layer in range(2, 6))
+    wanted = Shelf(verifier_cut.layers, memory=10**9).reserve(work).size
+    shelf = Telling(verifier_cut.layers, weights + wanted)
+    others = shelf.reserve(work)
+    shelf.asked.clear()
+    shelf.gave.clear()
+    with WorkerServer(shelf, ANYWHERE, threads=1) as worker:
+        seat = RemoteMember(Place("a", worker.address)).seat()
+        seat.begin(work, lambda _event: None, None, lambda: False)
+        assert shelf.asked.wait(10)
+        seat.close()
+        time.sleep(0.3)  # until the worker has heard of it
+        others.close()
+        assert shelf.gave.wait(10)
+        until = time.monotonic() + 10
+        while shelf.left < weights + wanted and time.monotonic() < until:
+            time.sleep(0.01)
+        assert shelf.left == weights + wanted
