@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
 
@@ -34,6 +36,7 @@ _SETTLED = 2.0  # seconds: what was written just now may be written again in the
 
 _UINT32, _STRING, _ARRAY = 4, 8, 9
 _NUMBER = 40  # bytes of a number in Python
+_PORTION = 256 * 2**10  # bytes that are read at a time
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
@@ -111,12 +114,14 @@ def _known(path: Path, *_as_it_is: int) -> GgufHeader:
 
 def _read(path: Path) -> GgufHeader:
     try:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=0) as file:
             size = file.seek(0, 2)
             if size < 24:
                 raise _corrupt(path, f"has {size} bytes, too few for a GGUF header")
+            if hasattr(os, "posix_fadvise"):  # of a large file some systems would read megabytes ahead
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-                return _Parser(path, view, size).header()
+                return _Parser(path, file, view, size).header()
     except IsADirectoryError:
         raise ModelNotFound(f"{path} is a folder, not a model file.", "Name the .gguf file in it.") from None
     except FileNotFoundError:
@@ -133,14 +138,23 @@ def _corrupt(path: Path, what: str) -> ModelCorrupt:
 class _Parser:
     """A cursor over the mapped file that never leaves it."""
 
-    def __init__(self, path: Path, view: mmap.mmap, size: int) -> None:
-        self.path, self.view, self.size, self.at, self.kept = path, view, size, 0, 0
+    def __init__(self, path: Path, file: FileIO, view: mmap.mmap, size: int) -> None:
+        self.path, self.file, self.view, self.size, self.at, self.kept = path, file, view, size, 0, 0
+        self.fetched, self.room = 0, bytearray(_PORTION)
+
+    def fetch(self, begin: int, end: int) -> None:
+        """Has these bytes in memory before they are looked at: while the map waited for a slow disk, so would every
+        other thread of this process."""
+        self.fetched = max(self.fetched, begin)
+        while self.fetched < end:
+            self.file.seek(self.fetched)
+            self.fetched += self.file.readinto(self.room) or self.size
 
     def header(self) -> GgufHeader:
+        self.take(4, "its first four bytes")
         magic = bytes(self.view[:4])
         if magic != b"GGUF":
             raise _corrupt(self.path, f"is not a GGUF file: it begins with {magic!r}")
-        self.at = 4
         version = self.number("I")
         if version not in (2, 3):
             endian = " of a big-endian machine" if version & 0xFFFF == 0 else ""
@@ -174,6 +188,8 @@ class _Parser:
         if n > self.size - at:
             raise _corrupt(self.path, f"ends within {what}: {n} bytes are announced at {at}, {self.size - at} are left")
         self.at = at + n
+        if n <= MAX_STRING:  # of what is longer nobody looks at more than its length
+            self.fetch(at, self.at)
         return at
 
     def keep(self, n: int) -> None:
@@ -228,6 +244,8 @@ class _Parser:
         for _ in range(count):
             if at > last:
                 break
+            if at + 8 > self.fetched:
+                self.fetch(at - _PORTION, at + 8)
             at += 8 + int(read(view, at)[0])
         else:
             if at <= self.size:

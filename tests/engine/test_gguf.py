@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import GgufHeader, Model, check_gguf, native
+from edgellm.engine import GgufHeader, Model, check_gguf, gguf, native
 from edgellm.engine.gguf import GgufArray
 from edgellm.engine.tensor_types import TENSOR_TYPES
 from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
@@ -78,7 +81,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_file_that_may_not_be_read(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
+    def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refused)
@@ -265,3 +268,21 @@ def test_a_file_that_has_not_changed_is_read_once_and_one_that_has_is_read_again
     path.unlink()
     with pytest.raises(ModelNotFound):
         check_gguf(path)
+
+
+def test_what_is_looked_at_is_read_first_and_little_else(verifier_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page fault in the map would keep all threads waiting for the disk."""
+    read: list[range] = []
+
+    class Watched(io.FileIO):
+        def readinto(self, room: Any) -> int:
+            begin = self.tell()
+            count = super().readinto(room)
+            read.append(range(begin, begin + (count or 0)))
+            return count or 0
+
+    monkeypatch.setattr(Path, "open", lambda self, *_, **__: Watched(self))
+    header = gguf._read(verifier_path)
+    assert read[0].start == 0
+    assert all(one.stop == other.start for one, other in itertools.pairwise(read))
+    assert header.infos_offset < read[-1].stop < header.data_offset + gguf._PORTION < header.file_size
