@@ -30,8 +30,11 @@ def test_the_table_goes_through_what_was_measured_and_never_falls(curve: CostCur
     assert all(one <= other + 1e-12 for one, other in itertools.pairwise(table))
 
 
-def test_noise_that_makes_more_rows_faster_is_not_believed() -> None:
-    assert CostCurve((1, 2, 64), (1.0, 0.5, 3.0)).table()[2] == 1.0
+def test_a_decode_that_was_disturbed_takes_no_longer_than_one_of_more_rows() -> None:
+    table = CostCurve((1, 2, 4, 64), (1.0, 0.9, 80.0, 3.0)).table()
+    assert table[1:3] == [0.9, 0.9]
+    assert table[4] == 3.0
+    assert table == sorted(table)
 
 
 @given(curves, chances, st.integers(0, 20))

@@ -2,13 +2,12 @@
 
 A token's evidence is which sources offer it and which offer another, how many tokens before it were matched, how often
 it follows there, and whether it goes on with a word: within a word a copy is nearly sure to go on, at its end it often
-leaves.
+leaves. It is looked up for every token that is offered, so it is one number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 DEEP = 8
 """Matches of so many tokens and more are one kind."""
@@ -17,15 +16,22 @@ WEIGHT = 2.0
 FADES = 400.0
 """Tries of one kind that are remembered; then old ones count less."""
 
+_OFTEN, _DEEP, _AGREE, _DIFFER = 1, 3, 7, 15  # the bit at which each begins; bit 0: within a word
+_MIDDLE = (1 << _DIFFER) - 1  # all but who differs
+_COARSE = _MIDDLE & ~((1 << _AGREE) - 1) | 1  # who agrees, and whether it is within a word
 
-class Evidence(NamedTuple):
-    """What speaks for a token: bit masks of the sources that offer it, and of those that offer another one."""
 
-    agree: int
-    differ: int
-    matched: int
-    share: float
-    inside: bool
+def evidence(agree: int, differ: int, matched: int, share: float, inside: bool) -> int:
+    """What speaks for a token. `agree`, `differ`: bit masks of the sources (eight at most) that offer it, and of those
+    that offer another one; the rest as in `Offer`."""
+    often = 2 if share > 0.8 else 1 if share > 0.4 else 0
+    deep = min(DEEP, matched)
+    return differ << _DIFFER | agree << _AGREE | deep << _DEEP | often << _OFTEN | inside
+
+
+def agrees(kind: int) -> int:
+    """The bit mask of the sources that offer a token, of its evidence."""
+    return (kind & _MIDDLE) >> _AGREE
 
 
 class Chances:
@@ -34,34 +40,35 @@ class Chances:
     def __init__(self, priors: Sequence[float]) -> None:
         """`priors[i]` is the chance of a token that only source i offers, before anything was seen."""
         self._priors = tuple(priors)
-        self._unseen: dict[tuple[int, int, int], float] = {}  # chances before anything was seen
-        self._seen: dict[tuple[int, ...], list[float]] = {}  # hits and tries
-        self._now: dict[tuple[int, ...], float] = {}  # chances that were asked for since something was learned
+        self._unseen: dict[int, float] = {}  # chances before anything was seen
+        self._coarse: dict[int, list[float]] = {}  # hits and tries, as in the next two
+        self._middle: dict[int, list[float]] = {}
+        self._fine: dict[int, list[float]] = {}
+        self._now: dict[int, float] = {}  # chances that were asked for since something was learned
 
-    def of(self, evidence: Evidence) -> float:
-        """The chance in (0, 1) that the verifier accepts the token, where it has accepted those before it."""
-        coarse, middle, fine = _kinds(evidence)
-        now = self._now.get(fine)
+    def of(self, kind: int) -> float:
+        """The chance in (0, 1) that the verifier accepts a token of such evidence, where it has accepted those before
+        it."""
+        now = self._now.get(kind)
         if now is not None:
             return now
-        unseen = agree, deep, often = middle[:3]
-        chance = self._unseen.get(unseen)
+        middle = kind & _MIDDLE
+        chance = self._unseen.get(middle)
         if chance is None:
-            chance = self._unseen[unseen] = self._prior(agree, deep, often)
-        for kind in (coarse, middle, fine):
-            known = self._seen.get(kind)
+            chance = self._unseen[middle] = self._prior(middle)
+        for known in (self._coarse.get(kind & _COARSE), self._middle.get(middle), self._fine.get(kind)):
             if known is not None:
                 chance = (known[0] + WEIGHT * chance) / (known[1] + WEIGHT)
-        self._now[fine] = chance
+        self._now[kind] = chance
         return chance
 
-    def learn(self, evidence: Evidence, accepted: bool) -> None:
+    def learn(self, kind: int, accepted: bool) -> None:
         """What became of such a token."""
         self._now.clear()
-        for kind in _kinds(evidence):
-            known = self._seen.get(kind)
+        for seen, key in ((self._coarse, kind & _COARSE), (self._middle, kind & _MIDDLE), (self._fine, kind)):
+            known = seen.get(key)
             if known is None:
-                self._seen[kind] = [float(accepted), 1.0]
+                seen[key] = [float(accepted), 1.0]
                 continue
             known[0] += accepted
             known[1] += 1.0
@@ -69,16 +76,9 @@ class Chances:
                 known[0] *= 0.5
                 known[1] *= 0.5
 
-    def _prior(self, agree: int, deep: int, often: int) -> float:
+    def _prior(self, middle: int) -> float:
+        agree, deep, often = middle >> _AGREE, middle >> _DEEP & 15, middle >> _OFTEN & 3
         best = max(prior for bit, prior in enumerate(self._priors) if agree >> bit & 1)
         if not deep:  # offered for its place alone
             best *= 0.2
         return (best + (1.0 - best) * deep / (DEEP + 2.0)) * (0.4, 0.7, 1.0)[often]
-
-
-def _kinds(evidence: Evidence) -> tuple[tuple[int, bool], tuple[int, int, int, bool], tuple[int, int, int, int, bool]]:
-    """The kinds it belongs to, the coarsest first."""
-    agree, differ, matched, share, inside = evidence
-    deep = min(DEEP, matched)
-    often = 2 if share > 0.8 else 1 if share > 0.4 else 0
-    return (agree, inside), (agree, deep, often, inside), (agree, differ, deep, often, inside)

@@ -12,14 +12,14 @@ import numpy as np
 
 from edgellm.spec.curve import LEAST, MOST, LengthRule
 from edgellm.spec.records import NO_FLOATS, NO_IDS, Chunk, Ids, Sampling, Twig, Verdict
-from edgellm.spec.retrieval.chances import Chances, Evidence
+from edgellm.spec.retrieval.chances import Chances, agrees, evidence
 from edgellm.spec.retrieval.looks import Looks
 from edgellm.spec.retrieval.reuse import Reuse
 from edgellm.spec.retrieval.sources import SILENT, Cursor, Source
 
 HOPELESS = 0.02
-Candidate: TypeAlias = tuple[int, float, Evidence]
-"""A token, its chance, and what speaks for it."""
+Candidate: TypeAlias = tuple[int, float, int]
+"""A token, its chance, and what speaks for it (`evidence`)."""
 Options: TypeAlias = list[list[Candidate]]
 """What is offered for one place after another, the likeliest first."""
 
@@ -251,8 +251,8 @@ class RetrievalDrafter:
                 )
         found: list[Candidate] = []
         for token, (agree, matched, share) in offers.items():
-            evidence = Evidence(agree, everybody & ~agree, matched, share, self._inside(token))
-            found.append((token, self._chances.of(evidence), evidence))
+            kind = evidence(agree, everybody ^ agree, matched, share, self._inside(token))
+            found.append((token, self._chances.of(kind), kind))
         if len(found) > 1:
             found.sort(key=_chance, reverse=True)
         return found
@@ -275,11 +275,12 @@ class RetrievalDrafter:
         # Whatever was offered for a place is learned of, drafted or not: that costs nothing, and favours nothing.
         truth = [*chunk.ids[:accepted].tolist(), *verdict.tokens[:1].tolist()]
         for at, (right, offered) in enumerate(zip(truth[self._from :], options, strict=False), self._from):
-            for token, _, evidence in offered:
-                self._chances.learn(evidence, token == right)
+            for token, _, kind in offered:
+                self._chances.learn(kind, token == right)
                 if token == right and copied <= at < accepted:
+                    agree = agrees(kind)
                     for bit, name in enumerate(self.copied):
-                        self.copied[name] += evidence.agree >> bit & 1
+                        self.copied[name] += agree >> bit & 1
         if self._reuse is not None and chunk.retrieved:
             likely = verdict.plausible if verdict.twig is None else None  # which is of the draft itself
             self._reuse.rejected(chunk.ids.tolist(), accepted, likely)

@@ -59,17 +59,19 @@ class Source(Protocol):
 class AutomatonCursor:
     """Reads the likeliest continuation of the longest match; where that ends, of a shorter one."""
 
-    __slots__ = ("_automaton", "_matched", "_open", "_state")
+    __slots__ = ("_automaton", "_matched", "_offered", "_open", "_state", "_to")
 
     def __init__(self, automaton: SuffixAutomaton, state: int, matched: int, open_end: int = 0) -> None:
         """`open_end`: 1 where the match is also the end of what is indexed, which nothing follows yet."""
         self._automaton, self._state, self._matched, self._open = automaton, state, matched, open_end
+        self._offered, self._to = -1, (0, 0)  # and where that token leads
 
     def offer(self) -> Offer:
         automaton, state, matched = self._automaton, self._state, self._matched
         while matched > 0:
-            token, _, count = automaton.likeliest(state)
+            token, to, count = automaton.likeliest(state)
             if token >= 0:
+                self._offered, self._to = token, (to, matched + 1)
                 return token, matched, count / max(count, automaton.count[state] - self._open)
             if token == PART:
                 return NOTHING
@@ -78,8 +80,11 @@ class AutomatonCursor:
         return NOTHING
 
     def advance(self, token: int) -> None:
-        self._state, self._matched = self._automaton.follow(self._state, self._matched, token)
-        self._open = 0
+        if token == self._offered:
+            self._state, self._matched = self._to
+        else:
+            self._state, self._matched = self._automaton.follow(self._state, self._matched, token)
+        self._offered, self._open = -1, 0
 
 
 class Context:
