@@ -20,7 +20,7 @@ from edgellm.spec.local import LocalVerifier
 from edgellm.spec.protocols import Drafter, LooksAhead, Suggests, Verifier, VerifierSession
 from edgellm.spec.records import Expected, Ids, Sampling
 from edgellm.spec.retrieval.drafter import RetrievalDrafter
-from edgellm.spec.retrieval.memory import Memory, Talk
+from edgellm.spec.retrieval.memory import Memory, Talk, recent
 from edgellm.spec.retrieval.mixed import MixedAheadDrafter, MixedDrafter
 from edgellm.store import fingerprint
 from edgellm.store.curves import curve_path, forget_curve, keep_curve, read_curve
@@ -31,6 +31,8 @@ _FEWEST = 4  # lengths that are measured on any device, however slow
 _PATIENCE = 0.3  # seconds, after which no length is measured once more
 _QUICK = 0.01  # seconds
 _MOST = 1.0  # seconds, after which no longer ones are tried: what is beyond is as slow a row as the last
+MEMORIES = 4
+"""Choices of sources for which is remembered what was indexed and learned: each reply may choose its own."""
 FAR = CostCurve((1, KNOTS[-1]), (0.05, 0.1))
 """Of a verifier across a link: a round trip, and the rest of a batch is cheap beside it."""
 
@@ -54,13 +56,15 @@ class Retrieval:
         with self._lock:
             self._read()
             key = (*sources, str(most_twigs))
-            if key not in self._memories:
-                memory = self._memories[key] = Memory(
-                    sources, self.curve(), inside_of(self.model), cache(self.model.is_eog), most_twigs
-                )
+            memory = self._memories.pop(key, None)
+            if memory is None:
+                memory = Memory(sources, self.curve(), inside_of(self.model), cache(self.model.is_eog), most_twigs)
                 for talk in self._past:
                     memory.add(talk)
-            return self._memories[key]
+            self._memories[key] = memory  # behind those that were used before it
+            while len(self._memories) > MEMORIES:
+                del self._memories[next(iter(self._memories))]
+            return memory
 
     def remember(self, conversations: Sequence[tuple[str, str]]) -> None:
         """Questions and replies of before, the oldest first. They are read when they are needed."""
@@ -78,7 +82,7 @@ class Retrieval:
         """A reply is complete."""
         talk = Talk(prompt.tolist(), reply)
         with self._lock:
-            self._past.append(talk)
+            self._past = recent([*self._past, talk])
             for memory in self._memories.values():
                 memory.add(talk)
 

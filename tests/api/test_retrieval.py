@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from edgellm.api import Pair
-from edgellm.api.retrieval import measure_curve
+from edgellm.api.retrieval import MEMORIES, Retrieval, measure_curve
 from edgellm.engine import Context, Model
 from edgellm.spec.curve import KNOTS, CostCurve, twigs
 from edgellm.spec.options import SOURCES
 from edgellm.spec.records import Explanation, Ids, Source
+from edgellm.spec.retrieval.memory import MOST_TOKENS
 from edgellm.store.curves import curve_path
 from tests.spec.real import case, ids
 
@@ -198,3 +199,19 @@ def test_a_tree_is_worth_it_where_rows_are_cheap() -> None:
     assert twigs(steep, "auto")[0] == 0
     assert twigs(steep, "on")[0] > 0
     assert twigs(flat, "off") == (0, "trees are off, as you said")
+
+
+def test_what_is_remembered_of_replies_is_bounded(verifier_model: Model) -> None:
+    """A server may run for months, and whoever asks chooses the sources."""
+    retrieval = Retrieval(verifier_model, 512, 1, linked=True)
+    idle = retrieval.memory(("context", "history"))
+    prompt = np.arange(1000, 1400, dtype=np.int32)
+    for at in range(4 * MOST_TOKENS // 400):
+        retrieval.add(prompt, [at % 1000 + 300])
+    assert idle.tokens <= MOST_TOKENS
+    assert MOST_TOKENS // 4 <= retrieval.memory(("history",)).tokens <= MOST_TOKENS
+    for name in SOURCES:
+        retrieval.memory((name,))
+        retrieval.memory(("history",))
+    assert len(retrieval._memories) == MEMORIES
+    assert ("history", "0") in retrieval._memories

@@ -31,6 +31,18 @@ class Talk:
     reply: Sequence[int]
 
 
+def recent(talks: list[Talk]) -> list[Talk]:
+    """All of them; where they are more than MOST_TOKENS together, the latest, which are about half as many."""
+    if sum(map(_size, talks)) <= MOST_TOKENS:
+        return talks
+    kept = 0
+    for at in range(len(talks) - 1, -1, -1):
+        kept += _size(talks[at])
+        if kept > MOST_TOKENS // 2:
+            return talks[at:]
+    return talks
+
+
 class Memory:
     """Of one verifier. It serves one reply at a time; who comes meanwhile does without."""
 
@@ -113,20 +125,14 @@ class Memory:
 
     def add(self, talk: Talk) -> None:
         """A conversation is over; it is searched from the next reply on."""
-        self._new.append(talk)
+        self._new = recent([*self._new, talk])
         self.rounds.ended(len(talk.reply))
 
     def _index(self) -> None:
         """Takes up what is new; where that makes it too much, the older half is forgotten."""
         new, self._new = self._new, []
-        self._talks += new
-        if sum(map(_size, self._talks)) > MOST_TOKENS:
-            kept = 0
-            for at in range(len(self._talks), 0, -1):
-                kept += _size(self._talks[at - 1])
-                if kept > MOST_TOKENS // 2:
-                    del self._talks[: at - 1]
-                    break
+        known, self._talks = len(self._talks) + len(new), recent([*self._talks, *new])
+        if len(self._talks) < known:
             self._history, self._analogy, new = History(), Analogy(), self._talks
         for talk in new:
             if "history" in self._names:
