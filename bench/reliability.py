@@ -9,7 +9,7 @@ writes goes to `quick-NAME`, and is no evidence.
 
 from __future__ import annotations
 
-from bench import faults, fuzz, load, suite
+from bench import faults, fuzz, http_load, load, suite
 from bench.suite import Part
 
 PARTS = {
@@ -30,6 +30,12 @@ PARTS = {
         "64 devices that come and go for half an hour",
         ("--minutes", "2"),
         load.table,
+    ),
+    "http": Part(
+        "bench.http_load",
+        "clients at the HTTP door for half an hour",
+        ("--minutes", "2"),
+        http_load.table,
     ),
 }
 

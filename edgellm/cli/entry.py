@@ -19,7 +19,7 @@ from typer.main import get_command
 
 from edgellm import __version__
 from edgellm.cli.places import private_file, state_dir
-from edgellm.cli.screen import fail, forget_output, prepare_streams, say
+from edgellm.cli.screen import fail, forget, prepare_streams, say
 from edgellm.errors import EdgeError
 
 
@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             return _unexpected(error)
-        forget_output()
+        forget(sys.stdout)
         fail("The disk is full: what goes there cannot be written. Make room, then run it again.")
         return 1
     except Exception as error:  # noqa: BLE001  # this is where everything ends

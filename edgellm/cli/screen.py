@@ -45,19 +45,26 @@ def coloured(stream: TextIO) -> bool:
     return console.is_terminal and console.color_system is not None and not console.no_color
 
 
+class _Aside(Console):
+    """What is said on stderr is said by the way, and from any thread: where nobody reads it, the work goes on."""
+
+    def on_broken_pipe(self) -> None:
+        forget(sys.stderr)
+
+
 def err() -> Console:
     """stderr, plain where nobody sees it. Text is printed as it is, with no markup in it."""
-    return _console(sys.stderr)
+    return _console(sys.stderr, _Aside)
 
 
 def out() -> Console:
     """stdout, for tables; a reply's tokens go through `Painter`."""
-    return _console(sys.stdout)
+    return _console(sys.stdout, Console)
 
 
-def _console(stream: TextIO) -> Console:
+def _console(stream: TextIO, kind: type[Console]) -> Console:
     system: Literal["auto"] | None = "auto" if coloured(stream) else None
-    console = Console(file=stream, color_system=system, highlight=False, markup=False, emoji=False)
+    console = kind(file=stream, color_system=system, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 10_000  # where a program reads, no line is cut or folded
     return console
@@ -65,7 +72,10 @@ def _console(stream: TextIO) -> Console:
 
 def say(text: str, style: str = "") -> None:
     """A line, or several, on stderr."""
-    err().print(harmless(text), style=style, soft_wrap=True)
+    try:
+        err().print(harmless(text), style=style, soft_wrap=True)
+    except OSError:  # the terminal is gone, or what it is written to is full
+        forget(sys.stderr)
 
 
 def fail(text: str) -> None:
@@ -114,10 +124,12 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def forget_output() -> None:
-    """What stdout still holds goes nowhere: writing it failed, and would fail again when Python ends."""
+def forget(stream: TextIO) -> None:
+    """What a stream still holds, and what comes, goes nowhere: writing it failed, and would fail again."""
     with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -106,6 +106,29 @@ def test_it_verifies_tells_what_happens_and_stops_politely(edge: Edge, served: S
     assert "Traceback" not in said
 
 
+def test_it_serves_and_stops_where_nobody_reads_what_it_says(edge: Edge) -> None:
+    """As behind `| head -1`, or where the terminal was closed: what it says is said by the way."""
+    words = [sys.executable, "-m", "edgellm", "serve", "--role", "verifier", "--port", "0", "--no-http"]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said = ""
+            while (match := re.search(r"--verifier (\S+:\d+)", said)) is None:
+                line = process.stderr.readline()
+                assert line, said
+                said += line
+            while "Ctrl-C" not in said:
+                said += process.stderr.readline()
+            process.stderr.close()
+            for _ in range(2):  # each of which it tells of
+                done = edge("chat", "--json", "Where is my mug?", "--max-tokens", "6", "--verifier", match[1])
+                assert done.lines[-1]["summary"]["share_verified"] == 1.0
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()
+
+
 def test_a_taken_port_is_told(edge: Edge) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
