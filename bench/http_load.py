@@ -59,6 +59,10 @@ class Tally:
     texts: dict[tuple[int, bool], str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def count(self, what: str) -> None:
+        with self.lock:
+            self.counts[what] += 1
+
     def written(self, question: int, sampled: bool, text: str) -> None:
         """A complete reply; the first one to a question is what all others are compared with."""
         with self.lock:
@@ -75,13 +79,16 @@ class Client:
 
     def run(self) -> None:
         while not self._tally.over.wait(self._rng.expovariate(1.0 / self._tally.pause)):
-            kind = self._rng.choices(list(KINDS), list(KINDS.values()))[0]
-            try:
-                getattr(self, f"_{kind}")()
-            except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
-                with self._tally.lock:
-                    self._tally.wrong[f"{kind}: {error!r}"[:120]] += 1
-            self._tally.counts[kind] += 1
+            self.run_once(self._rng.choices(list(KINDS), list(KINDS.values()))[0])
+
+    def run_once(self, kind: str) -> None:
+        """One of `KINDS`."""
+        try:
+            getattr(self, f"_{kind}")()
+        except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
+            with self._tally.lock:
+                self._tally.wrong[f"{kind}: {error!r}"[:120]] += 1
+        self._tally.count(kind)
 
     def _whole(self, sampled: bool = False) -> None:
         number = self._rng.randrange(len(self._questions))
@@ -135,7 +142,7 @@ class Client:
 
     def _busy(self, answer: http.client.HTTPResponse) -> bool:
         if answer.status == BUSY and answer.getheader("Retry-After"):
-            self._tally.counts["told to come later"] += 1
+            self._tally.count("told to come later")
             return True
         if answer.status != 200:
             raise ValueError(f"a question is answered with {answer.status}")
@@ -204,6 +211,8 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     tally = Tally(pause=2.0)
     with served(folder) as (server, port):
         clients = [Client(port, questions, tally, arguments.seed + at) for at in range(arguments.clients)]
+        clients[0].run_once("whole")  # what is opened by the first reply stays open
+        time.sleep(1.0)
         empty = look(server)
         threads = [threading.Thread(target=client.run) for client in clients]
         for thread in threads:
@@ -248,9 +257,9 @@ def table(found: dict[str, Any]) -> str:
     """What clients did, what was sampled, and what they waited."""
     counts = found["counts"]
     did = ", ".join(f"{counts.get(kind, 0):,} {kind}" for kind in KINDS)
+    told = f"{found['clients']} clients, {found['minutes']:g} minutes: {did}"
     lines = [
-        f"{found['clients']} clients, {found['minutes']:g} minutes: {did};"
-        f" {counts.get('told to come later', 0)} told to come later",
+        f"{told}; {counts.get('told to come later', 0)} told to come later",
         f"{'':<16}{'start':>9}{'end':>9}{'growth':>9}{'min':>9}{'max':>9}",
     ]
     for key, what, unit in (("rss", "memory MiB", 2**20), ("fds", "descriptors", 1), ("threads", "threads", 1)):
@@ -258,7 +267,7 @@ def table(found: dict[str, Any]) -> str:
         growth = f"{row['growth']:+.1%}" if key == "rss" else ""
         lines.append(f"{what:<16}{row['first'] / unit:>9.1f}{row['last'] / unit:>9.1f}{growth:>9}"
                      f"{row['min'] / unit:>9.0f}{row['max'] / unit:>9.0f}")  # fmt: skip
-    lines.append(f"before the first client and behind the last one: {found['empty']['fds']:.0f} and"
+    lines.append(f"behind the first reply and behind the last one: {found['empty']['fds']:.0f} and"
                  f" {found['left']['fds']:.0f} descriptors")  # fmt: skip
     for what, row in (("first text of a stream", found["first_ms"]), ("whole reply", found["whole_ms"])):
         lines.append(f"{what:<23}p50 {row['p50']:.1f} ms, p95 {row['p95']:.1f}, p99 {row['p99']:.1f},"

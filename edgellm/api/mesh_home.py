@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edgellm.api.mesh import LocalMember, like, place_of, positions_of, room_of
+from edgellm.coldstart.model import Model
 from edgellm.coldstart.plan import Objective
 from edgellm.engine import check_gguf
 from edgellm.errors import EdgeError
 from edgellm.mesh.cover import Able
 from edgellm.mesh.holding import WholeModel
 from edgellm.mesh.layers import model_of
-from edgellm.mesh.placing import Placed, place
-from edgellm.mesh.split import HERE
+from edgellm.mesh.placing import Placed, Room, missing, place
+from edgellm.mesh.split import HERE, Share
 from edgellm.mesh.survey import Survey
 from edgellm.serve.seat import RemoteMember
 
@@ -34,22 +37,49 @@ def place_at_home(
     whole, fleet = WholeModel(path), home.fleet()
     model, header = model_of(path), check_gguf(path)
     room = room_of(header, positions_of(header, context), sessions)
-    layer_bytes = max(model.layer_bytes) + room.layer
     able: list[Able] = []
     left_out = [(name, error.what) for name, error in home.left_out]
-    for device in fleet.devices:
-        known = like(device.name, fleet, model, layer_bytes)
-        try:
-            if device.name == HERE:
-                able.append(LocalMember(whole, None, known, layer_bytes).able(whole.model))
-            else:
-                there = place_of(home.workers[device.name])
-                member = RemoteMember(there, like=known, layer_bytes=layer_bytes, stage_bytes=room.stage)
-                able.append(member.able(whole.model))
-        except EdgeError as error:
-            left_out.append((device.name, error.what))
+    for name, found in _asked([device.name for device in fleet.devices], whole, home, model, room):
+        if isinstance(found, Able):
+            able.append(found)
+        else:
+            left_out.append((name, found.what))
     began = time.monotonic()
     return place(
         model, fleet, home.workers, able, tokens_in=tokens_in, tokens_out=tokens_out, objective=objective,
         left_out=left_out, room=room, stop=lambda: time.monotonic() - began > PLAN_SECONDS,
     )  # fmt: skip
+
+
+def to_bring(path: Path, shares: Sequence[Share], home: Survey) -> list[tuple[str, int]]:
+    """Bytes that each device of a split over the surveyed ones still lacks of its layers, by name. This one has the
+    model; of one that does not answer any more nothing is known to be there."""
+    names = [share.name for share in shares]
+    if names == [HERE]:
+        return [(HERE, 0)]
+    model = model_of(path)
+    asked = _asked(names, WholeModel(path), home, model, Room())
+    able = [found if isinstance(found, Able) else Able(name, frozenset()) for name, found in asked]
+    lacking = {one.share.name: one.size for one in missing(model, shares, able)}
+    return [(name, lacking.get(name, 0)) for name in names]
+
+
+def _asked(
+    names: Sequence[str], whole: WholeModel, home: Survey, model: Model, room: Room
+) -> list[tuple[str, Able | EdgeError]]:
+    """What each of these devices has of the model, or why it cannot be used; all are asked at once."""
+    fleet, layer_bytes = home.fleet(), max(model.layer_bytes) + room.layer
+
+    def ask(name: str) -> tuple[str, Able | EdgeError]:
+        known = like(name, fleet, model, layer_bytes)
+        try:
+            if name == HERE:
+                return name, LocalMember(whole, None, known, layer_bytes).able(whole.model)
+            there = place_of(home.workers[name])
+            member = RemoteMember(there, like=known, layer_bytes=layer_bytes, stage_bytes=room.stage)
+            return name, member.able(whole.model)
+        except EdgeError as error:
+            return name, error
+
+    with ThreadPoolExecutor(len(names)) as at_once:
+        return list(at_once.map(ask, names))

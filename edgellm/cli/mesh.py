@@ -136,11 +136,12 @@ def _fleet(devices: Path | None, preset: str | None) -> Fleet:
 
 def _moves(model: Path, found: Plan, home: Survey) -> list[tuple[str, int]]:
     """Bytes that each device still lacks of its layers."""
-    from edgellm.mesh.home import moves
+    from edgellm.api.mesh_home import to_bring
+    from edgellm.cli.home import doing
     from edgellm.mesh.split import of_plan
-    from edgellm.store.layers import LayerStore
 
-    return moves(model, of_plan(found), [int(stage.size) for stage in found.way.stages], home.workers, LayerStore())
+    with doing("asking who has what"):
+        return to_bring(model, of_plan(found), home)
 
 
 def _moves_row(moves: list[tuple[str, int]] | None) -> dict[str, Any]:

@@ -57,16 +57,6 @@ class Moved:
 Tell = Callable[[Moved], None]
 
 
-def to_move(recipe: Recipe, part: Part, store: LayerStore) -> int:
-    """Bytes of a part that are not yet on its device."""
-    pieces = recipe.covering(part.first, part.last)
-    if part.worker is None:
-        return sum(piece.size - store.arrived(piece) for piece in pieces)
-    held = None if part.worker.facts is None else part.worker.facts.of(recipe.fingerprint)
-    there = set() if held is None else {held.recipe.pieces[place].sha256 for place in held.pieces}
-    return sum(piece.size for piece in pieces if piece.sha256 not in there)
-
-
 def deploy(
     model: Path,
     recipe: Recipe,

@@ -12,13 +12,10 @@ from edgellm.link.carry import clean
 from edgellm.link.loop import run_there
 from edgellm.link.trust import Trust
 from edgellm.link.workers import Worker, find_workers, reach_worker, worker_at, worker_there
-from edgellm.mesh.deploy import Part, to_move
+from edgellm.mesh.deploy import Part
 from edgellm.mesh.layers import model_of
 from edgellm.mesh.split import HERE, Share
 from edgellm.mesh.survey import Survey, Tell, survey
-from edgellm.store.fingerprint import fingerprint
-from edgellm.store.layers import LayerStore
-from edgellm.store.recipe import Recipe, recipe_of
 
 
 def seek(hosts: Sequence[str], places: Sequence[tuple[str, Address]] = ()) -> list[Worker]:
@@ -85,33 +82,6 @@ def _worker(name: str, workers: Mapping[str, Worker]) -> Worker | None:
     if worker.trouble is not None:
         raise worker.trouble
     return worker
-
-
-def moves(
-    model: Path, split: Sequence[Share], sizes: Sequence[int], workers: Mapping[str, Worker], store: LayerStore
-) -> list[tuple[str, int]]:
-    """Bytes that each device of a split still lacks, by name; `sizes` are those of its layers.
-
-    A model of which no device has anything is not read for that. This device alone needs nothing: it has the model.
-    """
-    if [one.name for one in split] == [HERE]:
-        return [(HERE, 0)]
-    known = [held.recipe for held in store.models()]
-    for worker in workers.values():
-        known += [held.recipe for held in worker.facts.models] if worker.facts is not None else []
-    if not known or not _may_be(model, known):
-        return [(one.name, size) for one, size in zip(split, sizes, strict=True)]
-    digest = fingerprint(model)
-    if all(recipe.fingerprint != digest for recipe in known):
-        return [(one.name, size) for one, size in zip(split, sizes, strict=True)]
-    recipe = recipe_of(model)
-    return [(part.name, to_move(recipe, part, store)) for part in parts_of(split, workers)]
-
-
-def _may_be(model: Path, known: Sequence[Recipe]) -> bool:
-    """Whether one of the recipes can be that of a model, by the number of layers: reading it takes a while."""
-    layers = model_of(model).shape.layers
-    return any(recipe.layers == layers for recipe in known)
 
 
 def clean_worker(worker: Worker, fingerprint: str = "") -> tuple[int, int, int]:

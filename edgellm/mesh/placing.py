@@ -114,7 +114,7 @@ def place(
         best = planned(kept={one.name: Kept(None, one.warm) for one in able})
     except PlanImpossible as error:
         trouble = error
-    lacking = () if best is None else tuple(_lacking(model, of_way(best.advised), able))
+    lacking = () if best is None else tuple(missing(model, of_way(best.advised), able))
     finish = partial(
         Placed, best=best, lacking=lacking, fleet=_with_loaded(fleet, able, model), workers=workers,
         left_out=tuple(left_out),
@@ -166,15 +166,15 @@ def _loaded(one: Able, model: Model) -> float:
     return sum(model.layer_bytes[layer] for layer in one.warm)
 
 
-def _lacking(model: Model, shares: Sequence[Share], able: Sequence[Able]) -> Iterable[Lacking]:
+def missing(model: Model, shares: Sequence[Share], able: Sequence[Able]) -> Iterable[Lacking]:
     """What each device lacks of its share."""
     holds = {one.name: one.holds for one in able}
     for share in shares:
-        missing = sorted(set(range(share.first, share.last + 1)) - holds[share.name])
-        if missing:
-            size = sum(model.layer_bytes[layer] for layer in missing)
-            size += model.embedding * (missing[0] == 0) + model.head * (missing[-1] == model.shape.layers - 1)
-            yield Lacking(share, tuple(missing), int(size))
+        layers = sorted(set(range(share.first, share.last + 1)) - holds[share.name])
+        if layers:
+            size = sum(model.layer_bytes[layer] for layer in layers)
+            size += model.embedding * (layers[0] == 0) + model.head * (layers[-1] == model.shape.layers - 1)
+            yield Lacking(share, tuple(layers), int(size))
 
 
 def _whole(shares: Sequence[Share], able: Sequence[Able]) -> bool:

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.link.address import Address
 from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
 from edgellm.mesh import deploy as deploying
-from edgellm.mesh.measure import figures_here
+from edgellm.mesh.shelf import Shelf
+from edgellm.mesh.stored import StoredLayers
+from edgellm.serve.worker import WorkerServer
 from edgellm.store.layers import LayerStore
 from tests.cli.conftest import Done
-from tests.link.layering import device_taking
 from tests.link.strangers import befriend, device
 
 Edge = Callable[..., Done]
@@ -37,8 +39,9 @@ def stores(tmp_path: Path) -> Iterator[dict[str, LayerStore]]:
             befriend(trust, owner, "files compute")
             owner.peers.rename(trust.identity.id, name)
             stores[name] = LayerStore(tmp_path / name / "layers", 10**9)
-            address = running.enter_context(device_taking(stores[name], trust, measurer=figures_here))
-            owner.peers.saw(trust.identity.id, address)
+            stored = StoredLayers(stores[name])
+            worker = WorkerServer(Shelf(stored), Address("127.0.0.1", 0), threads=1, trust=trust, stored=stored)
+            owner.peers.saw(trust.identity.id, running.enter_context(worker).address)
         yield stores
 
 
@@ -98,6 +101,7 @@ def test_a_plan_is_deployed_and_then_nothing_is_left_to_move(
 ) -> None:
     """This device has no memory to spare, so the plan must split."""
     monkeypatch.setattr("edgellm.mesh.measure.free_memory", lambda: (5_000_000, "a test"))
+    edge("mesh", "plan", MODEL)  # both workers measure at once, and keep it in one place, which is this user's
     done = edge("mesh", "deploy", MODEL, "--tokens-in", "16", "--tokens-out", "4", "--json")
     assert done.code == 0, done.err
     assert "Split it over" in done.err

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.link.trust import Trust
-from edgellm.mesh.holding import WholeModel
+from edgellm.mesh.holding import SeveralLayers, WholeModel
 from edgellm.mesh.shelf import Shelf
 from edgellm.mesh.stored import StoredLayers
 from edgellm.serve.worker import WorkerServer
@@ -200,6 +200,18 @@ def test_a_worker_given_by_address_is_planned_for_and_brought_layers(edge: Edge,
     assert {"here", "desk"} == {one["device"] for part in ("stages", "unused") for one in plan[part]}
     (row,) = edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:5-8", *peer, "--json").answer
     assert (row["device"], row["already"] > 0, row["sent"] > 0, row["error"]) == ("desk", True, True, None)
+
+
+def test_what_a_worker_has_of_a_model_of_its_own_need_not_be_moved(
+    edge: Edge, verifier_path: Path, tmp_path: Path, quick_figures: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.mesh.measure.free_memory", lambda: (5_000_000, "a test"))
+    store = LayerStore(tmp_path / "store", 10**9)
+    layers = SeveralLayers(StoredLayers(store), WholeModel(verifier_path, store))
+    with WorkerServer(Shelf(layers), ANYWHERE, threads=1, stored=StoredLayers(store)) as running:
+        words = ("mesh", "plan", "edgellm-verifier", "--tokens-in", "16", "--tokens-out", "4")
+        plan = edge(*words, "--peer", f"desk={running.address}", "--json").answer
+    assert {one["device"]: one["bytes"] for one in plan["move"]} == {"here": 0, "desk": 0}
 
 
 def test_nobody_else_means_this_device_alone_and_nothing_to_measure(
