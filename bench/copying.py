@@ -213,6 +213,7 @@ class Ours:
     def end(self, case: Reply) -> None:
         self._memory.give()
         self._memory.add(Talk(case.prompt.tolist(), case.reply))
+        self._memory.settle()
 
 
 class Together(Ours):

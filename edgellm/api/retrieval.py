@@ -85,6 +85,8 @@ class Retrieval:
             self._past = recent([*self._past, talk])
             for memory in self._memories.values():
                 memory.add(talk)
+            for memory in list(self._memories.values())[-1:]:  # the one that was used last
+                memory.settle()
 
     def curve(self) -> CostCurve:
         """How long a decode takes, measured once and kept; across a link it is a guess, which rounds then correct."""

@@ -80,7 +80,10 @@ class Line:
             if ahead is not None and len(chunk):
                 ahead(prefix, chunk, until=pending.done)
             verdict = pending.result()
-            return replace(verdict, bytes_up=verdict.bytes_up + sent[0], bytes_down=verdict.bytes_down + sent[1])
+            if any(sent):
+                up, down = verdict.bytes_up + sent[0], verdict.bytes_down + sent[1]
+                verdict = replace(verdict, bytes_up=up, bytes_down=down)
+            return verdict
         except VerifierBusy as busy:
             self._busy = busy.seconds
             goes_on = "the reply waits for it" if self._alone else "the reply goes on from the draft model alone"

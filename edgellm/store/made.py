@@ -105,6 +105,8 @@ class MadePieces:
         half = path.with_suffix(".half")
         try:
             make(half)
+            with half.open("rb") as written:  # nobody looks again whether its weights are those of the model
+                os.fsync(written.fileno())
             half.replace(path)
         finally:
             half.unlink(missing_ok=True)

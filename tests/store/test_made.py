@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.errors import LayersMissing, StoreFull
+from edgellm.errors import LayersMissing, LayersRefused, StoreFull
 from edgellm.store.layers import LayerStore
 from edgellm.store.made import ENOUGH, layers_of, together
 
@@ -116,3 +117,15 @@ def test_pieces_together_are_as_large_as_they_may_be(layer: int, more: int, size
     assert counts[-1] <= max(1, many // 4), "what comes last is small"
     aligned = [end for end in ends if (end + 1) % many == 0]
     assert len(ends) - len(aligned) <= many.bit_length(), "all others end where those of another stage do"
+
+
+def test_what_the_disk_does_not_keep_gets_no_name(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a made piece holds is not looked at again, so it is there for good before it is taken for whole."""
+
+    def broken(_file: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(LayersRefused, match="Input/output error"):
+        using(store, 0, Maker())
+    assert not list(store.root.rglob("*.gguf")) + list(store.root.rglob("*.half"))

@@ -128,6 +128,14 @@ class Memory:
         self._new = recent([*self._new, talk])
         self.rounds.ended(len(talk.reply))
 
+    def settle(self) -> None:
+        """Makes what is new ready to be searched, now that nobody waits for it; not while a reply has it."""
+        if self._busy.acquire(blocking=False):
+            try:
+                self._index()
+            finally:
+                self._busy.release()
+
     def _index(self) -> None:
         """Takes up what is new; where that makes it too much, the older half is forgotten."""
         new, self._new = self._new, []
