@@ -16,9 +16,9 @@ from edgellm.api.loading import verifier_of
 from edgellm.engine import Context, Message, Model
 from edgellm.errors import EdgeError
 from edgellm.spec.curve import KNOTS, CostCurve, twigs
-from edgellm.spec.local import LocalVerifier
+from edgellm.spec.local import Foretold, LocalVerifier
 from edgellm.spec.protocols import Drafter, LooksAhead, Suggests, Verifier, VerifierSession
-from edgellm.spec.records import Expected, Ids, Sampling
+from edgellm.spec.records import Ids, Sampling
 from edgellm.spec.retrieval.drafter import RetrievalDrafter
 from edgellm.spec.retrieval.memory import Memory, Talk, recent
 from edgellm.spec.retrieval.mixed import MixedAheadDrafter, MixedDrafter
@@ -101,11 +101,12 @@ class Retrieval:
             return 0, "they are no trees: the verifier is across a link"
         return twigs(self.curve(), wanted)
 
-    def begin(self, prompt: Ids, sources: tuple[str, ...], most_twigs: int = 0) -> Copying | None:
-        """Retrieval for the reply to `prompt` (n,); None while another reply has it."""
+    def begin(self, prompt: Ids, sources: tuple[str, ...], most_twigs: int = 0, least: int = 2) -> Copying | None:
+        """Retrieval for the reply to `prompt` (n,); None while another reply has it. It calibrates where so many tokens
+        at `least` are new."""
         memory = self.memory(sources, most_twigs)
         drafter = memory.take(prompt)
-        return None if drafter is None else Copying(self, memory, drafter)
+        return None if drafter is None else Copying(self, memory, drafter, least)
 
     def foretells_cheaply(self, given: Verifier | None) -> bool:
         """Whether calibration costs next to nothing: what the model expects can be read off a layer. `given`: the
@@ -175,8 +176,8 @@ def measure_curve(context: Context) -> CostCurve:
 class Copying:
     """Retrieval for one reply, to be closed behind it."""
 
-    def __init__(self, retrieval: Retrieval, memory: Memory, drafter: RetrievalDrafter) -> None:
-        self._retrieval, self._memory, self._drafter = retrieval, memory, drafter
+    def __init__(self, retrieval: Retrieval, memory: Memory, drafter: RetrievalDrafter, least: int) -> None:
+        self._retrieval, self._memory, self._drafter, self._least = retrieval, memory, drafter, least
 
     @property
     def suggests(self) -> Suggests:
@@ -202,7 +203,7 @@ class Copying:
         if isinstance(verifier, LocalVerifier):
             verifier.twigs = max(verifier.twigs, self._memory.twigs)
         if self._memory.calibrates and isinstance(verifier, LocalVerifier):
-            return Foretelling(verifier, self._memory.expect)
+            return Foretelling(verifier, Foretold(self._memory.expect, self._least))
         return verifier
 
     @property
@@ -217,7 +218,7 @@ class Copying:
 class Foretelling:
     """A verifier that tells what it expects behind the positions of a prompt."""
 
-    def __init__(self, verifier: LocalVerifier, foretold: Callable[[Expected], None]) -> None:
+    def __init__(self, verifier: LocalVerifier, foretold: Foretold) -> None:
         self._verifier, self._foretold = verifier, foretold
         self.name, self.context_length = verifier.name, verifier.context_length
 

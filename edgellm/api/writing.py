@@ -13,7 +13,7 @@ from edgellm.engine import Model
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from edgellm.spec.ahead import FAR, AheadDrafter
 from edgellm.spec.choice import Choice, choose, needs_profile
-from edgellm.spec.curve import MOST
+from edgellm.spec.curve import MOST, fewest
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.edgefm import edgefm
 from edgellm.spec.first import FirstReply
@@ -157,8 +157,12 @@ def _copying(parts: Parts, options: ReplyOptions, plan: Plan, prompt: Ids) -> tu
     if options.retrieval == "auto" and not parts.retrieval.foretells_cheaply(parts.verifier):
         sources = tuple(name for name in sources if name != "calibration")
         without = "; not calibration, for which this model would have to compute the logits of the whole prompt"
+    least = 2
+    if options.retrieval == "auto" and "calibration" in sources:
+        least = fewest(parts.retrieval.curve())
+        without = f"; calibration where {least} tokens of the prompt are new"
     most_twigs, trees = parts.retrieval.twigs(options.tree)
-    copying = parts.retrieval.begin(prompt, sources, most_twigs)
+    copying = parts.retrieval.begin(prompt, sources, most_twigs, least)
     if copying is None:
         return None, "nothing is retrieved: another reply does so"
     return copying, f"drafts are retrieved from: {', '.join(sources)}{without}; {trees}"

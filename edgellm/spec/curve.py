@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
+from math import ceil, log
 
 import numpy as np
 
@@ -16,6 +16,8 @@ LEAST = 0.02
 """Tokens that a draft has to bring beyond what it costs: a curve is not measured more exactly than that."""
 EXPLORED = 0.01
 """Share of the time that may go into drafts which are not expected to pay, to notice when they begin to."""
+FORETELLING = 0.05
+"""Share of a prefill that calibration may take where nobody has asked for it."""
 TWIGS = 2
 """Twigs of a draft, at most, where it may be a tree."""
 FLAT = 1.5
@@ -57,6 +59,13 @@ def floors(curve: CostCurve) -> list[float]:
     """
     table = curve.table()
     return [slope / table[1] for slope in _least_slopes(table)]
+
+
+def fewest(curve: CostCurve) -> int:
+    """New tokens of a prompt from which on it costs no more than `FORETELLING` of the prefill to tell what the model
+    expects behind each: that is a decode of its own, and its graph is another one."""
+    table = curve.table()
+    return ceil((table[1] + 2.0 * curve.change) / (FORETELLING * table[-1] / (MOST + 1)))
 
 
 def twigs(curve: CostCurve, wanted: str) -> tuple[int, str]:

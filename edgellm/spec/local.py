@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -13,6 +14,14 @@ from edgellm.spec.pool import ContextPool
 from edgellm.spec.records import NO_IDS, Chunk, Expected, Floats, Ids, Logprobs, Sampling, Twig, Verdict
 from edgellm.spec.sampling import likeliest, logprobs
 from edgellm.spec.verify import judge, plausible
+
+
+@dataclass(frozen=True, slots=True)
+class Foretold:
+    """`told` hears what the model expects behind the positions of a prompt, where `least` of its tokens are new."""
+
+    told: Callable[[Expected], None]
+    least: int = 2
 
 
 class LocalVerifier:
@@ -51,12 +60,12 @@ class LocalVerifier:
     def open(
         self,
         sampling: Sampling,
-        foretold: Callable[[Expected], None] | None = None,
+        foretold: Foretold | None = None,
         logprobs: int | None = None,
     ) -> LocalSession:
         """A session for one reply. It never fails: the model is here.
 
-        `foretold` is told what the model expects behind the positions of the prompt, as they are computed. Verdicts
+        `foretold` hears what the model expects behind the positions of the prompt, as they are computed. Verdicts
         bring the `logprobs` of their tokens, and of so many others, where a number is given.
         """
         lens = self.lens if foretold is not None else None
@@ -74,7 +83,7 @@ class LocalSession:
         model: Model,
         contexts: ContextPool,
         sampling: Sampling,
-        foretold: Callable[[Expected], None] | None = None,
+        foretold: Foretold | None = None,
         lens: Lens | None = None,
         logprobs: int | None = None,
     ) -> None:
@@ -99,8 +108,8 @@ class LocalSession:
             raise RuntimeError("this session is closed")
         try:
             unseen = prefix[context.sync(prefix) :]
-            if self._foretold is not None and len(unseen) > 1:
-                unseen = foretell(context, prefix, len(prefix) - len(unseen), self._foretold, self._lens)
+            if self._foretold is not None and len(unseen) >= self._foretold.least:
+                unseen = foretell(context, prefix, len(prefix) - len(unseen), self._foretold.told, self._lens)
             rows, twigs = self._decoded(context, unseen, chunk)
             accepted, answer = judge(chunk, rows, self._sampling, position=len(prefix))
             likely = plausible(chunk, rows, accepted) if chunk.retrieved else None

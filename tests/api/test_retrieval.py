@@ -15,7 +15,7 @@ from edgellm.engine import Context, Model
 from edgellm.spec.curve import KNOTS, CostCurve, twigs
 from edgellm.spec.options import SOURCES
 from edgellm.spec.records import Explanation, Ids, Source
-from edgellm.spec.retrieval.memory import MOST_TOKENS
+from edgellm.spec.retrieval.memory import MOST_TOKENS, Memory
 from edgellm.store.curves import curve_path
 from tests.spec.real import case, ids
 
@@ -215,3 +215,23 @@ def test_what_is_remembered_of_replies_is_bounded(verifier_model: Model) -> None
         retrieval.memory(("history",))
     assert len(retrieval._memories) == MEMORIES
     assert ("history", "0") in retrieval._memories
+
+
+def test_a_short_prompt_is_not_calibrated_unless_that_is_asked_for(
+    f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(Memory, "expect", lambda _self, expected: told.append(len(expected.ids)))
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        heard: list[Explanation] = []
+        reply = pair.reply(case(2), max_tokens=2)
+        reply.on_explain = heard.append
+        assert len(ids(reply)) == 2
+        assert any("calibration where" in explanation.text for explanation in heard)
+        assert not told
+        assert len(ids(pair.reply(case(3), max_tokens=2, retrieval="context,calibration"))) == 2
+        assert told
+        told.clear()
+        monkeypatch.setattr("edgellm.api.writing.fewest", lambda _curve: 10)
+        assert len(ids(pair.reply(case(4), max_tokens=2))) == 2
+        assert told
