@@ -13,14 +13,16 @@ import os
 import struct
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
 
+from edgellm.engine.gguf_records import GgufArray, GgufHeader, TensorInfo
 from edgellm.engine.tensor_types import TENSOR_TYPES
 from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+
+__all__ = ["GgufArray", "GgufHeader", "TensorInfo", "check_gguf"]
 
 MAX_ENTRIES = 65_536  # metadata entries, and tensors; llama.cpp compares each name with all before it
 MAX_LAYERS = 512
@@ -38,55 +40,6 @@ _UINT32, _STRING, _ARRAY = 4, 8, 9
 _NUMBER = 40  # bytes of a number in Python
 _PORTION = 256 * 2**10  # bytes that are read at a time
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-
-
-@dataclass(frozen=True, slots=True)
-class GgufArray:
-    """An array in the metadata that is described but not read: `count` elements of GGUF value type `kind`."""
-
-    kind: int
-    count: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """A tensor's place. `shape` is in GGUF's order (columns first), `offset` counts from the start of the file."""
-
-    name: str
-    shape: tuple[int, ...]
-    kind: int
-    offset: int
-    nbytes: int
-
-    @property
-    def n_elements(self) -> int:
-        n = 1
-        for dim in self.shape:
-            n *= dim
-        return n
-
-
-@dataclass(frozen=True, slots=True)
-class GgufHeader:
-    """A header whose every count and offset lies within the file.
-
-    Scalars and short numeric arrays stand in `metadata` as Python values, other arrays as `GgufArray`. `value_offsets`
-    says where in the file each value begins; the metadata end, and the tensor infos begin, at `infos_offset`.
-    """
-
-    version: int
-    metadata: Mapping[str, object]
-    tensors: tuple[TensorInfo, ...]
-    alignment: int
-    value_offsets: Mapping[str, int]
-    infos_offset: int
-    data_offset: int
-    file_size: int
-
-    @property
-    def architecture(self) -> str:
-        return str(self.metadata.get("general.architecture", ""))
 
 
 def check_gguf(path: Path) -> GgufHeader:

@@ -29,7 +29,11 @@ def cold_read(path: Path) -> tuple[float, str]:
             file.seek(0)
             how = _forget(file.fileno())
             began = now = time.perf_counter()
-            while size < MOST_BYTES and now - began < MOST_SECONDS and (n := file.readinto(room[:step])):
+            while (
+                size < MOST_BYTES
+                and now - began < MOST_SECONDS
+                and (n := file.readinto(room[: min(step, MOST_BYTES - size)]))
+            ):
                 size += n
                 before, now = now, time.perf_counter()
                 if now - before < _QUICK:

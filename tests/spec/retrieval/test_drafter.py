@@ -17,7 +17,6 @@ from edgellm.spec.options import SOURCES
 from edgellm.spec.records import GREEDY, NO_IDS, Chunk, Expected, Explanation, Ids, Sampling, Source, Token, Verdict
 from edgellm.spec.retrieval.memory import MOST_TOKENS, Memory, Talk
 from edgellm.spec.retrieval.mixed import MixedDrafter
-from edgellm.spec.retrieval.sources import History
 from edgellm.spec.stats import Stats
 from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, Letters, chain, markov
 
@@ -302,19 +301,3 @@ def test_the_prompts_time_is_not_taken_for_a_decodes() -> None:
         own.told(Chunk(), Verdict(0, np.array([7], dtype=np.int32)), seconds)
     assert known.length.rate < before
     known.give()
-
-
-def test_what_was_said_is_made_ready_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = memory("history")
-    indexed: list[int] = []
-    monkeypatch.setattr(History, "add", lambda _self, prompt, _reply: indexed.append(len(prompt)))
-    known.add(Talk([1, 2, 3], [4]))
-    assert known.take(np.array([5], dtype=np.int32)) is not None
-    assert indexed == [3]
-    known.add(Talk([1, 2], [4]))
-    known.settle()
-    assert indexed == [3], "a reply is reading in it"
-    known.give()
-    known.settle()
-    known.settle()
-    assert indexed == [3, 2]
