@@ -50,10 +50,6 @@ class StoreFacts:
     free: int
     models: tuple[HeldLayers, ...]
 
-    def of(self, fingerprint: str) -> HeldLayers | None:
-        """What there is of a model."""
-        return next((held for held in self.models if held.recipe.fingerprint == fingerprint), None)
-
 
 @dataclass(frozen=True, slots=True)
 class Carried:

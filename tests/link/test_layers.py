@@ -48,7 +48,7 @@ def test_layers_come_once_and_are_told_of(store: LayerStore, recipe: Recipe, cut
             assert (again.arrived, again.sent) == (size + recipe.pieces[5].size, recipe.pieces[5].size)
             async with open_channel(address) as channel:
                 facts = await held(channel, "desk")
-                there = facts.of(recipe.fingerprint)
+                there = next((held for held in facts.models if held.recipe == recipe), None)
                 assert there is not None
                 assert (there.recipe, there.pieces, there.arriving) == (recipe, (2, 3, 4, 5), 0)
                 assert (facts.limit, facts.size) == (PLENTY, store.size)
