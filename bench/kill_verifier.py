@@ -37,6 +37,7 @@ from bench.traced_reply import POSITIONS, TOKENS, Endless, Judge, Traced, Writte
 from edgellm.engine import Context, Message, Model, to_f32
 from edgellm.errors import VerifierUnreachable
 from edgellm.serve.remote import RemoteVerifier
+from edgellm.spec.acceptance import Acceptance
 from edgellm.spec.ahead import ALTERNATIVES, FAR, AheadDrafter
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.gates import AlwaysGate, RandomGate
@@ -145,7 +146,7 @@ class Device:
         spare = branches * (FAR + 2)
         context = Context(self._draft, n_ctx=POSITIONS, n_seq=1 + branches, spare=spare, threads=1)
         own = ModelDrafter(self._draft, context, alternatives=ALTERNATIVES if branches else 0)
-        return AheadDrafter(own, is_eog=self._draft.is_eog) if branches else own
+        return AheadDrafter(own, is_eog=self._draft.is_eog, rejection=Acceptance().rejection) if branches else own
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,14 @@
     python -m bench.stalls [--cases 3] [--budget 0.2] [--token-ms 30] [--pass-ms 60] [--megabits 10]
 
 The bundled pair at a device's pace (see `bench.pace`), greedy, held-out questions of all families. Every question is
-answered in each way in turn. The time between tokens is taken over whole replies, the first token's wait left out, and
-compared with the draft model alone over the same replies: tokens that came, over the time from the first to the last.
+answered in each way in turn. The time between tokens is taken over whole replies, the first round left out, and
+compared with the draft model alone over the same questions: tokens that came, over the time from the first round to the
+last. (A round brings up to a chunk of tokens at once. Where only the first token is left out, who writes
+in longer chunks seems faster than its pace: with replies of some sixteen tokens the draft model alone by a tenth. Here
+it writes token by token.)
+
+A decoding takes as long for a token of several branches as for one, which holds for graphics cards and the like; on a
+processor the number of branches follows from what they were measured to take (`branches` in `edgellm/spec/guess.py`).
 """
 
 from __future__ import annotations
@@ -30,8 +36,8 @@ class Way:
 
     options: dict[str, Any]
     drafted: bool = True
-    seconds: float = 0.0  # from first to last tokens
-    tokens: int = 0  # after the first
+    seconds: float = 0.0  # from the first round to the last
+    tokens: int = 0  # after the first round
     between: list[float] = field(default_factory=list)
     written: int = 0
     passes: float = 0.0
@@ -48,12 +54,13 @@ class Way:
         reply = pair.reply(
             question.messages, max_tokens=MOST, seed=seed, economy=False, retrieval="off", **self.options
         )
-        moments = [perf_counter() for _ in reply]
+        came = [(token.round, perf_counter()) for token in reply]
         summary = reply.summary
-        if len(moments) > 1:
-            self.seconds += moments[-1] - moments[0]
-            self.tokens += len(moments) - 1
-            self.between.append((moments[-1] - moments[0]) / (len(moments) - 1))
+        if later := sum(number > 0 for number, _ in came):
+            seconds = came[-1][1] - came[0][1]
+            self.seconds += seconds
+            self.tokens += later
+            self.between.append(seconds / later)
         self.written += summary.tokens
         self.passes += (summary.verifier_passes_per_token or 0.0) * summary.tokens
         self.tried += summary.guesses_tried
@@ -84,7 +91,7 @@ class Way:
 def ways(budget: float) -> dict[str, Way]:
     """Everything that is compared."""
     return {
-        "draft model alone": Way({"gate": "never"}),
+        "draft model alone": Way({"gate": "never", "gamma": 1}),
         "synera": Way({"gate": "synera", "budget": budget}),
         "synera, waiting": Way({"gate": "synera", "budget": budget, "parallel": False}),
         "auto": Way({"budget": budget}),

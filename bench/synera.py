@@ -13,6 +13,7 @@ from bench import (
     bandwidth,
     compression,
     exits,
+    first_verdict,
     gate_cost,
     importance,
     kill_verifier,
@@ -67,6 +68,12 @@ PARTS = {
         "verifier latency against request rate (Fig. 15)",
         ("--seconds", "3", "--repeats", "1", "--rounds", "3", "--rates", "0.5", "1.0"),
         many_devices.table,
+    ),
+    "first": Part(
+        "bench.first_verdict",
+        "the first verdict of a device that is alone with its verifier (4.5)",
+        ("--models", "edgellm-verifier", "--repeats", "3"),
+        lambda found: first_verdict.table(found["models"]),
     ),
     "scheduler": Part(
         "bench.scheduler_cost",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from edgellm.api.profiles import find_profile, profile_path, read_profile
 from edgellm.errors import ProfileUnusable
+from edgellm.spec.acceptance import Acceptance
 from edgellm.spec.budget import Ledger
 from edgellm.spec.economy import Economy
 from edgellm.spec.first import FirstReplies, FirstReply
@@ -15,6 +17,9 @@ from edgellm.spec.options import ReplyOptions
 from edgellm.spec.profile import Profile
 from edgellm.spec.records import Notice
 from edgellm.store import fingerprint, quick_fingerprint
+
+Terms: TypeAlias = tuple[str, float | None, int | None]
+"""A gate, its budget, and the tokens of its chunks."""
 
 
 class Knowledge:
@@ -30,7 +35,8 @@ class Knowledge:
         self._draft, self._verifier = draft, verifier
         self.economy = Economy()
         self.first = FirstReplies()
-        self._ledgers: dict[tuple[str, float | None, int | None], Ledger] = {}
+        self._ledgers: dict[Terms, Ledger] = {}
+        self._acceptances: dict[Terms, Acceptance] = {}
         self._hashes: tuple[str, str] | None = None
         self._profile = None if given is None else read_profile(given, *self.hashes())
         self._looked = False
@@ -83,8 +89,11 @@ class Knowledge:
 
     def ledger(self, options: ReplyOptions) -> Ledger:
         """What this budget was spent on so far, by this gate and with chunks of this length."""
-        name = options.gate if isinstance(options.gate, str) else type(options.gate).__name__
-        return self._ledgers.setdefault((name, options.budget, options.gamma), Ledger())
+        return self._ledgers.setdefault(_terms(options), Ledger())
+
+    def acceptance(self, options: ReplyOptions) -> Acceptance:
+        """Of tokens in chunks that this gate has verified at this budget: it chooses those that are often wrong."""
+        return self._acceptances.setdefault(_terms(options), Acceptance())
 
     def begin_first(self) -> tuple[FirstReply, list[Notice]]:
         """One of the pair's first replies begins: watch it, and tell this once."""
@@ -123,3 +132,8 @@ class Knowledge:
     def _quick(self) -> bool:
         paths = [path for path in (self._draft, self._verifier) if isinstance(path, Path)]
         return all(quick_fingerprint(path) is not None for path in paths)
+
+
+def _terms(options: ReplyOptions) -> Terms:
+    name = options.gate if isinstance(options.gate, str) else type(options.gate).__name__
+    return name, options.budget, options.gamma

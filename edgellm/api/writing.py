@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 
 from edgellm.api.drafters import Drafters, Kind, exit_layers
 from edgellm.api.knowledge import Knowledge
@@ -11,6 +11,7 @@ from edgellm.api.retrieval import Copying, Retrieval
 from edgellm.api.telling import Telling, why_not
 from edgellm.engine import Model
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
+from edgellm.spec.acceptance import Acceptance, Probabilities
 from edgellm.spec.ahead import FAR, AheadDrafter
 from edgellm.spec.choice import Choice, choose, needs_profile
 from edgellm.spec.curve import MOST, fewest
@@ -18,7 +19,7 @@ from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.edgefm import edgefm
 from edgellm.spec.first import FirstReply
 from edgellm.spec.gates import AlwaysGate, NeverGate
-from edgellm.spec.guess import BRANCHES, MOST_BRANCHES, branches
+from edgellm.spec.guess import BRANCHES, MOST_BRANCHES, branches, rejection
 from edgellm.spec.local import LocalVerifier
 from edgellm.spec.loop import Event, Limits, Watch, generate
 from edgellm.spec.options import CHUNK, FINE, ReplyOptions
@@ -50,15 +51,22 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one reply is written, and why so. `first`: it is one of those that make the pair's profile."""
+    """How one reply is written, and why so. `rejection` as in `AheadDrafter`, which looks ahead at `branches` guesses;
+    `acceptance` learns from verdicts. `first`: it is one of those that make the pair's profile.
+    """
 
     choice: Choice
     kind: Kind
     branches: int = 0
-    alpha: float = 0.8
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    alpha: float | None = None  # the paper's rule, by this acceptance rate
     first: FirstReply | None = None
     notices: tuple[Notice, ...] = ()
     reasons: tuple[str, ...] = ()
+
+    def rejection(self, confidence: Sequence[float]) -> Probabilities:
+        """Where a chunk will be rejected: the paper's estimate with the paper's gate, else by what happened so far."""
+        return self.acceptance.rejection(confidence) if self.alpha is None else rejection(confidence, self.alpha)
 
 
 def write(
@@ -105,7 +113,7 @@ def _written(
             own.least = copying.floors if copying is not None and not parts.linked else tuple
     drafter: Drafter | None = own
     if plan.branches and isinstance(own, ModelDrafter):
-        ahead = AheadDrafter(own, is_eog=parts.text.is_eog, alpha=plan.alpha, branches=plan.branches)
+        ahead = AheadDrafter(own, is_eog=parts.text.is_eog, rejection=plan.rejection, branches=plan.branches)
         drafter, stats.guessed = ahead, ahead.guessed
     extra = parts.extra if drafter is None else 0
     if copying is not None:
@@ -127,7 +135,7 @@ def _written(
             yield from generate(
                 prompt, alphabet=parts.text, drafter=drafter, gate=gate, verifier=verifier,
                 sampling=sampling, limits=limits, stats=stats, explain=explain, stopped=stopped,
-                watch=_watch(parts.knowledge, plan.first),
+                watch=_watch(parts.knowledge, plan),
                 announce=parts.linked and own is not None and not isinstance(gate, NeverGate),
             )  # fmt: skip
         if plan.first is not None and parts.knowledge is not None:
@@ -213,8 +221,10 @@ def plan_reply(parts: Parts, options: ReplyOptions, seed: int) -> Plan:
         many, parallel = 0, "no parallel inference: the pair is being profiled"
     if many:
         kind = Kind(kind.layers, MOST_BRANCHES, max(choice.gamma, FAR))
-    alpha = profile.alpha if profile is not None else 0.8
-    return Plan(choice, kind, many, alpha, first, tuple(notices), (choice.reason, early, parallel))
+    alpha = profile.alpha if profile is not None and options.gate == "synera" else None
+    return Plan(
+        choice, kind, many, known.acceptance(options), alpha, first, tuple(notices), (choice.reason, early, parallel)
+    )
 
 
 def default_layers(model: Model) -> tuple[int, ...]:
@@ -252,16 +262,19 @@ def _parallel(
     if profile is None or not profile.batch_seconds or parts.knowledge is None:
         return BRANCHES, f"parallel inference with {BRANCHES} guesses: their cost is not measured"
     wait = parts.knowledge.economy.wait_seconds or profile.verify_seconds
-    return branches(profile.batch_seconds, wait, choice.gamma)
+    return branches(profile.batch_seconds, wait, max(choice.gamma, FAR))
 
 
-def _watch(knowledge: Knowledge | None, first: FirstReply | None) -> Watch:
+def _watch(knowledge: Knowledge | None, plan: Plan) -> Watch:
     """Tells of each round to all who measure."""
 
     def told(chunk: Chunk, written: int, verdict: Verdict | None, drafting: float, waiting: float) -> None:
         if knowledge is not None:
             knowledge.economy.round(chunk, written, verdict, drafting, waiting)
-        if first is not None:
-            first.watch(chunk, written, verdict, drafting, waiting)
+        if plan.branches and verdict is not None and not chunk.retrieved:
+            own = len(chunk) - chunk.tail
+            plan.acceptance.judged(chunk.confidence[:own].tolist(), min(own, verdict.accepted))
+        if plan.first is not None:
+            plan.first.watch(chunk, written, verdict, drafting, waiting)
 
     return told

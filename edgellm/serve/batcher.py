@@ -104,7 +104,7 @@ class Batcher:
             while self._hear():
                 self._release_followers()
                 self._claim_slots()
-                batch = next_batch(self._wants.values(), self._limits, self._totals["prefills"])
+                batch = next_batch(self._wants.values(), self._limits, self._totals["prefills"], self._table.alone)
                 if batch is not None:
                     self._compute(batch)
         finally:

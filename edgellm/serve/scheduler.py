@@ -16,17 +16,19 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`rows` of one batch at most; a prefill advances by `chunk` tokens at a time (Synera: 32).
+    """`rows` of one batch at most; a prefill advances by `chunk` tokens at a time (Synera: 32), or by `alone` where
+    there is one session only: nobody else can wait for a verdict then, and larger pieces are sooner done. A request
+    that has no more unseen tokens than such a piece needs no prefill: they join its verification.
 
-    A verification waits behind `ahead` chunks of prefill at most, whoever's they are. A request that has no more than
-    `chunk` unseen tokens needs no prefill: they join its verification. `even`: verifications share a batch where they
-    have equally many rows; llama.cpp splits a batch of several streams into pieces that are even.
+    A verification waits behind `ahead` chunks of prefill at most, whoever's they are. `even`: verifications share a
+    batch where they have equally many rows; llama.cpp splits a batch of several streams into pieces that are even.
     """
 
     rows: int = 512
     chunk: int = 32
     ahead: int = 1
     even: bool = True
+    alone: int = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +65,22 @@ class Batch:
     shares: tuple[Share, ...]
 
 
-def next_batch(wants: Iterable[Want], limits: Limits, prefills: int) -> Batch | None:
+def next_batch(wants: Iterable[Want], limits: Limits, prefills: int, alone: bool = False) -> Batch | None:
     """The next batch over `wants` (least recently served first), when `prefills` prefill batches have been computed.
+    `alone`: there is no session but the one that wants something.
 
     Prefill goes first, as in the paper; but not where one has gone ahead of a waiting verification already. So a
     verification waits behind one prefill batch, of `limits.ahead` chunks; and a prefill waits until the verifications
     that the last one went ahead of are done, and no longer. None where nobody wants anything.
     """
+    step = min(limits.alone, limits.rows) if alone else limits.chunk
     prefill: list[Want] = []
     verify: list[Want] = []
     for want in wants:
-        (prefill if want.unseen > limits.chunk else verify).append(want)
+        (prefill if want.unseen > step else verify).append(want)
     verify.sort(key=_since)
     if prefill and not (verify and verify[0].since < prefills):
-        pieces = [Share(want.session, limits.chunk, 0) for want in prefill]
+        pieces = [Share(want.session, step, 0) for want in prefill]
         return Batch(Kind.PREFILL, _fitting(pieces, min(limits.rows, limits.ahead * limits.chunk)))
     if verify:
         rows = verify[0].rows

@@ -36,6 +36,11 @@ class SessionTable:
         """The slot of `session`, None where it has none (any more)."""
         return self._of.get(session)
 
+    @property
+    def alone(self) -> bool:
+        """Whether no more than one session has a slot."""
+        return len(self._of) < 2
+
     def claim(self, session: int, ids: Ids) -> int | None:
         """Pins a slot for a request of `session` on the tokens `ids` (n,); None while every slot is pinned."""
         mine = self._of.get(session)

@@ -9,13 +9,14 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from edgellm.spec.guess import Guess, Guessed, guesses, rejection
+from edgellm.spec.acceptance import Probabilities
+from edgellm.spec.guess import Guess, Guessed, guesses
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.records import Chunk, Floats, Ids, Sampling
 
 T = TypeVar("T")
-ALTERNATIVES = 3
-"""Candidates for the verifier's token at each place, as in the paper."""
+ALTERNATIVES = 7
+"""Candidates for the verifier's token at each place; the paper has three, and follows one."""
 FAR = 8
 """Tokens that are drafted ahead at most, where the verdict leaves time: more than a chunk has, for those behind it."""
 
@@ -51,13 +52,18 @@ class AheadDrafter:
     """A drafter that drafts on while a verdict is on its way. What it has drafted is kept where the guess was right."""
 
     def __init__(
-        self, drafter: Parallel, *, is_eog: Callable[[int], bool], alpha: float = 0.8, branches: int | None = None
+        self,
+        drafter: Parallel,
+        *,
+        is_eog: Callable[[int], bool],
+        rejection: Callable[[Sequence[float]], Probabilities],
+        branches: int | None = None,
     ) -> None:
-        """`branches` guesses are followed at once, as many as `drafter` has room for where nothing is said; `alpha` is
-        the pair's acceptance rate.
+        """`branches` guesses are followed at once, as many as `drafter` has room for where nothing is said; `rejection`
+        says from the confidence of a chunk's tokens where it will be rejected, as `guess.rejection` does.
         """
         room = drafter.room
-        self._drafter, self._alpha, self._is_eog = drafter, alpha, is_eog
+        self._drafter, self._rejection, self._is_eog = drafter, rejection, is_eog
         self._branches = room if branches is None else min(branches, room)
         self._ahead: list[tuple[Ids, Chunk]] = []
         self._left: tuple[Ids, Chunk] | None = None  # of what was taken over: more than went into the chunk
@@ -76,10 +82,12 @@ class AheadDrafter:
         self._ahead, self._left = [], None
         if ready is None:
             return self._drafter.draft(prefix, gamma, sampling)
-        if len(ready) > gamma:
-            self._left = np.concatenate((prefix, ready.ids[:gamma])), part(ready, gamma, len(ready))
-            ready = part(ready, 0, gamma)
-        if len(ready) == gamma or self._is_eog(int(ready.ids[-1])) or ready.confidence[-1] < self._drafter.doubt:
+        doubtful = np.flatnonzero(ready.confidence[:gamma] < self._drafter.doubt)
+        n = int(doubtful[0]) + 1 if len(doubtful) else gamma
+        if len(ready) > n:
+            self._left = np.concatenate((prefix, ready.ids[:n])), part(ready, n, len(ready))
+            ready = part(ready, 0, n)
+        if len(ready) == n or self._is_eog(int(ready.ids[-1])):
             return replace(ready, ahead=len(ready))
         rest = self._drafter.draft(np.concatenate((prefix, ready.ids)), gamma - len(ready), sampling)
         return replace(joined(ready, rest), ahead=len(ready))
@@ -93,10 +101,10 @@ class AheadDrafter:
         if until() or chunk.alternatives is None:
             return
         whole = np.concatenate((prefix, chunk.ids))
-        positions = rejection(chunk.confidence, self._alpha)
+        positions = self._rejection(chunk.confidence.tolist())
         if self._is_eog(int(chunk.ids[-1])):
             positions[-1] = 0.0  # behind the end there is nothing to guess
-        likely = guesses(positions, [*chunk.alternatives, _BEHIND], 2 * self._branches)
+        likely = guesses(positions, chunk.confidence, [*chunk.alternatives, _BEHIND], 2 * self._branches)
         likely = [guess for guess in likely if guess.probability > 0.0 and not self._is_eog(guess.token)]
         likely = likely[: self._branches]
         prefixes = [_behind(prefix, chunk, guess) for guess in likely if guess.accepted < len(chunk)]
@@ -157,6 +165,9 @@ def _both(one: tuple[T, ...] | None, other: tuple[T, ...] | None) -> tuple[T, ..
     return None if one is None or other is None else (*one, *other)
 
 
-_BEHIND = (np.arange(-ALTERNATIVES, 0, dtype=np.int32), np.array([0.75, 0.15, 0.05], dtype=np.float32))
+_BEHIND = (
+    np.arange(-ALTERNATIVES, 0, dtype=np.int32),
+    np.array([0.80, 0.07, 0.03, 0.02, 0.01, 0.01, 0.01], dtype=np.float32),
+)
 """Behind a chunk that is accepted whole: what its last token will be followed by is not computed yet when branches are
 shared out, so these stand for the likeliest tokens there, with the chances that such have."""

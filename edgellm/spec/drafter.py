@@ -101,8 +101,9 @@ class ModelDrafter:
         """Drafts behind several prefixes at once, in one batch a token, until `until` says stop.
 
         These are `prefixes`, and `whole` with each of its `tail` likeliest next tokens (fewer where one ends the turn),
-        at most `room` in all. Returns each with up to `gamma` tokens behind it, fewer where the context ends. The next
-        `draft` behind one of them goes on from what is computed here. Importance is not measured.
+        at most `room` in all. Returns each with up to `gamma` tokens behind it, fewer where the context ends; doubt
+        ends none of them, for there is time. The next `draft` behind one of them goes on from what is computed here.
+        Importance is not measured.
         """
         try:
             self._meter.rest()
@@ -119,7 +120,7 @@ class ModelDrafter:
 
         def begin(prefix: Ids) -> None:
             fits = min(gamma, context.n_ctx - len(prefix) + 1)
-            branches.append((prefix, Drafting(len(prefix), fits, sampling, self._alternatives, self.doubt)))
+            branches.append((prefix, Drafting(len(prefix), fits, sampling, self._alternatives)))
             self._branches = max(self._branches, len(branches))
             if fits > 0:
                 context.branch(0, len(branches))

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from edgellm.spec.acceptance import Probabilities
 from edgellm.spec.records import Floats, Ids
-
-Probabilities = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class Guessed:
     hidden_seconds: float = 0.0
 
 
-def rejection(confidence: Floats, alpha: float) -> Probabilities:
+def rejection(confidence: Sequence[float] | Floats, alpha: float) -> Probabilities:
     """Chances that a chunk's tokens 0..t-1 are accepted and token t is not, for t in 0..gamma; shape (gamma + 1,).
 
     P(r=t) is proportional to (1-alpha) alpha^t (1-c_t), a capped geometric variable adjusted by each token's
@@ -52,7 +50,7 @@ def rejection(confidence: Floats, alpha: float) -> Probabilities:
 
 BRANCHES = 3
 """Guesses that are followed at once where nothing is measured."""
-HITS = (0.40, 0.55, 0.63, 0.68)
+HITS = (0.43, 0.58, 0.66, 0.71, 0.75, 0.78, 0.79, 0.80)
 """How often the right one is among the 1, 2, ... likeliest guesses, about. It only shares out a device's time."""
 MOST_BRANCHES = len(HITS)
 
@@ -71,16 +69,20 @@ def branches(batch_seconds: Sequence[float], wait: float, gamma: int) -> tuple[i
     )
 
 
-def guesses(positions: Probabilities, alternatives: list[tuple[Ids, Floats]], most: int) -> list[Guess]:
+def guesses(
+    positions: Probabilities, confidence: Floats, alternatives: list[tuple[Ids, Floats]], most: int
+) -> list[Guess]:
     """The `most` likeliest verdicts, likeliest first.
 
-    `positions` as from `rejection`, shape (gamma + 1,). `alternatives[t]` are candidates for the verifier's token where
-    the first t tokens are accepted, with their probabilities under the draft model, both (k,); the drafted token itself
-    is not among them where t < gamma. Probabilities are renormalised over the candidates.
+    `positions` as from `rejection`, shape (gamma + 1,), for a chunk of `confidence` (gamma,). `alternatives[t]` are
+    candidates for the verifier's token where the first t tokens are accepted, with their probabilities under the draft
+    model, both (k,); the drafted token itself is not among them where t < gamma. Where it is rejected, the others
+    share what it leaves.
     """
     found = []
+    left = [*(1.0 - confidence).tolist(), 1.0]
     for accepted, (chance, (ids, probs)) in enumerate(zip(positions.tolist(), alternatives, strict=True)):
-        total = float(probs.sum())
+        total = max(float(probs.sum()), left[accepted])
         if total <= 0.0:
             continue
         found += [

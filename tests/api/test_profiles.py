@@ -14,6 +14,7 @@ from edgellm.cli.entry import run
 from edgellm.engine import Message
 from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.spec.first import FirstReplies
+from edgellm.spec.guess import MOST_BRANCHES
 from edgellm.spec.profile import Profile
 from edgellm.spec.records import Explanation, Notice
 from edgellm.store import fingerprint
@@ -59,7 +60,7 @@ def test_profile_from_end_to_end(
     assert profile.gamma == 2
     told = [profile.evidence[f"auc importance, layer {layer}"] for layer in range(8)]
     assert profile.layers == (max(range(8), key=told.__getitem__),)
-    assert len(profile.batch_seconds) == 4
+    assert len(profile.batch_seconds) == MOST_BRANCHES
     assert [point.layer for point in profile.exits] == [5, 6]
     assert all(0.0 <= point.left <= 1.0 and point.seconds > 0 for point in profile.exits)
     assert profile.evidence["gate random at 0.2"] >= 0.2

@@ -129,6 +129,17 @@ def test_a_verification_waits_behind_one_chunk_of_a_long_prompt(
     assert gate.orders[first : first + 3] == [[1], [0], [1]]
 
 
+def test_who_is_alone_has_a_prompt_read_in_one_piece(batcher: Batcher, prompt: Ids, alone: Alone) -> None:
+    long = np.concatenate([prompt] * 8)[:120]
+    first, second = Asker(batcher, 1), Asker(batcher, 2)
+    first.ask(long)
+    assert first.tokens() == alone(long, 1)
+    assert batcher.counters.prefills == 0
+    second.ask(long[1:])
+    assert second.tokens() == alone(long[1:], 1)
+    assert batcher.counters.prefills == 3  # of 32 tokens each: somebody else may ask at any time
+
+
 def test_more_requests_than_slots_wait_for_their_turn(batcher: Batcher, prompt: Ids, alone: Alone) -> None:
     askers = [Asker(batcher, i) for i in range(3 * SLOTS)]
     for asker in askers:
@@ -159,7 +170,10 @@ def test_what_a_waiting_request_builds_on_is_not_evicted(
     other = exact.tokenize("Something else altogether.")
     rows = batcher.counters.rows
     gate.allowed.clear()
+    begun = len(gate.orders)
     askers[0].ask(prompt)  # keeps the worker at it
+    while len(gate.orders) == begun:  # else it might hear of some of the others first, and not of all
+        time.sleep(0.001)
     for asker in askers[SLOTS:]:
         asker.ask(other)
     askers[1].ask(prompt, position=len(prompt) - 1)

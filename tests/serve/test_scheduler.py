@@ -41,6 +41,19 @@ def test_a_long_prefix_is_prefilled_in_chunks_and_its_end_joins_the_verification
     assert kinds == [(Kind.PREFILL, 32, 0), (Kind.PREFILL, 32, 0), (Kind.VERIFY, 10, 5)]
 
 
+@pytest.mark.parametrize(("unseen", "steps"), [(33, [33]), (128, [128]), (140, [128, 12]), (300, [128, 128, 44])])
+def test_who_is_alone_is_prefilled_in_larger_pieces(unseen: int, steps: list[int]) -> None:
+    found: list[int] = []
+    while unseen:
+        batch = next_batch([Want(1, unseen, 0)], Limits(), len(found), alone=True)
+        assert batch is not None
+        found.append(batch.shares[0].tokens)
+        unseen -= found[-1]
+    assert found == steps
+    few = next_batch([Want(1, 300, 0)], Limits(rows=64), 0, alone=True)
+    assert few == Batch(Kind.PREFILL, (Share(1, 64, 0),))
+
+
 def test_prefill_goes_first_but_not_twice_ahead_of_the_same_verification() -> None:
     long, waiting, late = Want(1, 1000, 4), Want(2, 1, 4, since=6), Want(3, 1, 9, since=7)
     first = next_batch([long, waiting], LIMITS, 6)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, Message, Model
+from edgellm.spec.acceptance import Acceptance
 from edgellm.spec.ahead import FAR, AheadDrafter
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.gates import AlwaysGate, RandomGate
@@ -79,7 +80,7 @@ def write(
     draft, model = models
     context = Context(draft, n_ctx=POSITIONS, n_seq=1 + (branches or 0), threads=1)
     own = ModelDrafter(draft, context, alternatives=3 if branches else 0)
-    ahead = AheadDrafter(own, is_eog=draft.is_eog) if branches else None
+    ahead = AheadDrafter(own, is_eog=draft.is_eog, rejection=Acceptance().rejection) if branches else None
     verifier = LateVerifier(model, ContextPool(lambda: Context(model, n_ctx=POSITIONS, threads=1)), POSITIONS)
     verifier.patience = patience
     events = generate(
@@ -179,7 +180,7 @@ def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next_one(
     draft, prompt = models[0], prompts[0]
     own = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, n_seq=3, threads=1), alternatives=2)
     fresh = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, threads=1))
-    ahead = AheadDrafter(own, is_eog=lambda _token: False)
+    ahead = AheadDrafter(own, is_eog=lambda _token: False, rejection=Acceptance().rejection)
     chunk = ahead.draft(prompt, 2, GREEDY)
     ahead.look_ahead(prompt, chunk, gamma=2, sampling=GREEDY, until=lambda: False)
     token = fresh.draft(np.concatenate((prompt, chunk.ids)), 1, GREEDY).ids

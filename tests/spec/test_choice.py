@@ -133,7 +133,7 @@ def test_importance_that_was_not_measured_counts_as_the_usual_one() -> None:
 
 def test_as_many_guesses_as_a_verdict_leaves_time_for() -> None:
     seconds = (0.010, 0.012, 0.020, 0.030)
-    assert [branches(seconds, wait, 4)[0] for wait in (0.01, 0.041, 0.07, 9.0)] == [2, 2, 3, 4]
+    assert [branches(seconds, wait, 4)[0] for wait in (0.01, 0.041, 0.078, 9.0)] == [2, 2, 3, 4]
     assert "2 guesses: a token of them takes 12.0 ms, and a verdict 50.0 ms" in branches(seconds, 0.05, 4)[1]
     assert branches((0.01, 0.03, 0.05, 0.07), 0.02, 4)[0] == 1  # where rows cost much, one is drafted further
 

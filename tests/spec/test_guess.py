@@ -33,7 +33,10 @@ def test_the_likeliest_verdicts_come_first() -> None:
     def some(ids: list[int], probs: list[float]) -> tuple[np.ndarray, np.ndarray]:
         return np.array(ids, dtype=np.int32), np.array(probs, dtype=np.float32)
 
-    found = guesses(np.array([0.3, 0.7]), [some([5, 6], [0.2, 0.1]), some([8, 9, 3], [0.5, 0.3, 0.2])], most=3)
-    assert [(guess.accepted, guess.token) for guess in found] == [(1, 8), (1, 9), (0, 5)]
-    assert [guess.probability for guess in found] == pytest.approx([0.35, 0.21, 0.2])
-    assert guesses(np.array([1.0, 0.0]), [some([], []), some([], [])], most=2) == []
+    sure = np.array([0.6], dtype=np.float32)
+    found = guesses(np.array([0.3, 0.7]), sure, [some([5, 6], [0.3, 0.1]), some([8, 9, 3], [0.5, 0.3, 0.2])], most=3)
+    assert [(guess.accepted, guess.token) for guess in found] == [(1, 8), (0, 5), (1, 9)]
+    assert [guess.probability for guess in found] == pytest.approx([0.35, 0.225, 0.21])
+    rare = guesses(np.array([1.0, 0.0]), sure, [some([5], [0.1]), some([8], [1.0])], most=1)
+    assert rare[0].probability == pytest.approx(0.25)  # it is one of many that it may be
+    assert guesses(np.array([1.0, 0.0]), sure, [some([], []), some([], [])], most=2) == []

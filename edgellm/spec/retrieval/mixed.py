@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from time import perf_counter
 
+from edgellm.spec.acceptance import Acceptance
 from edgellm.spec.ahead import first
 from edgellm.spec.curve import EXPLORED
 from edgellm.spec.protocols import Drafter, LooksAhead
@@ -18,10 +17,7 @@ TRIED = 4
 """Rounds with the small model that its worth is judged by, at least."""
 _SELDOM = 64  # rounds without the small model, before it is tried once more
 _FEW = 0.1  # weight of the last round, or reply, of many
-_EDGES = (0.0, 0.3, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995, 1.0)  # of confidence: tokens between two are alike
-_WEIGHT = 4.0  # tokens that count for as much as the confidence itself
 _REPLY = 40.0  # tokens of a reply, while none is known
-_KEPT = 0.995  # what a token counts for the next one
 
 
 class Rounds:
@@ -33,8 +29,7 @@ class Rounds:
         self._others = 0  # rounds without it since it was used last
         self._spare = 0.0  # seconds that a try may cost by now
         self._length = _REPLY  # of a reply
-        self._right = [_WEIGHT * (low + high) / 2 for low, high in pairwise(_EDGES)]
-        self._tries = [_WEIGHT] * len(self._right)
+        self.acceptance = Acceptance()
 
     def due(self, prompt: int = 0) -> bool:
         """Whether too little is known of late, and there is time to find out, for which it has `prompt` tokens to read
@@ -54,22 +49,6 @@ class Rounds:
         takes, where `written` tokens are there."""
         left = max(self._length - written, 0.0)
         return left * (self._without.pace - self._with.pace) > prompt * self._reading.pace
-
-    def survives(self, confidence: Sequence[float]) -> list[float]:
-        """The chance that so confident tokens are accepted up to each of them."""
-        alive, found = 1.0, []
-        for one in confidence:
-            at = _bin(one)
-            alive *= self._right[at] / self._tries[at]
-            found.append(alive)
-        return found
-
-    def judged(self, confidence: Sequence[float], accepted: int) -> None:
-        """Of drafted tokens that were so confident, the first `accepted` were."""
-        for number, one in enumerate(confidence[: accepted + 1]):
-            at = _bin(one)
-            self._right[at] = _KEPT * self._right[at] + (number < accepted)
-            self._tries[at] = _KEPT * self._tries[at] + 1.0
 
     def drafted(self, seconds: float, prompt: int) -> None:
         """The small model took `seconds` for a draft, for which it read `prompt` tokens first."""
@@ -113,10 +92,6 @@ class Mean:
         return self.seconds / self.tokens if self.tokens else 0.0
 
 
-def _bin(confidence: float) -> int:
-    return min(bisect_right(_EDGES, confidence), len(_EDGES) - 1) - 1
-
-
 class MixedDrafter:
     """Copies where that brings more tokens for its time than asking the small model, by what both brought of late."""
 
@@ -155,7 +130,7 @@ class MixedDrafter:
 
     def _paying(self, drafted: Chunk, gamma: int) -> Chunk:
         """As much of a draft as pays, and what may be copied behind it."""
-        survives = self._rounds.survives(drafted.confidence.tolist())
+        survives = self._rounds.acceptance.survives(drafted.confidence.tolist())
         n = self._retrieval.worth(survives)
         return first(drafted, n) if n < len(drafted) else self._retrieval.behind(drafted, gamma, survives[-1])
 
@@ -175,7 +150,7 @@ class MixedDrafter:
         self._retrieval.told(chunk, verdict, seconds)
         tokens, own = verdict.accepted + len(verdict.tokens), len(chunk) - chunk.tail
         if own and not chunk.retrieved:
-            self._rounds.judged(chunk.confidence[:own].tolist(), min(own, verdict.accepted))
+            self._rounds.acceptance.judged(chunk.confidence[:own].tolist(), min(own, verdict.accepted))
         if self._number and not self._reads:  # else the time is a prompt's, too
             (self._rounds.took if self.asked else self._rounds.other)(tokens, seconds)
         self._number += 1

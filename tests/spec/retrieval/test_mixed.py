@@ -60,16 +60,6 @@ def test_as_much_of_a_draft_as_pays_is_sent() -> None:
     dear.give()
 
 
-def test_how_often_so_sure_a_token_is_right_is_learned() -> None:
-    rounds = Rounds()
-    before = rounds.survives([0.97, 0.6])
-    for _ in range(40):
-        rounds.judged([0.97, 0.6], 1)  # the second one never is
-    after = rounds.survives([0.97, 0.6])
-    assert after[0] > 0.95
-    assert after[1] < 0.2 < before[1]
-
-
 def test_a_prompt_is_read_where_that_pays() -> None:
     rounds = Rounds()
     assert rounds.due()

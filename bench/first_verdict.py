@@ -1,0 +1,109 @@
+"""How soon a device that is alone with its verifier has the first verdict on a prompt.
+
+    python -m bench.first_verdict [--models edgellm-verifier 0.5b] [--lengths 64 128 256 512] [--repeats 9]
+
+The verifier's worker reads a prompt in pieces of 32 tokens where others may ask meanwhile, as in the paper, and in
+larger ones where nobody else is there. Both take turns; milliseconds from the request to the verdict, medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from bench import random_gguf
+from bench.report import alternate, spread, write
+from edgellm.engine import Context, Model
+from edgellm.serve.batcher import Batcher
+from edgellm.serve.jobs import Answer
+from edgellm.serve.scheduler import Limits
+from edgellm.serve.wire import Ask
+from edgellm.spec.records import GREEDY, Chunk, Verdict
+from edgellm.store import resolve
+
+POSITIONS = 1024
+HALF = "0.5b"
+
+
+class Verifier:
+    """A worker with these limits, for one device."""
+
+    def __init__(self, model: Model, limits: Limits, threads: int | None) -> None:
+        context = Context(model, n_ctx=POSITIONS, n_seq=2, threads=threads, unified=False)
+        self._batcher = Batcher(context, 2, model.is_eog, limits)
+        self._batcher.start()
+        self._sessions = 0
+
+    def first(self, length: int) -> float:
+        """Milliseconds for a prompt of so many tokens that it has not seen."""
+        self._sessions += 1
+        ids = np.random.default_rng(self._sessions).integers(300, 2000, length).astype(np.int32)
+        answers: SimpleQueue[Answer] = SimpleQueue()
+        began = perf_counter()
+        self._batcher.submit(self._sessions, GREEDY, Ask(1, 0, ids, Chunk(), 0), answers.put)
+        answer = answers.get()
+        took = 1e3 * (perf_counter() - began)
+        assert isinstance(answer, Verdict), answer
+        self._batcher.leave(self._sessions)
+        return took
+
+    def close(self) -> None:
+        self._batcher.close()
+
+
+def measured(path: Path, lengths: list[int], repeats: int, threads: int | None) -> list[dict[str, Any]]:
+    """A row for each length."""
+    limits = Limits()
+    with (
+        Model.load(path) as model,
+        closing(Verifier(model, limits, threads)) as whole,
+        closing(Verifier(model, Limits(alone=limits.chunk), threads)) as pieces,
+    ):
+        rows = []
+        for length in lengths:
+            whole.first(length), pieces.first(length)
+            large, small = alternate(repeats, lambda n=length: whole.first(n), lambda n=length: pieces.first(n))  # type: ignore[misc]
+            less = [a / b for a, b in zip(large, small, strict=True)]
+            rows.append({"tokens": length, "pieces": spread(small), "alone": spread(large), "of": spread(less)})
+        return rows
+
+
+def table(figures: dict[str, list[dict[str, Any]]]) -> str:
+    lines = [f"{'':20}{'tokens':>8}{'by 32, ms':>11}{'alone, ms':>11}{'of that':>9}"]
+    for name, rows in figures.items():
+        lines += [
+            f"{name:20}{row['tokens']:8}{row['pieces']['median']:11.1f}{row['alone']['median']:11.1f}"
+            f"{row['of']['median']:9.2f}"
+            for row in rows
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["edgellm-verifier", HALF])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[64, 128, 256, 512])
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--threads", type=int)
+    arguments = parser.parse_args()
+    figures = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments.models:
+            path = Path(folder) / "half.gguf" if name == HALF else resolve(name)
+            if name == HALF:
+                random_gguf.write(path, random_gguf.SHAPES["qwen2.5-0.5b"], "Q4_0")
+            figures[name] = measured(path, arguments.lengths, arguments.repeats, arguments.threads)
+    sys.stdout.write(table(figures))
+    write("first_verdict", "bench.first_verdict", {"models": figures})
+
+
+if __name__ == "__main__":
+    main()
