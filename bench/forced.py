@@ -5,6 +5,7 @@ So weights may be random: a file of a real model's shape times like the real mod
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
@@ -25,6 +26,10 @@ class ForcedVerifier:
     def says(self, prompt: Ids, reply: tuple[int, ...]) -> None:
         """What it writes behind `prompt` from now on."""
         self._prompt, self._reply = len(prompt), reply
+
+    def fill(self, widths: Sequence[int]) -> None:
+        """See `Context.fill`."""
+        self._context.fill(widths)
 
     def open(self, sampling: Sampling) -> ForcedVerifier:  # noqa: ARG002
         return self

@@ -80,10 +80,11 @@ def draft_model(threads: int | None) -> Iterator[ModelDrafter]:
     """The bundled draft model, ready to draft for any target: its cost curve is measured."""
     with Model.load(resolve("edgellm-draft")) as model:
         with Context(model, n_ctx=N_CTX, threads=threads) as context:
-            costs = floors(measure_curve(context))
+            curve = measure_curve(context)
         with Context(model, n_ctx=N_CTX, threads=threads) as context:
             drafter = ModelDrafter(model, context)
-            drafter.floors = costs
+            drafter.floors = floors(curve)
+            drafter.fill(curve.widths())
             yield drafter
 
 

@@ -20,19 +20,20 @@ import numpy as np
 from bench.copying import SEED, TASKS, Ours, Reply, recorded
 from bench.report import write
 from edgellm.engine import Context, Lens, Model
-from edgellm.spec.curve import FLAT, KNOTS, MOST, TWIGS, CostCurve
+from edgellm.spec.curve import FLAT, MOST, TWIGS, CostCurve
 from edgellm.spec.local import foretell
 from edgellm.spec.options import SOURCES
 from edgellm.spec.records import GREEDY, Chunk, Expected, Verdict, standing
 from edgellm.spec.retrieval.drafter import RetrievalDrafter
 from edgellm.store import resolve
 
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CURVES = {
     "flat": (10.0, 10.1, 10.2, 10.3, 10.5, 10.7, 11.0, 11.5, 12.0, 13.0, 14.0, 16.0),
     "bundled": (0.8, 1.05, 1.1, 1.2, 1.42, 1.7, 2.2, 2.9, 4.2, 5.4, 7.6, 9.6),
     "0.5b": (13.0, 25.0, 29.5, 34.5, 45.0, 55.0, 68.0, 81.0, 116.0, 151.0, 220.0, 290.0),
 }
-"""Milliseconds of a decode of `KNOTS` rows."""
+"""Milliseconds of a decode of `ROWS` rows."""
 
 
 def verdict_on(tree: Chunk, left: Sequence[int]) -> Verdict:
@@ -67,7 +68,7 @@ def speed(
             assert isinstance(ours.drafter, RetrievalDrafter)
             tree = ours.drafter.draft(text[:at], min(MOST, len(text) - at), GREEDY)
             verdict = verdict_on(tree, text[at:].tolist())
-            took = table[min(KNOTS[-1], 1 + len(tree) + sum(len(twig.ids) for twig in tree.twigs))]
+            took = table[min(ROWS[-1], 1 + len(tree) + sum(len(twig.ids) for twig in tree.twigs))]
             ours.drafter.told(standing(tree, verdict), verdict, took)
             at += verdict.accepted + 1
             seconds, tokens, checks = seconds + took, tokens + verdict.accepted + len(verdict.tokens), checks + 1
@@ -89,7 +90,7 @@ def measured(cases: int) -> dict[str, Any]:
                 foretell(context, case.prompt, 0, expected.append, lens)
                 read.append((case, expected))
             for name, milliseconds in CURVES.items():
-                curve = CostCurve(KNOTS, tuple(1e-3 * each for each in milliseconds))
+                curve = CostCurve(ROWS, tuple(1e-3 * each for each in milliseconds))
                 found[name][task] = {
                     way: speed(model, read, curve, twigs) for way, twigs in (("chain", 0), ("tree", TWIGS))
                 }
@@ -103,7 +104,7 @@ def table(found: dict[str, Any]) -> str:
     for name, tasks in curves.items():
         ratio = float(np.mean([tasks[task]["tree"]["speed"] / tasks[task]["chain"]["speed"] for task in TASKS]))
         cells = (f"{tasks[task]['chain']['speed']:.2f}, {tasks[task]['tree']['speed']:.2f}" for task in TASKS)
-        eight = CURVES[name][KNOTS.index(8)] / CURVES[name][0]
+        eight = CURVES[name][ROWS.index(8)] / CURVES[name][0]
         lines.append(f"| {name}: {eight:.1f} times one | {' | '.join(cells)} | {ratio:.3f} |")
     return "\n".join([*lines, "", f"(trees are used where eight rows take less than {FLAT} times one)"]) + "\n"
 

@@ -86,8 +86,9 @@ def nothing_to_copy(cases: int, vocabulary: int) -> list[Reply]:
 class Way:
     """A method on a stream of cases, and what it has taken."""
 
-    def __init__(self, name: str, make: Callable[[], Drafting]) -> None:
-        self.name, self._make = name, make
+    def __init__(self, name: str, make: Callable[[], Drafting], widths: Sequence[int] = ()) -> None:
+        """Decodes are filled up to `widths`, as in `Context.fill`."""
+        self.name, self._make, self._widths = name, make, widths
         self.method = make()
         self.decoding: list[float] = []
         self.whole: list[float] = []
@@ -102,6 +103,7 @@ class Way:
     ) -> None:
         """Writes one case behind its prompt, which took `prefill` seconds, and notes the seconds."""
         taken: list[float] = []
+        verifier.fill(self._widths)
         began = perf_counter()
         self.method.begin(case)
         if self.method.calibrates:
@@ -146,22 +148,23 @@ def ways(
             method.end(case)
         return method
 
+    widths = curve.widths()
     found = [
         Way("plain", Plain),
         Way("llama-cpp-python", lambda: Plain(LlamaPromptLookupDecoding())),
         Way("PLD", lambda: Method(PromptLookup(), (), Everything(FIXED), model, 0.35)),
-        Way("PLD + ours", lambda: Method(PromptLookup(), beside, LengthRule(curve), model, 0.35)),
+        Way("PLD + ours", lambda: Method(PromptLookup(), beside, LengthRule(curve), model, 0.35), widths),
         Way("SAM", lambda: Method(SuffixLookup(), (), Everything(FIXED), model, 0.45)),
-        Way("SAM + ours", lambda: Method(SuffixLookup(), beside, LengthRule(curve), model, 0.45)),
-        Way("ours", ours()),
-        Way("without calibration", ours("calibration")),
-        Way("without reuse", ours("reuse")),
-        Way("without past replies", ours("history", "analogy")),
-        Way("context alone", ours(*beside)),
+        Way("SAM + ours", lambda: Method(SuffixLookup(), beside, LengthRule(curve), model, 0.45), widths),
+        Way("ours", ours(), widths),
+        Way("without calibration", ours("calibration"), widths),
+        Way("without reuse", ours("reuse"), widths),
+        Way("without past replies", ours("history", "analogy"), widths),
+        Way("context alone", ours(*beside), widths),
         Way("without the cost curve", lambda: Ours(all_sources, curve, model, Everything(FIXED))),
-        Way("ours with the draft model", lambda: Together(all_sources, curve, model, small)),
-        *([Way(f"ours after {len(past)} conversations", seasoned)] if past else []),
-        Way("oracle", lambda: Oracle(LengthRule(curve))),
+        Way("ours with the draft model", lambda: Together(all_sources, curve, model, small), widths),
+        *([Way(f"ours after {len(past)} conversations", seasoned, widths)] if past else []),
+        Way("oracle", lambda: Oracle(LengthRule(curve)), widths),
     ]
     left_out = set() if calibrates else {"without calibration"}
     return [way for way in found if way.name not in left_out and (not few or way.name.startswith(FEW))]

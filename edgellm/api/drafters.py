@@ -13,7 +13,7 @@ from edgellm.engine import Capture, Context, Model, check_gguf, cut
 from edgellm.engine.shard import check_cuttable
 from edgellm.errors import InvalidOption
 from edgellm.spec.ahead import ALTERNATIVES
-from edgellm.spec.curve import floors
+from edgellm.spec.curve import CostCurve, floors
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.exit_drafter import ExitDrafter
 from edgellm.store import cache_dir
@@ -71,9 +71,14 @@ class Drafters:
                 self._idle.insert(0, (kind, drafter))
 
     @cached_property
+    def curve(self) -> CostCurve:
+        """How long the model's decodes take on this device."""
+        return curve_of(self._model, self._threads)[0]
+
+    @cached_property
     def floors(self) -> list[float]:
         """How likely a token must be for the model to try it along with others, on this device."""
-        return floors(curve_of(self._model, self._threads)[0])
+        return floors(self.curve)
 
     def shard(self, layer: int) -> Model:
         """The model up to `layer`, with a head behind it. Raises what `take` raises for an early exit there."""

@@ -27,10 +27,10 @@ from edgellm.store.curves import curve_path, forget_curve, keep_curve, read_curv
 
 _BEHIND = 16  # positions that a measured decode stands behind
 _REPEATS = 5
-_FEWEST = 4  # lengths that are measured on any device, however slow
-_PATIENCE = 0.3  # seconds, after which no length is measured once more
+_FEWEST = 3  # lengths that are measured on any device, however slow
+_PATIENCE = 2.0  # seconds, after which nothing more is measured: what is beyond is as slow a row as the last
+_ORDER = (1, 4, 2, 8, 16, 3, 6, 12, 32, 5, 10, 24, 64, 48)
 _QUICK = 0.01  # seconds
-_MOST = 1.0  # seconds, after which no longer ones are tried: what is beyond is as slow a row as the last
 MEMORIES = 4
 """Choices of sources for which is remembered what was indexed and learned: each reply may choose its own."""
 FAR = CostCurve((1, KNOTS[-1]), (0.05, 0.1))
@@ -134,7 +134,7 @@ def curve_of(model: Model, threads: int | None) -> tuple[CostCurve, Path]:
     with Context(model, n_ctx=_BEHIND + KNOTS[-1], threads=threads) as context:
         path = curve_path(fingerprint(model.path), context.threads)
         if (known := read_curve(path)) is not None:
-            return CostCurve(*known), path
+            return CostCurve(*known, filled=True), path
         curve = measure_curve(context)
     keep_curve(path, curve.rows, curve.seconds, curve.change)
     return curve, path
@@ -144,10 +144,11 @@ def measure_curve(context: Context) -> CostCurve:
     """The time of one decode of 1, 2, 3 … 64 rows with all their logits looked at, the median of a few; and how much
     longer it takes behind one of another number of rows.
 
-    A reply waits for it, so a slow device measures fewer lengths, and once.
+    A reply waits for it, so a slow device measures fewer lengths, those first that tell most, and once.
     """
     ids = np.ones(KNOTS[-1], dtype=np.int32)
     context.clear()
+    context.fill(())
     context.decode(ids[:_BEHIND])
     times: dict[int, list[float]] = {}
     changes = []
@@ -160,17 +161,21 @@ def measure_curve(context: Context) -> CostCurve:
         context.rollback(_BEHIND)
         return taken
 
+    # a small model is slower behind a decode of many more rows, which has taken its place in the processor's cache
+    order = KNOTS if min(timed(1), timed(1)) < _QUICK else _ORDER
     for _ in range(_REPEATS):  # in turns, so that what else the device does slows all of them down
-        for rows in KNOTS:
-            if len(times) >= _FEWEST and perf_counter() - started > (_PATIENCE if rows in times else _MOST):
+        for rows in order:
+            if len(times) >= _FEWEST and perf_counter() - started > _PATIENCE:
                 break
             fresh = again = timed(rows)
             if fresh < _QUICK or rows == 1:  # single rows come in runs; of a slow decode a change is a small part
                 again = timed(rows)
                 changes.append(fresh - again)
             times.setdefault(rows, []).append(again)
-    seconds = tuple(float(median(some)) for some in times.values())
-    return CostCurve(tuple(times), seconds, max(0.0, float(median(changes))))
+    known = sorted(times)
+    # of two, one that was disturbed is the longer one
+    seconds = tuple(float((median if len(times[rows]) > 2 else min)(times[rows])) for rows in known)
+    return CostCurve(tuple(known), seconds, max(0.0, float(median(changes))), filled=True)
 
 
 class Copying:
@@ -202,6 +207,7 @@ class Copying:
         verifier = given or self._retrieval.itself()
         if isinstance(verifier, LocalVerifier):
             verifier.twigs = max(verifier.twigs, self._memory.twigs)
+            verifier.widths = self._retrieval.curve().widths()
         if self._memory.calibrates and isinstance(verifier, LocalVerifier):
             return Foretelling(verifier, Foretold(self._memory.expect, self._least))
         return verifier

@@ -110,6 +110,7 @@ def _written(
             own.alone = verifier is None
             own.suggests = copying.suggests if copying is not None else None
             own.floors = parts.drafters.floors if copying is not None else ()
+            own.fill(parts.drafters.curve.widths() if copying is not None else ())
             own.least = copying.floors if copying is not None and not parts.linked else tuple
     drafter: Drafter | None = own
     if plan.branches and isinstance(own, ModelDrafter):

@@ -72,12 +72,13 @@ class Batch:
         self._flags[end - outputs : end] = 1
         return end
 
-    def put_pair(self, seq: int, start: int, token: int) -> int:
-        """Writes `token` for positions `start` and `start + 1`, with logits of the first; returns the row after."""
-        self._ids[:2], self._seqs[:2] = token, seq
-        self._positions[:2] = self._count_up[start : start + 2]
-        self._flags[0], self._flags[1] = 1, 0
-        return 2
+    def fill(self, at: int, rows: int, start: int) -> int:
+        """Fills up to `rows` with copies of the row before `at`, without logits; `start` is the first one's position.
+        Returns `rows`."""
+        self._ids[at:rows], self._seqs[at:rows] = self._ids[at - 1], self._seqs[at - 1]
+        self._positions[at:rows] = self._count_up[start : start + rows - at]
+        self._flags[at:rows] = 0
+        return rows
 
     def put_tree(self, start: int, ids: Ids, twigs: Sequence[Twig], outputs: int) -> tuple[int, Any]:
         """Writes `ids` for positions `start` on of sequence 0, and each twig for those of sequence k + 1, which shares

@@ -95,6 +95,7 @@ class Context(Cache):
         self._plain = not self._flag_all and (capture is None or capture.stop_after is None)
         rows_only = capture is None or not (capture.outputs or (self.captured and self.captured.stops))
         self._pairs = rows_only and not self.flash and not self.exact and native.is_small(model.n_params)
+        self._widths: Sequence[int] = ()
 
     def heed(self, stopped: Callable[[], bool] | None) -> None:
         """From now on `stopped` is asked before each of llama.cpp's batches, and a `Stop` also while it is computed.
@@ -103,6 +104,13 @@ class Context(Cache):
         if self._owned is not None:
             driver.heed(self._owned, stopped if isinstance(stopped, Stop) else None)
         self._stopped = stopped
+
+    def fill(self, widths: Sequence[int]) -> None:
+        """From now on `decode` gives a batch of n rows `widths[n]`, where that is more and there is room: copies of the
+        last row, which are forgotten. Some numbers of rows take less time than smaller ones: llama.cpp computes fours
+        of quantised rows together, and the rest one by one.
+        """
+        self._widths = widths if self.captured is None else ()
 
     def decode(self, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
         """Appends `ids`, shape (n,), to a sequence; returns the logits of the last `outputs` rows, (outputs, n_vocab).
@@ -119,8 +127,9 @@ class Context(Cache):
             return self.decode_rows((SeqRows(seq, ids, outputs),))[0]
         start = self._begin(seq, n, outputs)
         try:
-            if self._pairs and n == 1 == outputs and start + 1 < self.n_ctx:
-                return self._decode_pair(seq, ids, start)
+            rows = 2 if self._pairs and n == 1 == outputs else self._widths[n] if n < len(self._widths) else n
+            if n < rows <= self.n_ctx - start:
+                return self._decode_filled(seq, ids, outputs, start, rows)
             self._run(self._place(0, seq, ids, outputs), self._batch.tokens)
             self._lengths[seq] = start + n
         except BaseException:
@@ -130,17 +139,18 @@ class Context(Cache):
             return self._logits.rows(self._open(), outputs)
         return self._views([(n, outputs)])[0]
 
-    def _decode_pair(self, seq: int, ids: Ids, start: int) -> Floats:
-        """Decodes the one of `ids` twice, and forgets the copy."""
-        self._sequences.note(seq, ids)
+    def _decode_filled(self, seq: int, ids: Ids, outputs: int, start: int, rows: int) -> Floats:
+        """Decodes `ids` in a batch of so many rows: the others are copies of the last one, and forgotten."""
+        n = self._place(0, seq, ids, outputs)
+        end = start + n
         try:
-            self._run(self._batch.put_pair(seq, start, int(ids[0])), self._batch.tokens, 1)
-        except ContextFull:  # there is a cell for one
-            self._run(self._place(0, seq, ids, 1), self._batch.tokens)
+            self._run(self._batch.fill(n, rows, end), self._batch.tokens, rows - n)
+        except ContextFull:  # there are cells for the ids
+            self._run(n, self._batch.tokens)
         else:
-            self._forget(seq, start + 1)
-        self._lengths[seq] = start + 1
-        return self._logits.rows(self._open(), 1)
+            self._forget(seq, end)
+        self._lengths[seq] = end
+        return self._logits.rows(self._open(), outputs)
 
     def decode_tree(self, ids: Ids, twigs: Sequence[Twig], *, outputs: int) -> tuple[Floats, list[Floats]]:
         """Appends `ids` to sequence 0, and makes sequence k + 1 what it would be with twig k: one batch, in which rows

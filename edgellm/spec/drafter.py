@@ -72,6 +72,10 @@ class ModelDrafter:
         """See `Heeds`. Set for a reply."""
         self._context.heed(stopped)
 
+    def fill(self, widths: Sequence[int]) -> None:
+        """See `Context.fill`. Set for a reply."""
+        self._context.fill(widths)
+
     def _guess(self, prefix: Ids, drafting: Drafting) -> Sequence[int]:
         """What may come next, to be decoded along with what is decoded anyway."""
         if self.suggests is None or self._meter.measures:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -36,6 +36,8 @@ class LocalVerifier:
         self._looked = False
         self.twigs = 0
         """That drafts may have: contexts that are opened from now on have room for them."""
+        self.widths: Sequence[int] = ()
+        """To which sessions from now on fill up their decodes; see `Context.fill`."""
 
     @property
     def lens(self) -> Lens | None:
@@ -69,7 +71,9 @@ class LocalVerifier:
         bring the `logprobs` of their tokens, and of so many others, where a number is given.
         """
         lens = self.lens if foretold is not None else None
-        return LocalSession(self._model, self._contexts, sampling, foretold, lens, logprobs)
+        session = LocalSession(self._model, self._contexts, sampling, foretold, lens, logprobs)
+        session.fill(self.widths)
+        return session
 
     def close(self) -> None:
         self._contexts.close()
@@ -92,6 +96,11 @@ class LocalSession:
         self._context: Context | None = contexts.take()
         self._sampling = sampling
         self._foretold, self._lens, self._logprobs = foretold, lens, logprobs
+
+    def fill(self, widths: Sequence[int]) -> None:
+        """See `Context.fill`."""
+        if self._context is not None:
+            self._context.fill(widths)
 
     def ready(self) -> bool:
         return True

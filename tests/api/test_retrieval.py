@@ -139,6 +139,8 @@ class Slow:
 
     def clear(self) -> None: ...
 
+    def fill(self, _widths: list[int]) -> None: ...
+
     def rollback(self, _length: int) -> None: ...
 
     def decode(self, ids: Ids, outputs: int = 1) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
@@ -148,15 +150,16 @@ class Slow:
 
 
 @pytest.mark.parametrize(
-    ("row", "knots", "longest"), [(1e-6, 12, 0.003), (1e-3, 12, 0.4), (0.05, 6, 2.5), (9.0, 4, 252)]
+    ("row", "rows", "longest"),
+    [(1e-6, KNOTS, 0.003), (1e-3, KNOTS, 2.3), (0.05, (1, 2, 3, 4, 6, 8, 16), 3.0), (9.0, (1, 2, 4), 252)],
 )
 def test_measuring_a_slow_device_takes_little_time(
-    row: float, knots: int, longest: float, monkeypatch: pytest.MonkeyPatch
+    row: float, rows: tuple[int, ...], longest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Slow(row)
     monkeypatch.setattr("edgellm.api.retrieval.perf_counter", lambda: slow.now)
     curve = measure_curve(cast(Context, slow))
-    assert curve.rows == KNOTS[:knots]
+    assert curve.rows == rows
     assert curve.seconds == pytest.approx([row * rows for rows in curve.rows])
     assert slow.now <= longest
 

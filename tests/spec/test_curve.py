@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -35,6 +36,44 @@ def test_a_decode_that_was_disturbed_takes_no_longer_than_one_of_more_rows() -> 
     assert table[1:3] == [0.9, 0.9]
     assert table[4] == 3.0
     assert table == sorted(table)
+
+
+STEPS = CostCurve((1, 2, 3, 4, 5, 6, 8, 12), (13.0, 26.0, 35.0, 34.0, 48.0, 56.0, 43.0, 57.0), filled=True)
+
+
+def test_a_decode_is_filled_up_to_a_number_of_rows_that_is_faster_or_at_least_known() -> None:
+    widths, table = STEPS.widths(), STEPS.table()
+    assert widths[:13] == [0, 1, 2, 3, 4, 8, 8, 8, 8, 12, 12, 12, 12]  # 4 saves less than 3 % of 3
+    assert widths[13:] == list(range(13, MOST + 2))
+    assert table[5:13] == [43.0] * 4 + [57.0] * 4
+    assert table[24] == 2 * 57.0
+    assert replace(STEPS, filled=False).widths() == list(range(MOST + 2))
+
+
+@given(curves)
+def test_filling_up_never_takes_longer_than_the_next_number_that_was_measured(curve: CostCurve) -> None:
+    filled = replace(curve, filled=True)
+    for rows, (width, seconds) in enumerate(zip(filled.widths(), filled.table(), strict=True)):
+        assert width >= rows
+        assert width in (0, *KNOTS)
+        later = [took for known, took in zip(curve.rows, curve.seconds, strict=True) if known >= rows]
+        assert not rows or seconds <= later[0] + 1e-12
+
+
+def test_rows_that_cost_nothing_are_drafted_and_steps_between_are_not_stopped_at() -> None:
+    sure = [0.9**n for n in range(1, 12)]
+    assert LengthRule(STEPS).choose(sure) in (3, 7, 11)
+    rule = LengthRule(STEPS)
+    for _ in range(60):
+        rule.learn(5, 4, 43.0)  # as long as eight rows take
+    assert not rule.drifted
+
+
+def test_drafts_never_have_to_be_better_than_a_verifier_that_they_have_slowed_down() -> None:
+    rule = LengthRule(LINEAR)
+    for _ in range(100):
+        rule.learn(8, 1, 9.0)
+    assert rule.rate == pytest.approx(1.0)
 
 
 @given(curves, chances, st.integers(0, 20))

@@ -15,6 +15,10 @@ WEIGHT = 2.0
 """Tries that the opinion of a coarser kind is worth."""
 FADES = 400.0
 """Tries of one kind that are remembered; then old ones count less."""
+TRUSTED = 16.0
+"""Tokens as expected that new chances are worth."""
+RECALLED = 0.98
+"""What a draft counts for the next one in how far chances are trusted."""
 
 _OFTEN, _DEEP, _AGREE, _DIFFER = 1, 3, 7, 15  # the bit at which each begins; bit 0: within a word
 _MIDDLE = (1 << _DIFFER) - 1  # all but who differs
@@ -45,6 +49,7 @@ class Chances:
         self._middle: dict[int, list[float]] = {}
         self._fine: dict[int, list[float]] = {}
         self._now: dict[int, float] = {}  # chances that were asked for since something was learned
+        self._expected = self._came = TRUSTED  # tokens of drafts that were expected, and that came
 
     def of(self, kind: int) -> float:
         """The chance in (0, 1) that the verifier accepts a token of such evidence, where it has accepted those before
@@ -61,6 +66,21 @@ class Chances:
                 chance = (known[0] + WEIGHT * chance) / (known[1] + WEIGHT)
         self._now[kind] = chance
         return chance
+
+    @property
+    def trust(self) -> float:
+        """What came of each expected token of the drafts of late, at most 1. The likeliest of several offers is the one
+        whose chance is estimated too high, more often than not; and where one fails the next ones do."""
+        return min(1.0, self._came / self._expected)
+
+    def judged(self, expected: float, came: int) -> None:
+        """A draft of which so many tokens were expected had so many accepted; where there was none, what is held
+        against drafts fades."""
+        if not expected:
+            self._came += (1.0 - RECALLED) * (self._expected - self._came)
+            return
+        self._expected = RECALLED * self._expected + expected
+        self._came = RECALLED * self._came + came
 
     def learn(self, kind: int, accepted: bool) -> None:
         """What became of such a token."""

@@ -97,6 +97,8 @@ class RetrievalDrafter:
     def _draft(self, prefix: Ids, gamma: int, instead: tuple[float, float] | None) -> Chunk:
         self._read(prefix)
         ids, survives, self._options = self._retrieve(gamma)
+        trust = self._chances.trust
+        survives = [trust * chance for chance in survives]
         self._found = len(prefix), ids, survives
         n = self._length.choose(survives, instead)
         reason = self._length.reason(survives, n, instead) if self.explain else ""
@@ -268,6 +270,8 @@ class RetrievalDrafter:
             if self._looks is not None:
                 self._looks.passed(seconds)
         self._first = False
+        if chunk.retrieved or not n:
+            self._chances.judged(float(chunk.confidence.sum()) / self._chances.trust, accepted)
         options = self._options
         if verdict.twig is not None:
             options = [*options[: self._twigs[verdict.twig].at + 1], *self._behind_twigs[verdict.twig]]
