@@ -56,6 +56,7 @@ def test_a_wait_for_a_verifier_that_reads_ends_too(
     with Pair.open("none", str(server.address), tokenizer=f32_pair[1], threads=1) as linked:
         wanted = ids(linked.reply(LONGISH, max_tokens=6))
         with Pair(server.model, draft=None, verifier=server.inside(), threads=1) as inside:
+            assert ids(inside.reply(LONGISH, max_tokens=6)) == wanted  # measures what it must
             for pair in (linked, inside):
                 _while_it_reads(pair, seen, meanwhile)
                 assert ids(pair.reply(LONGISH, max_tokens=6)) == wanted
