@@ -16,7 +16,10 @@ from edgellm.spec.retrieval.drafter import RetrievalDrafter
 TRIED = 4
 """Rounds with the small model that its worth is judged by, at least."""
 _SELDOM = 64  # rounds without the small model, before it is tried once more
-_FEW = 0.1  # weight of the last round, or reply, of many
+STRETCH = 64
+"""Tokens, or a reply, that are written with the small model or without, before that is decided anew."""
+_BOTH = 2  # stretches of either kind that it is decided by, at least
+_FEW = 0.1  # weight of the last round, stretch or reply, of many
 _REPLY = 40.0  # tokens of a reply, while none is known
 
 
@@ -26,10 +29,40 @@ class Rounds:
 
     def __init__(self) -> None:
         self._with, self._without, self._drafting, self._reading = Mean(), Mean(), Mean(), Mean()
+        self._stretches = Mean(), Mean()  # without it, and with it
+        self._tokens, self._seconds = 0, 0.0  # of the stretch under way
+        self._to_spend = 0.0  # seconds that a stretch of the other kind may cost by now
+        self.uses = True
+        """Whether the small model is asked at all in this stretch."""
         self._others = 0  # rounds without it since it was used last
         self._spare = 0.0  # seconds that a try may cost by now
         self._length = _REPLY  # of a reply
         self.acceptance = Acceptance()
+
+    def stretch(self) -> None:
+        """A stretch begins: with the small model, where those with it took less time for a token. It is compared over
+        whole stretches: what it writes cannot be copied any more, and that may have been quicker still.
+        """
+        if self._tokens:
+            self._stretches[self.uses].add(self._tokens, self._seconds)
+            self._to_spend += EXPLORED * self._seconds
+        self._tokens, self._seconds = 0, 0.0
+        without, with_it = self._stretches
+        if min(without.rounds, with_it.rounds) < _BOTH:
+            self.uses = with_it.rounds <= without.rounds
+            return
+        self.uses = with_it.pace <= without.pace
+        cost = abs(with_it.pace - without.pace) * self._stretches[not self.uses].tokens
+        if self._to_spend > cost:
+            self._to_spend = 0.0
+            self.uses = not self.uses
+
+    def wrote(self, tokens: int, seconds: float) -> None:
+        """So much more of this stretch is there."""
+        self._tokens += tokens
+        self._seconds += seconds
+        if self._tokens >= STRETCH:
+            self.stretch()
 
     def due(self, prompt: int = 0) -> bool:
         """Whether too little is known of late, and there is time to find out, for which it has `prompt` tokens to read
@@ -92,6 +125,9 @@ class Mean:
         return self.seconds / self.tokens if self.tokens else 0.0
 
 
+_RESTS = "the small model rests: replies took longer with it of late"
+
+
 class MixedDrafter:
     """Copies where that brings more tokens for its time than asking the small model, by what both brought of late."""
 
@@ -106,9 +142,14 @@ class MixedDrafter:
 
     def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
         """See `Drafter.draft`."""
+        rounds = self._rounds
         if not self._number:
             self._prompt = len(prefix)
-        rounds, written = self._rounds, len(prefix) - self._prompt
+            rounds.stretch()
+        written, self.asked = len(prefix) - self._prompt, False
+        if not rounds.uses:
+            chunk = self._retrieval.draft(prefix, gamma, sampling)
+            return replace(chunk, reason=f"{chunk.reason}; {_RESTS}") if chunk.reason and not len(chunk) else chunk
         due = rounds.due(0 if self._knows else len(prefix))
         asks = self._knows or due or rounds.worth_reading(len(prefix), written)
         chunk = self._retrieval.draft(prefix, gamma, sampling, instead=None if due else rounds.usual)
@@ -120,7 +161,10 @@ class MixedDrafter:
         self._reads, self._knows = not self._knows, True
         began = perf_counter()
         drafted = self._model.draft(prefix, min(gamma, self._gamma), sampling)
-        rounds.drafted(perf_counter() - began, self._prompt if self._reads else 0)
+        took = perf_counter() - began
+        rounds.drafted(took, self._prompt if self._reads else 0)
+        if not self._number:
+            rounds.wrote(0, took)
         if len(drafted) and drafted.distributions is None:
             drafted = self._paying(drafted, gamma)
         if not chunk.reason:
@@ -153,6 +197,8 @@ class MixedDrafter:
             self._rounds.acceptance.judged(chunk.confidence[:own].tolist(), min(own, verdict.accepted))
         if self._number and not self._reads:  # else the time is a prompt's, too
             (self._rounds.took if self.asked else self._rounds.other)(tokens, seconds)
+        if self._number:
+            self._rounds.wrote(tokens, seconds)
         self._number += 1
         self._reads = False
 

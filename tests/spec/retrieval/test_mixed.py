@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgellm.spec.curve import CostCurve
+from edgellm.spec.curve import EXPLORED, CostCurve
 from edgellm.spec.records import GREEDY, Chunk, Ids, Sampling, Verdict
 from edgellm.spec.retrieval.memory import Memory
-from edgellm.spec.retrieval.mixed import TRIED, MixedDrafter, Rounds
+from edgellm.spec.retrieval.mixed import STRETCH, TRIED, MixedDrafter, Rounds
 from tests.spec.fakes import EOG, FakeDrafter, markov
 
 CURVE = CostCurve((1, 2, 64), (1.0, 1.1, 8.0))
@@ -147,3 +147,49 @@ def test_a_prompt_that_takes_long_to_read_is_read_for_a_try_less_often() -> None
     for _ in range(2000):
         rounds.other(1, 1.0)
     assert rounds.due(100)
+
+
+def stretches(rounds: Rounds, seconds: tuple[float, float], many: int) -> list[bool]:
+    """Whether the small model is asked in each of `many` stretches, which take so long without it and with it."""
+    found = []
+    for _ in range(many):
+        rounds.stretch()
+        found.append(rounds.uses)
+        rounds.wrote(20, seconds[rounds.uses])
+    return found
+
+
+def test_the_small_model_is_asked_where_whole_stretches_are_sooner_there_with_it() -> None:
+    slower = stretches(Rounds(), (1.0, 2.0), 400)
+    assert slower[:2] == [True, False]
+    assert 0 < sum(slower[4:]) <= 400 * EXPLORED  # now and then it is tried again
+    assert sum(stretches(Rounds(), (2.0, 1.0), 400)) > 390
+
+
+def test_when_the_small_model_begins_to_help_it_is_asked_again() -> None:
+    rounds = Rounds()
+    assert not any(stretches(rounds, (1.0, 1.1), 20)[-4:])
+    assert sum(stretches(rounds, (1.0, 0.5), 200)[-40:]) > 35
+
+
+def test_a_long_reply_has_several_stretches() -> None:
+    rounds = Rounds()
+    rounds.stretch()
+    for _ in range(4):
+        rounds.wrote(STRETCH // 4, 1.0)
+    assert not rounds.uses
+
+
+def test_a_small_model_that_rests_is_not_asked_and_says_so() -> None:
+    known = memory()
+    known.rounds.uses = False
+    known.rounds.stretch = lambda: None  # type: ignore[method-assign]
+    own = known.take(PROMPT)
+    assert own is not None
+    own.explain = True
+    mixed = MixedDrafter(own, Sure(markov(1, 10)), 6, known.rounds)
+    chunk = mixed.draft(PROMPT, 8, GREEDY)
+    assert not len(chunk)
+    assert not mixed.asked
+    assert "rests" in chunk.reason
+    known.give()
