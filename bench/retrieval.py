@@ -18,6 +18,7 @@ from bench import (
     retrieval_lossless,
     retrieval_speed,
     retrieval_tree,
+    rows,
     suite,
 )
 from bench.suite import Part
@@ -46,6 +47,12 @@ PARTS = {
         "copies and the small model where the verifier is across a network",
         ("--cases", "1", "--token-ms", "1", "--pass-ms", "1", "--round-trip-ms", "1"),
         lambda found: retrieval_link.table(found["tasks"]),
+    ),
+    "rows": Part(
+        "bench.rows",
+        "the time of one decode of so many rows, alone and filled up",
+        ("--models", "edgellm-verifier", "--repeats", "2"),
+        lambda found: rows.table(found["models"]),
     ),
     "tree": Part(
         "bench.retrieval_tree",

@@ -217,6 +217,7 @@ def _serve_verifier(
     door: Door | None, model: str, host: str, port: int, paired_only: bool, announce: bool, interface: list[str] | None
 ) -> None:
     from edgellm.api import Pair
+    from edgellm.api.retrieval import curve_of
     from edgellm.http.reception import Writer
     from edgellm.serve.server import serve_verifier
     from edgellm.spec.options import ReplyOptions
@@ -234,6 +235,7 @@ def _serve_verifier(
         for one in hosts_of(server, interface):
             say(f"or, if it is not found: edgellm chat --peer {replace(server.address, host=one)}", style="dim")
     with ExitStack() as closing:
+        server.fill(curve_of(server.model, None)[0].widths())  # measured once; devices may ask meanwhile
         if door is not None:
             pair = closing.enter_context(Pair(server.model, draft=None, verifier=server.inside()))
             door.open(Writer(pair, called(model), in_turns=False, options=ReplyOptions(tree="off")))

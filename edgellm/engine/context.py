@@ -106,9 +106,9 @@ class Context(Cache):
         self._stopped = stopped
 
     def fill(self, widths: Sequence[int]) -> None:
-        """From now on `decode` gives a batch of n rows `widths[n]`, where that is more and there is room: copies of the
-        last row, which are forgotten. Some numbers of rows take less time than smaller ones: llama.cpp computes fours
-        of quantised rows together, and the rest one by one.
+        """From now on a decode of n rows of one sequence gets `widths[n]`, where that is more and there is room: copies
+        of the last row, which are forgotten. Some numbers of rows take less time than smaller ones: llama.cpp computes
+        fours of quantised rows together, and the rest one by one.
         """
         self._widths = widths if self.captured is None else ()
 
@@ -196,6 +196,8 @@ class Context(Cache):
             ContextFull, InvalidOption, EngineFailed: as for `decode`; nothing was changed in any sequence.
         """
         batch = self._batch.tokens
+        if len(rows) == 1 and embedded is None and len(rows[0].ids) < min(len(self._widths), self.n_batch):
+            return [self.decode(rows[0].ids, seq=rows[0].seq, outputs=rows[0].outputs)]
         if embedded is not None:
             embedded, total = np.ascontiguousarray(embedded, dtype=np.float32), sum(len(r.ids) for r in rows)
             if total > self.n_batch or embedded.shape != (total, self.model.n_embd):

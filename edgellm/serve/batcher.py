@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from queue import SimpleQueue
 from time import perf_counter
@@ -36,6 +36,8 @@ class Engine(Protocol):
     def copy_prefix(self, src: int, dst: int, length: int) -> None: ...
 
     def clear(self, seq: int = 0) -> None: ...
+
+    def fill(self, widths: Sequence[int]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -91,6 +93,10 @@ class Batcher:
     def leave(self, session: int) -> None:
         """The session is over; a request of it that still waits is forgotten."""
         self._inbox.put(lambda: self._forget(session))
+
+    def fill(self, widths: Sequence[int]) -> None:
+        """See `Context.fill`: for batches of one session."""
+        self._inbox.put(lambda: self._context.fill(widths))
 
     def close(self) -> None:
         """Ends the thread after the batch that it is computing, and closes the context."""

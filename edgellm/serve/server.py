@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -76,6 +76,10 @@ class VerifierServer(Listener):
     def inside(self) -> InsideVerifier:
         """The same verifier for this process: what it asks is computed in one batch with what devices ask."""
         return InsideVerifier(self._batcher, self.model.name, self.context_length)
+
+    def fill(self, widths: Sequence[int]) -> None:
+        """To how many rows the decodes of a device that is alone are filled up; see `Context.fill`."""
+        self._batcher.fill(widths)
 
     def close(self) -> None:
         """Closes the model, when the server has ended."""

@@ -140,6 +140,24 @@ def test_who_is_alone_has_a_prompt_read_in_one_piece(batcher: Batcher, prompt: I
     assert batcher.counters.prefills == 3  # of 32 tokens each: somebody else may ask at any time
 
 
+def test_decodes_of_one_session_are_filled_up(gate: Gate, batcher: Batcher, prompt: Ids, alone: Alone) -> None:
+    asker = Asker(batcher, 1)
+    asker.ask(prompt)
+    text = np.append(prompt, asker.tokens()[0]).astype(np.int32)
+    batcher.fill([0, 1, 4, 4, 4, 8, 8, 8, 8])
+    rows: list[int] = []
+    run = gate._run
+
+    def noted(n: int, *more: object) -> None:
+        rows.append(n)
+        run(n, *more)  # type: ignore[arg-type]
+
+    gate._run = noted  # type: ignore[method-assign, assignment]
+    asker.ask(text, position=len(text) - 1, chunk=np.array(alone(text, 4), dtype=np.int32))
+    assert asker.tokens() == alone(text, 5)[4:]
+    assert rows == [8]
+
+
 def test_more_requests_than_slots_wait_for_their_turn(batcher: Batcher, prompt: Ids, alone: Alone) -> None:
     askers = [Asker(batcher, i) for i in range(3 * SLOTS)]
     for asker in askers:
