@@ -168,14 +168,18 @@ def measure_curve(context: Context) -> CostCurve:
             if len(times) >= _FEWEST and perf_counter() - started > _PATIENCE:
                 break
             fresh = again = timed(rows)
-            if fresh < _QUICK or rows == 1:  # single rows come in runs; of a slow decode a change is a small part
+            if fresh < _QUICK:
                 again = timed(rows)
                 changes.append(fresh - again)
+            elif rows > 1:  # single rows come in runs, and are what all else is compared with
+                behind, single = timed(1), timed(1)
+                changes.append(behind - single)
+                times[1].append(single)
             times.setdefault(rows, []).append(again)
     known = sorted(times)
     # of two, one that was disturbed is the longer one
     seconds = tuple(float((median if len(times[rows]) > 2 else min)(times[rows])) for rows in known)
-    return CostCurve(tuple(known), seconds, max(0.0, float(median(changes))), filled=True)
+    return CostCurve(tuple(known), seconds, max(0.0, float(median(changes or [0.0]))), filled=True)
 
 
 class Copying:

@@ -17,8 +17,9 @@ MOST = KNOTS[-1] - 1
 """Drafted tokens in a chunk, at most: with the token before them they are one decode."""
 LEAST = 0.02
 """Tokens that a draft has to bring beyond what it costs: a curve is not measured more exactly than that."""
-EXPLORED = 0.01
-"""Share of the time that may go into drafts which are not expected to pay, to notice when they begin to."""
+EXPLORED = 0.004
+"""Share of the time that may go into drafts which are not expected to pay, to notice when they begin to; and into tries
+of the small model. With looks for something to copy (`spec/retrieval/looks.py`) that is about a hundredth in all."""
 FORETELLING = 0.05
 """Share of a prefill that calibration may take where nobody has asked for it."""
 TWIGS = 2

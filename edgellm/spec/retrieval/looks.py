@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SHARE = 0.01
+SHARE = 0.005
 """Of the time, that may go into looking while it does not pay, to notice when it begins to."""
 FIRST = 4
 """Looks at the beginning of every reply, whatever became of earlier ones: it is about something else."""

@@ -18,7 +18,7 @@ TRIED = 4
 _SELDOM = 64  # rounds without the small model, before it is tried once more
 STRETCH = 64
 """Tokens, or a reply, that are written with the small model or without, before that is decided anew."""
-_BOTH = 2  # stretches of either kind that it is decided by, at least
+_BOTH = 1  # stretches of either kind that it is decided by, at least
 _FEW = 0.1  # weight of the last round, stretch or reply, of many
 _REPLY = 40.0  # tokens of a reply, while none is known
 
