@@ -28,7 +28,7 @@ from edgellm.store.curves import curve_path, forget_curve, keep_curve, read_curv
 _BEHIND = 16  # positions that a measured decode stands behind
 _REPEATS = 5
 _FEWEST = 3  # lengths that are measured on any device, however slow
-_PATIENCE = 2.0  # seconds, after which nothing more is measured: what is beyond is as slow a row as the last
+_PATIENCE = 3.0  # seconds, after which nothing more is measured: what is beyond is as slow a row as the last
 _ORDER = (1, 4, 2, 8, 16, 3, 6, 12, 32, 5, 10, 24, 64, 48)
 _QUICK = 0.01  # seconds
 MEMORIES = 4

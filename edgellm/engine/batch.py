@@ -72,12 +72,13 @@ class Batch:
         self._flags[end - outputs : end] = 1
         return end
 
-    def fill(self, at: int, rows: int, start: int) -> int:
-        """Fills up to `rows` with copies of the row before `at`, without logits; `start` is the first one's position.
-        Returns `rows`."""
+    def fill(self, at: int, rows: int, start: int, outputs: int) -> int:
+        """Fills up to `rows` with copies of the row before `at`, for positions `start` on, the first `outputs` of them
+        with logits. Returns `rows`."""
         self._ids[at:rows], self._seqs[at:rows] = self._ids[at - 1], self._seqs[at - 1]
         self._positions[at:rows] = self._count_up[start : start + rows - at]
         self._flags[at:rows] = 0
+        self._flags[at : at + outputs] = 1
         return rows
 
     def put_tree(self, start: int, ids: Ids, twigs: Sequence[Twig], outputs: int) -> tuple[int, Any]:

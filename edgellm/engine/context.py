@@ -143,8 +143,10 @@ class Context(Cache):
         """Decodes `ids` in a batch of so many rows: the others are copies of the last one, and forgotten."""
         n = self._place(0, seq, ids, outputs)
         end = start + n
+        # the head has as many rows as there are outputs: with a large vocabulary it is a good part of the work
+        more = self._widths[outputs] - outputs if 1 < outputs < len(self._widths) else 0
         try:
-            self._run(self._batch.fill(n, rows, end), self._batch.tokens, rows - n)
+            self._run(self._batch.fill(n, rows, end, min(more, rows - n)), self._batch.tokens, rows - n)
         except ContextFull:  # there are cells for the ids
             self._run(n, self._batch.tokens)
         else:

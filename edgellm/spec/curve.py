@@ -11,7 +11,7 @@ import numpy as np
 
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 """Rows of a decode that are measured."""
-FILLED = 0.03
+FILLED = 0.1
 """A decode is filled up beyond the next number of rows that was measured where that saves more than this share."""
 MOST = KNOTS[-1] - 1
 """Drafted tokens in a chunk, at most: with the token before them they are one decode."""

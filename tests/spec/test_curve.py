@@ -43,7 +43,7 @@ STEPS = CostCurve((1, 2, 3, 4, 5, 6, 8, 12), (13.0, 26.0, 35.0, 34.0, 48.0, 56.0
 
 def test_a_decode_is_filled_up_to_a_number_of_rows_that_is_faster_or_at_least_known() -> None:
     widths, table = STEPS.widths(), STEPS.table()
-    assert widths[:13] == [0, 1, 2, 3, 4, 8, 8, 8, 8, 12, 12, 12, 12]  # 4 saves less than 3 % of 3
+    assert widths[:13] == [0, 1, 2, 3, 4, 8, 8, 8, 8, 12, 12, 12, 12]  # 4 saves little of 3
     assert widths[13:] == list(range(13, MOST + 2))
     assert table[5:13] == [43.0] * 4 + [57.0] * 4
     assert table[24] == 2 * 57.0
