@@ -42,7 +42,7 @@ class CostCurve:
     before had as many rows; `change` is added where it had not, as llama.cpp then builds its graph anew.
 
     `filled`: decodes are filled up to a number of rows that was measured. What lies between two of them may take longer
-    than both: a quantised model of half a billion parameters takes 34 ms for 4 rows, 65 for 7 and 43 for 8.
+    than both: a quantised model of half a billion parameters takes 34 ms for 4 rows, 66 for 7 and 44 for 8.
     """
 
     rows: tuple[int, ...]
