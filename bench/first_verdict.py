@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[64, 128, 256, 512])
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--name", default="first_verdict", help="of the result file")
     arguments = parser.parse_args()
     figures = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -102,7 +103,7 @@ def main() -> None:
                 random_gguf.write(path, random_gguf.SHAPES["qwen2.5-0.5b"], "Q4_0")
             figures[name] = measured(path, arguments.lengths, arguments.repeats, arguments.threads)
     sys.stdout.write(table(figures))
-    write("first_verdict", "bench.first_verdict", {"models": figures})
+    write(arguments.name, "bench.first_verdict", {"models": figures})
 
 
 if __name__ == "__main__":
