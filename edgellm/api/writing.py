@@ -272,9 +272,8 @@ def _watch(knowledge: Knowledge | None, plan: Plan) -> Watch:
     def told(chunk: Chunk, written: int, verdict: Verdict | None, drafting: float, waiting: float) -> None:
         if knowledge is not None:
             knowledge.economy.round(chunk, written, verdict, drafting, waiting)
-        if plan.branches and verdict is not None and not chunk.retrieved:
-            own = len(chunk) - chunk.tail
-            plan.acceptance.judged(chunk.confidence[:own].tolist(), min(own, verdict.accepted))
+        if plan.branches and verdict is not None:
+            plan.acceptance.told(chunk, verdict.accepted)
         if plan.first is not None:
             plan.first.watch(chunk, written, verdict, drafting, waiting)
 

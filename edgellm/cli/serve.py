@@ -226,8 +226,9 @@ def _serve_verifier(
     path = resolve(model)
     with Loading() as loading:
         server = serve_verifier(
-            path, host=host, port=port, paired_only=paired_only, on_event=_tell, progress=partial(loading, path.name)
-        )
+            path, host=host, port=port, paired_only=paired_only, on_event=_tell, progress=partial(loading, path.name),
+            widths=lambda loaded: curve_of(loaded, None)[0].widths(),
+        )  # fmt: skip
     if server.trust is None:
         say(f"Ask it with: edgellm chat --verifier {server.address}", style="bold")
     else:
@@ -235,7 +236,6 @@ def _serve_verifier(
         for one in hosts_of(server, interface):
             say(f"or, if it is not found: edgellm chat --peer {replace(server.address, host=one)}", style="dim")
     with ExitStack() as closing:
-        server.fill(curve_of(server.model, None)[0].widths())  # measured once; devices may ask meanwhile
         if door is not None:
             pair = closing.enter_context(Pair(server.model, draft=None, verifier=server.inside()))
             door.open(Writer(pair, called(model), in_turns=False, options=ReplyOptions(tree="off")))

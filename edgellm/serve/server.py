@@ -142,8 +142,10 @@ def serve_verifier(
     paired_only: bool = False,
     on_event: Callable[[ServerEvent], None] | None = None,
     progress: Callable[[float], None] | None = None,
+    widths: Callable[[Model], Sequence[int]] | None = None,
 ) -> VerifierServer:
-    """Loads the model file and serves it; returns the running server, to be stopped by the caller.
+    """Loads the model file and serves it; returns the running server, to be stopped by the caller. `widths` measures
+    the loaded model, before anybody asks; see `VerifierServer.fill`.
 
     Off loopback, and with `paired_only` everywhere, paired devices alone are answered, by mutual TLS.
 
@@ -157,8 +159,10 @@ def serve_verifier(
     if trust is not None:
         trust.require_peers()
     probe(address)
+    loaded = Model.load(model, gpu_layers=gpu_layers, progress=progress)
+    measured = () if widths is None else widths(loaded)
     server = VerifierServer(
-        Model.load(model, gpu_layers=gpu_layers, progress=progress),
+        loaded,
         address,
         sessions=sessions,
         context=context,
@@ -166,6 +170,7 @@ def serve_verifier(
         on_event=on_event,
         trust=trust,
     )
+    server.fill(measured)
     server.start()
     return server
 

@@ -9,6 +9,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from edgellm.spec.records import Chunk
+
 _EDGES = (0.0, 0.3, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995, 1.0)  # of confidence: tokens between two are alike
 _WEIGHT = 4.0  # tokens that count for as much as the confidence itself
 _KEPT = 0.995  # what a token counts for the next one
@@ -41,6 +43,12 @@ class Acceptance:
         """
         reached = np.array([1.0, *self.survives(confidence)])
         return np.append(-np.diff(reached), reached[-1])
+
+    def told(self, chunk: Chunk, accepted: int) -> None:
+        """The first `accepted` tokens of a chunk were; what is copied in it is somebody else's."""
+        own = 0 if chunk.retrieved else len(chunk) - chunk.tail
+        if own:
+            self.judged(chunk.confidence[:own].tolist(), min(own, accepted))
 
     def judged(self, confidence: Sequence[float], accepted: int) -> None:
         """Of drafted tokens that were so confident, the first `accepted` were."""

@@ -174,12 +174,15 @@ def test_nothing_is_drafted_ahead_beyond_the_context(models: tuple[Model, Model]
         drafter.close()
 
 
+@pytest.mark.parametrize("doubt", [0.0, 0.9])
 def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next_one(
-    models: tuple[Model, Model], prompts: list[Ids]
+    models: tuple[Model, Model], prompts: list[Ids], doubt: float
 ) -> None:
+    """Also behind a token that ends the chunk by its doubt: where it is taken over, the chunk ends there."""
     draft, prompt = models[0], prompts[0]
     own = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, n_seq=3, threads=1), alternatives=2)
     fresh = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, threads=1))
+    own.doubt = fresh.doubt = doubt
     ahead = AheadDrafter(own, is_eog=lambda _token: False, rejection=Acceptance().rejection)
     chunk = ahead.draft(prompt, 2, GREEDY)
     ahead.look_ahead(prompt, chunk, gamma=2, sampling=GREEDY, until=lambda: False)
@@ -187,6 +190,8 @@ def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next_one(
     text = np.concatenate((prompt, chunk.ids, token))
     taken = 0
     while (next_one := ahead.draft(text, 2, GREEDY)).ahead:
+        if draft.is_eog(int(next_one.ids[0])):
+            break
         assert next_one.ids.tolist() == fresh.draft(text, 2, GREEDY).ids.tolist()
         text = np.concatenate((text, next_one.ids))
         taken += next_one.ahead

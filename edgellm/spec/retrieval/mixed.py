@@ -192,9 +192,8 @@ class MixedDrafter:
     def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
         """See `Learns.told`."""
         self._retrieval.told(chunk, verdict, seconds)
-        tokens, own = verdict.accepted + len(verdict.tokens), len(chunk) - chunk.tail
-        if own and not chunk.retrieved:
-            self._rounds.acceptance.judged(chunk.confidence[:own].tolist(), min(own, verdict.accepted))
+        tokens = verdict.accepted + len(verdict.tokens)
+        self._rounds.acceptance.told(chunk, verdict.accepted)
         if self._number and not self._reads:  # else the time is a prompt's, too
             (self._rounds.took if self.asked else self._rounds.other)(tokens, seconds)
         if self._number:
