@@ -269,7 +269,7 @@ class Oracle:
     def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:  # noqa: ARG002
         left = self._left[len(self._left) - (self._end - len(prefix)) :][:gamma]
         n = self._length.choose([1.0] * len(left))
-        return Chunk(np.array(left[:n], dtype=np.int32), retrieved=True)
+        return Chunk(np.array(left[:n], dtype=np.int32), np.ones(n, dtype=np.float32), retrieved=True)
 
     def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
         self._length.learn(len(chunk), verdict.accepted + len(verdict.tokens), seconds)

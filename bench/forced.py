@@ -10,7 +10,8 @@ from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, Model, known
+from edgellm.spec.local import survives
 from edgellm.spec.records import Chunk, Ids, Sampling, Verdict
 
 
@@ -27,9 +28,9 @@ class ForcedVerifier:
         """What it writes behind `prompt` from now on."""
         self._prompt, self._reply = len(prompt), reply
 
-    def fill(self, widths: Sequence[int]) -> None:
+    def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
         """See `Context.fill`."""
-        self._context.fill(widths)
+        self._context.fill(widths, heads)
 
     def open(self, sampling: Sampling) -> ForcedVerifier:  # noqa: ARG002
         return self
@@ -45,13 +46,14 @@ class ForcedVerifier:
         began = perf_counter()
         unseen = prefix[self._context.sync(prefix) :]
         ids = np.concatenate((unseen, chunk.ids)) if len(chunk) else unseen
-        self._context.decode(ids, outputs=len(chunk) + 1).argmax(axis=1)
+        rows = self._context.decode_late(ids, outputs=len(chunk) + 1, reached=survives(chunk))
         wanted = self._reply[len(prefix) - self._prompt :]
         accepted = 0
         for drafted, token in zip(chunk.ids.tolist(), wanted, strict=False):
             if drafted != token:
                 break
             accepted += 1
+        known(rows, len(rows) if isinstance(rows, np.ndarray) else accepted + 1).argmax(axis=1)
         answer = wanted[accepted] if accepted < len(wanted) else 0
         return Verdict(accepted, np.array([answer], dtype=np.int32), perf_counter() - began)
 

@@ -32,7 +32,7 @@ from bench.forced import ForcedVerifier
 from bench.report import spread, write
 from bench.retrieval_ways import N_CTX, Way, nothing_to_copy, ways
 from edgellm.api.retrieval import measure_curve
-from edgellm.engine import Context, Lens, Model
+from edgellm.engine import HEADS, Context, Lens, Model, head_pays
 from edgellm.spec.curve import floors
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.local import foretell
@@ -51,20 +51,30 @@ def measured(
     few: bool = False,
 ) -> dict[str, Any]:
     """Speed of every way on every task, against plain decoding."""
-    with Context(model, n_ctx=N_CTX, threads=threads) as context, draft_model(threads) as small:
-        curve, lens = measure_curve(context), Lens.open(model)
-        verifier = ForcedVerifier(model, context)
+    with ExitStack() as stack:
+        bare, own = (
+            stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads, late=late))
+            for late in (False, head_pays(model))
+        )
+        small = stack.enter_context(draft_model(threads))
+        curve, lens = measure_curve(own), Lens.open(model)
+        verifiers = {True: ForcedVerifier(model, bare), False: ForcedVerifier(model, own)}
         found: dict[str, Any] = {"curve_ms": dict(zip(curve.rows, [1e3 * s for s in curve.seconds], strict=True))}
+        found["heads_ms"] = dict(zip(HEADS, [1e3 * s for s in curve.heads], strict=False))
         for task, cases in tasks.items():
             all_ways = ways(curve, model, lens is not None, past.get(task, ()), few, small)
             for repeat in range(repeats):
                 for number, case in enumerate(cases):
                     expected: list[Expected] = []
-                    plain = prefill(context, case.prompt, None, lens)
-                    calibrated = plain if lens is None else prefill(context, case.prompt, expected.append, lens)
-                    verifier.says(case.prompt, case.reply)
+                    prefill(bare, case.prompt, None, lens)
+                    plain = prefill(own, case.prompt, None, lens)
+                    calibrated = plain if lens is None else prefill(own, case.prompt, expected.append, lens)
+                    for verifier in verifiers.values():
+                        verifier.says(case.prompt, case.reply)
                     for way in all_ways if (number + repeat) % 2 else all_ways[::-1]:
-                        way.write(verifier, model, case, expected, calibrated if way.method.calibrates else plain)
+                        way.write(
+                            verifiers[way.bare], model, case, expected, calibrated if way.method.calibrates else plain
+                        )
                 for way in all_ways:
                     way.again()
             found[task] = {way.name: figures(way, all_ways[0], repeats) for way in all_ways}
@@ -84,7 +94,7 @@ def draft_model(threads: int | None) -> Iterator[ModelDrafter]:
         with Context(model, n_ctx=N_CTX, threads=threads) as context:
             drafter = ModelDrafter(model, context)
             drafter.floors = floors(curve)
-            drafter.fill(curve.widths())
+            drafter.fill(*curve.filling())
             yield drafter
 
 
@@ -118,7 +128,7 @@ def table(models: dict[str, Any]) -> str:
     """Markdown: decoding speed against plain decoding; ours as a share of the oracle's gain, and against theirs."""
     lines = []
     for model, found in models.items():
-        tasks = [task for task in found if task != "curve_ms"]
+        tasks = [task for task in found if not task.endswith("_ms")]
         rows: dict[str, dict[str, str]] = {}
         for task in tasks:
             ways, ours = found[task], found[task]["ours"]

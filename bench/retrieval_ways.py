@@ -13,7 +13,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from bench.copying import SEED, Everything, Method, Oracle, Ours, PromptLookup, Reply, SuffixLookup, Together
 from bench.forced import ForcedVerifier
 from edgellm.engine import Model
-from edgellm.spec.curve import MOST, CostCurve, LengthRule
+from edgellm.spec.curve import MOST, NOT_FILLED, CostCurve, LengthRule
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.gates import AlwaysGate
 from edgellm.spec.loop import Limits, generate
@@ -86,9 +86,11 @@ def nothing_to_copy(cases: int, vocabulary: int) -> list[Reply]:
 class Way:
     """A method on a stream of cases, and what it has taken."""
 
-    def __init__(self, name: str, make: Callable[[], Drafting], widths: Sequence[int] = ()) -> None:
-        """Decodes are filled up to `widths`, as in `Context.fill`."""
-        self.name, self._make, self._widths = name, make, widths
+    def __init__(self, name: str, make: Callable[[], Drafting], curve: CostCurve | None = None) -> None:
+        """With a `curve` decodes are filled up by it, and heads computed late; without they are llama.cpp's own."""
+        self.name, self._make = name, make
+        self.bare = curve is None
+        self._filling = NOT_FILLED if curve is None else curve.filling()
         self.method = make()
         self.decoding: list[float] = []
         self.whole: list[float] = []
@@ -103,7 +105,7 @@ class Way:
     ) -> None:
         """Writes one case behind its prompt, which took `prefill` seconds, and notes the seconds."""
         taken: list[float] = []
-        verifier.fill(self._widths)
+        verifier.fill(*self._filling)
         began = perf_counter()
         self.method.begin(case)
         if self.method.calibrates:
@@ -148,23 +150,22 @@ def ways(
             method.end(case)
         return method
 
-    widths = curve.widths()
     found = [
         Way("plain", Plain),
         Way("llama-cpp-python", lambda: Plain(LlamaPromptLookupDecoding())),
         Way("PLD", lambda: Method(PromptLookup(), (), Everything(FIXED), model, 0.35)),
-        Way("PLD + ours", lambda: Method(PromptLookup(), beside, LengthRule(curve), model, 0.35), widths),
+        Way("PLD + ours", lambda: Method(PromptLookup(), beside, LengthRule(curve), model, 0.35), curve),
         Way("SAM", lambda: Method(SuffixLookup(), (), Everything(FIXED), model, 0.45)),
-        Way("SAM + ours", lambda: Method(SuffixLookup(), beside, LengthRule(curve), model, 0.45), widths),
-        Way("ours", ours(), widths),
-        Way("without calibration", ours("calibration"), widths),
-        Way("without reuse", ours("reuse"), widths),
-        Way("without past replies", ours("history", "analogy"), widths),
-        Way("context alone", ours(*beside), widths),
+        Way("SAM + ours", lambda: Method(SuffixLookup(), beside, LengthRule(curve), model, 0.45), curve),
+        Way("ours", ours(), curve),
+        Way("without calibration", ours("calibration"), curve),
+        Way("without reuse", ours("reuse"), curve),
+        Way("without past replies", ours("history", "analogy"), curve),
+        Way("context alone", ours(*beside), curve),
         Way("without the cost curve", lambda: Ours(all_sources, curve, model, Everything(FIXED))),
-        Way("ours with the draft model", lambda: Together(all_sources, curve, model, small), widths),
-        *([Way(f"ours after {len(past)} conversations", seasoned, widths)] if past else []),
-        Way("oracle", lambda: Oracle(LengthRule(curve)), widths),
+        Way("ours with the draft model", lambda: Together(all_sources, curve, model, small), curve),
+        *([Way(f"ours after {len(past)} conversations", seasoned, curve)] if past else []),
+        Way("oracle", lambda: Oracle(LengthRule(curve)), curve),
     ]
     left_out = set() if calibrates else {"without calibration"}
     return [way for way in found if way.name not in left_out and (not few or way.name.startswith(FEW))]

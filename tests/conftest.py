@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.api import Pair
-from edgellm.engine import Model, to_f32
+from edgellm.engine import Head, Model, to_f32
 from edgellm.spec.curve import CostCurve
 from tests.decodes import Watched, watch_decodes
 
@@ -77,6 +77,22 @@ def rows_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgellm.api.retrieval.measure_curve", lambda _context: curve)
     monkeypatch.setattr("edgellm.api.retrieval.read_curve", lambda _path: None)
     monkeypatch.setattr("edgellm.spec.curve._REFIT", 10**9)
+
+
+@pytest.fixture
+def heads_are_late(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Heads are computed late also for a small model. Returns how many rows were, one number for each time."""
+    for place in ("api.loading", "api.retrieval", "api.drafters", "serve.server"):
+        monkeypatch.setattr(f"edgellm.{place}.head_pays", lambda _model: True)
+    computed: list[int] = []
+    compute = Head.compute
+
+    def noted(head: Head, first: int, end: int) -> None:
+        computed.append(end - first)
+        compute(head, first, end)
+
+    monkeypatch.setattr(Head, "compute", noted)
+    return computed
 
 
 @pytest.fixture

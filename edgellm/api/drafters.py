@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from edgellm.api.retrieval import curve_of
-from edgellm.engine import Capture, Context, Model, check_gguf, cut
+from edgellm.engine import Capture, Context, Model, check_gguf, cut, head_pays
 from edgellm.engine.shard import check_cuttable
 from edgellm.errors import InvalidOption
 from edgellm.spec.ahead import ALTERNATIVES
@@ -108,6 +108,7 @@ class Drafters:
             spare=kind.branches * max(SPARE, kind.gamma + 2),
             threads=self._threads,
             capture=Capture(attention=kind.layers) if kind.layers else None,
+            late=head_pays(self._model),
         )
         return ModelDrafter(self._model, context, kind.layers, ALTERNATIVES if kind.branches else 0)
 

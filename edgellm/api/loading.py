@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, Model, head_pays
 from edgellm.errors import InvalidOption, VocabularyMismatch
 from edgellm.spec.curve import MOST
 from edgellm.spec.local import LocalVerifier
@@ -98,7 +98,8 @@ def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:
 
     def context() -> Context:
         room = MOST if verifier.twigs else None
-        return Context(model, n_ctx=n_ctx, n_seq=1 + verifier.twigs, spare=room, threads=threads)
+        late = head_pays(model)
+        return Context(model, n_ctx=n_ctx, n_seq=1 + verifier.twigs, spare=room, threads=threads, late=late)
 
     verifier = LocalVerifier(model, ContextPool(context), n_ctx)
     return verifier

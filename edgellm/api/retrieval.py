@@ -13,7 +13,7 @@ from time import perf_counter
 import numpy as np
 
 from edgellm.api.loading import verifier_of
-from edgellm.engine import Context, Message, Model
+from edgellm.engine import HEADS, Context, Head, Message, Model, head_pays
 from edgellm.errors import EdgeError
 from edgellm.spec.curve import KNOTS, CostCurve, twigs
 from edgellm.spec.local import Foretold, LocalVerifier
@@ -131,18 +131,19 @@ class Retrieval:
 
 def curve_of(model: Model, threads: int | None) -> tuple[CostCurve, Path]:
     """How long a decode of `model` takes here, measured once and kept in the file that is named."""
-    with Context(model, n_ctx=_BEHIND + KNOTS[-1], threads=threads) as context:
+    with Context(model, n_ctx=_BEHIND + KNOTS[-1], threads=threads, late=head_pays(model)) as context:
         path = curve_path(fingerprint(model.path), context.threads)
         if (known := read_curve(path)) is not None:
-            return CostCurve(*known, filled=True), path
+            rows, seconds, change, heads = known
+            return CostCurve(rows, seconds, change, filled=True, heads=heads), path
         curve = measure_curve(context)
-    keep_curve(path, curve.rows, curve.seconds, curve.change)
+    keep_curve(path, curve.rows, curve.seconds, curve.change, curve.heads)
     return curve, path
 
 
 def measure_curve(context: Context) -> CostCurve:
     """The time of one decode of 1, 2, 3 … 64 rows with all their logits looked at, the median of a few; and how much
-    longer it takes behind one of another number of rows.
+    longer it takes behind one of another number of rows. Where the context decodes late, the heads' time is told apart.
 
     A reply waits for it, so a slow device measures fewer lengths, those first that tell most, and once.
     """
@@ -150,13 +151,17 @@ def measure_curve(context: Context) -> CostCurve:
     context.clear()
     context.fill(())
     context.decode(ids[:_BEHIND])
+    late = context.late
     times: dict[int, list[float]] = {}
     changes = []
     started = perf_counter()
 
     def timed(rows: int) -> float:
         began = perf_counter()
-        context.decode(ids[:rows], outputs=rows).argmax(axis=1)
+        if late is None or rows == 1:
+            context.decode(ids[:rows], outputs=rows).argmax(axis=1)
+        else:
+            context.decode_late(ids[:rows], outputs=rows)
         taken = perf_counter() - began
         context.rollback(_BEHIND)
         return taken
@@ -179,7 +184,30 @@ def measure_curve(context: Context) -> CostCurve:
     known = sorted(times)
     # of two, one that was disturbed is the longer one
     seconds = tuple(float((median if len(times[rows]) > 2 else min)(times[rows])) for rows in known)
-    return CostCurve(tuple(known), seconds, max(0.0, float(median(changes or [0.0]))), filled=True)
+    change = max(0.0, float(median(changes or [0.0])))
+    if late is None:
+        return CostCurve(tuple(known), seconds, change, filled=True)
+    heads = measure_heads(late.head)
+    alone = max(seconds[0] - heads[0], 0.1 * seconds[0])
+    return CostCurve(tuple(known), (alone, *seconds[1:]), change, filled=True, heads=heads)
+
+
+def measure_heads(head: Head) -> tuple[float, ...]:
+    """The time of the heads of 1, 2, 3 … 64 rows together, as far as there is time for that; then in proportion."""
+    found: list[float] = []
+    started = perf_counter()
+    for rows in HEADS:
+        if perf_counter() - started > _PATIENCE / 3.0:
+            found.append(found[-1] * rows / HEADS[len(found) - 1])
+            continue
+        taken = []
+        for _ in range(3):
+            began = perf_counter()
+            head.compute(0, rows)
+            head.logits[:rows].argmax(axis=1)
+            taken.append(perf_counter() - began)
+        found.append(min(taken[1:]))  # the first one is built
+    return tuple(np.maximum.accumulate(found).tolist())
 
 
 class Copying:
@@ -211,7 +239,7 @@ class Copying:
         verifier = given or self._retrieval.itself()
         if isinstance(verifier, LocalVerifier):
             verifier.twigs = max(verifier.twigs, self._memory.twigs)
-            verifier.widths = self._retrieval.curve().widths()
+            verifier.filling = self._retrieval.curve().filling()
         if self._memory.calibrates and isinstance(verifier, LocalVerifier):
             return Foretelling(verifier, Foretold(self._memory.expect, self._least))
         return verifier

@@ -14,7 +14,7 @@ from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from edgellm.spec.acceptance import Acceptance, Probabilities
 from edgellm.spec.ahead import FAR, AheadDrafter
 from edgellm.spec.choice import Choice, choose, needs_profile
-from edgellm.spec.curve import MOST, fewest
+from edgellm.spec.curve import MOST, NOT_FILLED, fewest
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.edgefm import edgefm
 from edgellm.spec.first import FirstReply
@@ -110,7 +110,7 @@ def _written(
             own.alone = verifier is None
             own.suggests = copying.suggests if copying is not None else None
             own.floors = parts.drafters.floors if copying is not None else ()
-            own.fill(parts.drafters.curve.widths() if copying is not None else ())
+            own.fill(*(parts.drafters.curve.filling() if copying is not None else NOT_FILLED))
             own.least = copying.floors if copying is not None and not parts.linked else tuple
     drafter: Drafter | None = own
     if plan.branches and isinstance(own, ModelDrafter):

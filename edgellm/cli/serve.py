@@ -227,7 +227,7 @@ def _serve_verifier(
     with Loading() as loading:
         server = serve_verifier(
             path, host=host, port=port, paired_only=paired_only, on_event=_tell, progress=partial(loading, path.name),
-            widths=lambda loaded: curve_of(loaded, None)[0].widths(),
+            measure=lambda loaded: curve_of(loaded, None)[0],
         )  # fmt: skip
     if server.trust is None:
         say(f"Ask it with: edgellm chat --verifier {server.address}", style="bold")

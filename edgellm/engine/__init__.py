@@ -10,7 +10,9 @@ from edgellm.engine.costs import Costs, costs_of
 from edgellm.engine.dimensions import Dimensions, dimensions
 from edgellm.engine.facts import Top2, top2, top_k
 from edgellm.engine.gguf import GgufHeader, TensorInfo, check_gguf
+from edgellm.engine.head import Head, head_pays
 from edgellm.engine.join import join
+from edgellm.engine.late import HEADS, LateRows, Rows, in_blocks, known
 from edgellm.engine.lens import Lens
 from edgellm.engine.model import Model
 from edgellm.engine.shard import check_cuttable, cut, cut_bytes
@@ -19,6 +21,7 @@ from edgellm.engine.types import Floats, Ids
 from edgellm.engine.vocabulary import Vocabulary
 
 __all__ = [
+    "HEADS",
     "Block",
     "Capture",
     "Context",
@@ -26,12 +29,15 @@ __all__ = [
     "Dimensions",
     "Floats",
     "GgufHeader",
+    "Head",
     "Ids",
+    "LateRows",
     "Lens",
     "Message",
     "Model",
     "Passage",
     "Recorder",
+    "Rows",
     "SeqRows",
     "Stop",
     "TensorInfo",
@@ -44,7 +50,10 @@ __all__ = [
     "cut",
     "cut_bytes",
     "dimensions",
+    "head_pays",
+    "in_blocks",
     "join",
+    "known",
     "to_f32",
     "top2",
     "top_k",

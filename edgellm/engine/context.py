@@ -7,27 +7,21 @@ what shows: one batch whose arrays are numpy's, one numpy view over the logits.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any, Self
+from collections.abc import Sequence
 
 import numpy as np
 
-from edgellm.engine import driver, native
-from edgellm.engine.batch import Batch, SeqRows, Twig, split
-from edgellm.engine.cache import Cache
-from edgellm.engine.capture import Capture, Recorder
-from edgellm.engine.model import Model
-from edgellm.engine.native import lib
-from edgellm.engine.stop import Stop
+from edgellm.engine.batch import SeqRows, Twig, split
+from edgellm.engine.head import ROWS
+from edgellm.engine.late import LateRows, Rows
+from edgellm.engine.passes import Passes
 from edgellm.engine.types import Floats, Ids
-from edgellm.errors import ContextFull, InvalidOption, ModelUnsupported, Stopped
+from edgellm.errors import ContextFull, InvalidOption
 
-_UNWATCHED = nullcontext()
 NO_ID = -1  # stands in the cache where an embedding row was decoded instead of a token
 
 
-class Context(Cache):
+class Context(Passes):
     """`n_seq` sequences of up to `n_ctx` positions each, decoded by one model. For one thread at a time.
 
     `unified`: one buffer for all sequences, in which branching copies nothing; without it each has its own, which is
@@ -40,77 +34,6 @@ class Context(Cache):
     of itself, which is forgotten at once: llama.cpp has a fast attention for two rows and more.
     Logits are views into llama.cpp's buffer: copy what must outlive the next decode.
     """
-
-    def __init__(
-        self,
-        model: Model,
-        *,
-        n_ctx: int,
-        n_seq: int = 1,
-        n_batch: int = 512,
-        threads: int | None = None,
-        unified: bool = True,
-        spare: int | None = None,
-        capture: Capture | None = None,
-        exact: bool | None = None,
-        flash: bool | None = None,
-    ) -> None:
-        """Reserves the cache. `flash` attention is left to `flash_pays`, where it can be had.
-
-        Raises:
-            InvalidOption: a size that is not positive, too many sequences, fewer rows in a batch than sequences (where
-                llama.cpp would abort), spare cells for separate buffers, a layer to capture that does not exist.
-            EngineFailed: llama.cpp cannot reserve it, for want of memory above all.
-        """
-        driver.check_sizes(n_ctx, n_seq, n_batch, threads, unified, spare)
-        if capture is not None:
-            capture.check(model.n_layer)
-        super().__init__(model, n_ctx, n_seq, unified)
-        cells = n_ctx * n_seq if spare is None else min(n_ctx + spare, n_ctx * n_seq)
-        self.n_batch = max(n_seq, min(n_batch, cells))
-        self.threads = threads or native.default_threads(model.n_params)
-        self.exact = model.is_f32 if exact is None else exact
-        flash = native.flash_pays(model.n_params, self.n_batch) if flash is None else flash
-        self.flash = flash and not self.exact and not (capture and capture.attention)
-        self.captured = None if capture is None else Recorder(capture, n_seq, unified)
-        self._owned = driver.open_context(
-            model.owned,
-            positions=cells,
-            sequences=n_seq,
-            rows=self.n_batch,
-            threads=self.threads,
-            unified=unified,
-            exact=self.exact,
-            callback=self.captured and self.captured.callback,
-            flash_attention=self.flash,
-        )
-        if not lib.llama_get_memory(self._owned.pointer):
-            raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
-        self._logits = driver.LogitsView(model.n_vocab)
-        self._stopped: Callable[[], bool] | None = None
-        self._batch = Batch(self.n_batch, n_ctx)
-        outer = None if capture is None else {capture.stop_after, *capture.outputs}
-        # the last layer's output holds only the rows of which logits are wanted
-        self._flag_all = bool(outer and model.n_layer - 1 in outer)
-        self._plain = not self._flag_all and (capture is None or capture.stop_after is None)
-        rows_only = capture is None or not (capture.outputs or (self.captured and self.captured.stops))
-        self._pairs = rows_only and not self.flash and not self.exact and native.is_small(model.n_params)
-        self._widths: Sequence[int] = ()
-
-    def heed(self, stopped: Callable[[], bool] | None) -> None:
-        """From now on `stopped` is asked before each of llama.cpp's batches, and a `Stop` also while it is computed.
-        A decode that it ends raises Stopped, and has changed nothing. None: nobody is asked.
-        """
-        if self._owned is not None:
-            driver.heed(self._owned, stopped if isinstance(stopped, Stop) else None)
-        self._stopped = stopped
-
-    def fill(self, widths: Sequence[int]) -> None:
-        """From now on a decode of n rows of one sequence gets `widths[n]`, where that is more and there is room: copies
-        of the last row, which are forgotten. Some numbers of rows take less time than smaller ones: llama.cpp computes
-        fours of quantised rows together, and the rest one by one.
-        """
-        self._widths = widths if self.captured is None else ()
 
     def decode(self, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
         """Appends `ids`, shape (n,), to a sequence; returns the logits of the last `outputs` rows, (outputs, n_vocab).
@@ -139,12 +62,26 @@ class Context(Cache):
             return self._logits.rows(self._open(), outputs)
         return self._views([(n, outputs)])[0]
 
+    def decode_late(self, ids: Ids, *, seq: int = 0, outputs: int = 1, reached: Sequence[float] = ()) -> Rows:
+        """Like `decode`, but the logits of a row are computed when it is looked at, where that is possible. The chance
+        of that is `reached[i]` for row i + 1; without, it is taken as likely as not that there is a next one.
+        """
+        late = self.late
+        if late is None or not 1 < outputs <= ROWS or len(ids) > self.n_batch:
+            return self.decode(ids, seq=seq, outputs=outputs)
+        with late:
+            rows = self.decode(ids, seq=seq, outputs=outputs)
+        if late.kept != outputs:
+            return rows
+        return LateRows(late, outputs, reached or [0.5**row for row in range(1, outputs)])
+
     def _decode_filled(self, seq: int, ids: Ids, outputs: int, start: int, rows: int) -> Floats:
         """Decodes `ids` in a batch of so many rows: the others are copies of the last one, and forgotten."""
         n = self._place(0, seq, ids, outputs)
         end = start + n
         # the head has as many rows as there are outputs: with a large vocabulary it is a good part of the work
-        more = self._widths[outputs] - outputs if 1 < outputs < len(self._widths) else 0
+        heads = 1 < outputs < len(self._widths) and self.late is None
+        more = self._widths[outputs] - outputs if heads else 0
         try:
             self._run(self._batch.fill(n, rows, end, min(more, rows - n)), self._batch.tokens, rows - n)
         except ContextFull:  # there are cells for the ids
@@ -255,54 +192,3 @@ class Context(Cache):
             self._restore({seq: start})
             raise
         return self._views([(size, outputs)])[0]
-
-    @property
-    def pointer(self) -> Any:
-        """For llama.cpp's own functions."""
-        return self._open().pointer
-
-    def close(self) -> None:
-        """Gives the memory back, once nobody holds a view of the logits any more."""
-        self._owned = None
-        self._logits = driver.LogitsView(self.model.n_vocab)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        self.close()
-
-    def _begin(self, seq: int, n: int, outputs: int) -> int:
-        """The length of the sequence, if `n` more positions with `outputs` rows of logits are possible."""
-        self._open()
-        if n < 1 or not 0 <= outputs <= min(n, self.n_batch):
-            raise InvalidOption(
-                f"{outputs} rows of logits of {n} ids were asked for.", f"Give ids, and ask for at most {self.n_batch}."
-            )
-        if self.captured is not None:
-            self.captured.clear()
-        return self._sequences.room(seq, n)
-
-    def _place(self, at: int, seq: int, ids: Ids, outputs: int) -> int:
-        """Puts `ids` into the batch from row `at` on, and into the record; returns the row after them."""
-        return self._batch.put(at, seq, self._sequences.note(seq, ids), ids, outputs, self._flag_all)
-
-    def _run(self, n: int, batch: Any, copies: int = 0) -> None:
-        """Decodes the first `n` rows of a batch; the last `copies` of them are not to be seen."""
-        if self._stopped is not None and self._stopped():
-            raise Stopped
-        if self.captured is not None:
-            self.captured.copies = copies
-        with self.captured or _UNWATCHED:
-            driver.decode(self._open(), batch, n)
-
-    def _views(self, rows: Sequence[tuple[int, int]]) -> list[Floats]:
-        """Logits for the entries of the last batch, given as (rows, rows with logits wanted)."""
-        if self.captured is not None and self.captured.stops:
-            return [self._logits.none] * len(rows)
-        flagged = [n if self._flag_all else outputs for n, outputs in rows]
-        view, end, views = self._logits.rows(self._open(), sum(flagged)), 0, []
-        for (_, outputs), n in zip(rows, flagged, strict=True):
-            end += n
-            views.append(view[end - outputs : end])
-        return views

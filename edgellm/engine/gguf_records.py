@@ -53,3 +53,8 @@ class GgufHeader:
     @property
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
+
+    def tensor(self, *names: str) -> TensorInfo | None:
+        """The tensor of the first of these names that there is one of."""
+        by_name = {tensor.name: tensor for tensor in self.tensors}
+        return next((by_name[name] for name in names if name in by_name), None)

@@ -16,6 +16,7 @@ from threadpoolctl import ThreadpoolController
 from edgellm.engine.context import Context
 from edgellm.engine.convert import dequantised
 from edgellm.engine.gguf import TensorInfo
+from edgellm.engine.head import head_of
 from edgellm.engine.model import Model
 from edgellm.engine.openmp import binding
 from edgellm.engine.types import Floats, Ids
@@ -54,9 +55,8 @@ class Lens:
             return None
         if not all(hasattr(_library, name) for name in (_SET, _GET)):
             return None
-        tensors = {tensor.name: tensor for tensor in model.header.tensors}
-        norm, head = tensors.get("output_norm.weight"), tensors.get("output.weight", tensors.get("token_embd.weight"))
-        if norm is None or head is None or len(head.shape) != 2:
+        norm, head = model.header.tensor("output_norm.weight"), head_of(model)
+        if norm is None or head is None:
             return None
         try:
             return cls(model, norm, head, epsilon)

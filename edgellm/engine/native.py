@@ -165,12 +165,24 @@ def _free(free: Callable[[int], None], pointer: int, guard: Guard, parent: Owned
 
 
 @functools.cache
-def ggml() -> ctypes.CDLL:
-    """The library below llama.cpp, for reading tensors inside the evaluation callback."""
+def ggml(name: str = "ggml-base") -> ctypes.CDLL:
+    """The library below llama.cpp, for reading tensors inside the evaluation callback; or another beside it.
+
+    Raises OSError where there is none of that name.
+    """
     from llama_cpp._ctypes_extensions import load_shared_library
 
-    base = Path(binding.__file__).parent / "lib"
-    library: ctypes.CDLL = load_shared_library("ggml-base", Path(os.environ.get("LLAMA_CPP_LIB_PATH", base)))
+    base = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(binding.__file__).parent / "lib"))
+    try:
+        library: ctypes.CDLL = load_shared_library(name, base)
+    except (FileNotFoundError, RuntimeError) as error:
+        raise OSError(f"llama.cpp has no {name} here") from error
+    if name == "ggml-base":
+        _declare(library)
+    return library
+
+
+def _declare(library: ctypes.CDLL) -> None:
     library.ggml_get_name.argtypes, library.ggml_get_name.restype = [ctypes.c_void_p], ctypes.c_char_p
     library.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
     library.ggml_backend_tensor_get.restype = None
@@ -178,7 +190,6 @@ def ggml() -> ctypes.CDLL:
     library.ggml_backend_tensor_get_2d.restype = None
     library.ggml_type_size.argtypes, library.ggml_type_size.restype = [ctypes.c_int], ctypes.c_size_t
     library.ggml_blck_size.argtypes, library.ggml_blck_size.restype = [ctypes.c_int], ctypes.c_int64
-    return library
 
 
 def default_threads(n_params: int) -> int:

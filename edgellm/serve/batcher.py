@@ -11,12 +11,13 @@ from typing import Protocol
 
 import numpy as np
 
-from edgellm.engine import SeqRows
+from edgellm.engine import Rows, SeqRows, known
 from edgellm.errors import EdgeError, EngineFailed
 from edgellm.serve.jobs import Answer, Counters, Deliver, Job, Missing, Pace, Request
 from edgellm.serve.scheduler import Batch, Kind, Limits, Want, next_batch
 from edgellm.serve.sessions import SessionTable, common_prefix
 from edgellm.serve.wire import Ask
+from edgellm.spec.local import survives
 from edgellm.spec.records import NO_IDS, Chunk, Floats, Ids, Sampling, Verdict
 from edgellm.spec.sampling import logprobs
 from edgellm.spec.verify import judge, plausible
@@ -25,7 +26,12 @@ from edgellm.spec.verify import judge, plausible
 class Engine(Protocol):
     """What the worker needs of a context with one stream of tokens per sequence (`edgellm.engine.Context`)."""
 
+    @property
+    def late(self) -> object | None: ...
+
     def decode_rows(self, rows: list[SeqRows]) -> list[Floats]: ...
+
+    def decode_late(self, ids: Ids, *, seq: int = 0, outputs: int = 1, reached: Sequence[float] = ()) -> Rows: ...
 
     def cached(self, seq: int = 0) -> Ids: ...
 
@@ -37,7 +43,7 @@ class Engine(Protocol):
 
     def clear(self, seq: int = 0) -> None: ...
 
-    def fill(self, widths: Sequence[int]) -> None: ...
+    def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None: ...
 
     def close(self) -> None: ...
 
@@ -94,9 +100,9 @@ class Batcher:
         """The session is over; a request of it that still waits is forgotten."""
         self._inbox.put(lambda: self._forget(session))
 
-    def fill(self, widths: Sequence[int]) -> None:
+    def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
         """See `Context.fill`: for batches of one session."""
-        self._inbox.put(lambda: self._context.fill(widths))
+        self._inbox.put(lambda: self._context.fill(widths, heads))
 
     def close(self) -> None:
         """Ends the thread after the batch that it is computing, and closes the context."""
@@ -224,7 +230,7 @@ class Batcher:
             rows.append(SeqRows(job.slot, ids, share.outputs))
         began = perf_counter()
         try:
-            logits = self._context.decode_rows(rows)
+            logits = self._decoded(work[0][0].chunk, rows)
         except EdgeError as error:
             for job, _ in work:
                 self._fail(job, error)
@@ -241,7 +247,14 @@ class Batcher:
                 self._want(job, self._totals["prefills"])
         self._pace.batch(seconds, before - len(self._jobs))
 
-    def _judge(self, job: Job, logits: Floats) -> None:
+    def _decoded(self, chunk: Chunk, rows: list[SeqRows]) -> list[Rows]:
+        """Logits of the batch; where it is of one session alone, which brings `chunk`, those that are looked at."""
+        if len(rows) > 1 or rows[0].outputs <= 1 or self._context.late is None:
+            return list(self._context.decode_rows(rows))
+        only = rows[0]
+        return [self._context.decode_late(only.ids, seq=only.seq, outputs=only.outputs, reached=survives(chunk))]
+
+    def _judge(self, job: Job, logits: Rows) -> None:
         """Applies the rule to a decoded chunk, then either answers or goes on with the verifier's own last token."""
         request = job.request
         try:
@@ -255,7 +268,7 @@ class Batcher:
             job.plausible = plausible(job.chunk, logits, accepted) if job.chunk.retrieved else None
         if request.logprobs is not None:
             stands = np.append(job.chunk.ids[:accepted], np.int32(token))
-            job.logprobs.extend(logprobs(logits, stands, request.logprobs))
+            job.logprobs.extend(logprobs(known(logits, len(stands)), stands, request.logprobs))
         job.tokens.append(token)
         job.done = len(job.ids) + accepted
         self._context.rollback(job.done, job.slot)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import grpc.aio
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, Model, head_pays
 from edgellm.errors import InvalidOption
 from edgellm.link.address import Address
 from edgellm.link.channel import DEFAULT_PORT, MAX_CHUNK, bind, new_server, probe
@@ -22,6 +22,7 @@ from edgellm.serve.jobs import Counters
 from edgellm.serve.listener import Listener
 from edgellm.serve.scheduler import Limits
 from edgellm.serve.service import Happened, ServerEvent, Service
+from edgellm.spec.curve import CostCurve
 from edgellm.store.fingerprint import fingerprint
 
 _POSITIONS = 4096  # per session, where the model was trained for more and nobody asked for more
@@ -65,7 +66,10 @@ class VerifierServer(Listener):
         self._tell = on_event or (lambda _event: None)
         # llama.cpp aborts where a batch cannot hold a row of every sequence; the longest chunk fits in any case
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)
-        engine = Context(model, n_ctx=self.context_length, n_seq=sessions, n_batch=rows, threads=threads, unified=False)
+        engine = Context(
+            model, n_ctx=self.context_length, n_seq=sessions, n_batch=rows, threads=threads, unified=False,
+            late=head_pays(model),
+        )  # fmt: skip
         self._batcher = Batcher(engine, sessions, model.is_eog, limits)
 
     @property
@@ -77,9 +81,9 @@ class VerifierServer(Listener):
         """The same verifier for this process: what it asks is computed in one batch with what devices ask."""
         return InsideVerifier(self._batcher, self.model.name, self.context_length)
 
-    def fill(self, widths: Sequence[int]) -> None:
-        """To how many rows the decodes of a device that is alone are filled up; see `Context.fill`."""
-        self._batcher.fill(widths)
+    def fill(self, curve: CostCurve) -> None:
+        """For a device that is alone: to how many rows its decodes are filled up; see `Context.fill`."""
+        self._batcher.fill(*curve.filling())
 
     def close(self) -> None:
         """Closes the model, when the server has ended."""
@@ -142,10 +146,10 @@ def serve_verifier(
     paired_only: bool = False,
     on_event: Callable[[ServerEvent], None] | None = None,
     progress: Callable[[float], None] | None = None,
-    widths: Callable[[Model], Sequence[int]] | None = None,
+    measure: Callable[[Model], CostCurve] | None = None,
 ) -> VerifierServer:
-    """Loads the model file and serves it; returns the running server, to be stopped by the caller. `widths` measures
-    the loaded model, before anybody asks; see `VerifierServer.fill`.
+    """Loads the model file and serves it; returns the running server, to be stopped by the caller. `measure` does
+    so with the loaded model, before anybody asks; see `VerifierServer.fill`.
 
     Off loopback, and with `paired_only` everywhere, paired devices alone are answered, by mutual TLS.
 
@@ -160,7 +164,7 @@ def serve_verifier(
         trust.require_peers()
     probe(address)
     loaded = Model.load(model, gpu_layers=gpu_layers, progress=progress)
-    measured = () if widths is None else widths(loaded)
+    curve = None if measure is None else measure(loaded)
     server = VerifierServer(
         loaded,
         address,
@@ -170,7 +174,8 @@ def serve_verifier(
         on_event=on_event,
         trust=trust,
     )
-    server.fill(measured)
+    if curve is not None:
+        server.fill(curve)
     server.start()
     return server
 

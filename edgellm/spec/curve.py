@@ -9,6 +9,8 @@ from math import ceil, log
 
 import numpy as np
 
+from edgellm.engine import HEADS
+
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 """Rows of a decode that are measured."""
 FILLED = 0.1
@@ -41,6 +43,9 @@ class CostCurve:
     """`seconds[i]` for one decode of `rows[i]` rows, both ascending; `rows` begins with 1. That is where the decode
     before had as many rows; `change` is added where it had not, as llama.cpp then builds its graph anew.
 
+    With `heads` those are of decodes that stop before the head, and `heads[i]` is the time of the heads of `HEADS[i]`
+    rows together: they are computed late, for what is looked at.
+
     `filled`: decodes are filled up to a number of rows that was measured. What lies between two of them may take longer
     than both: a quantised model of half a billion parameters takes 34 ms for 4 rows, 66 for 7 and 44 for 8.
     """
@@ -49,6 +54,18 @@ class CostCurve:
     seconds: tuple[float, ...]
     change: float = 0.0
     filled: bool = False
+    heads: tuple[float, ...] = ()
+
+    def prices(self) -> list[float]:
+        """Seconds of the heads of 0, 1, 2 … `MOST + 1` rows together; 0 where they are in the decode's time."""
+        if not self.heads:
+            return [0.0] * (MOST + 2)
+        found: list[float] = np.interp(np.arange(MOST + 2), (0, *HEADS), (0.0, *self.heads)).tolist()
+        return found
+
+    def filling(self) -> tuple[Sequence[int], Sequence[float]]:
+        """What a context is to know of it; see `Context.fill`."""
+        return self.widths(), self.heads
 
     def widths(self) -> list[int]:
         """To how many rows a decode of 0, 1, 2 … `MOST + 1` rows is filled up."""
@@ -74,6 +91,9 @@ class CostCurve:
         return [0.0, *found.tolist()]
 
 
+NOT_FILLED: tuple[Sequence[int], Sequence[float]] = (), ()
+
+
 def floors(curve: CostCurve) -> list[float]:
     """How likely a token must be for a row more in a decode to pay, behind rows of the same decode, beside a decode of
     its own later on.
@@ -93,7 +113,7 @@ def twigs(curve: CostCurve, wanted: str) -> tuple[int, str]:
     """How many twigs a draft may have, and why. `wanted` is auto, on or off."""
     if wanted != "auto":
         return (TWIGS if wanted == "on" else 0), f"trees are {wanted}, as you said"
-    table = curve.table()
+    table = [body + heads for body, heads in zip(curve.table(), curve.prices(), strict=True)]
     ratio = table[8] / table[1]
     if ratio < FLAT:
         return TWIGS, f"they may be trees: eight rows take {ratio:.1f} times as long as one"
@@ -116,8 +136,9 @@ class LengthRule:
         self._off = [0.0] * len(curve.rows)  # the logarithm of how much longer decodes take than the curve says
         self._tries = [0.0] * len(curve.rows)
         self._plain = self._table = curve.table()
+        self._heads = curve.prices()
         self._slopes = _least_slopes(self._table)
-        self._tokens, self._seconds = 1.0, self._table[1]  # of late
+        self._tokens, self._seconds = 1.0, self._single  # of late
         self._last = -1  # rows of the last decode; -1: nobody knows
         self._explored = 0.0
         self._all = 0.0
@@ -127,7 +148,17 @@ class LengthRule:
     @property
     def rate(self) -> float:
         """Tokens a second of late; those without drafts, where they would have been more."""
-        return max(self._tokens / self._seconds, 1.0 / self._table[1])
+        return max(self._tokens / self._seconds, 1.0 / self._single)
+
+    @property
+    def _single(self) -> float:
+        """Seconds of a decode without drafts."""
+        return self._table[1] + self._heads[1]
+
+    def _looked_at(self, rows: int, expected: float) -> float:
+        """Seconds of the heads of `rows` rows of which so many are expected to be looked at: one behind the other, or
+        all together."""
+        return min(expected * self._heads[1], self._heads[rows])
 
     @property
     def drifted(self) -> bool:
@@ -142,20 +173,23 @@ class LengthRule:
         Without a draft comes the verifier's next one alone, or `instead`, tokens and seconds, where that is better.
         """
         table, price, change, last, widths = self._table, self.rate, self._curve.change, self._last, self._widths
-        tokens, seconds = 1.0, table[1] + (change if widths[1] != last else 0.0)
+        tokens, seconds = 1.0, self._single + (change if widths[1] != last else 0.0)
+        one, heads = self._heads[1], self._heads
         if instead is not None and instead[0] - price * instead[1] > tokens - price * seconds:
             tokens, seconds = instead
         best, gain, expected = 0, LEAST + tokens - price * seconds, 1.0
         for at, chance in enumerate(survives[:MOST], 1):
             expected += chance
-            now = expected - price * (table[at + 1] + (change if widths[at + 1] != last else 0.0))
+            looked_at = min(expected * one, heads[at + 1])
+            now = expected - price * (table[at + 1] + looked_at + (change if widths[at + 1] != last else 0.0))
             if now > gain:
                 best, gain = at, now
-        if best < last - 1 > len(survives) > 0 and expected - price * table[last] > gain:
+        as_before = best < last - 1 > len(survives) > 0
+        if as_before and expected - price * (table[last] + self._looked_at(last, expected)) > gain:
             return last - 1  # a row that says nothing is cheaper than another number of rows
         if best or not survives:
             return best
-        cost = max(table[2] - table[1], LEAST * table[1])
+        cost = max(table[2] - table[1], LEAST * self._single)
         if self._explored + cost > EXPLORED * self._all:
             return 0
         self._explored += cost
@@ -163,12 +197,12 @@ class LengthRule:
 
     def saved(self, tokens: int, seconds: float) -> float:
         """Seconds by which `tokens` in so many `seconds` are ahead of decodes without drafts."""
-        return tokens * self._table[1] - seconds
+        return tokens * self._single - seconds
 
     def pays(self, usual: tuple[float, float]) -> bool:
         """Whether `usual`, tokens and seconds for them, is better than a decode without drafts."""
         tokens, seconds = usual
-        return tokens - self.rate * seconds > 1.0 - self.rate * self._table[1]
+        return tokens - self.rate * seconds > 1.0 - self.rate * self._single
 
     def floors(self, rows: int = 0) -> list[float]:
         """For every place behind `rows` drafted tokens: with less chance to survive, no token there or later pays."""
@@ -177,11 +211,12 @@ class LengthRule:
 
     def more(self, rows: int, survives: Sequence[float], least: float = 0.0) -> int:
         """How many of the offered tokens to draft besides `rows` that are drafted anyway, where that gains `least`."""
-        table, price = self._table, self.rate
+        table, heads, price = self._table, self._heads, self.rate
         best, gain, expected = 0, least, 0.0
         for at, chance in enumerate(survives[: max(0, MOST - rows)], 1):
             expected += chance
-            now = expected - price * (table[rows + at + 1] - table[rows + 1])
+            looked_at = min(expected * heads[1], heads[rows + at + 1])
+            now = expected - price * (table[rows + at + 1] - table[rows + 1] + looked_at)
             if now > gain:
                 best, gain = at, now
         return best
@@ -190,13 +225,14 @@ class LengthRule:
         """Why `choose` chose so, in words."""
         if not survives:
             return "nothing is retrieved"
-        one = self._table[1]
+        one = self._single
         if not chosen and instead is not None:
             return f"a retrieved token is accepted with {survives[0]:.0%}: the small model does better"
         if not chosen:
-            extra = (self._table[2] - one) / one
+            extra = (self._table[2] - self._table[1]) / one
             return f"a draft is accepted with {survives[0]:.0%}, and a second row costs {extra:.0%} of the first"
-        expected, cost = 1.0 + sum(survives[:chosen]), self._table[chosen + 1] / one
+        expected = 1.0 + sum(survives[:chosen])
+        cost = (self._table[chosen + 1] + self._looked_at(chosen + 1, expected)) / one
         return f"{chosen} drafted: {expected:.1f} tokens expected for the time of {cost:.1f}"
 
     def learn(self, drafted: int | None, tokens: int, seconds: float) -> None:
@@ -210,6 +246,7 @@ class LengthRule:
         self._last = self._widths[drafted + 1]
         at = self._nearest[drafted]
         expected = self._plain[drafted + 1] + (self._curve.change if self._last != last else 0.0)
+        expected += self._looked_at(drafted + 1, tokens)
         off = log(max(seconds, 1e-9) / expected)
         self._tries[at] += 1.0
         weight = max(_FRESH, 1.0 / (self._tries[at] + 1.0))  # the curve itself was a try

@@ -52,7 +52,7 @@ class ModelDrafter:
             feed = prefix[self._context.sync(prefix) :]
             while True:
                 guess = self._guess(prefix, drafting)
-                rows = self._context.decode(np.append(feed, guess) if guess else feed, outputs=len(guess) + 1)
+                rows = self._context.decode_late(np.append(feed, guess) if guess else feed, outputs=len(guess) + 1)
                 self._meter.look() if drafting.ids else self._meter.start(len(prefix), gamma)
                 for row, follows in zip_longest(rows, guess):
                     token = drafting.add(row, top2(row))
@@ -72,9 +72,9 @@ class ModelDrafter:
         """See `Heeds`. Set for a reply."""
         self._context.heed(stopped)
 
-    def fill(self, widths: Sequence[int]) -> None:
+    def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
         """See `Context.fill`. Set for a reply."""
-        self._context.fill(widths)
+        self._context.fill(widths, heads)
 
     def _guess(self, prefix: Ids, drafting: Drafting) -> Sequence[int]:
         """What may come next, to be decoded along with what is decoded anyway."""

@@ -8,8 +8,9 @@ from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Context, Lens, Model
+from edgellm.engine import Context, Lens, Model, Rows, known
 from edgellm.engine import Twig as Branch
+from edgellm.spec.curve import NOT_FILLED
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.records import NO_IDS, Chunk, Expected, Floats, Ids, Logprobs, Sampling, Twig, Verdict
 from edgellm.spec.sampling import likeliest, logprobs
@@ -36,8 +37,8 @@ class LocalVerifier:
         self._looked = False
         self.twigs = 0
         """That drafts may have: contexts that are opened from now on have room for them."""
-        self.widths: Sequence[int] = ()
-        """To which sessions from now on fill up their decodes; see `Context.fill`."""
+        self.filling = NOT_FILLED
+        """Of sessions from now on; see `Context.fill`."""
 
     @property
     def lens(self) -> Lens | None:
@@ -72,7 +73,7 @@ class LocalVerifier:
         """
         lens = self.lens if foretold is not None else None
         session = LocalSession(self._model, self._contexts, sampling, foretold, lens, logprobs)
-        session.fill(self.widths)
+        session.fill(*self.filling)
         return session
 
     def close(self) -> None:
@@ -97,10 +98,10 @@ class LocalSession:
         self._sampling = sampling
         self._foretold, self._lens, self._logprobs = foretold, lens, logprobs
 
-    def fill(self, widths: Sequence[int]) -> None:
+    def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
         """See `Context.fill`."""
         if self._context is not None:
-            self._context.fill(widths)
+            self._context.fill(widths, heads)
 
     def ready(self) -> bool:
         return True
@@ -144,19 +145,19 @@ class LocalSession:
         answers = np.array(tokens, dtype=np.int32)
         return Verdict(accepted, answers, seconds, passes=len(tokens), plausible=likely, twig=stands, logprobs=said)
 
-    def _said(self, kept: Ids, answer: int, rows: Floats) -> tuple[Logprobs, ...]:
+    def _said(self, kept: Ids, answer: int, rows: Rows) -> tuple[Logprobs, ...]:
         """What the model said of the tokens that stand, (n,), and of its own behind them; `rows` begins with theirs."""
         if self._logprobs is None:
             return ()
-        return tuple(logprobs(rows, np.append(kept, answer), self._logprobs))
+        return tuple(logprobs(known(rows, len(kept) + 1), np.append(kept, answer), self._logprobs))
 
-    def _decoded(self, context: Context, unseen: Ids, chunk: Chunk) -> tuple[Floats, list[Floats]]:
+    def _decoded(self, context: Context, unseen: Ids, chunk: Chunk) -> tuple[Rows, list[Floats]]:
         """Logits behind `unseen` and every token of `chunk`, and behind those of its twigs, in one pass; of no twigs
         where the context has no room for them.
         """
         if context.n_seq <= len(chunk.twigs) or not chunk.twigs:
             ids = np.concatenate((unseen, chunk.ids)) if len(chunk) else unseen
-            return context.decode(ids, outputs=len(chunk) + 1), []
+            return context.decode_late(ids, outputs=len(chunk) + 1, reached=survives(chunk)), []
         if len(unseen) > 1:  # a tree has few rows
             context.decode(unseen[:-1], outputs=0)
         branches = [Branch(1 + twig.at, twig.ids) for twig in chunk.twigs]
@@ -201,6 +202,12 @@ class LocalPending:
         if self._verdict is None:
             self._verdict = self._session.verify(*self._ask)
         return self._verdict
+
+
+def survives(chunk: Chunk) -> list[float]:
+    """The chance that each of its tokens stands, with all before it, as its drafter saw it; (n,)."""
+    drafted = 0 if chunk.retrieved else len(chunk) - chunk.tail
+    return [*chunk.confidence[:drafted].cumprod().tolist(), *chunk.confidence[drafted:].tolist()]
 
 
 _NOTHING = Chunk()

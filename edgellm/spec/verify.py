@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgellm.engine import LateRows, Rows, in_blocks
 from edgellm.errors import EngineFailed, ProtocolError
-from edgellm.spec.records import Chunk, Distribution, Floats, Ids, Sampling
+from edgellm.spec.records import Chunk, Distribution, Ids, Sampling
 from edgellm.spec.sampling import Uniforms, draw, exact_distribution, probability, uniforms
 
 
-def judge(chunk: Chunk, rows: Floats, sampling: Sampling, position: int) -> tuple[int, int]:
+def judge(chunk: Chunk, rows: Rows, sampling: Sampling, position: int) -> tuple[int, int]:
     """How many tokens of `chunk` stand, and the verifier's own token after them.
 
     `rows` (len(chunk) + 1, n_vocab) are the verifier's logits: row i says what comes at place i of the chunk, the
@@ -24,21 +25,22 @@ def judge(chunk: Chunk, rows: Floats, sampling: Sampling, position: int) -> tupl
     return verify_sampling(chunk, rows, sampling, uniforms(sampling.seed, position, len(chunk) + 1))
 
 
-def verify_greedy(draft_ids: Ids, rows: Floats) -> tuple[int, int]:
+def verify_greedy(draft_ids: Ids, rows: Rows) -> tuple[int, int]:
     """Accepts the drafts (n,) while each is the most probable token of its row; `rows` is (n + 1, n_vocab)."""
-    best = rows.argmax(axis=1)
+    drafted = draft_ids.tolist()
     accepted = 0
-    for drafted, wanted in zip(draft_ids.tolist(), best.tolist(), strict=False):
-        if drafted != wanted:
-            break
-        accepted += 1
-    answer = int(best[accepted])
-    if not np.isfinite(rows[accepted, answer]):
-        raise EngineFailed("The verifier's output is not a number.", "Its model file may be damaged: fetch it anew.")
-    return accepted, answer
+    for block in in_blocks(rows):
+        for row, answer in enumerate(block.argmax(axis=1).tolist()):
+            if accepted < len(drafted) and drafted[accepted] == answer:
+                accepted += 1
+                continue
+            if not np.isfinite(block[row, answer]):
+                raise EngineFailed("The verifier's output is not a number.", "Its file may be damaged: fetch it anew.")
+            return accepted, answer
+    raise ValueError("there is no row behind the drafts")
 
 
-def verify_sampling(chunk: Chunk, rows: Floats, sampling: Sampling, uniforms: Uniforms) -> tuple[int, int]:
+def verify_sampling(chunk: Chunk, rows: Rows, sampling: Sampling, uniforms: Uniforms) -> tuple[int, int]:
     """Accepts a draft x with probability min(1, p(x)/q(x)), and answers a rejection from the residual.
 
     p is the verifier's distribution after its temperature, top-k and top-p; q is what x was drawn from. Where the chunk
@@ -63,18 +65,21 @@ LIKELY = 0.1
 """The threshold of equation 3 of CoordGen: a rejected token of this probability may still come."""
 
 
-def plausible(chunk: Chunk, rows: Floats, accepted: int) -> tuple[bool, ...]:
+def plausible(chunk: Chunk, rows: Rows, accepted: int) -> tuple[bool, ...]:
     """Which tokens of `chunk` have at least the probability `LIKELY` in their row of `rows` (len(chunk) + 1, n_vocab).
 
     A token cannot have it that is less likely than the row's best by more than that factor: only what is left after
-    that is worth a sum over the vocabulary. Those that stand are likely, whatever their probability.
+    that is worth a sum over the vocabulary. Those that stand are likely, whatever their probability; of those whose row
+    nobody has computed nothing is known to the contrary.
     """
     n = len(chunk)
-    found = [True] * accepted + [False] * (n - accepted)
+    if isinstance(rows, LateRows):
+        n, rows = min(n, rows.known), rows.upto(rows.known)
+    found = [True] * accepted + [False] * (n - accepted) + [True] * (len(chunk) - n)
     if accepted == n:
         return tuple(found)
     left = rows[accepted:n]
-    own = left[np.arange(n - accepted), chunk.ids[accepted:]]
+    own = left[np.arange(n - accepted), chunk.ids[accepted:n]]
     best = left.max(axis=1)
     for at in np.flatnonzero(own - best >= np.log(LIKELY)).tolist():
         found[accepted + at] = bool(np.exp(own[at] - best[at]) >= LIKELY * np.exp(left[at] - best[at]).sum())

@@ -11,10 +11,10 @@ import pytest
 
 from edgellm.api import Pair
 from edgellm.api.retrieval import MEMORIES, Retrieval, measure_curve
-from edgellm.engine import Context, Model
+from edgellm.engine import HEADS, Context, Model
 from edgellm.spec.curve import KNOTS, CostCurve, twigs
 from edgellm.spec.options import SOURCES
-from edgellm.spec.records import Explanation, Ids, Source
+from edgellm.spec.records import Explanation, Ids, Source, Token
 from edgellm.spec.retrieval.memory import MOST_TOKENS, Memory
 from edgellm.store.curves import curve_path
 from tests.spec.real import case, ids
@@ -36,6 +36,36 @@ def test_the_verifier_writes_what_it_writes_alone(f32_pair: tuple[Path, Path], a
             assert set(dict(reply.summary.retrieved_from)) <= set(SOURCES)
     if retrieval in ("auto", "history", "analogy", "history,reuse"):
         assert copied > 10
+
+
+@pytest.mark.usefixtures("rows_are_cheap")
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.2, "top_k": 0, "top_p": 1.0, "seed": 4}])
+def test_it_does_so_where_heads_are_computed_late(
+    f32_pair: tuple[Path, Path], alone: Pair, heads_are_late: list[int], options: dict[str, Any]
+) -> None:
+    copied = drafted = 0
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        for number in NUMBERS:
+            reply = pair.reply(case(number), max_tokens=MOST, **options)
+            assert ids(reply) == ids(alone.reply(case(number), max_tokens=MOST, retrieval="off", **options))
+            copied += reply.summary.retrieved
+            drafted += reply.summary.drafted
+    assert copied > 10
+    assert copied <= sum(heads_are_late) < copied + drafted
+
+
+@pytest.mark.usefixtures("rows_are_cheap")
+def test_both_models_write_the_same_with_late_heads(
+    f32_pair: tuple[Path, Path], alone: Pair, heads_are_late: list[int]
+) -> None:
+    with Pair.open(*f32_pair, threads=1) as pair:
+        for number in NUMBERS:
+            wanted = ids(alone.reply(case(number), max_tokens=MOST, retrieval="off"))
+            assert ids(pair.reply(case(number), max_tokens=MOST)) == wanted
+            assert ids(pair.reply(case(number), max_tokens=MOST, retrieval="off", budget=1.0)) == wanted
+        told = list(pair.reply(case(5), max_tokens=8, logprobs=3))
+    assert len(heads_are_late) > 20
+    assert all(token.logprobs is not None for token in told if isinstance(token, Token))
 
 
 @pytest.mark.usefixtures("rows_are_cheap")
@@ -131,8 +161,22 @@ def test_the_cost_curve_is_measured_once_and_kept(
         assert pair.curve().seconds == tuple(curve["seconds"])
 
 
+def test_heads_are_measured_apart_where_they_are_computed_late(verifier_model: Model) -> None:
+    with Context(verifier_model, n_ctx=128, threads=1, late=True) as context:
+        late = measure_curve(context)
+    with Context(verifier_model, n_ctx=128, threads=1) as context:
+        whole = measure_curve(context)
+    assert len(late.heads) == len(HEADS)
+    assert list(late.heads) == sorted(late.heads)
+    assert whole.heads == ()
+    assert late.seconds[0] < whole.seconds[0] * 3.0  # other programs run here, too
+    assert 0.0 < late.heads[0] < late.heads[-1]
+
+
 class Slow:
     """A context whose rows take their time on a clock of its own."""
+
+    late = None
 
     def __init__(self, seconds: float) -> None:
         self.now, self._seconds, self.decoded = 0.0, seconds, 0

@@ -158,6 +158,33 @@ def test_decodes_of_one_session_are_filled_up(gate: Gate, batcher: Batcher, prom
     assert rows == [8]
 
 
+def test_who_is_alone_has_heads_computed_for_what_is_looked_at(exact: Model, prompt: Ids, alone: Alone) -> None:
+    computed: list[int] = []
+    with Context(exact, n_ctx=256, n_seq=SLOTS, threads=1, unified=False, late=True) as context:
+        assert context.late is not None
+        compute = context.late.head.compute
+
+        def noted(first: int, end: int) -> None:
+            computed.append(end)
+            compute(first, end)
+
+        context.late.head.compute = noted  # type: ignore[method-assign]
+        worker = Batcher(context, SLOTS, exact.is_eog)
+        worker.start()
+        try:
+            asker = Asker(worker, 1)
+            wanted = alone(prompt, 8)
+            wrong = np.array([*wanted[:2], 1 + wanted[2], *wanted[3:7]], dtype=np.int32)
+            asker.ask(prompt, chunk=wrong)
+            assert asker.tokens() == [wanted[2]]
+            assert computed[-1] < len(wrong) + 1
+            text = np.concatenate((prompt, np.array(wanted[:3], dtype=np.int32)))
+            asker.ask(text, position=len(prompt) + 2, chunk=np.array(wanted[3:7], dtype=np.int32), extra=1)
+            assert asker.tokens() == [wanted[7], *alone(prompt, 9)[8:]]
+        finally:
+            worker.close()
+
+
 def test_more_requests_than_slots_wait_for_their_turn(batcher: Batcher, prompt: Ids, alone: Alone) -> None:
     askers = [Asker(batcher, i) for i in range(3 * SLOTS)]
     for asker in askers:

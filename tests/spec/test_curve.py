@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgellm.engine import HEADS
 from edgellm.spec.curve import DRIFT, EXPLORED, KNOTS, LEAST, MOST, CostCurve, LengthRule, fewest
 
 FLAT = CostCurve((1, 64), (1.0, 1.0))
@@ -19,6 +20,10 @@ chances = st.lists(st.floats(0.01, 0.999), min_size=1, max_size=20).map(
 curves = st.lists(st.floats(0.0, 3.0), min_size=len(KNOTS) - 1, max_size=len(KNOTS) - 1).map(
     lambda more: CostCurve(KNOTS, tuple(itertools.accumulate([1.0, *more])))
 )
+heads = st.lists(st.floats(0.0, 2.0), min_size=len(HEADS) - 1, max_size=len(HEADS) - 1).map(
+    lambda more: tuple(itertools.accumulate([0.5, *more]))
+)
+late = st.builds(lambda curve, heads: replace(curve, heads=heads), curves, heads)
 
 
 @given(curves)
@@ -69,6 +74,32 @@ def test_rows_that_cost_nothing_are_drafted_and_steps_between_are_not_stopped_at
     assert not rule.drifted
 
 
+HEADS_MS = (5.0, 8.0, 10.0, 13.0, 20.0, 22.0, 45.0, 90.0)
+LATE = CostCurve((1, 2, 4, 8, 16), (8.0, 11.5, 12.0, 20.0, 30.0), heads=HEADS_MS)
+
+
+def test_heads_are_paid_for_what_is_looked_at() -> None:
+    at_once = replace(LATE, seconds=(13.0, 19.5, 25.0, 40.0, 52.0), heads=())  # the same, computed for all rows
+    likely = [0.45, 0.2, 0.1]
+    assert LengthRule(at_once).choose(likely) == 0
+    assert LengthRule(LATE).choose(likely) == 3
+    assert LengthRule(LATE).reason(likely, 3) == "3 drafted: 1.8 tokens expected for the time of 1.6"
+    assert LengthRule(LATE).choose([1.0] * 15) == 15
+    assert LengthRule(LATE).reason([1.0] * 15, 15) == "15 drafted: 16.0 tokens expected for the time of 4.0"
+    assert LengthRule(LATE).saved(4, 30.0) == 4 * 13.0 - 30.0
+
+
+def test_a_decode_whose_heads_were_all_looked_at_has_not_drifted() -> None:
+    rule = LengthRule(LATE)
+    for _ in range(60):
+        rule.learn(3, 4, 12.0 + 13.0)
+        rule.learn(3, 1, 12.0 + 5.0)
+    assert not rule.drifted
+    for _ in range(200):
+        rule.learn(3, 4, 2.0 * (12.0 + 13.0))
+    assert rule.drifted
+
+
 def test_drafts_never_have_to_be_better_than_a_verifier_that_they_have_slowed_down() -> None:
     rule = LengthRule(LINEAR)
     for _ in range(100):
@@ -76,7 +107,7 @@ def test_drafts_never_have_to_be_better_than_a_verifier_that_they_have_slowed_do
     assert rule.rate == pytest.approx(1.0)
 
 
-@given(curves, chances, st.integers(0, 20))
+@given(st.one_of(curves, late), chances, st.integers(0, 20))
 def test_what_is_below_a_floor_changes_no_choice(curve: CostCurve, survives: list[float], rows: int) -> None:
     rule = LengthRule(curve)
     floors = rule.floors(rows)

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgellm.engine import Context, LateRows, Model
 from edgellm.spec.records import Chunk
 from edgellm.spec.retrieval.reuse import LIFETIME, Reuse, plausible_segment
 from edgellm.spec.retrieval.sources import NOTHING
@@ -96,3 +97,17 @@ def test_plausible_is_what_has_the_probability(accepted: int, seed: int) -> None
             assert mark
         elif abs(own[at] - LIKELY) > 1e-4:
             assert mark == (own[at] >= LIKELY)
+
+
+def test_of_what_nobody_computed_nothing_is_known_to_the_contrary(verifier_model: Model) -> None:
+    ids = np.arange(300, 309, dtype=np.int32)
+    with Context(verifier_model, n_ctx=32, threads=1, late=True) as context:
+        rows = context.decode_late(ids, outputs=9, reached=[0.0] * 8)
+        assert isinstance(rows, LateRows)
+        chunk = Chunk(ids[1:], retrieved=True)
+        rows.upto(3)
+        marks = plausible(chunk, rows, 1)
+        context.rollback(0)
+        all_known = plausible(chunk, context.decode(ids, outputs=9), 1)
+    assert marks == (*all_known[:3], *[True] * 5)
+    assert not all(all_known)

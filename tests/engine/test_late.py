@@ -1,0 +1,205 @@
+"""Logits that are computed when they are looked at: the same ones, and no more than are looked at."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.engine import HEADS, Capture, Context, Head, LateRows, Model, SeqRows, Twig, head_pays, in_blocks, known
+from edgellm.engine.head import ROWS, head_of
+from edgellm.engine.late import blocks
+from edgellm.errors import ContextFull
+from tests.engine.conftest import QWEN, TINY, MakeModel
+
+IDS = np.arange(300, 420, dtype=np.int32)
+
+
+@pytest.fixture
+def pair(exact_model: Model) -> Iterator[tuple[Context, Context]]:
+    """A context that decodes late, and one that does not."""
+    with (
+        Context(exact_model, n_ctx=256, n_seq=3, threads=1, late=True) as one,
+        Context(exact_model, n_ctx=256, n_seq=3, threads=1) as other,
+    ):
+        assert one.late is not None
+        assert other.late is None
+        yield one, other
+
+
+@pytest.mark.parametrize("outputs", [2, 3, 7, 8, 9, ROWS])
+def test_they_are_the_same(pair: tuple[Context, Context], outputs: int) -> None:
+    late, plain = pair
+    rows = late.decode_late(IDS[:ROWS], outputs=outputs)
+    assert isinstance(rows, LateRows)
+    assert len(rows) == outputs
+    wanted = plain.decode(IDS[:ROWS], outputs=outputs)
+    assert np.allclose(known(rows, outputs), wanted, atol=1e-4)
+    assert np.allclose(late.decode(IDS[:1]), plain.decode(IDS[:1]), atol=1e-4)  # the cache is the same, too
+    assert late.cached().tolist() == plain.cached().tolist()
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("shape", [replace(TINY, tied=False), replace(QWEN, n_vocab=401)])
+def test_so_they_are_for_other_weights_and_shapes(make_model: MakeModel, shape: object, kind: str) -> None:
+    model = make_model(shape, kind)
+    with Context(model, n_ctx=64, late=True) as late, Context(model, n_ctx=64) as plain:
+        for n in (3, 9):
+            rows = late.decode_late(IDS[:n], outputs=n)
+            assert isinstance(rows, LateRows)
+            assert np.allclose(known(rows, n), plain.decode(IDS[:n], outputs=n), rtol=1e-2, atol=1e-2)
+
+
+def test_only_what_is_looked_at_is_computed(pair: tuple[Context, Context], monkeypatch: pytest.MonkeyPatch) -> None:
+    late, plain = pair
+    computed: list[tuple[int, int]] = []
+    compute = Head.compute
+
+    def noted(head: Head, first: int, end: int) -> None:
+        computed.append((first, end))
+        compute(head, first, end)
+
+    monkeypatch.setattr(Head, "compute", noted)
+    rows = late.decode_late(IDS[:8], outputs=8, reached=[0.0] * 7)
+    assert isinstance(rows, LateRows)
+    assert not computed
+    wanted = plain.decode(IDS[:8], outputs=8)
+    assert np.allclose(rows[2], wanted[2], atol=1e-4)
+    assert computed == [(0, 1), (1, 2), (2, 3)]
+    assert rows.known == 3
+    assert [len(block) for block in in_blocks(rows)] == [3, 1, 1, 1, 1, 1]
+    assert np.allclose(np.stack(list(rows)), wanted, atol=1e-4)
+    late.decode_late(IDS[:8], outputs=8, reached=[1.0] * 7)[0]
+    assert computed[8:] == [(0, 8)]  # all of them take less time together
+
+
+def test_where_it_cannot_be_late_it_is_at_once(exact_model: Model) -> None:
+    with Context(exact_model, n_ctx=128, n_batch=16, threads=1, late=True) as context:
+        for n, outputs in ((1, 1), (5, 1), (5, 0), (17, 2)):
+            assert isinstance(context.decode_late(IDS[:n], outputs=outputs), np.ndarray)
+    with Context(exact_model, n_ctx=128, threads=1, late=True) as context:
+        assert isinstance(context.decode_late(IDS[: ROWS + 1], outputs=ROWS + 1), np.ndarray)
+        with pytest.raises(ContextFull):
+            context.decode_late(IDS, outputs=2)
+        assert context.length() == ROWS + 1
+    with Context(exact_model, n_ctx=32, late=True, capture=Capture(outputs=(0,))) as context:
+        assert context.late is None
+        assert isinstance(context.decode_late(IDS[:5], outputs=5), np.ndarray)
+
+
+def test_it_finds_its_place_in_every_graph(pair: tuple[Context, Context]) -> None:
+    late, plain = pair
+
+    def same(seq: int, n: int) -> None:
+        rows = late.decode_late(IDS[:n], seq=seq, outputs=n)
+        assert isinstance(rows, LateRows)
+        assert np.allclose(known(rows, n), plain.decode(IDS[:n], seq=seq, outputs=n), atol=1e-4)
+
+    for n in (2, 5):
+        same(0, n)
+        for context in pair:
+            context.branch(0, 1)
+            context.decode_rows([SeqRows(0, IDS[:3], 1), SeqRows(1, IDS[4:6], 1)])
+        same(1, n)
+        for context in pair:
+            context.rollback(4)
+            context.decode_tree(IDS[:3], [Twig(1, IDS[5:7])], outputs=3)
+        same(0, n)
+        same(2, n)
+
+
+def test_an_address_that_has_another_tensor_now_does_no_harm(pair: tuple[Context, Context]) -> None:
+    late, plain = pair
+    assert late.late is not None
+    assert isinstance(late.decode_late(IDS[:4], outputs=4), LateRows)
+    wanted = plain.decode(IDS[:4], outputs=4).copy()
+    names = late.late._names
+    names.update({address: not wanted for address, wanted in names.items()})  # all of them mistaken
+    late.rollback(0)
+    assert np.allclose(known(late.decode_late(IDS[:4], outputs=4), 4), wanted, atol=1e-4)
+    late.rollback(0)
+    rows = late.decode_late(IDS[:4], outputs=4)
+    assert isinstance(rows, LateRows)  # it has learned anew
+    assert np.allclose(known(rows, 4), wanted, atol=1e-4)
+
+
+def test_filled_up_they_are_the_same(pair: tuple[Context, Context]) -> None:
+    late, plain = pair
+    late.fill([0, 1, 4, 4, 4, 8, 8, 8, 8], [1.0] * len(HEADS))
+    assert late.late is not None
+    assert late.late.seconds == [1.0] * len(HEADS)
+    for n in (3, 5):
+        rows = late.decode_late(IDS[:n], outputs=n)
+        assert len(rows) == n
+        assert np.allclose(known(rows, n), plain.decode(IDS[:n], outputs=n), atol=1e-4)
+        assert late.length() == plain.length()
+
+
+def test_separate_buffers_are_decoded_late_too(exact_model: Model) -> None:
+    with (
+        Context(exact_model, n_ctx=64, n_seq=3, unified=False, threads=1, late=True) as late,
+        Context(exact_model, n_ctx=64, n_seq=3, unified=False, threads=1) as plain,
+    ):
+        for seq in (0, 2):
+            rows = late.decode_late(IDS[:5], seq=seq, outputs=4)
+            assert isinstance(rows, LateRows)
+            assert np.allclose(known(rows, 4), plain.decode(IDS[:5], seq=seq, outputs=4), atol=1e-4)
+
+
+def test_who_has_another_head_or_a_small_one_has_none(make_model: MakeModel, verifier_model: Model) -> None:
+    assert head_of(make_model(TINY)) is not None
+    assert head_of(make_model(replace(TINY, tied=False))) is not None
+    other = make_model(replace(TINY, tied=False))
+    other.architecture = "gemma2"  # whose logits are bounded
+    assert head_of(other) is None
+    assert Head.open(other, 1) is None
+    split = make_model(TINY)
+    split.size_bytes += 1  # of another file
+    assert head_of(split) is None
+    assert not head_pays(verifier_model)  # it is too small for that
+
+
+def test_it_pays_where_the_vocabulary_is_large(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgellm.engine.native.is_small", lambda _parameters: False)
+    assert head_pays(make_model(replace(TINY, n_vocab=4000)))
+    assert not head_pays(make_model(replace(TINY, n_layer=40)))
+
+
+@given(
+    st.lists(st.floats(0.0, 1.0), max_size=9),
+    st.lists(st.floats(0.0, 3.0), min_size=len(HEADS), max_size=len(HEADS)),
+)
+def test_blocks_take_the_least_time_that_can_be_expected(chances: list[float], more: list[float]) -> None:
+    reached = list(itertools.accumulate([1.0, *chances], lambda one, other: one * other))
+    seconds = list(itertools.accumulate(more))
+    price = np.interp(range(ROWS + 1), (0, *HEADS), (0.0, *seconds)).tolist()
+
+    def expected(ends: list[int]) -> float:
+        return sum(reached[a] * price[b - a] for a, b in itertools.pairwise([0, *ends]))
+
+    found, n = blocks(reached, seconds), len(reached)
+    assert found == sorted(set(found))
+    assert found[-1] == n
+    widths = [b - a for a, b in itertools.pairwise([0, *found])]
+    assert all(width in HEADS for width in widths[:-1])
+    ways = [[]] if n == 1 else [list(c) for k in range(n) for c in itertools.combinations(range(1, n), k)]
+    allowed = [[*way, n] for way in ways if all(b - a in HEADS or b == n for a, b in itertools.pairwise([0, *way, n]))]
+    assert expected(found) <= min(map(expected, allowed)) + 1e-9
+
+
+def test_it_holds_no_file_open_once_it_is_closed(make_model: MakeModel) -> None:
+    model = make_model(TINY)
+    context = Context(model, n_ctx=32, late=True)
+    context.decode_late(IDS[:3], outputs=3)[0]
+    context.close()
+    assert context.late is None
+    mapped = Path("/proc/self/maps")
+    if mapped.exists():
+        model.close()
+        assert str(model.path) not in mapped.read_text()
