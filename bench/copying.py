@@ -268,8 +268,8 @@ class Oracle:
 
     def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:  # noqa: ARG002
         left = self._left[len(self._left) - (self._end - len(prefix)) :][:gamma]
-        n = self._length.choose([1.0] * len(left))
-        return Chunk(np.array(left[:n], dtype=np.int32), np.ones(n, dtype=np.float32), retrieved=True)
+        kept = left[: self._length.choose([1.0] * len(left))]
+        return Chunk(np.array(kept, dtype=np.int32), np.ones(len(kept), dtype=np.float32), retrieved=True)
 
     def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
         self._length.learn(len(chunk), verdict.accepted + len(verdict.tokens), seconds)

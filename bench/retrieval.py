@@ -10,6 +10,7 @@ takes few cases, to see that all works; what it writes goes to `quick-NAME`, and
 from __future__ import annotations
 
 from bench import (
+    heads,
     progressive,
     retrieval_acceptance,
     retrieval_cost,
@@ -53,6 +54,12 @@ PARTS = {
         "the time of one decode of so many rows, alone and filled up",
         ("--models", "edgellm-verifier", "--repeats", "2"),
         lambda found: rows.table(found["models"]),
+    ),
+    "heads": Part(
+        "bench.heads",
+        "the time of a pass up to the head, and with the heads of what is looked at",
+        ("--shapes", "tiny-verifier", "--repeats", "2"),
+        lambda found: heads.table(found["models"]),
     ),
     "tree": Part(
         "bench.retrieval_tree",
