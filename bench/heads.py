@@ -67,18 +67,15 @@ def measured(path: Path, repeats: int, threads: int | None) -> dict[str, Any]:
 
 
 def table(models: dict[str, Any]) -> str:
-    """Markdown: a column for each number of rows, a row for each way. A single row is decoded at once by all of them."""
+    """Markdown: a column for each number of rows, a row for each way. One row is decoded at once by all."""
     lines = []
     for name, found in models.items():
         rows = found["rows"]
+        more = rows[0][BODY] / rows[0][AT_ONCE] - 1.0
         lines += [f"{name}, ms:", "", f"| rows | {' | '.join(str(row['rows']) for row in rows)} |"]
         lines.append("|---|" + "---|" * len(rows))
         lines += [f"| {way} | {' | '.join(f'{row[way]:.0f}' for row in rows)} |" for way in (AT_ONCE, BODY, ONE, ALL)]
-        lines += [
-            "",
-            f"A single row takes {rows[0][BODY] / rows[0][AT_ONCE] - 1.0:+.1%} where a context can be late.",
-            "",
-        ]
+        lines += ["", f"A single row takes {more:+.1%} where a context can be late.", ""]
     return "\n".join(lines)
 
 

@@ -38,15 +38,16 @@ CURVES = {
 
 def verdict_on(tree: Chunk, left: Sequence[int]) -> Verdict:
     """Of a verifier that writes `left`."""
-    accepted = _along(tree.ids.tolist(), left)
+    accepted = along(tree.ids.tolist(), left)
     for number, twig in enumerate(tree.twigs):
         if twig.at == accepted < len(left) and int(twig.ids[0]) == left[accepted]:
-            accepted += _along(twig.ids.tolist(), left[accepted:])
+            accepted += along(twig.ids.tolist(), left[accepted:])
             return Verdict(accepted, np.array(left[accepted : accepted + 1], dtype=np.int32), twig=number)
     return Verdict(accepted, np.array(left[accepted : accepted + 1], dtype=np.int32))
 
 
-def _along(ids: Sequence[int], left: Sequence[int]) -> int:
+def along(ids: Sequence[int], left: Sequence[int]) -> int:
+    """How many of `ids` a verifier accepts that writes `left`."""
     accepted = 0
     while accepted < min(len(ids), len(left)) and ids[accepted] == left[accepted]:
         accepted += 1

@@ -13,7 +13,7 @@ from time import perf_counter
 import numpy as np
 
 from edgellm.api.loading import verifier_of
-from edgellm.engine import HEADS, Context, Head, Message, Model, head_pays
+from edgellm.engine import HEADS, Context, Head, Message, Model, head_pays, why_late
 from edgellm.errors import EdgeError
 from edgellm.spec.curve import KNOTS, CostCurve, twigs
 from edgellm.spec.local import Foretold, LocalVerifier
@@ -100,6 +100,11 @@ class Retrieval:
         if self._linked:
             return 0, "they are no trees: the verifier is across a link"
         return twigs(self.curve(), wanted)
+
+    @property
+    def heads(self) -> str:
+        """For which rows of a check the verifier's head is computed, and why; "" where it is across a link."""
+        return "" if self._linked else f"; {why_late(self.model)[1]}"
 
     def begin(self, prompt: Ids, sources: tuple[str, ...], most_twigs: int = 0, least: int = 2) -> Copying | None:
         """Retrieval for the reply to `prompt` (n,); None while another reply has it. It calibrates where so many tokens

@@ -174,7 +174,7 @@ def _copying(parts: Parts, options: ReplyOptions, plan: Plan, prompt: Ids) -> tu
     copying = parts.retrieval.begin(prompt, sources, most_twigs, least)
     if copying is None:
         return None, "nothing is retrieved: another reply does so"
-    return copying, f"drafts are retrieved from: {', '.join(sources)}{without}; {trees}"
+    return copying, f"drafts are retrieved from: {', '.join(sources)}{without}; {trees}{parts.retrieval.heads}"
 
 
 def telling(parts: Parts, options: ReplyOptions) -> Telling:

@@ -10,9 +10,9 @@ from edgellm.engine.costs import Costs, costs_of
 from edgellm.engine.dimensions import Dimensions, dimensions
 from edgellm.engine.facts import Top2, top2, top_k
 from edgellm.engine.gguf import GgufHeader, TensorInfo, check_gguf
-from edgellm.engine.head import Head, head_pays
+from edgellm.engine.head import Head, head_pays, why_late
 from edgellm.engine.join import join
-from edgellm.engine.late import HEADS, LateRows, Rows, in_blocks, known
+from edgellm.engine.late import HEADS, LateRows, Rows, block_ends, in_blocks, known
 from edgellm.engine.lens import Lens
 from edgellm.engine.model import Model
 from edgellm.engine.shard import check_cuttable, cut, cut_bytes
@@ -44,6 +44,7 @@ __all__ = [
     "Top2",
     "Twig",
     "Vocabulary",
+    "block_ends",
     "check_cuttable",
     "check_gguf",
     "costs_of",
@@ -57,4 +58,5 @@ __all__ = [
     "to_f32",
     "top2",
     "top_k",
+    "why_late",
 ]

@@ -44,14 +44,24 @@ def head_of(model: Model) -> TensorInfo | None:
 
 
 def head_pays(model: Model) -> bool:
-    """Whether the head is so much of a pass that it is worth computing it late.
+    """Whether the head is so much of a pass that it is worth computing it late; see `why_late`."""
+    return why_late(model)[0]
+
+
+def why_late(model: Model) -> tuple[bool, str]:
+    """Whether heads are computed for what is looked at alone, and why.
 
     Not on a graphics card, where rows are cheap, and not in a small model, where a pass is over too soon.
     """
     head = head_of(model)
-    if head is None or lib.llama_supports_gpu_offload() or native.is_small(model.n_params):
-        return False
-    return head.nbytes > _WORTH * model.size_bytes
+    if head is None:
+        return False, "heads are computed for all rows: this model's is not a product alone"
+    if lib.llama_supports_gpu_offload():
+        return False, "heads are computed for all rows: on a graphics card they are cheap"
+    share = head.nbytes / model.size_bytes
+    if native.is_small(model.n_params) or share < _WORTH:
+        return False, f"heads are computed for all rows: {share:.0%} of {model.size_bytes / 1e6:.0f} MB is little"
+    return True, f"heads are computed for what is looked at: they are {share:.0%} of the model"
 
 
 class Head:

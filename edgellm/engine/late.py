@@ -76,7 +76,7 @@ class LateRows:
     def __init__(self, late: Late, n: int, reached: Sequence[float]) -> None:
         """`reached[i]` is the chance that row i + 1 is looked at."""
         self._head = late.head
-        self._ends = iter(blocks([1.0, *reached][:n], late.seconds))
+        self._ends = iter(block_ends([1.0, *reached][:n], late.seconds))
         self._n = n
         self.known = 0
         """Rows that are computed by now."""
@@ -124,7 +124,7 @@ def known(rows: Rows, n: int) -> Floats:
     return rows.upto(n) if isinstance(rows, LateRows) else rows[:n]
 
 
-def blocks(reached: Sequence[float], seconds: Sequence[float]) -> list[int]:
+def block_ends(reached: Sequence[float], seconds: Sequence[float]) -> list[int]:
     """Where to end the blocks of rows that are computed together, to take the least time that can be expected.
 
     `reached[i]` is the chance that row i is needed, `seconds` what heads of `HEADS` rows take together.

@@ -12,9 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.engine import HEADS, Capture, Context, Head, LateRows, Model, SeqRows, Twig, head_pays, in_blocks, known
+from edgellm.engine import (
+    HEADS,
+    Capture,
+    Context,
+    Head,
+    LateRows,
+    Model,
+    SeqRows,
+    Twig,
+    head_pays,
+    in_blocks,
+    known,
+    why_late,
+)
 from edgellm.engine.head import ROWS, head_of
-from edgellm.engine.late import blocks
+from edgellm.engine.late import block_ends
 from edgellm.errors import ContextFull
 from tests.engine.conftest import QWEN, TINY, MakeModel
 
@@ -162,12 +175,15 @@ def test_who_has_another_head_or_a_small_one_has_none(make_model: MakeModel, ver
     split = make_model(TINY)
     split.size_bytes += 1  # of another file
     assert head_of(split) is None
-    assert not head_pays(verifier_model)  # it is too small for that
+    pays, reason = why_late(verifier_model)  # it is too small for that
+    assert not pays
+    assert "all rows: 1" in reason
 
 
 def test_it_pays_where_the_vocabulary_is_large(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgellm.engine.native.is_small", lambda _parameters: False)
     assert head_pays(make_model(replace(TINY, n_vocab=4000)))
+    assert "looked at: they are 81% of the model" in why_late(make_model(replace(TINY, n_vocab=4000)))[1]
     assert not head_pays(make_model(replace(TINY, n_layer=40)))
 
 
@@ -183,7 +199,7 @@ def test_blocks_take_the_least_time_that_can_be_expected(chances: list[float], m
     def expected(ends: list[int]) -> float:
         return sum(reached[a] * price[b - a] for a, b in itertools.pairwise([0, *ends]))
 
-    found, n = blocks(reached, seconds), len(reached)
+    found, n = block_ends(reached, seconds), len(reached)
     assert found == sorted(set(found))
     assert found[-1] == n
     widths = [b - a for a, b in itertools.pairwise([0, *found])]

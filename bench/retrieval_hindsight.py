@@ -1,0 +1,133 @@
+"""How much of the oracle's gain there is in what can be copied at all, and how much of that we take.
+
+    python -m bench.retrieval_hindsight [--cases 40] [--name ...]
+
+Replies of the bundled verifier are recorded and copied from, and what a check takes is read off a cost curve, so
+nothing is timed and the run can be repeated to the digit. Between ours and the oracle, which knows the reply, stands a
+drafter with our offers that knows how many of them will stand, and drafts as many of those as pays: nothing in vain.
+What it leaves to the oracle nobody has offered. Curves: the `bundled` verifier and `0.5b`, the Qwen2.5-0.5B shape with
+late heads, on two cores of a processor, as `bench.rows` and `bench.heads` measure them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bench.copying import SEED, TASKS, Everything, Oracle, Ours, Reply, recorded
+from bench.report import write
+from bench.retrieval_tree import along
+from edgellm.engine import Context, Lens, Model, block_ends
+from edgellm.spec.curve import MOST, CostCurve, LengthRule
+from edgellm.spec.local import foretell, survives
+from edgellm.spec.options import SOURCES
+from edgellm.spec.records import GREEDY, Chunk, Expected, Verdict
+from edgellm.store import resolve
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+CURVES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "bundled": ((0.5, 0.52, 0.57, 0.62, 0.75, 0.9, 1.2, 1.5, 2.1, 2.7, 4.0, 5.2), ()),
+    "0.5b": (
+        (8.3, 13.3, 18.0, 13.3, 22.0, 23.5, 29.0, 32.0, 49.0, 65.0, 95.0, 121.0),
+        (5.0, 8.0, 10.5, 13.0, 21.0, 24.0, 46.0, 96.0),
+    ),
+}
+"""Milliseconds of a pass of `ROWS` rows, up to the head where those of `HEADS` heads stand beside."""
+STEP = 1e-4
+"""Seconds of a drafting step."""
+Case = tuple[Reply, list[Expected]]
+
+
+class Knowing:
+    """Drafts of our offers those that will stand, as many as pays."""
+
+    def __init__(self, curve: CostCurve, model: Model) -> None:
+        self.ours = Ours(SOURCES, curve, model, Everything())
+        self._rule = LengthRule(curve)
+
+    def kept(self, chunk: Chunk, left: Sequence[int]) -> Chunk:
+        """What of `chunk` pays, where `left` is to come."""
+        stand = along(chunk.ids.tolist(), left)
+        ids = chunk.ids[: min(stand, self._rule.choose([1.0] * stand))]
+        return Chunk(ids, np.ones(len(ids), dtype=np.float32), retrieved=True)
+
+
+def speed(cases: Sequence[Case], curve: CostCurve, method: Ours | Oracle, knowing: Knowing | None = None) -> float:
+    """Over plain decoding."""
+    table, prices = curve.table(), curve.prices()
+    seconds = tokens = 0.0
+    for case, expected in cases:
+        method.begin(case)
+        for some in expected:
+            method.expect(some)
+        text, at = np.concatenate((case.prompt, case.reply)).astype(np.int32), len(case.prompt)
+        while at < len(text):
+            left = text[at:].tolist()
+            assert method.drafter is not None
+            chunk = method.drafter.draft(text[:at], min(MOST, len(left)), GREEDY)
+            chunk = chunk if knowing is None else knowing.kept(chunk, left)
+            accepted = along(chunk.ids.tolist(), left)
+            looked_at = [0, *block_ends([1.0, *survives(chunk)], curve.heads)] if curve.heads else []
+            heads = sum(prices[end - start] for start, end in itertools.pairwise(looked_at) if start <= accepted)
+            took = STEP * isinstance(method, Ours) + table[1 + len(chunk)] + heads
+            answer = np.array(left[accepted : accepted + 1], dtype=np.int32)
+            method.drafter.told(chunk, Verdict(accepted, answer, took), took)  # type: ignore[attr-defined]
+            at += accepted + 1
+            seconds, tokens = seconds + took, tokens + accepted + len(answer)
+        method.end(case)
+    return tokens * (table[1] + prices[1]) / seconds
+
+
+def measured(cases: int) -> dict[str, Any]:
+    """Every curve, every task, every drafter."""
+    found: dict[str, Any] = {name: {} for name in CURVES}
+    with Model.load(resolve("edgellm-verifier")) as model, Context(model, n_ctx=model.n_ctx_train) as context:
+        lens = Lens.open(model)
+        for task in TASKS:
+            read: list[Case] = []
+            for case in recorded(model, task, cases):
+                expected: list[Expected] = []
+                context.clear()
+                foretell(context, case.prompt, 0, expected.append, lens)
+                read.append((case, expected))
+            for name, (passes, heads) in CURVES.items():
+                curve = CostCurve(
+                    ROWS, tuple(1e-3 * each for each in passes), filled=True, heads=tuple(1e-3 * each for each in heads)
+                )
+                knowing = Knowing(curve, model)
+                found[name][task] = {
+                    "ours": speed(read, curve, Ours(SOURCES, curve, model)),
+                    "all that stands": speed(read, curve, knowing.ours, knowing),
+                    "oracle": speed(read, curve, Oracle(LengthRule(curve))),
+                }
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    """Markdown: a row for each curve and drafter, a column a task: speed, and its share of the oracle's gain."""
+    lines = [f"| curve | drafter | {' | '.join(TASKS)} | share of the oracle's gain |", "|---|---|" + "---|" * 5]
+    for name, tasks in found["curves"].items():
+        for way in ("ours", "all that stands", "oracle"):
+            gains = [(tasks[task][way] - 1.0) / (tasks[task]["oracle"] - 1.0) for task in TASKS]
+            cells = " | ".join(f"{tasks[task][way]:.2f}" for task in TASKS)
+            lines.append(f"| {name} | {way} | {cells} | {np.mean(gains):.0%} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=40, help="of each task")
+    parser.add_argument("--name", default="retrieval_hindsight", help="of the result file")
+    arguments = parser.parse_args()
+    found = {"cases": arguments.cases, "curves": measured(arguments.cases)}
+    sys.stdout.write(table(found))
+    sys.stdout.write(f"written: {write(arguments.name, 'bench.retrieval_hindsight', found, SEED)}\n")
+
+
+if __name__ == "__main__":
+    main()
