@@ -149,13 +149,13 @@ def speed(found: Figures, path: Path) -> Path | None:
         path,
         {
             model: {
-                way: [tasks[task][way]["decoding_total"] for task in tasks if task != "curve_ms"]
+                way: [tasks[task][way]["decoding_total"] for task in tasks if not task.endswith("_ms")]
                 for way in ("llama-cpp-python", "PLD", "SAM", "ours", "oracle")
-                if all(way in tasks[task] for task in tasks if task != "curve_ms")
+                if all(way in tasks[task] for task in tasks if not task.endswith("_ms"))
             }
             for model, tasks in models.items()
         },
-        {model: [task for task in tasks if task != "curve_ms"] for model, tasks in models.items()},
+        {model: [task for task in tasks if not task.endswith("_ms")] for model, tasks in models.items()},
         "speed over plain decoding",
     )
 
