@@ -14,6 +14,7 @@ from bench import (
     progressive,
     retrieval_acceptance,
     retrieval_cost,
+    retrieval_hindsight,
     retrieval_link,
     retrieval_llama,
     retrieval_lossless,
@@ -36,6 +37,12 @@ PARTS = {
         "decoding speed against plain decoding, PLD, SAM and an oracle (Table 3)",
         ("--cases", "4", "--models", "bundled", "--repeats", "1"),
         lambda found: retrieval_speed.table(found["models"]),
+    ),
+    "hindsight": Part(
+        "bench.retrieval_hindsight",
+        "ours, all of what was offered that stands, and an oracle",
+        ("--cases", "3"),
+        retrieval_hindsight.table,
     ),
     "llama": Part(
         "bench.retrieval_llama",

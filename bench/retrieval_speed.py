@@ -52,10 +52,9 @@ def measured(
 ) -> dict[str, Any]:
     """Speed of every way on every task, against plain decoding."""
     with ExitStack() as stack:
-        bare, own = (
-            stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads, late=late))
-            for late in (False, head_pays(model))
-        )
+        own = bare = stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads, late=head_pays(model)))
+        if own.late is not None:  # a context that can be late pays a little for that also where it is not
+            bare = stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads))
         small = stack.enter_context(draft_model(threads))
         curve, lens = measure_curve(own), Lens.open(model)
         verifiers = {True: ForcedVerifier(model, bare), False: ForcedVerifier(model, own)}
@@ -66,7 +65,8 @@ def measured(
             for repeat in range(repeats):
                 for number, case in enumerate(cases):
                     expected: list[Expected] = []
-                    prefill(bare, case.prompt, None, lens)
+                    if bare is not own:
+                        prefill(bare, case.prompt, None, lens)
                     plain = prefill(own, case.prompt, None, lens)
                     calibrated = plain if lens is None else prefill(own, case.prompt, expected.append, lens)
                     for verifier in verifiers.values():

@@ -189,7 +189,7 @@ class LengthRule:
             return last - 1  # a row that says nothing is cheaper than another number of rows
         if best or not survives:
             return best
-        cost = max(table[2] - table[1], LEAST * self._single)
+        cost = max(table[2] - table[1] + 2.0 * change, LEAST * self._single)  # to another number of rows, and back
         if self._explored + cost > EXPLORED * self._all:
             return 0
         self._explored += cost
