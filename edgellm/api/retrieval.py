@@ -156,6 +156,9 @@ def measure_curve(context: Context) -> CostCurve:
     context.clear()
     context.fill(())
     context.decode(ids[:_BEHIND])
+    if context.late is not None:
+        context.decode_late(ids[:2], outputs=2)  # which finds out whether it can be
+        context.rollback(_BEHIND)
     late = context.late
     times: dict[int, list[float]] = {}
     changes = []

@@ -66,12 +66,15 @@ class Context(Passes):
         """Like `decode`, but the logits of a row are computed when it is looked at, where that is possible. The chance
         of that is `reached[i]` for row i + 1; without, it is taken as likely as not that there is a next one.
         """
-        late = self.late
+        late, model = self.late, self.model
         if late is None or not 1 < outputs <= ROWS or len(ids) > self.n_batch:
             return self.decode(ids, seq=seq, outputs=outputs)
-        with late:
+        with late.watching(outputs, stops=model.head_is_plain is not None):
             rows = self.decode(ids, seq=seq, outputs=outputs)
         if late.kept != outputs:
+            return rows
+        if model.head_is_plain is None:  # the first time both ways, to see whether they say the same
+            model.head_is_plain = late.agrees(rows)
             return rows
         return LateRows(late, outputs, reached or [0.5**row for row in range(1, outputs)])
 

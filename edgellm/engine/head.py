@@ -24,8 +24,6 @@ from edgellm.errors import EngineFailed
 
 ROWS = 64
 """Of which a head can be computed without a decode of its own."""
-# whose head is a norm and a matrix, and no more
-_ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe")
 _BESIDE = ("output.bias", "output.scale")  # what else a head may have
 _AT_ONCE = 8  # rows from which on llama.cpp's products take less time than as many products with one row
 _BLOCK = 4 << 20  # bytes of weights that stay in the processor's cache for one row after another
@@ -35,12 +33,15 @@ _F32 = 0
 
 
 def head_of(model: Model) -> TensorInfo | None:
-    """The matrix that makes logits of what is behind the last norm; None where more does, or the file is split."""
+    """The matrix that makes logits of what is behind the last norm; None where more does, or the file is split.
+
+    Some architectures do more without a tensor for it: that is found out by the first pass, see `Model.head_is_plain`.
+    """
     head = model.header.tensor("output.weight", "token_embd.weight")
-    if model.architecture not in _ARCHITECTURES or head is None or model.size_bytes != model.header.file_size:
+    if head is None or model.head_is_plain is False or model.size_bytes != model.header.file_size:
         return None
-    plain = len(head.shape) == 2 and head.shape[1] == model.n_vocab and model.header.tensor(*_BESIDE) is None
-    return head if plain else None
+    fits = head.shape == (model.n_embd, model.n_vocab)
+    return head if fits and model.header.tensor(*_BESIDE) is None else None
 
 
 def head_pays(model: Model) -> bool:
@@ -55,7 +56,7 @@ def why_late(model: Model) -> tuple[bool, str]:
     """
     head = head_of(model)
     if head is None:
-        return False, "heads are computed for all rows: this model's is not a product alone"
+        return False, "heads are computed for all rows: they are more than a product"
     if lib.llama_supports_gpu_offload():
         return False, "heads are computed for all rows: on a graphics card they are cheap"
     share = head.nbytes / model.size_bytes
@@ -71,9 +72,9 @@ class Head:
         """Raises EngineFailed where this llama.cpp lacks what it takes, or memory is short."""
         try:
             self._ggml = _ggml()
+            file = np.memmap(model.path, dtype=np.uint8, mode="r")  # llama.cpp's own pages, which take no more memory
         except (AttributeError, OSError) as error:
             raise EngineFailed("This llama.cpp computes no head alone.", "Take edgellm's own version.") from error
-        file = np.memmap(model.path, dtype=np.uint8, mode="r")  # llama.cpp's own pages, which take no more memory
         self._kind, row = head.kind, head.nbytes // head.shape[1]
         self._guard = native.Guard()
         self.states = _aligned(ROWS, model.n_embd)

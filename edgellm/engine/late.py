@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from typing import Any, Self, TypeAlias
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,6 +22,7 @@ HEADS = (1, 2, 3, 4, 8, 16, 32, 64)
 """Rows whose heads are computed together, or fewer."""
 _USUAL = (1.0, 1.7, 2.0, 2.9, 4.0, 4.8, 9.0, 18.0)  # how long they take, where that was not measured
 _NORM = b"result_norm"
+_SAME = 1e-3  # of the largest logit: products of other shapes are rounded in another order
 
 
 class Late:
@@ -31,8 +33,9 @@ class Late:
         self.seconds: Sequence[float] = _USUAL
         """Of heads of `HEADS` rows together, or what is in proportion to them."""
         self.kept = 0
-        """Rows of the last pass, from the first on; 0 where it did not stop."""
-        self._watches = False
+        """Rows of the last pass, from the first on; 0 where there were not as many as were expected."""
+        self._expected = 0  # 0: it does not watch
+        self._stops = True
         self._names: dict[int, bool] = {}  # whether the tensor at an address is the one
         library = native.ggml()
         self._name = native.at_once(library.ggml_get_name, ctypes.c_char_p, ctypes.c_void_p)
@@ -44,18 +47,20 @@ class Late:
         """For when the context is closed: nothing holds on to the model's file any more."""
         self.callback = None
 
-    def __enter__(self) -> Self:
-        self._watches, self.kept = True, 0
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        self._watches = False
+    @contextmanager
+    def watching(self, rows: int, stops: bool) -> Iterator[None]:
+        """The pass within keeps `rows` rows, and ends there where it `stops`."""
+        self._expected, self._stops, self.kept = rows, stops, 0
+        try:
+            yield
+        finally:
+            self._expected = 0
         if not self.kept:  # addresses are used again: this graph had another tensor there
             self._names.clear()
 
     def _see(self, tensor: int, asking: bool, _user: int | None) -> bool:
         # asked about a node: is it wanted? Shown it: go on? Every node of every pass is asked about.
-        if not self._watches:
+        if not self._expected:
             return not asking
         wanted = self._names.get(tensor)
         if wanted is None or not asking:
@@ -63,11 +68,17 @@ class Late:
         if asking or not wanted:
             return wanted or not asking
         size, states = self._bytes(tensor), self.head.states
-        if size > states.nbytes or size % states.strides[0]:
+        if size != self._expected * states.strides[0]:
             return True
         self._get(tensor, states.ctypes.data, 0, size)
-        self.kept = size // states.strides[0]
-        return False
+        self.kept = self._expected
+        return not self._stops
+
+    def agrees(self, logits: Floats) -> bool:
+        """Whether the heads of the rows that are kept are these `logits` (n, n_vocab) of llama.cpp's own."""
+        self.head.compute(0, len(logits))
+        apart = float(np.abs(self.head.logits[: len(logits)] - logits).max())
+        return apart <= _SAME * float(np.abs(logits).max())  # of numbers that are none nothing is
 
 
 class LateRows:

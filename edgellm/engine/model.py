@@ -69,6 +69,8 @@ class Model:
         self.size_bytes = sum(part.file_size for part in parts)
         self.is_f32 = all(t.kind == lib.GGML_TYPE_F32 for part in parts for t in part.tensors)
         self.architecture = header.architecture
+        self.head_is_plain: bool | None = None
+        """Whether a product alone makes the logits of what is behind the last norm. The first late decode finds out."""
         self.metadata: Mapping[str, str] = MappingProxyType(
             {k: str(v) for k, v in header.metadata.items() if not isinstance(v, (tuple, GgufArray))}
         )

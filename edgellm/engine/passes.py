@@ -59,9 +59,8 @@ class Passes(Cache):
         self.flash = flash and not self.exact and not (capture and capture.attention)
         self.captured = None if capture is None else Recorder(capture, n_seq, unified)
         head = Head.open(model, self.threads) if late and capture is None else None
-        self.late = None if head is None else Late(head)
-        """What `Context.decode_late` goes by; None where it decodes at once."""
-        seer = self.captured or self.late
+        self._late = None if head is None else Late(head)
+        seer = self.captured or self._late
         self._owned = driver.open_context(
             model.owned,
             positions=cells,
@@ -85,6 +84,11 @@ class Passes(Cache):
         rows_only = capture is None or not (capture.outputs or (self.captured and self.captured.stops))
         self._pairs = rows_only and not self.flash and not self.exact and native.is_small(model.n_params)
         self._widths: Sequence[int] = ()
+
+    @property
+    def late(self) -> Late | None:
+        """What `Context.decode_late` goes by; None where it decodes at once."""
+        return None if self.model.head_is_plain is False else self._late
 
     def heed(self, stopped: Callable[[], bool] | None) -> None:
         """From now on `stopped` is asked before each of llama.cpp's batches, and a `Stop` also while it is computed.
@@ -112,9 +116,9 @@ class Passes(Cache):
     def close(self) -> None:
         """Gives the memory back, once nobody holds a view of the logits any more."""
         self._owned = None
-        if self.late is not None:
-            self.late.close()
-            self.late = None
+        if self._late is not None:
+            self._late.close()
+            self._late = None
         self._logits = driver.LogitsView(self.model.n_vocab)
 
     def __enter__(self) -> Self:

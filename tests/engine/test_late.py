@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.random_gguf import Shape
 from edgellm.engine import (
     HEADS,
     Capture,
@@ -41,9 +42,17 @@ def pair(exact_model: Model) -> Iterator[tuple[Context, Context]]:
         Context(exact_model, n_ctx=256, n_seq=3, threads=1, late=True) as one,
         Context(exact_model, n_ctx=256, n_seq=3, threads=1) as other,
     ):
+        settle(one)
         assert one.late is not None
         assert other.late is None
         yield one, other
+
+
+def settle(context: Context) -> None:
+    """The first pass finds out whether the others can be late."""
+    context.decode_late(IDS[:2], outputs=2)
+    assert context.model.head_is_plain
+    context.rollback(0)
 
 
 @pytest.mark.parametrize("outputs", [2, 3, 7, 8, 9, ROWS])
@@ -60,13 +69,35 @@ def test_they_are_the_same(pair: tuple[Context, Context], outputs: int) -> None:
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("shape", [replace(TINY, tied=False), replace(QWEN, n_vocab=401)])
-def test_so_they_are_for_other_weights_and_shapes(make_model: MakeModel, shape: object, kind: str) -> None:
+def test_so_they_are_for_other_weights_and_shapes(make_model: MakeModel, shape: Shape, kind: str) -> None:
     model = make_model(shape, kind)
     with Context(model, n_ctx=64, late=True) as late, Context(model, n_ctx=64) as plain:
+        settle(late)
         for n in (3, 9):
             rows = late.decode_late(IDS[:n], outputs=n)
             assert isinstance(rows, LateRows)
             assert np.allclose(known(rows, n), plain.decode(IDS[:n], outputs=n), rtol=1e-2, atol=1e-2)
+
+
+def test_a_head_that_is_more_than_a_product_is_found_out(make_model: MakeModel) -> None:
+    model = make_model(TINY)
+    with Context(model, n_ctx=64, late=True) as late, Context(model, n_ctx=64) as plain:
+        assert late.late is not None
+        head = late.late.head
+        compute = head.compute
+
+        def scaled(first: int, end: int) -> None:
+            compute(first, end)
+            head.logits[first:end] *= 1.01
+
+        head.compute = scaled  # type: ignore[method-assign]
+        for n in (5, 3):
+            rows = late.decode_late(IDS[:n], outputs=n)
+            assert isinstance(rows, np.ndarray)
+            assert np.allclose(rows, plain.decode(IDS[:n], outputs=n), atol=1e-4)
+            assert model.head_is_plain is False
+            assert late.late is None
+    assert "more than a product" in why_late(model)[1]
 
 
 def test_only_what_is_looked_at_is_computed(pair: tuple[Context, Context], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +190,7 @@ def test_separate_buffers_are_decoded_late_too(exact_model: Model) -> None:
         Context(exact_model, n_ctx=64, n_seq=3, unified=False, threads=1, late=True) as late,
         Context(exact_model, n_ctx=64, n_seq=3, unified=False, threads=1) as plain,
     ):
+        settle(late)
         for seq in (0, 2):
             rows = late.decode_late(IDS[:5], seq=seq, outputs=4)
             assert isinstance(rows, LateRows)
@@ -169,9 +201,12 @@ def test_who_has_another_head_or_a_small_one_has_none(make_model: MakeModel, ver
     assert head_of(make_model(TINY)) is not None
     assert head_of(make_model(replace(TINY, tied=False))) is not None
     other = make_model(replace(TINY, tied=False))
-    other.architecture = "gemma2"  # whose logits are bounded
+    other.head_is_plain = False
     assert head_of(other) is None
     assert Head.open(other, 1) is None
+    gone = make_model(TINY)
+    gone.path.unlink()
+    assert Head.open(gone, 1) is None
     split = make_model(TINY)
     split.size_bytes += 1  # of another file
     assert head_of(split) is None
@@ -212,6 +247,7 @@ def test_blocks_take_the_least_time_that_can_be_expected(chances: list[float], m
 def test_it_holds_no_file_open_once_it_is_closed(make_model: MakeModel) -> None:
     model = make_model(TINY)
     context = Context(model, n_ctx=32, late=True)
+    settle(context)
     context.decode_late(IDS[:3], outputs=3)[0]
     context.close()
     assert context.late is None

@@ -161,6 +161,8 @@ def test_decodes_of_one_session_are_filled_up(gate: Gate, batcher: Batcher, prom
 def test_who_is_alone_has_heads_computed_for_what_is_looked_at(exact: Model, prompt: Ids, alone: Alone) -> None:
     computed: list[int] = []
     with Context(exact, n_ctx=256, n_seq=SLOTS, threads=1, unified=False, late=True) as context:
+        context.decode_late(prompt[:2], outputs=2)  # finds out whether it can be late
+        context.clear()
         assert context.late is not None
         compute = context.late.head.compute
 
