@@ -3,9 +3,11 @@
     python -m bench.retrieval_lossless [--rounds 17] [--max-tokens 64] [--threads N] [--name ...]
 
 On f32 copies of the bundled pair. Each round writes one held-out case with every combination of sources, greedy and
-sampled: by the verifier alone, by the draft model alone, and greedily by both together. All of them one after another
-in one process, so that past replies are there to be copied. Greedy and sampled text must be what is written without
-retrieval from the same seed; a greedy difference of nearly equal logits counts as a tie. Exit code 1 at a bug.
+sampled: by the verifier alone, by the draft model alone, and greedily by both together. These models' heads are too
+small to be computed late; so the verifier alone writes once more with late heads all the same, by the cost curve of a
+device on which much is drafted. All of them one after another in one process, so that past replies are there to be
+copied. Greedy and sampled text must be what is written without retrieval from the same seed; a greedy difference of
+nearly equal logits counts as a tie. Exit code 1 at a bug.
 """
 
 from __future__ import annotations
@@ -15,17 +17,36 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import edgellm.api.loading
+import edgellm.api.retrieval
 from bench.lossless import difference, prompts
 from bench.report import write
 from edgellm.api import Pair
 from edgellm.engine import Message, Model, to_f32
+from edgellm.spec.curve import CostCurve
 from edgellm.spec.options import SOURCES
 from edgellm.store import resolve
 from models.corpus import HELD_OUT_SEED
+
+LATE = "the verifier alone, late heads"
+CHEAP = CostCurve((1, 64), (1.0, 1.3), heads=(0.2, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8, 1.2))
+"""Rows that cost little: so drafts are long, and often rejected in the middle."""
+
+
+@contextmanager
+def late() -> Iterator[None]:
+    """Heads are computed late, whatever that gains."""
+    with ExitStack() as stack:
+        for module in (edgellm.api.loading, edgellm.api.retrieval):
+            stack.enter_context(patch.object(module, "head_pays", lambda _model: True))
+        stack.enter_context(patch.object(edgellm.api.retrieval, "curve_of", lambda *_: (CHEAP, None)))
+        yield
 
 
 def switches() -> list[str]:
@@ -63,11 +84,13 @@ def main() -> None:
         to_f32(resolve("edgellm-verifier"), big)
         pairs: list[tuple[str, Path | str, Path | str]] = [
             ("the verifier alone", "none", big),
+            (LATE, "none", big),
             ("the draft model alone", small, "none"),
             ("both", small, big),
         ]
         for way, draft, verifier in pairs:
             with (
+                late() if way == LATE else nullcontext(),
                 Pair.open(draft, verifier, threads=arguments.threads) as pair,
                 Pair.open("none" if way == "both" else draft, verifier, threads=arguments.threads) as bare,
                 Model.load(small if verifier == "none" else big) as model,
