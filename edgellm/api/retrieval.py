@@ -138,7 +138,7 @@ def curve_of(model: Model, threads: int | None) -> tuple[CostCurve, Path]:
     """How long a decode of `model` takes here, measured once and kept in the file that is named."""
     with Context(model, n_ctx=_BEHIND + KNOTS[-1], threads=threads, late=head_pays(model)) as context:
         path = curve_path(fingerprint(model.path), context.threads)
-        if (known := read_curve(path)) is not None:
+        if (known := read_curve(path)) is not None and bool(known[3]) == (context.late is not None):
             rows, seconds, change, heads = known
             return CostCurve(rows, seconds, change, filled=True, heads=heads), path
         curve = measure_curve(context)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -34,6 +34,7 @@ class Late:
         """Of heads of `HEADS` rows together, or what is in proportion to them."""
         self.kept = 0
         """Rows of the last pass, from the first on; 0 where there were not as many as were expected."""
+        self.error: BaseException | None = None
         self._expected = 0  # 0: it does not watch
         self._stops = True
         self._names: dict[int, bool] = {}  # whether the tensor at an address is the one
@@ -58,21 +59,36 @@ class Late:
         if not self.kept:  # addresses are used again: this graph had another tensor there
             self._names.clear()
 
+    def __enter__(self) -> Self:
+        """A llama.cpp batch begins."""
+        self.error = None
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        """It is over: what went wrong while looking at it, an interrupt above all, is raised."""
+        if self.error is not None:
+            raise self.error
+
     def _see(self, tensor: int, asking: bool, _user: int | None) -> bool:
-        # asked about a node: is it wanted? Shown it: go on? Every node of every pass is asked about.
-        if not self._expected:
-            return not asking
-        wanted = self._names.get(tensor)
-        if wanted is None or not asking:
-            wanted = self._names[tensor] = self._name(tensor) == _NORM
-        if asking or not wanted:
-            return wanted or not asking
-        size, states = self._bytes(tensor), self.head.states
-        if size != self._expected * states.strides[0]:
-            return True
-        self._get(tensor, states.ctypes.data, 0, size)
-        self.kept = self._expected
-        return not self._stops
+        # Asked about a node: is it wanted? Shown it: go on? Every node of every pass is asked about, and nothing may be
+        # raised through C.
+        try:
+            if not self._expected:
+                return not asking
+            wanted = self._names.get(tensor)
+            if wanted is None or not asking:
+                wanted = self._names[tensor] = self._name(tensor) == _NORM
+            if asking or not wanted:
+                return wanted or not asking
+            size, states = self._bytes(tensor), self.head.states
+            if size != self._expected * states.strides[0]:
+                return True
+            self._get(tensor, states.ctypes.data, 0, size)
+            self.kept = self._expected
+            return not self._stops
+        except BaseException as error:  # noqa: BLE001  raised again once C has returned
+            self.error = error
+            return False
 
     def agrees(self, logits: Floats) -> bool:
         """Whether the heads of the rows that are kept are these `logits` (n, n_vocab) of llama.cpp's own."""

@@ -148,7 +148,7 @@ class Passes(Cache):
             raise Stopped
         if self.captured is not None:
             self.captured.copies = copies
-        with self.captured or _UNWATCHED:
+        with self.captured or self._late or _UNWATCHED:
             driver.decode(self._open(), batch, n)
 
     def _views(self, rows: Sequence[tuple[int, int]]) -> list[Floats]:

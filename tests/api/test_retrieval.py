@@ -173,6 +173,19 @@ def test_heads_are_measured_apart_where_they_are_computed_late(verifier_model: M
     assert 0.0 < late.heads[0] < late.heads[-1]
 
 
+def test_a_curve_of_heads_that_are_late_is_of_no_use_where_they_are_not(
+    f32_pair: tuple[Path, Path], home: Path
+) -> None:
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        ids(pair.reply(case(5), max_tokens=2))
+    (kept,) = (home / "cache" / "curves").iterdir()
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "heads": [1e-3] * len(HEADS)}))
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        ids(pair.reply(case(5), max_tokens=2))
+        assert pair.curve().heads == ()
+    assert json.loads(kept.read_text())["heads"] == []
+
+
 class Slow:
     """A context whose rows take their time on a clock of its own."""
 

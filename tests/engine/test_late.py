@@ -173,6 +173,34 @@ def test_an_address_that_has_another_tensor_now_does_no_harm(pair: tuple[Context
     assert np.allclose(known(rows, 4), wanted, atol=1e-4)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interrupt_while_it_looks_is_not_lost(
+    pair: tuple[Context, Context], late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, plain = pair
+    context.decode(IDS[:3])
+    assert context.late is not None
+
+    def interrupted(_tensor: int) -> bytes:
+        raise KeyboardInterrupt
+
+    class Interrupting:
+        def __bool__(self) -> bool:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        if late:
+            context.late._names.clear()
+            patched.setattr(context.late, "_name", interrupted)
+        else:
+            patched.setattr(context.late, "_expected", Interrupting())
+        with pytest.raises(KeyboardInterrupt):
+            (context.decode_late if late else context.decode)(IDS[3:6], outputs=2)
+    assert context.length() == 3
+    plain.decode(IDS[:3])
+    assert np.allclose(known(context.decode_late(IDS[3:6], outputs=2), 2), plain.decode(IDS[3:6], outputs=2), atol=1e-4)
+
+
 def test_filled_up_they_are_the_same(pair: tuple[Context, Context]) -> None:
     late, plain = pair
     late.fill([0, 1, 4, 4, 4, 8, 8, 8, 8], [1.0] * len(HEADS))
