@@ -67,7 +67,7 @@ def quality(found: Figures, path: Path) -> Path | None:
             if kind not in rows[0] or name == "hybrid_even" or (kind == "share" and name in _OF_OTHER_CHUNKS):
                 continue
             points = sorted((row[kind] or 0.0, row["mean"]) for row in [*rows, *ends])
-            label_of = name.replace("_", ", chunks of ")
+            label_of = name.replace("_unheeded", ", context not heeded").replace("_", ", chunks of ")
             axes.plot(*zip(*points, strict=True), {"auto": "-o"}.get(name, "--."), label=label_of)
         axes.set(xlabel=label, ylabel="mean score of all families, %", title=title)
         axes.grid(alpha=0.3)

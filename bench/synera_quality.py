@@ -7,8 +7,9 @@ was made on other cases. Exact match, and ROUGE-1 for free text, in percent. Eve
 chunks (of tokens, replies for `hybrid` and `edgefm`) and held to it; what it really spent stands beside its score.
 Chunks are as long as the profile's. A share of smaller chunks takes more passes of the verifier, so some gates are
 there with chunks of other lengths too (`auto_1`, `auto_4`, `synera_4`, each with a profile of such chunks), and
-`hybrid_even` has a budget that takes as many passes as that of `auto`. `published` is the paper's gate, with its chunks
-of four and nothing that holds it to its budget. The oracle knows the verdicts and the right replies: it verifies
+`hybrid_even` has a budget that takes as many passes as that of `auto`, and for `auto_unheeded` the draft model does not
+heed the context, with a profile to match. `published` is the paper's gate, with its chunks of four and nothing that
+holds it to its budget. The oracle knows the verdicts on the draft model's own chunks and the right replies: it verifies
 rejected chunks only, where that changes the score most.
 """
 
@@ -47,6 +48,8 @@ from models.profile import prompts
 POSITIONS = 1024
 GATES = ("auto", "synera", "confidence", "importance", "random", "hybrid", "edgefm")
 OTHERS = (("auto", 1), ("auto", 4), ("synera", 4))
+UNHEEDED = "auto_unheeded"
+"""Ours where the draft model does not heed the context, with a profile of its own."""
 PAPERS = 4
 """Tokens of the paper's chunks."""
 PROFILED = 40  # prompts of each family
@@ -70,6 +73,7 @@ def at_budget(
     found["hybrid_even"] = answered(asked, reply_with(own, gate="hybrid", budget=budget / usual))
     for gate, gamma in OTHERS:
         found[f"{gate}_{gamma}"] = answered(asked, reply_with(pairs[gamma], gate=gate, budget=budget))
+    found[UNHEEDED] = answered(asked, reply_with(pairs[0], gate="auto", budget=budget, precedents=False))
     i_th = paper.i_th(budget)
     found["published"] = answered(asked, lambda question, seed: own.reply(
         question.messages, max_tokens=MOST, gamma=PAPERS, gate=Published(paper, i_th, seed)
@@ -78,12 +82,15 @@ def at_budget(
 
 
 def profiles(draft: str, verifier: str, folder: Path) -> dict[int, Path]:
-    """Profiles of the pair with chunks of other lengths, on prompts that nothing else uses."""
+    """Profiles of the pair with chunks of other lengths, and at 0 one for which the context was not asked, on prompts
+    that nothing else uses."""
     found = {}
     with Pair.open(draft, verifier, threads=1) as pair:
         for gamma in sorted({gamma for _, gamma in OTHERS} | {PAPERS}):
             found[gamma] = folder / f"{gamma}.json"
             pair.profile(prompts(PROFILED), gamma=gamma).save(found[gamma])
+        found[0] = folder / "unheeded.json"
+        pair.profile(prompts(PROFILED), precedents=False).save(found[0])
     return found
 
 

@@ -219,13 +219,14 @@ class Pair:
         gamma: int = FINE,
         max_tokens: int = 96,
         layers: tuple[int, ...] | None = None,
+        precedents: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> Profile:
         """Profiles the pair on `prompts`, everything verified, and uses that from now on, without saving it.
 
-        `layers`: whose attention is importance. `progress` is called with the prompts done, and those in all; some
-        are read twice where no layer is given. A profile is kept with `Profile.save`, or for later processes with
-        `keep_profile`.
+        `layers`: whose attention is importance. `precedents`: it is found out, too, when the draft model had better
+        draft what the context says. `progress` is called with the prompts done, and those in all; some are read twice
+        where no layer is given. A profile is kept with `Profile.save`, or for later processes with `keep_profile`.
 
         Raises:
             InvalidOption: one of the two models is missing, or the prompts bring too little to say anything.
@@ -235,7 +236,9 @@ class Pair:
         """
         self._check_open()
         ids = [self.prompt_ids(prompt) for prompt in prompts]
-        return profile_pair(self._parts, ids, gamma=gamma, most=max_tokens, layers=layers, progress=progress)
+        return profile_pair(
+            self._parts, ids, gamma=gamma, most=max_tokens, layers=layers, precedents=precedents, progress=progress
+        )
 
     def keep_profile(self, profile: Profile) -> Path:
         """Saves `profile` as this pair's, where later processes find it; returns the file.

@@ -13,9 +13,13 @@ from edgellm.api.writing import Parts
 from edgellm.engine import Ids
 from edgellm.errors import InvalidOption
 from edgellm.spec.exit_drafter import THRESHOLD
+from edgellm.spec.precedent import hesitation
 from edgellm.spec.profile import Profile, build
 from edgellm.spec.profiling import Run, Watcher
 from edgellm.spec.records import GREEDY
+
+ASKED = 64
+"""Prompts by which it is found out when the draft model had better heed the context."""
 
 
 def profile_pair(
@@ -25,6 +29,7 @@ def profile_pair(
     gamma: int,
     most: int,
     layers: tuple[int, ...] | None,
+    precedents: bool,
     progress: Callable[[int, int], None] | None,
 ) -> Profile:
     """The pair's profile from now on. See `Pair.profile`."""
@@ -52,6 +57,10 @@ def profile_pair(
         try:
             runs: list[Run] = []
             watcher = Watcher(drafter, session, draft.is_eog, gamma, most)
+            for prompt in prompts[:: max(1, len(prompts) // ASKED)] if precedents else ():
+                watcher.most = min(most, parts.context - len(prompt))
+                watcher.ask(prompt)
+            watcher.hesitates = hesitation(watcher.seen)
             for done, prompt in enumerate(prompts, len(few)):
                 reached(done)
                 watcher.most = min(most, parts.context - len(prompt))
@@ -63,7 +72,7 @@ def profile_pair(
     points = exit_points(draft, drafters, prompts, threshold=THRESHOLD, gamma=gamma, most=most, threads=parts.threads)
     profile = build(
         runs, draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=kind.layers,
-        batch_seconds=batch_seconds(draft, prompts[0], parts.threads), exits=points,
+        batch_seconds=batch_seconds(draft, prompts[0], parts.threads), exits=points, hesitates=watcher.hesitates,
     )  # fmt: skip
     by_layer = {f"auc importance, layer {at}": round(value, 4) for at, value in enumerate(told) if isfinite(value)}
     profile = replace(profile, evidence=profile.evidence | by_layer)

@@ -23,6 +23,7 @@ from edgellm.spec.guess import BRANCHES, MOST_BRANCHES, branches, rejection
 from edgellm.spec.local import LocalVerifier
 from edgellm.spec.loop import Event, Limits, Watch, generate
 from edgellm.spec.options import CHUNK, FINE, ReplyOptions
+from edgellm.spec.precedent import Precedents
 from edgellm.spec.profile import Profile
 from edgellm.spec.protocols import Drafter, Tells, Verifier
 from edgellm.spec.records import Chunk, Explanation, Ids, Notice, Sampling, Verdict
@@ -108,6 +109,8 @@ def _written(
         own.doubt = plan.choice.doubt
         if isinstance(own, ModelDrafter):
             own.alone = verifier is None
+            own.precedents = _precedents(prompt) if plan.choice.hesitates else None
+            own.hesitates = plan.choice.hesitates
             own.suggests = copying.suggests if copying is not None else None
             own.floors = parts.drafters.floors if copying is not None else ()
             own.fill(*(parts.drafters.curve.filling() if copying is not None else NOT_FILLED))
@@ -146,6 +149,12 @@ def _written(
         if parts.drafters is not None and own is not None:
             own.heed(None)
             parts.drafters.give(plan.kind, own)
+
+
+def _precedents(prompt: Ids) -> Precedents:
+    precedents = Precedents()
+    precedents.begin(prompt)
+    return precedents
 
 
 def _copying(parts: Parts, options: ReplyOptions, plan: Plan, prompt: Ids) -> tuple[Copying | None, str]:

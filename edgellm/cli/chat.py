@@ -95,6 +95,12 @@ def chat(
     economy: Annotated[
         bool, typer.Option("--economy/--no-economy", help="With a budget: stop verifying what proves needless.")
     ] = True,
+    precedents: Annotated[
+        bool,
+        typer.Option(
+            "--precedents/--no-precedents", help="With a budget: draft what the context says where the model hesitates."
+        ),
+    ] = True,
     retrieval: Annotated[
         str,
         typer.Option(
@@ -137,7 +143,7 @@ def chat(
     options = ReplyOptions(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, gate=gate.value,
         budget=budget, parallel=parallel, early_exit=early_exit.value, exit_threshold=exit_threshold, economy=economy,
-        retrieval=retrieval, tree=tree.value,
+        precedents=precedents, retrieval=retrieval, tree=tree.value,
     )  # fmt: skip
     texts = [_read(path) for path in context or ()]
     question = " ".join(prompt) if prompt else None

@@ -47,6 +47,12 @@ def profile(
         typer.Option(metavar="N", help="A layer whose attention is importance, from 0. Can be given several times.",
                      show_default="the one that tells most"),
     ] = None,
+    precedents: Annotated[
+        bool,
+        typer.Option(
+            "--precedents/--no-precedents", help="Find out when the draft model had better draft what the context says."
+        ),
+    ] = True,
     output: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Where to write it instead.", show_default="where it is found by itself"),
@@ -68,6 +74,7 @@ def profile(
             task = bar.add_task("profiling", total=len(asked))
             found = pair.profile(
                 asked, gamma=gamma, max_tokens=max_tokens, layers=tuple(layer) if layer else None,
+                precedents=precedents,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )  # fmt: skip
         try:
@@ -156,6 +163,7 @@ def _show(found: Profile) -> None:
     facts = Table(box=None, show_header=False, pad_edge=False)
     for name, value in (
         ("profiled on", f"{found.prompts} prompts, {found.chunks} chunks of {found.gamma} tokens"),
+        ("the context is heeded", f"below a confidence of {found.hesitates:.2f}" if found.hesitates else "never"),
         ("c_th", f"{found.c_th:.3f}, the mean confidence of chunks accepted whole"),
         ("alpha", f"{found.alpha:.3f}, the chance that a drafted token is accepted"),
         ("accepted up to place", f"{acceptance} (1 to {len(found.acceptance)})"),

@@ -12,7 +12,7 @@ import numpy as np
 from edgellm.spec.acceptance import Probabilities
 from edgellm.spec.guess import Guess, Guessed, guesses
 from edgellm.spec.protocols import Drafter
-from edgellm.spec.records import Chunk, Floats, Ids, Sampling
+from edgellm.spec.records import Chunk, Floats, Ids, Precedent, Sampling
 
 T = TypeVar("T")
 ALTERNATIVES = 7
@@ -138,6 +138,7 @@ def part(chunk: Chunk, start: int, end: int) -> Chunk:
         distributions=None if chunk.distributions is None else chunk.distributions[here],
         exit_layers=None if chunk.exit_layers is None else chunk.exit_layers[here],
         alternatives=None if chunk.alternatives is None else chunk.alternatives[here],
+        precedent=None if chunk.precedent is None else _slice(chunk.precedent, here),
         tail=min(end - start, max(0, chunk.tail - (len(chunk) - end))),
     )
 
@@ -153,6 +154,21 @@ def joined(one: Chunk, other: Chunk) -> Chunk:
         distributions=_both(one.distributions, other.distributions),
         exit_layers=_both(one.exit_layers, other.exit_layers),
         alternatives=_both(one.alternatives, other.alternatives),
+        precedent=_together(one.precedent, other.precedent),
+    )
+
+
+def _slice(precedent: Precedent, here: slice) -> Precedent:
+    return Precedent(precedent.said[here], precedent.matched[here], precedent.copied[here])
+
+
+def _together(one: Precedent | None, other: Precedent | None) -> Precedent | None:
+    if one is None or other is None:
+        return None
+    return Precedent(
+        np.concatenate((one.said, other.said)),
+        np.concatenate((one.matched, other.matched)),
+        np.concatenate((one.copied, other.copied)),
     )
 
 

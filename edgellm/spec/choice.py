@@ -43,7 +43,8 @@ class Choice:
 
     `gamma` drafted tokens a chunk; `layers`: whose attention the gate needs; `rewrite` is the perplexity above which
     the verifier writes the whole reply anew (edgefm), None elsewhere; `ledger` counts, where a share is to be kept.
-    A chunk ends early behind a token whose confidence is below `doubt`.
+    A chunk ends early behind a token whose confidence is below `doubt`. Where it is below `hesitates`, what the context
+    says is drafted instead.
     """
 
     gate: Gate
@@ -53,6 +54,7 @@ class Choice:
     rewrite: float | None = None
     ledger: Ledger | None = None
     doubt: float = 0.0
+    hesitates: float = 0.0
 
 
 class BudgetGate:
@@ -139,7 +141,11 @@ def choose(
         found = BudgetGate(_dial(gate, profile, seed), budget, ledger)
     layers = profile.layers if gate in ("importance", "synera") else ()
     limited = _limited(found, reason, 1 if gate == "hybrid" else gamma, ledger, economy, layers)
-    return replace(limited, doubt=DOUBT) if linked and gate == "worth" else limited
+    if gate != "worth":
+        return limited
+    heeds = profile.hesitates if options.precedents else 0.0
+    said = f"; below a confidence of {heeds:.2f} what the context says is drafted" if heeds else ""
+    return replace(limited, doubt=DOUBT if linked else 0.0, hesitates=heeds, reason=limited.reason + said)
 
 
 def best_gate(profile: Profile, budget: float) -> tuple[str, str]:

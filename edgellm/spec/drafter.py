@@ -9,8 +9,10 @@ import numpy as np
 
 from edgellm.engine import Context, Model, SeqRows, top2, top_k
 from edgellm.spec.drafting import Drafting, Meter
+from edgellm.spec.precedent import Precedents
 from edgellm.spec.protocols import Suggests
 from edgellm.spec.records import NO_IDS, Chunk, Floats, Ids, Sampling
+from edgellm.spec.retrieval.sources import SILENT, Cursor
 
 
 class ModelDrafter:
@@ -35,6 +37,8 @@ class ModelDrafter:
         self.suggests: Suggests | None = None  # set for a reply, too
         self.floors: Sequence[float] = ()  # what a suggested token's chance must be, by its place in a decode
         self.least: Callable[[], Sequence[float]] = tuple  # what a chunk's chance must be, by its length
+        self.precedents: Precedents | None = None  # of the reply, where it heeds the context; set for it
+        self.hesitates = 0.0  # below this confidence it takes what the context says
         self._branches = 0  # sequences 1 to this hold what was drafted ahead
 
     def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
@@ -44,7 +48,8 @@ class ModelDrafter:
         same, and sooner there.
         """
         drafting = Drafting(
-            len(prefix), gamma, sampling, self._alternatives, self.doubt, self.least(), self.alone
+            len(prefix), gamma, sampling, self._alternatives, self.doubt, self.least(), self.alone,
+            self._said(prefix), self.hesitates,
         )  # fmt: skip
         try:
             self._meter.rest()
@@ -82,6 +87,10 @@ class ModelDrafter:
             return []
         drafted = drafting.ids
         return self.suggests.suggest(prefix, drafted, self.floors[: drafting.left - 1]) if drafting.left > 1 else []
+
+    def _said(self, prefix: Ids, stands: bool = True) -> Cursor:
+        """What followed the same words before, from the end of `prefix` on."""
+        return SILENT if self.precedents is None else self.precedents.cursor(prefix, stands)
 
     def importance_by_layer(self, n: int) -> Floats | None:
         """Of the first `n` tokens of the last chunk, (layers, n); None where it is not measured."""
@@ -124,7 +133,9 @@ class ModelDrafter:
 
         def begin(prefix: Ids) -> None:
             fits = min(gamma, context.n_ctx - len(prefix) + 1)
-            branches.append((prefix, Drafting(len(prefix), fits, sampling, self._alternatives)))
+            said = self._said(prefix, stands=False)
+            drafting = Drafting(len(prefix), fits, sampling, self._alternatives, cursor=said, hesitates=self.hesitates)
+            branches.append((prefix, drafting))
             self._branches = max(self._branches, len(branches))
             if fits > 0:
                 context.branch(0, len(branches))

@@ -9,7 +9,9 @@ import numpy as np
 from edgellm.engine import Context, Recorder, Top2, top_k
 from edgellm.errors import InvalidOption
 from edgellm.spec.importance import ColumnSums
-from edgellm.spec.records import NO_FLOATS, Chunk, Distribution, Floats, Ids, Sampling
+from edgellm.spec.precedent import MATCHED
+from edgellm.spec.records import NO_FLOATS, Chunk, Distribution, Floats, Ids, Precedent, Sampling
+from edgellm.spec.retrieval.sources import SILENT, Cursor
 from edgellm.spec.sampling import Purpose, distribution, draw, exact_distribution, uniforms
 
 _NO_KEYS = slice(0, 0)
@@ -27,18 +29,23 @@ class Drafting:
         doubt: float = 0.0,
         floors: Sequence[float] = (),
         alone: bool = False,
+        cursor: Cursor = SILENT,
+        hesitates: float = 0.0,
     ) -> None:
         """For up to `gamma` tokens from `position` on, where the reply goes on, with `alternatives` for each.
 
         It also ends behind a token whose confidence is below `doubt`, or where that of all tokens so far, multiplied,
         is below what `floors` has in its place. `alone`: nobody verifies, so tokens are drawn as a verifier draws its
-        own; a seed then writes what it writes where this model verifies what is copied for it.
+        own; a seed then writes what it writes where this model verifies what is copied for it. `cursor` says what
+        followed the same words before: where greedy drafts are less sure than `hesitates`, it is taken instead.
         """
         self._alive, self._floors, self._alone = 1.0, floors, alone
         self._gamma, self._doubt = gamma, doubt
         self._sampling = sampling
         purpose, column = (Purpose.VERIFY, 1) if alone else (Purpose.DRAFT, 0)
         self._numbers = None if sampling.greedy else uniforms(sampling.seed, position, gamma, purpose)[:, column]
+        self._cursor, self._hesitates = cursor, hesitates
+        self._said: list[tuple[int, int, bool]] = []
         self.ids: list[int] = []
         self._facts: list[Top2] = []
         self._drawn: list[Distribution] = []
@@ -52,6 +59,8 @@ class Drafting:
         if self._numbers is not None:
             self._drawn.append((exact_distribution if self._alone else distribution)(logits, self._sampling))
             token = draw(self._drawn[-1], float(self._numbers[len(self.ids)]))
+        if self._cursor is not SILENT:
+            token = self._heed(token, facts.p1)
         self.ids.append(token)
         self._facts.append(facts)
         self._alive *= facts.p1
@@ -62,6 +71,17 @@ class Drafting:
             self._others.append((ids[others], probs[others]))
         return token
 
+    def _heed(self, token: int, confidence: float) -> int:
+        """`token`, or what the context says where the model hesitates. A token that was drawn stays."""
+        said, matched, _ = self._cursor.offer()
+        differs = said >= 0 and said != token and matched >= MATCHED
+        copied = differs and confidence < self._hesitates and self._numbers is None
+        if copied:
+            token = said
+        self._said.append((said, matched, copied))
+        self._cursor.advance(token)
+        return token
+
     @property
     def left(self) -> int:
         """Tokens that it may still get."""
@@ -69,7 +89,9 @@ class Drafting:
 
     def full(self) -> bool:
         at = len(self.ids)
-        if at >= self._gamma or self._facts[-1].p1 < self._doubt:
+        if at >= self._gamma:
+            return True
+        if self._facts[-1].p1 < self._doubt and not (self._said and self._said[-1][2]):
             return True
         return at <= len(self._floors) and self._alive < self._floors[at - 1]
 
@@ -84,7 +106,14 @@ class Drafting:
             importance=NO_FLOATS if importance is None else importance[:n],
             exit_layers=tuple(self._exits) if exits else None,
             alternatives=tuple(self._others) if self._wanted else None,
+            precedent=self._precedent(),
         )
+
+    def _precedent(self) -> Precedent | None:
+        if not self._said:
+            return None
+        said, matched, copied = zip(*self._said, strict=True)
+        return Precedent(np.array(said, np.int32), np.array(matched, np.int32), np.array(copied, np.bool_))
 
 
 class Meter:

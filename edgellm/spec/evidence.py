@@ -22,13 +22,13 @@ def evidence(runs: Sequence[Run]) -> dict[str, float]:
 
     `auc rejected` is that of the fitted predictor, on prompts that it was not fitted on.
     """
-    seen = [chunk for run in runs for chunk in run.verified]
+    seen = [chunk for run in runs for chunk in run.judged]
     x, wrong = np.array([chunk.signals for chunk in seen]), np.array([not chunk.whole for chunk in seen])
     found = {f"auc {name}": auc(-x[:, at] if "margin" in name else x[:, at], wrong) for at, name in enumerate(NAMES)}
     scores, truth = [], []
     for ours, others in ((runs[::2], runs[1::2]), (runs[1::2], runs[::2])):
-        fitted = [chunk for run in others for chunk in run.verified]
-        judged = [chunk for run in ours for chunk in run.verified]
+        fitted = [chunk for run in others for chunk in run.judged]
+        judged = [chunk for run in ours for chunk in run.judged]
         if not fitted or not judged:
             return {}
         trained = fit(_judged(fitted), np.array([float(not chunk.whole) for chunk in fitted]))
@@ -67,11 +67,11 @@ def gate_evidence(profile: Profile, runs: Sequence[Run]) -> dict[str, float]:
             found[f"gate {name} at {share}"] = right(_at_share(chance, share))
         halves = []
         for ours, others in ((runs[::2], runs[1::2]), (runs[1::2], runs[::2])):
-            if any(run.verified for run in others):
-                followed = [run for run in ours if run.verified]
+            if any(run.judged for run in others):
+                followed = [run for run in ours if run.judged]
                 taken = follow(followed, fit_policies(others)[at])
                 halves += [
-                    all(flag or chunk.whole for flag, chunk in zip(flags.tolist(), run.verified, strict=True))
+                    all(flag or chunk.whole for flag, chunk in zip(flags.tolist(), run.judged, strict=True))
                     for flags, run in zip(taken, followed, strict=True)
                 ]
         found[f"gate worth at {share}"] = float(np.mean(halves)) if halves else 0.0

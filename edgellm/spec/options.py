@@ -36,10 +36,12 @@ class ReplyOptions:
     `parallel`: drafts on while a verdict is on its way, where the verifier is across a link. `early_exit`: leaves the
     draft model's last layers out for a token that `exit_threshold` calls sure (top-1 minus top-2 probability), `auto`
     where the profile says that it pays. `economy`: with a budget below 1 verification may stop where it is measured
-    to change nothing and cost time. `seed` None picks one, which the summary tells. `gamma` is the number of drafted
-    tokens in a chunk, None for as many as the profile has where a budget is kept, else `CHUNK`. `confidence_threshold`
-    is the c_th of the confidence gate without a budget. `retrieval`: whether drafts are also copied from what was seen,
-    `auto`, `off`, or those of `SOURCES` that may be copied from, with commas between them; only where everything is
+    to change nothing and cost time. `precedents`: with a budget below 1 and the fitted gate, what followed the same
+    words before is drafted where the draft model hesitates, as far as the pair's profile says that it pays. `seed` None
+    picks one, which the summary tells. `gamma` is the number of drafted tokens in a chunk, None for as many as the
+    profile has where a budget is kept, else `CHUNK`. `confidence_threshold` is the c_th of the confidence gate without
+    a budget. `retrieval`: whether drafts are also copied from what was seen, `auto`, `off`, or those of `SOURCES` that
+    may be copied from, with commas between them; only where everything is
     verified, so it never changes the text. `tree`: whether such a draft may be a tree, `on`, `off`, or `auto` where
     that is faster. `stop`: texts that end the reply where one would begin; it is not part of the reply. `logprobs`:
     tokens carry the probabilities that the verifier (the draft model, where that is alone) gave them and this many
@@ -60,6 +62,7 @@ class ReplyOptions:
     early_exit: str = "auto"
     exit_threshold: float = 0.7
     economy: bool = True
+    precedents: bool = True
     confidence_threshold: float = 0.8
     gamma: int | None = None
     retrieval: str = "auto"

@@ -60,8 +60,8 @@ class _Reply:
 
 
 def fit_policies(runs: Sequence[Run]) -> tuple[Policy, ...]:
-    """One policy for each of `SHARES`, fitted on the verified replies of `runs`, which hold some chunks."""
-    seen = [chunk for run in runs for chunk in run.verified]
+    """One policy for each of `SHARES`, fitted on the judged replies of `runs`, which hold some chunks."""
+    seen = [chunk for run in runs for chunk in run.judged]
     judged = np.array([chunk.signals for chunk in seen])[:, list(JUDGED)]
     rejected = fit(judged, np.array([not chunk.whole for chunk in seen], dtype=np.float64))
     return tuple(_fit(runs, rejected, share) for share in SHARES)
@@ -92,12 +92,12 @@ def follow(runs: Sequence[Run], policy: Policy) -> list[Flags]:
 def _replies(runs: Sequence[Run], rejected: Predictor, hope: Predictor | None) -> list[_Reply]:
     replies = []
     for run in runs:
-        if not run.verified:
+        if not run.judged:
             continue
-        x = np.array([chunk.signals for chunk in run.verified])[:, list(JUDGED)]
+        x = np.array([chunk.signals for chunk in run.judged])[:, list(JUDGED)]
         chance = rejected.scores(x)
         x = np.column_stack((x, np.log(chance + _SURE)))
-        wrong = np.array([not chunk.whole for chunk in run.verified])
+        wrong = np.array([not chunk.whole for chunk in run.judged])
         replies.append(_Reply(x, chance, wrong, np.ones(len(x)) if hope is None else hope.scores(x)))
     return replies
 

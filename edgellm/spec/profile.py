@@ -17,7 +17,7 @@ from edgellm.spec.policy import KEPT, Policy, fit_policies
 from edgellm.spec.predictor import Predictor
 from edgellm.spec.profiling import Run
 
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ class Profile:
     origin: str = "prompts"
     batch_seconds: tuple[float, ...] = ()
     exits: tuple[ExitPoint, ...] = ()
+    hesitates: float = 0.0
 
     @property
     def usual_importance(self) -> float:
@@ -163,6 +164,7 @@ def build(
     origin: str = "prompts",
     batch_seconds: tuple[float, ...] = (),
     exits: tuple[ExitPoint, ...] = (),
+    hesitates: float = 0.0,
 ) -> Profile:
     """The profile that `runs` amount to; the other arguments are its fields.
 
@@ -201,6 +203,7 @@ def build(
         origin=origin,
         batch_seconds=batch_seconds,
         exits=exits,
+        hesitates=hesitates,
     )
     return replace(profile, evidence=profile.evidence | gate_evidence(profile, runs))
 

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.errors import VerifierBusy
-from edgellm.spec.protocols import Drafter, VerifierSession
+from edgellm.spec.precedent import Precedents, Seen, differed
+from edgellm.spec.protocols import Drafter, Heeding, VerifierSession
 from edgellm.spec.records import GREEDY, Chunk, Ids, Verdict
 from edgellm.spec.signals import signals, surprise
 
@@ -39,7 +40,8 @@ class Observed:
 class Run:
     """One prompt: chunks of the fully verified reply, and of the draft model's own reply.
 
-    `confidence` of each token of the draft model's reply; seconds of each drafted token and verification.
+    `confidence` of each token of the draft model's reply; seconds of each drafted token and verification. `heeded` are
+    chunks of a verified reply for which the draft model heeded the context, where it was to.
     """
 
     verified: tuple[Observed, ...]
@@ -47,6 +49,12 @@ class Run:
     confidence: tuple[float, ...]
     draft_seconds: tuple[float, ...]
     verify_seconds: tuple[float, ...]
+    heeded: tuple[Observed, ...] = ()
+
+    @property
+    def judged(self) -> tuple[Observed, ...]:
+        """The chunks that the fitted gate is to judge."""
+        return self.heeded or self.verified
 
 
 class Watcher:
@@ -56,6 +64,11 @@ class Watcher:
         self, drafter: Drafter, session: VerifierSession, is_eog: Callable[[int], bool], gamma: int, most: int
     ) -> None:
         """Replies have at most `most` tokens."""
+        self.hesitates = 0.0
+        """Below this confidence the draft model takes what the context says, in one more reply to each prompt."""
+        self.seen: list[Seen] = []
+        """Where the context and the draft model differed; `ask` adds to it."""
+        self._precedents = Precedents()
         self._drafter, self._session, self._is_eog = drafter, session, is_eog
         self._gamma, self.most = gamma, most
         self._draft_seconds: list[float] = []
@@ -65,6 +78,7 @@ class Watcher:
         """See the module."""
         self._draft_seconds, self._verify_seconds = [], []
         verified = self.verified(prompt)
+        heeded = self._heeding(prompt, self.hesitates) if self.hesitates else []
         reply, chunks = self._alone(prompt)
         seen = []
         at, so_far = 0, 0.0
@@ -74,7 +88,22 @@ class Watcher:
             at, so_far = at + len(chunk), so_far + surprise(chunk)
         confidence = tuple(float(c) for chunk in chunks for c in chunk.confidence)
         times = tuple(self._draft_seconds), tuple(self._verify_seconds)
-        return Run(tuple(verified), tuple(seen), confidence, *times)
+        return Run(tuple(verified), tuple(seen), confidence, *times, tuple(heeded))
+
+    def ask(self, prompt: Ids) -> None:
+        """What the context would have said in the verifier's own reply; see `seen`."""
+        self._heeding(prompt, 0.0)
+
+    def _heeding(self, prompt: Ids, hesitates: float) -> list[Observed]:
+        """`verified`, while the draft model heeds the context."""
+        if not isinstance(self._drafter, Heeding):
+            return []
+        self._precedents.begin(prompt)
+        self._drafter.precedents, self._drafter.hesitates = self._precedents, hesitates
+        try:
+            return self.verified(prompt)
+        finally:
+            self._drafter.precedents, self._drafter.hesitates = None, 0.0
 
     def verified(self, prompt: Ids) -> list[Observed]:
         """The chunks of the verifier's own reply."""
@@ -83,6 +112,7 @@ class Watcher:
             chunk = self._draft(ids, min(self._gamma, room))
             verdict = self._verify(ids, chunk)
             seen.append(observed(chunk, len(ids) - start, verdict, so_far))
+            self.seen += differed(chunk, verdict)
             so_far += surprise(chunk)
             ids = np.concatenate((ids, chunk.ids[: verdict.accepted], verdict.tokens[:1]))
             if any(map(self._is_eog, ids[-verdict.accepted - 1 :].tolist())):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
+from edgellm.spec.precedent import Precedents
 from edgellm.spec.records import Chunk, Decision, Ids, Sampling, Verdict
 
 
@@ -78,6 +79,16 @@ class Gate(Protocol):
     def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:
         """`written` tokens of at most `max_tokens` stand before `chunk`."""
         ...
+
+
+@runtime_checkable
+class Heeding(Protocol):
+    """A drafter that may take what the context says where its model hesitates."""
+
+    precedents: Precedents | None
+    """Of the reply; None: it does not ask the context."""
+    hesitates: float
+    """The confidence below which it takes what the context says."""
 
 
 @runtime_checkable

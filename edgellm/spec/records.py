@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 Ids: TypeAlias = npt.NDArray[np.int32]
 Floats: TypeAlias = npt.NDArray[np.float32]
+Flags: TypeAlias = npt.NDArray[np.bool_]
 
 NO_IDS: Ids = np.empty(0, dtype=np.int32)
 NO_FLOATS: Floats = np.empty(0, dtype=np.float32)
@@ -90,6 +91,17 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
+class Precedent:
+    """What the context said at each place of a chunk: `said` (-1: nothing) and how many tokens before it were
+    `matched`; and whether that was `copied` instead of what the model would have drafted. Shapes (n,).
+    """
+
+    said: Ids
+    matched: Ids
+    copied: Flags
+
+
+@dataclass(frozen=True, slots=True)
 class Twig:
     """Other tokens that may stand in a chunk from place `at` on: `ids` and `confidence`, shapes (m,), m at least 1."""
 
@@ -111,6 +123,7 @@ class Chunk:
     drafter was asked for them. The first `ahead` tokens were drafted while a verdict was on its way; the
     last `tail` ones were copied behind what a model drafted (of a `retrieved` chunk all were). `reason` says why
     the chunk is as long as it is, where its drafter explains itself. With `twigs` it is a tree: only copied ones are.
+    `precedent` is there where the drafter heeds the context.
     """
 
     ids: Ids = field(default_factory=lambda: NO_IDS)
@@ -125,6 +138,7 @@ class Chunk:
     tail: int = 0
     reason: str = ""
     twigs: tuple[Twig, ...] = ()
+    precedent: Precedent | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -22,6 +22,14 @@ NAMES = (
     "tokens",
     "place",  # log of 1 + tokens written before
     "doubt so far",  # surprise of all chunks before it: is this a reply that needs many corrections?
+    "agreement",  # log of 1 + matched tokens where the context says the same, summed over tokens
+    "most agreement",
+    "dissent",  # the same where it says another token than the one that is drafted
+    "most dissent",
+    "doubtful dissent",  # with the doubt of the token
+    "copied",  # tokens that were taken from the context
+    "copied match",  # log of 1 + matched tokens of those
+    "copied doubt",  # of the model at those
 )
 JUDGED = tuple(at for at, name in enumerate(NAMES) if "importance" not in name)
 """Places of those that the fitted gate weighs: importance told it nothing that confidence does not (evidence in the
@@ -61,5 +69,27 @@ def signals(chunk: Chunk, written: int, usual: float = 0.0, so_far: float = 0.0)
             len(chunk),
             np.log1p(written),
             so_far,
+            *_support(chunk, doubt),
         )
+    )
+
+
+def _support(chunk: Chunk, doubt: Vector) -> tuple[float, ...]:
+    """What the context says of a chunk, as the last of `NAMES`; nothing where it was not asked."""
+    heard = chunk.precedent
+    if heard is None:
+        return (0.0,) * 8
+    matched = np.log1p(np.where(heard.said >= 0, heard.matched, 0).astype(np.float64))
+    same = heard.said == chunk.ids
+    copied = heard.copied
+    agreement, dissent = np.where(same & ~copied, matched, 0.0), np.where(same, 0.0, matched)
+    return (
+        agreement.sum(),
+        agreement.max(),
+        dissent.sum(),
+        dissent.max(),
+        float((dissent * doubt).sum()),
+        float(copied.sum()),
+        float(matched[copied].sum()),
+        float(doubt[copied].sum()),
     )

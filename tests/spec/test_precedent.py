@@ -1,0 +1,175 @@
+"""What the context says where the draft model hesitates: where it is asked, who is told, what it never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.api import Pair
+from edgellm.engine import Context, Model, top2
+from edgellm.spec.ahead import joined, part
+from edgellm.spec.drafter import ModelDrafter
+from edgellm.spec.drafting import Drafting
+from edgellm.spec.precedent import MATCHED, Precedents, Seen, differed, hesitation
+from edgellm.spec.records import GREEDY, Chunk, Explanation, Precedent, Sampling, Verdict
+from edgellm.spec.retrieval.sources import Context as Text
+from edgellm.spec.signals import NAMES, signals
+from tests.spec.real import case, ids
+
+tokens = st.lists(st.integers(1, 5), min_size=1, max_size=30)
+
+
+def of(*some: int) -> np.ndarray:
+    return np.array(some, dtype=np.int32)
+
+
+@given(tokens, st.lists(tokens, max_size=4), st.data())
+def test_it_says_what_the_text_says_whatever_was_on_trial_meanwhile(
+    prompt: list[int], steps: list[list[int]], data: st.DataObject
+) -> None:
+    precedents = Precedents()
+    precedents.begin(of(*prompt))
+    text = list(prompt)
+    for step in steps:
+        trial = data.draw(tokens)
+        precedents.cursor(of(*text, *trial), stands=data.draw(st.booleans()))  # what is rejected later
+        text += step
+        found = precedents.cursor(of(*text)).offer()
+        plain = Text()
+        plain.begin(text)
+        known = plain.cursor().offer()
+        assert found[1] <= known[1]  # the newest tokens are matched, and not yet found
+        assert (found[0] >= 0) <= (known[0] >= 0)
+        assert precedents._context.text == text[: len(precedents._context.text)]
+
+
+def test_a_copy_takes_the_place_of_a_token_that_is_doubted() -> None:
+    said = Precedents()
+    said.begin(of(7, 8, 9, 1, 2, 7, 8))  # behind 7 8 there was a 9
+    for p1, hesitates, sampling, wanted in (
+        (0.5, 0.6, GREEDY, 9),
+        (0.5, 0.4, GREEDY, 3),
+        (0.5, 0.6, Sampling(temperature=1e-3, seed=1), 3),
+    ):
+        logits = np.full(12, -50.0, dtype=np.float32)
+        logits[3], logits[4] = np.log(p1), np.log(1.0 - p1 - 1e-3)
+        cursor = said.cursor(of(7, 8, 9, 1, 2, 7, 8))
+        drafting = Drafting(7, 4, sampling, doubt=0.7, cursor=cursor, hesitates=hesitates)
+        assert drafting.add(logits, top2(logits)) == wanted
+        assert drafting.full() == (wanted != 9)  # a copy is no doubtful token any more
+        heard = drafting.chunk(None).precedent
+        assert heard is not None
+        assert (heard.said.tolist(), heard.matched.tolist(), heard.copied.tolist()) == ([9], [2], [wanted == 9])
+
+
+def test_one_matched_token_is_no_precedent() -> None:
+    said = Precedents()
+    said.begin(of(8, 9, 1, 2, 7, 8))
+    logits = np.zeros(12, dtype=np.float32)
+    drafting = Drafting(6, 4, GREEDY, cursor=said.cursor(of(8, 9, 1, 2, 7, 8)), hesitates=1.0)
+    assert drafting.add(logits, top2(logits)) == 0
+    assert MATCHED == 2
+
+
+def test_what_is_kept_of_a_chunk_keeps_what_was_said_of_it() -> None:
+    def chunk(*some: int) -> Chunk:
+        n = len(some)
+        heard = Precedent(of(*some), of(*range(n)), np.arange(n) % 2 == 0)
+        return Chunk(of(*some), np.ones(n, np.float32), np.ones(n, np.float32), precedent=heard)
+
+    both = joined(chunk(1, 2, 3), chunk(4, 5))
+    assert both.precedent is not None
+    assert both.precedent.said.tolist() == both.ids.tolist()
+    last = part(both, 2, 4)
+    assert last.precedent is not None
+    assert (last.precedent.said.tolist(), last.precedent.matched.tolist()) == ([3, 4], [2, 0])
+    assert last.precedent.copied.tolist() == [True, True]
+    assert joined(chunk(1), Chunk(of(2), np.ones(1, np.float32), np.ones(1, np.float32))).precedent is None
+
+
+def test_the_gate_is_told_of_agreement_dissent_and_copies() -> None:
+    confidence = np.array([0.9, 0.5, 0.4], dtype=np.float32)
+    heard = Precedent(of(1, 9, 3), of(3, 7, 1), np.array([False, False, True]))
+    told = dict(zip(NAMES, signals(Chunk(of(1, 2, 3), confidence, confidence, precedent=heard), 4), strict=True))
+    assert told["agreement"] == told["most agreement"] == pytest.approx(np.log(4))
+    assert told["dissent"] == told["most dissent"] == pytest.approx(np.log(8))
+    assert told["doubtful dissent"] == pytest.approx(np.log(8) * -np.log(0.5))
+    assert (told["copied"], told["copied match"]) == (1.0, pytest.approx(np.log(2)))
+    assert told["copied doubt"] == pytest.approx(-np.log(0.4), abs=1e-6)
+    alone = dict(zip(NAMES, signals(Chunk(of(1, 2, 3), confidence, confidence), 4), strict=True))
+    assert all(alone[name] == 0.0 for name in NAMES[-8:])
+
+
+def test_who_was_right_is_seen_up_to_the_verdict() -> None:
+    heard = Precedent(of(1, 9, 5, 6), of(4, 4, 1, 4), np.zeros(4, dtype=np.bool_))
+    chunk = Chunk(of(1, 2, 3, 4), np.full(4, 0.5, np.float32), precedent=heard)
+    assert differed(chunk, Verdict(1, of(9))) == [Seen(0.5, False, True)]
+    assert differed(chunk, Verdict(3, of(6))) == [Seen(0.5, True, False), Seen(0.5, False, True)]
+    assert differed(Chunk(of(1), np.ones(1, np.float32)), Verdict(0, of(2))) == []
+
+
+def test_it_hesitates_as_long_as_the_context_knows_better() -> None:
+    better = [Seen(c / 100, False, c % 3 > 0) for c in range(50)]
+    worse = [Seen(c / 100, True, False) for c in range(50, 100)]
+    assert hesitation(better + worse) == 0.5
+    assert hesitation(worse) == hesitation([]) == 0.0
+    chance = [Seen(0.3, False, n == 0) for n in range(20)]  # one of twenty
+    assert hesitation(chance) == 0.0
+
+
+@pytest.fixture(scope="module")
+def budgeted(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
+    with Pair.open(*f32_pair, threads=1) as pair:
+        prompts = [case(number) for number in range(24)]
+        profile = pair.profile(prompts, gamma=2)
+        assert profile.hesitates > 0.0
+        yield pair
+
+
+def test_a_pair_with_a_budget_copies_and_says_so(budgeted: Pair) -> None:
+    different = 0
+    for number in range(30, 42):
+        written = []
+        for precedents in (True, False):
+            heard: list[Explanation] = []
+            reply = budgeted.reply(case(number), max_tokens=32, budget=0.01, economy=False, precedents=precedents)
+            reply.on_explain = heard.append
+            written.append(ids(reply))
+            assert ("what the context says is drafted" in " ".join(each.text for each in heard)) == precedents
+        different += written[0] != written[1]
+    assert different > 0
+
+
+@pytest.mark.parametrize("gate", ["synera", "confidence", "importance", "random", "hybrid"])
+def test_other_gates_do_without(budgeted: Pair, gate: str) -> None:
+    heard: list[Explanation] = []
+    reply = budgeted.reply(case(31), max_tokens=24, budget=0.2, gate=gate, economy=False)
+    reply.on_explain = heard.append
+    assert ids(reply)
+    assert "context says" not in " ".join(each.text for each in heard)
+
+
+def test_with_everything_verified_nothing_changes(budgeted: Pair, alone: Pair) -> None:
+    for number in (2, 5):
+        wanted = ids(alone.reply(case(number), max_tokens=24))
+        assert ids(budgeted.reply(case(number), max_tokens=24, budget=1.0)) == wanted
+
+
+def test_what_is_drafted_ahead_heeds_the_context_too(draft_model: Model) -> None:
+    prompt = draft_model.chat_prompt(case(5))
+    with Context(draft_model, n_ctx=512, n_seq=3, threads=1) as context:
+        drafter = ModelDrafter(draft_model, context, alternatives=3)
+        drafter.precedents, drafter.hesitates = Precedents(), 1.0
+        drafter.precedents.begin(prompt)
+        plain = drafter.draft(prompt, 8, GREEDY)
+        assert plain.precedent is not None
+        ahead = drafter.draft_many([prompt], 8, GREEDY, lambda: False)
+        assert ahead[0][1].ids.tolist() == plain.ids.tolist()
+        heard = ahead[0][1].precedent
+        assert heard is not None
+        assert heard.said.tolist() == plain.precedent.said.tolist()
