@@ -5,14 +5,14 @@
 Replies of the bundled verifier are recorded and copied from, and what a check takes is read off a cost curve, so
 nothing is timed and the run can be repeated to the digit. Between ours and the oracle, which knows the reply, stands a
 drafter with our offers that knows how many of them will stand, and drafts as many of those as pays: nothing in vain.
-What it leaves to the oracle nobody has offered. Curves: the `bundled` verifier and `0.5b`, the Qwen2.5-0.5B shape with
-late heads, on two cores of a processor, as `bench.rows` and `bench.heads` measure them.
+What it leaves to the oracle nobody has offered. The curves are those of the last run of `bench.retrieval_speed`.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from bench.copying import SEED, TASKS, Everything, Oracle, Ours, Reply, recorded
-from bench.report import write
+from bench.report import RESULTS, write
 from bench.retrieval_tree import along
 from edgellm.engine import Context, Lens, Model, block_ends
 from edgellm.spec.curve import MOST, CostCurve, LengthRule
@@ -29,15 +29,6 @@ from edgellm.spec.options import SOURCES
 from edgellm.spec.records import GREEDY, Chunk, Expected, Verdict
 from edgellm.store import resolve
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-CURVES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "bundled": ((0.5, 0.52, 0.57, 0.62, 0.75, 0.9, 1.2, 1.5, 2.1, 2.7, 4.0, 5.2), ()),
-    "0.5b": (
-        (8.3, 13.3, 18.0, 13.3, 22.0, 23.5, 29.0, 32.0, 49.0, 65.0, 95.0, 121.0),
-        (5.0, 8.0, 10.5, 13.0, 21.0, 24.0, 46.0, 96.0),
-    ),
-}
-"""Milliseconds of a pass of `ROWS` rows, up to the head where those of `HEADS` heads stand beside."""
 STEP = 1e-4
 """Seconds of a drafting step."""
 Case = tuple[Reply, list[Expected]]
@@ -83,9 +74,20 @@ def speed(cases: Sequence[Case], curve: CostCurve, method: Ours | Oracle, knowin
     return tokens * (table[1] + prices[1]) / seconds
 
 
+def curves() -> dict[str, CostCurve]:
+    """Of each model, as `bench.retrieval_speed` measured it last."""
+    models = json.loads((RESULTS / "retrieval_speed.json").read_text(encoding="utf-8"))["models"]
+    found = {}
+    for name, figures in models.items():
+        seconds, heads = (tuple(1e-3 * each for each in figures[key].values()) for key in ("curve_ms", "heads_ms"))
+        found[name] = CostCurve(tuple(map(int, figures["curve_ms"])), seconds, filled=True, heads=heads)
+    return found
+
+
 def measured(cases: int) -> dict[str, Any]:
     """Every curve, every task, every drafter."""
-    found: dict[str, Any] = {name: {} for name in CURVES}
+    known = curves()
+    found: dict[str, Any] = {name: {} for name in known}
     with Model.load(resolve("edgellm-verifier")) as model, Context(model, n_ctx=model.n_ctx_train) as context:
         lens = Lens.open(model)
         for task in TASKS:
@@ -95,10 +97,7 @@ def measured(cases: int) -> dict[str, Any]:
                 context.clear()
                 foretell(context, case.prompt, 0, expected.append, lens)
                 read.append((case, expected))
-            for name, (passes, heads) in CURVES.items():
-                curve = CostCurve(
-                    ROWS, tuple(1e-3 * each for each in passes), filled=True, heads=tuple(1e-3 * each for each in heads)
-                )
+            for name, curve in known.items():
                 knowing = Knowing(curve, model)
                 found[name][task] = {
                     "ours": speed(read, curve, Ours(SOURCES, curve, model)),

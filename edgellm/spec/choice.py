@@ -144,7 +144,8 @@ def choose(
     if gate != "worth":
         return limited
     heeds = profile.hesitates if options.precedents else 0.0
-    said = f"; below a confidence of {heeds:.2f} what the context says is drafted" if heeds else ""
+    copies = heeds > 0.0 and options.temperature <= 0.0  # a drawn token stays; the gate hears the context all the same
+    said = f"; below a confidence of {heeds:.2f} what the context says is drafted" if copies else ""
     return replace(limited, doubt=DOUBT if linked else 0.0, hesitates=heeds, reason=limited.reason + said)
 
 

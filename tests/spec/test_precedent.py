@@ -145,6 +145,14 @@ def test_a_pair_with_a_budget_copies_and_says_so(budgeted: Pair) -> None:
     assert different > 0
 
 
+def test_a_token_that_was_drawn_stays_and_nothing_else_is_said(budgeted: Pair) -> None:
+    heard: list[Explanation] = []
+    reply = budgeted.reply(case(31), max_tokens=24, budget=0.2, economy=False, temperature=0.8, seed=1)
+    reply.on_explain = heard.append
+    assert ids(reply)
+    assert "context says" not in " ".join(each.text for each in heard)
+
+
 @pytest.mark.parametrize("gate", ["synera", "confidence", "importance", "random", "hybrid"])
 def test_other_gates_do_without(budgeted: Pair, gate: str) -> None:
     heard: list[Explanation] = []
