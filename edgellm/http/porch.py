@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import struct
 from asyncio import TimerHandle
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,7 @@ HEAD_SECONDS = 10.0  # for a TLS handshake, and then for the head of the first r
 NEXT_SECONDS = 40.0  # for the head of the next one
 TAKE_SECONDS = 30.0  # how long a client may leave untaken what it is sent
 MOST = 512
+_AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: on, and for no second
 _BREATH = 0.5  # seconds until the next try, where the system has no descriptor left
 
 
@@ -38,6 +40,8 @@ class Visit(H11Protocol):
     def end(self) -> None:
         """Hangs up, whatever is under way."""
         if self.transport is not None:
+            if self.transport.get_write_buffer_size():  # or the system goes on offering it what it does not take
+                self._came.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
             self.transport.abort()
             return
         with suppress(OSError):  # who is being greeted still is found to have left
