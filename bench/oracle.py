@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgellm.engine import Model
-from edgellm.spec.protocols import Drafter, VerifierSession
+from edgellm.spec.protocols import AsksContext, Drafter, VerifierSession
 from edgellm.spec.records import GREEDY, Ids
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class Course:
     """Scores of a reply after 0, 1, 2 ... of its rejected chunks were corrected, in order; chunks of the first."""
 
     scores: tuple[float, ...]
@@ -23,14 +23,14 @@ class Path:
 def path(
     prompt: Ids, score: Callable[[str], float], *, alphabet: Model, drafter: Drafter, session: VerifierSession,
     gamma: int, most: int,
-) -> Path:  # fmt: skip
+) -> Course:  # fmt: skip
     """The reply with its first rejected chunks corrected, for every number of them."""
     scores: list[float] = []
     chunks = 0
     while True:
         text, corrected, drafted = _written(prompt, len(scores), alphabet, drafter, session, gamma, most)
         if corrected < len(scores):  # there was nothing more to correct
-            return Path(tuple(scores), chunks)
+            return Course(tuple(scores), chunks)
         chunks = chunks or drafted
         scores.append(score(text))
 
@@ -40,6 +40,8 @@ def _written(
 ) -> tuple[str, int, int]:
     """The reply with at most so many corrections; how many there were, and the chunks drafted."""
     ids, pieces, corrected, chunks = prompt, [], 0, 0
+    if isinstance(drafter, AsksContext) and drafter.precedents is not None:
+        drafter.precedents.begin(prompt)
     while len(ids) < len(prompt) + most:
         chunk = drafter.draft(ids, gamma, GREEDY)
         new, chunks = chunk.ids, chunks + 1
@@ -56,7 +58,7 @@ def _written(
     return b"".join(pieces).decode(errors="replace"), corrected, chunks
 
 
-def oracle(paths: Sequence[Path], budget: float) -> list[float]:
+def oracle(paths: Sequence[Course], budget: float) -> list[float]:
     """Each reply's score where `budget` of all chunks is spent on the corrections that gain most for their number."""
     left = budget * sum(path.chunks for path in paths)
     offers = []

@@ -10,7 +10,7 @@ there with chunks of other lengths too (`auto_1`, `auto_4`, `synera_4`, each wit
 `hybrid_even` has a budget that takes as many passes as that of `auto`, and for `auto_unheeded` the draft model does not
 heed the context, with a profile to match. `published` is the paper's gate, with its chunks of four and nothing that
 holds it to its budget. The oracle knows the verdicts on the draft model's own chunks and the right replies: it verifies
-rejected chunks only, where that changes the score most.
+rejected chunks only, where that changes the score most; with `oracle_heeded` the draft model heeds the context, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import multiprocessing
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from bench.answers import MOST, Answers, Question, Remembering, answered, by_family, questions, reply_with
-from bench.oracle import oracle, path
+from bench.oracle import Course, oracle, path
 from bench.report import machine, write
 from edgellm.api import Pair
 from edgellm.api.profiles import find_profile, read_profile
@@ -38,12 +38,13 @@ from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.gates import SyneraGate
 from edgellm.spec.local import LocalVerifier
 from edgellm.spec.pool import ContextPool
+from edgellm.spec.precedent import Precedents
 from edgellm.spec.profile import Profile
 from edgellm.spec.records import GREEDY
 from edgellm.store import fingerprint, resolve
 from models.corpus import HELD_OUT_SEED
 from models.families import FAMILIES
-from models.profile import prompts
+from models.profile import CASES, prompts
 
 POSITIONS = 1024
 GATES = ("auto", "synera", "confidence", "importance", "random", "hybrid", "edgefm")
@@ -52,7 +53,6 @@ UNHEEDED = "auto_unheeded"
 """Ours where the draft model does not heed the context, with a profile of its own."""
 PAPERS = 4
 """Tokens of the paper's chunks."""
-PROFILED = 40  # prompts of each family
 
 
 def profile_of(draft: Model, verifier: Model, given: Path | None) -> Profile:
@@ -81,17 +81,23 @@ def at_budget(
     return found
 
 
-def profiles(draft: str, verifier: str, folder: Path) -> dict[int, Path]:
+def profiles(pool: Executor, arguments: argparse.Namespace, folder: Path) -> dict[int, Path]:
     """Profiles of the pair with chunks of other lengths, and at 0 one for which the context was not asked, on prompts
     that nothing else uses."""
-    found = {}
+    wanted: dict[int, dict[str, Any]] = {gamma: {"gamma": gamma} for gamma in {gamma for _, gamma in OTHERS} | {PAPERS}}
+    wanted[0] = {"precedents": False}
+    made = partial(profiled, arguments.draft, arguments.verifier, arguments.profiled, folder)
+    return dict(pool.map(made, wanted.keys(), wanted.values()))
+
+
+def profiled(
+    draft: str, verifier: str, cases: int, folder: Path, number: int, options: dict[str, Any]
+) -> tuple[int, Path]:
+    """One profile, made with these options on so many cases of each family."""
+    file = folder / f"{number}.json"
     with Pair.open(draft, verifier, threads=1) as pair:
-        for gamma in sorted({gamma for _, gamma in OTHERS} | {PAPERS}):
-            found[gamma] = folder / f"{gamma}.json"
-            pair.profile(prompts(PROFILED), gamma=gamma).save(found[gamma])
-        found[0] = folder / "unheeded.json"
-        pair.profile(prompts(PROFILED), precedents=False).save(found[0])
-    return found
+        pair.profile(prompts(cases), **options).save(file)
+    return number, file
 
 
 class Published(SyneraGate):
@@ -115,17 +121,17 @@ def against(ours: Answers, other: Answers, asked: Sequence[Question]) -> dict[st
 
 
 def figures_at(
-    found: dict[str, Answers], best: list[float], never: Answers, always: Answers, asked: Sequence[Question]
+    found: dict[str, Answers], best: dict[str, list[float]], never: Answers, always: Answers, asked: Sequence[Question]
 ) -> dict[str, Any]:
-    """One budget: every gate, the oracle, and how our gate compares."""
+    """One budget: every gate, the oracles, and how our gate compares."""
     rows = {name: answers.figures(asked) for name, answers in found.items()}
-    rows["oracle"] = by_family(best, asked)
+    rows |= {name: by_family(scores, asked) for name, scores in best.items()}
     low, high = (by_family(each.scores, asked)["mean"] for each in (never, always))
-    ours, top = rows["auto"]["mean"], rows["oracle"]["mean"]
+    ours = rows["auto"]["mean"]
     return {
         "gates": rows,
         "ours_above": {name: against(found["auto"], other, asked) for name, other in found.items() if name != "auto"},
-        "recovered_of_oracle": (ours - low) / (top - low),
+        **{f"recovered_of_{name}": (ours - low) / (rows[name]["mean"] - low) for name in best},
         "recovered_of_gap": (ours - low) / (high - low),
     }
 
@@ -136,7 +142,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(machine()["cores"], multiprocessing.get_context("spawn")) as pool,
     ):
-        others = profiles(arguments.draft, arguments.verifier, Path(folder))
+        others = profiles(pool, arguments, Path(folder))
         several = list(pool.map(partial(at_one, arguments, others), arguments.budgets))
     figures = several[0]
     for found in several:
@@ -168,18 +174,22 @@ def at_one(arguments: argparse.Namespace, others: Mapping[int, Path], budget: fl
         drafter = ModelDrafter(small, Context(small, n_ctx=POSITIONS, threads=1))
         closing.callback(drafter.close)
         session = verifier.open(GREEDY)
-        paths = [
-            path(
-                pair.prompt_ids(question.messages), question.score, alphabet=small, drafter=drafter, session=session,
-                gamma=profile.gamma, most=MOST,
-            )
-            for question in asked
-        ]  # fmt: skip
+        paths: dict[str, list[Course]] = {}
+        for name, hesitates in (("oracle", 0.0), ("oracle_heeded", profile.hesitates)):
+            drafter.precedents, drafter.hesitates = Precedents() if hesitates else None, hesitates
+            paths[name] = [
+                path(
+                    pair.prompt_ids(question.messages), question.score, alphabet=small, drafter=drafter,
+                    session=session, gamma=profile.gamma, most=MOST,
+                )
+                for question in asked
+            ]  # fmt: skip
         found = at_budget(pairs, paper, asked, budget)
+        best = {name: oracle(each, budget) for name, each in paths.items()}
         return {
             "cases": arguments.cases, "gamma": profile.gamma, "evidence": profile.evidence, "alpha": profile.alpha,
             "c_th": profile.c_th, "never": never.figures(asked), "always": always.figures(asked),
-            "budgets": {str(budget): figures_at(found, oracle(paths, budget), never, always, asked)},
+            "budgets": {str(budget): figures_at(found, best, never, always, asked)},
         }  # fmt: skip
 
 
@@ -202,8 +212,9 @@ def table(figures: dict[str, Any], budget: str) -> str:
     )
     lines.append(f"auto against {above}")
     lines.append(
-        f"auto recovers {at['recovered_of_oracle']:.0%} of what the oracle does, and {at['recovered_of_gap']:.0%} of"
-        " the gap between the models"
+        f"auto recovers {at['recovered_of_oracle']:.0%} of what the oracle does"
+        f" ({at['recovered_of_oracle_heeded']:.0%} of what it does where its draft model heeds the context), and"
+        f" {at['recovered_of_gap']:.0%} of the gap between the models"
     )
     return "\n".join(lines) + "\n\n"
 
@@ -215,6 +226,7 @@ def main() -> None:
     parser.add_argument("--draft", default="edgellm-draft")
     parser.add_argument("--verifier", default="edgellm-verifier")
     parser.add_argument("--profile", type=Path, help="another than the pair's own")
+    parser.add_argument("--profiled", type=int, default=CASES, help="cases a family, for profiles other than the own")
     parser.add_argument("--name", default="synera_quality", help="of the result file")
     arguments = parser.parse_args()
     write(arguments.name, "bench.synera_quality", run(arguments), HELD_OUT_SEED)

@@ -13,7 +13,7 @@ from edgellm.api.writing import Parts
 from edgellm.engine import Ids
 from edgellm.errors import InvalidOption
 from edgellm.spec.exit_drafter import THRESHOLD
-from edgellm.spec.precedent import hesitation
+from edgellm.spec.precedent import Seen, hesitation
 from edgellm.spec.profile import Profile, build
 from edgellm.spec.profiling import Run, Watcher
 from edgellm.spec.records import GREEDY
@@ -57,10 +57,11 @@ def profile_pair(
         try:
             runs: list[Run] = []
             watcher = Watcher(drafter, session, draft.is_eog, gamma, most)
+            seen: list[Seen] = []
             for prompt in prompts[:: max(1, len(prompts) // ASKED)] if precedents else ():
                 watcher.most = min(most, parts.context - len(prompt))
-                watcher.ask(prompt)
-            watcher.hesitates = hesitation(watcher.seen)
+                seen += watcher.ask(prompt)
+            watcher.hesitates = hesitation(seen)
             for done, prompt in enumerate(prompts, len(few)):
                 reached(done)
                 watcher.most = min(most, parts.context - len(prompt))

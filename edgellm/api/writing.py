@@ -107,10 +107,10 @@ def _written(
         own = parts.drafters.take(plan.kind)
         own.heed(stopped)
         own.doubt = plan.choice.doubt
+        own.precedents = _precedents(prompt) if plan.choice.hesitates else None
+        own.hesitates = plan.choice.hesitates
         if isinstance(own, ModelDrafter):
             own.alone = verifier is None
-            own.precedents = _precedents(prompt) if plan.choice.hesitates else None
-            own.hesitates = plan.choice.hesitates
             own.suggests = copying.suggests if copying is not None else None
             own.floors = parts.drafters.floors if copying is not None else ()
             own.fill(*(parts.drafters.curve.filling() if copying is not None else NOT_FILLED))

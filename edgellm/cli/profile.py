@@ -164,6 +164,7 @@ def _show(found: Profile) -> None:
     for name, value in (
         ("profiled on", f"{found.prompts} prompts, {found.chunks} chunks of {found.gamma} tokens"),
         ("the context is heeded", f"below a confidence of {found.hesitates:.2f}" if found.hesitates else "never"),
+        ("rejections are foretold", found.foretold),
         ("c_th", f"{found.c_th:.3f}, the mean confidence of chunks accepted whole"),
         ("alpha", f"{found.alpha:.3f}, the chance that a drafted token is accepted"),
         ("accepted up to place", f"{acceptance} (1 to {len(found.acceptance)})"),

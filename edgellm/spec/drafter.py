@@ -9,10 +9,9 @@ import numpy as np
 
 from edgellm.engine import Context, Model, SeqRows, top2, top_k
 from edgellm.spec.drafting import Drafting, Meter
-from edgellm.spec.precedent import Precedents
+from edgellm.spec.precedent import Precedents, said_before
 from edgellm.spec.protocols import Suggests
 from edgellm.spec.records import NO_IDS, Chunk, Floats, Ids, Sampling
-from edgellm.spec.retrieval.sources import SILENT, Cursor
 
 
 class ModelDrafter:
@@ -49,7 +48,7 @@ class ModelDrafter:
         """
         drafting = Drafting(
             len(prefix), gamma, sampling, self._alternatives, self.doubt, self.least(), self.alone,
-            self._said(prefix), self.hesitates,
+            said_before(self.precedents, prefix), self.hesitates,
         )  # fmt: skip
         try:
             self._meter.rest()
@@ -87,10 +86,6 @@ class ModelDrafter:
             return []
         drafted = drafting.ids
         return self.suggests.suggest(prefix, drafted, self.floors[: drafting.left - 1]) if drafting.left > 1 else []
-
-    def _said(self, prefix: Ids, stands: bool = True) -> Cursor:
-        """What followed the same words before, from the end of `prefix` on."""
-        return SILENT if self.precedents is None else self.precedents.cursor(prefix, stands)
 
     def importance_by_layer(self, n: int) -> Floats | None:
         """Of the first `n` tokens of the last chunk, (layers, n); None where it is not measured."""
@@ -133,7 +128,7 @@ class ModelDrafter:
 
         def begin(prefix: Ids) -> None:
             fits = min(gamma, context.n_ctx - len(prefix) + 1)
-            said = self._said(prefix, stands=False)
+            said = said_before(self.precedents, prefix, stands=False)
             drafting = Drafting(len(prefix), fits, sampling, self._alternatives, cursor=said, hesitates=self.hesitates)
             branches.append((prefix, drafting))
             self._branches = max(self._branches, len(branches))

@@ -9,36 +9,31 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.spec.policy import SHARES, fit_policies, follow
-from edgellm.spec.predictor import auc, fit
-from edgellm.spec.profiling import Observed, Run
-from edgellm.spec.signals import JUDGED, NAMES
+from edgellm.spec.predictor import auc
+from edgellm.spec.profiling import Run
+from edgellm.spec.rejection import Rejection
+from edgellm.spec.signals import NAMES
 
 if TYPE_CHECKING:
     from edgellm.spec.profile import Profile
 
 
-def evidence(runs: Sequence[Run]) -> dict[str, float]:
+def evidence(runs: Sequence[Run], rejection: Rejection) -> dict[str, float]:
     """What each signal is good for: `auc ...`, the chance that a rejected chunk scores higher than an accepted one.
 
-    `auc rejected` is that of the fitted predictor, on prompts that it was not fitted on.
+    `auc rejected` is that of the fitted predictor, on prompts that it was not fitted on; `loss ...` are the log losses
+    there of those that were tried.
     """
     seen = [chunk for run in runs for chunk in run.judged]
     x, wrong = np.array([chunk.signals for chunk in seen]), np.array([not chunk.whole for chunk in seen])
     found = {f"auc {name}": auc(-x[:, at] if "margin" in name else x[:, at], wrong) for at, name in enumerate(NAMES)}
-    scores, truth = [], []
-    for ours, others in ((runs[::2], runs[1::2]), (runs[1::2], runs[::2])):
-        fitted = [chunk for run in others for chunk in run.judged]
-        judged = [chunk for run in ours for chunk in run.judged]
-        if not fitted or not judged:
-            return {}
-        trained = fit(_judged(fitted), np.array([float(not chunk.whole) for chunk in fitted]))
-        scores.append(trained.scores(_judged(judged)))
-        truth.append([not chunk.whole for chunk in judged])
-    found["auc rejected"] = auc(np.concatenate(scores), np.concatenate(truth))
+    if rejection.losses:
+        found["auc rejected"] = auc(rejection.unseen, wrong)
+    found |= {f"loss {kind}": loss for kind, loss in rejection.losses.items()}
     return {name: round(value, 4) for name, value in found.items() if np.isfinite(value)}
 
 
-def gate_evidence(profile: Profile, runs: Sequence[Run]) -> dict[str, float]:
+def gate_evidence(profile: Profile, runs: Sequence[Run], rejection: Rejection) -> dict[str, float]:
     """`gate ... at b`: the share of replies that come out as the verifier's own where a gate spends the budget b.
 
     A reply does so where each chunk that would be rejected is offloaded. The gates' settings come from the same
@@ -55,31 +50,30 @@ def gate_evidence(profile: Profile, runs: Sequence[Run]) -> dict[str, float]:
         np.multiply.at(kept, reply[wrong], chances[wrong])
         return float(kept.mean())
 
+    number = np.repeat(np.arange(len(runs)), [len(run.judged) for run in runs])
+    halves = []
+    for half in (0, 1):
+        ours, others = ([run for run in runs[at::2] if run.judged] for at in (half, 1 - half))
+        if ours and others:
+            chances, unseen = rejection.unseen[number % 2 == half], rejection.unseen[number % 2 != half]
+            halves.append((ours, chances, fit_policies(others, rejection.predictor, unseen)))
     found: dict[str, float] = {}
     for at, share in enumerate(SHARES):
-        chances = {
+        chance_of = {
             "confidence": all_conf(confidence, profile.confidence_threshold(share)),
             "importance": all_imp(importance, profile.i_th(share, coarse=False)),
             "synera": coarse * all_imp(importance, profile.i_th(share)),
             "random": np.full(len(seen), share),
         }
-        for name, chance in chances.items():
+        for name, chance in chance_of.items():
             found[f"gate {name} at {share}"] = right(_at_share(chance, share))
-        halves = []
-        for ours, others in ((runs[::2], runs[1::2]), (runs[1::2], runs[::2])):
-            if any(run.judged for run in others):
-                followed = [run for run in ours if run.judged]
-                taken = follow(followed, fit_policies(others)[at])
-                halves += [
-                    all(flag or chunk.whole for flag, chunk in zip(flags.tolist(), run.judged, strict=True))
-                    for flags, run in zip(taken, followed, strict=True)
-                ]
-        found[f"gate worth at {share}"] = float(np.mean(halves)) if halves else 0.0
+        saved = [
+            all(flag or chunk.whole for flag, chunk in zip(flags.tolist(), run.judged, strict=True))
+            for ours, chances, policies in halves
+            for run, flags in zip(ours, follow(ours, policies[at], chances), strict=True)
+        ]
+        found[f"gate worth at {share}"] = float(np.mean(saved)) if saved else 0.0
     return {name: round(value, 4) for name, value in found.items()}
-
-
-def _judged(seen: Sequence[Observed]) -> npt.NDArray[np.float64]:
-    return np.array([chunk.signals for chunk in seen])[:, list(JUDGED)]
 
 
 def _at_share(chances: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.float64]:

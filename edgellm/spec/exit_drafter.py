@@ -17,6 +17,7 @@ import numpy as np
 from edgellm.engine import Capture, Context, Floats, Ids, Model, Recorder, top2
 from edgellm.errors import InvalidOption
 from edgellm.spec.drafting import Drafting, Meter
+from edgellm.spec.precedent import Precedents, said_before
 from edgellm.spec.records import Chunk, Sampling
 
 THRESHOLD = 0.7  # the paper's
@@ -56,6 +57,8 @@ class ExitDrafter:
         self._lower, self._upper, self._threshold = lower, upper, threshold
         self._meter = Meter(lower, layers)
         self.doubt = 0.0  # see ModelDrafter
+        self.precedents: Precedents | None = None
+        self.hesitates = 0.0
         # the lower shard's output at each position; those from the upper cache's length on wait
         self._rows = np.empty((lower.n_ctx, below.n_embd), dtype=np.float32)
         self._clear()
@@ -89,7 +92,8 @@ class ExitDrafter:
 
     def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
         """See `Drafter.draft`. The last token of a chunk is decoded in no layer before a later prefix holds it."""
-        drafting = Drafting(len(prefix), gamma, sampling, doubt=self.doubt)
+        said = said_before(self.precedents, prefix)
+        drafting = Drafting(len(prefix), gamma, sampling, doubt=self.doubt, cursor=said, hesitates=self.hesitates)
         try:
             common = self._lower.sync(prefix)
             self._upper.rollback(min(common, self._upper.length()))

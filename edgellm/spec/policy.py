@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.spec.predictor import Predictor, Vector, fit
+from edgellm.spec.predictor import Linear, Matrix, Predictor, Vector, fit
 from edgellm.spec.profiling import Run
+from edgellm.spec.rejection import judged
 from edgellm.spec.signals import JUDGED
 
 SHARES = (0.1, 0.2, 0.4)
@@ -32,14 +33,14 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """For budgets about `share`: `rejected` weighs the signals `JUDGED`, `hope` those and the log of what that says.
+    """For budgets about `share`: `rejected` judges the signals `JUDGED`, `hope` those and the log of what that says.
 
     `scores` (n,) are what profiled chunks were worth when it was followed at that budget.
     """
 
     share: float
     rejected: Predictor
-    hope: Predictor
+    hope: Linear
     scores: tuple[float, ...] = ()
 
     def judge(self, signals: Vector) -> tuple[float, float]:
@@ -59,47 +60,51 @@ class _Reply:
     hope: Vector
 
 
-def fit_policies(runs: Sequence[Run]) -> tuple[Policy, ...]:
-    """One policy for each of `SHARES`, fitted on the judged replies of `runs`, which hold some chunks."""
-    seen = [chunk for run in runs for chunk in run.judged]
-    judged = np.array([chunk.signals for chunk in seen])[:, list(JUDGED)]
-    rejected = fit(judged, np.array([not chunk.whole for chunk in seen], dtype=np.float64))
-    return tuple(_fit(runs, rejected, share) for share in SHARES)
+def fit_policies(runs: Sequence[Run], rejected: Predictor, chances: Vector) -> tuple[Policy, ...]:
+    """One policy for each of `SHARES`, fitted on the judged replies of `runs`.
+
+    `chances` (n,) are those of their chunks to be rejected, as `rejected` tells them of replies that it has not seen:
+    a policy has to live with such (`Rejection.unseen`).
+    """
+    return tuple(_fit(runs, rejected, chances, share) for share in SHARES)
 
 
-def _fit(runs: Sequence[Run], rejected: Predictor, share: float) -> Policy:
-    hope: Predictor | None = None
-    replies = _replies(runs, rejected, hope)
+def _fit(runs: Sequence[Run], rejected: Predictor, chances: Vector, share: float) -> Policy:
+    replies = _replies(runs, chances)
     x = np.concatenate([reply.x for reply in replies])
-    for _ in range(_ROUNDS):
-        price = _price(replies, share)
-        saved = [_saved(reply.wrong, _follow(reply, price)[0]) for reply in replies]
-        hope = fit(x, np.concatenate(saved).astype(np.float64), penalty=3.0)
-        replies = _replies(runs, rejected, hope)
+    hope = _hope(x, replies, share)
+    for _ in range(_ROUNDS - 1):
+        hope = _hope(x, _replies(runs, chances, hope), share)
+    replies = _replies(runs, chances, hope)
     price = _price(replies, share)
     scores = np.concatenate([_follow(reply, price)[1] for reply in replies])
     step = max(1, len(scores) // KEPT)
-    return Policy(share, rejected, hope or rejected, tuple(np.round(scores[::step], 6).tolist()))
+    return Policy(share, rejected, hope, tuple(np.round(scores[::step], 6).tolist()))
 
 
-def follow(runs: Sequence[Run], policy: Policy) -> list[Flags]:
-    """Which chunks of each verified reply the policy has verified, at its share of all."""
-    replies = _replies(runs, policy.rejected, policy.hope)
+def _hope(x: Matrix, replies: Sequence[_Reply], share: float) -> Linear:
+    """Who follows the policy over `replies`: how likely is all to be right behind a chunk? By signals `x` (n, f)."""
+    price = _price(replies, share)
+    saved = [_saved(reply.wrong, _follow(reply, price)[0]) for reply in replies]
+    return fit(x, np.concatenate(saved).astype(np.float64), penalty=3.0)
+
+
+def follow(runs: Sequence[Run], policy: Policy, chances: Vector) -> list[Flags]:
+    """Which chunks of each judged reply the policy has verified, at its share of all; `chances` as above."""
+    replies = _replies(runs, chances, policy.hope)
     price = _price(replies, policy.share)
     return [_follow(reply, price)[0] for reply in replies]
 
 
-def _replies(runs: Sequence[Run], rejected: Predictor, hope: Predictor | None) -> list[_Reply]:
-    replies = []
-    for run in runs:
-        if not run.judged:
-            continue
-        x = np.array([chunk.signals for chunk in run.judged])[:, list(JUDGED)]
-        chance = rejected.scores(x)
-        x = np.column_stack((x, np.log(chance + _SURE)))
-        wrong = np.array([not chunk.whole for chunk in run.judged])
-        replies.append(_Reply(x, chance, wrong, np.ones(len(x)) if hope is None else hope.scores(x)))
-    return replies
+def _replies(runs: Sequence[Run], chances: Vector, hope: Linear | None = None) -> list[_Reply]:
+    """`chances` (n,) are those of all chunks to be rejected; without `hope` there is no doubt of what comes."""
+    signals, rejected = judged(runs)
+    x, wrong = np.column_stack((signals, np.log(chances + _SURE))), rejected > 0.5
+    hopes = np.ones(len(x)) if hope is None else hope.scores(x)
+    ends = np.cumsum([len(run.judged) for run in runs if run.judged])[:-1]
+    return [
+        _Reply(*parts) for parts in zip(*(np.split(each, ends) for each in (x, chances, wrong, hopes)), strict=True)
+    ]
 
 
 def _follow(reply: _Reply, price: float) -> tuple[Flags, Vector]:

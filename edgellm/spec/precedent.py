@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgellm.spec.records import Chunk, Ids, Verdict
-from edgellm.spec.retrieval.sources import Context, Cursor
+from edgellm.spec.retrieval.sources import SILENT, Context, Cursor
 
 MATCHED = 2
 """Tokens that a precedent has to have matched to count against the model; one alone is hardly ever right."""
@@ -56,6 +56,11 @@ class Precedents:
         for token in tail:
             cursor.advance(token)
         return cursor
+
+
+def said_before(precedents: Precedents | None, prefix: Ids, stands: bool = True) -> Cursor:
+    """`Precedents.cursor` where there are any, else one that says nothing."""
+    return SILENT if precedents is None else precedents.cursor(prefix, stands)
 
 
 def differed(chunk: Chunk, verdict: Verdict) -> list[Seen]:

@@ -1,18 +1,31 @@
-"""A small predictor: how much is it worth to have a chunk verified? Fitted in profiling, a dot product at run time."""
+"""Small predictors of what becomes of a chunk, by what is cheaply known of it; here the straight one."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
+_FAR = 700.0  # where exp would overflow
+
+
+class Predictor(Protocol):
+    """What was fitted in profiling, and judges every chunk at run time."""
+
+    def score(self, x: Vector) -> float:
+        """In (0, 1), for signals (f,)."""
+
+    def scores(self, x: Matrix) -> Vector:
+        """For signals (n, f); shape (n,)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Predictor:
+class Linear:
     """`score(x) = sigmoid(bias + weights . x)`; what was standardised in fitting is folded into the weights."""
 
     weights: tuple[float, ...]
@@ -20,7 +33,7 @@ class Predictor:
 
     def score(self, x: Vector) -> float:
         """In (0, 1), for signals (f,)."""
-        return float(1.0 / (1.0 + np.exp(-(self.bias + np.dot(self.weights, x)))))
+        return sigmoid(self.bias + float(np.dot(self.weights, x)))
 
     def scores(self, x: Matrix) -> Vector:
         """For signals (n, f); shape (n,)."""
@@ -28,7 +41,7 @@ class Predictor:
         return scores
 
 
-def fit(x: Matrix, worth: Vector, penalty: float = 1.0) -> Predictor:
+def fit(x: Matrix, worth: Vector, penalty: float = 1.0) -> Linear:
     """Logistic regression of `worth` (n,) in [0, 1] on signals `x` (n, f), by Newton's method.
 
     A worth between 0 and 1 counts as that share of a success, so that what is predicted is the expected worth.
@@ -40,8 +53,7 @@ def fit(x: Matrix, worth: Vector, penalty: float = 1.0) -> Predictor:
     design = np.column_stack((np.ones(n), (x - centre) / scale))
     ridge = np.diag([1e-6, *[penalty] * f])
     beta = np.zeros(f + 1)
-    mean = min(max(float(worth.mean()), 1e-6), 1.0 - 1e-6)
-    beta[0] = np.log(mean / (1.0 - mean))
+    beta[0] = log_odds(float(worth.mean()))
     for _ in range(50):
         p = 1.0 / (1.0 + np.exp(-np.clip(design @ beta, -30, 30)))
         gradient = design.T @ (worth - p) - ridge @ beta
@@ -51,7 +63,25 @@ def fit(x: Matrix, worth: Vector, penalty: float = 1.0) -> Predictor:
         if float(np.abs(step).max()) < 1e-8:
             break
     weights = beta[1:] / scale
-    return Predictor(tuple(weights.tolist()), float(beta[0] - weights @ np.where(np.isfinite(scale), centre, 0.0)))
+    return Linear(tuple(weights.tolist()), float(beta[0] - weights @ np.where(np.isfinite(scale), centre, 0.0)))
+
+
+def sigmoid(x: float) -> float:
+    """Of one number, without an array."""
+    return 1.0 / (1.0 + math.exp(-x)) if x > -_FAR else 0.0
+
+
+def log_odds(share: float) -> float:
+    """The inverse of `sigmoid`, of a share that may be 0 or 1."""
+    share = min(max(share, 1e-6), 1.0 - 1e-6)
+    return math.log(share / (1.0 - share))
+
+
+def log_loss(scores: Matrix, truth: Vector) -> Vector:
+    """Of `scores` (..., n) for `truth` (n,), each 0 or 1: the mean of minus the log of what truth was given; (...,)."""
+    given = np.where(truth > 0.5, scores, 1.0 - scores)
+    losses: Vector = -np.log(np.maximum(given, 1e-9)).mean(axis=-1)
+    return losses
 
 
 def auc(scores: Vector, truth: npt.NDArray[np.bool_]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,10 +15,12 @@ from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.spec.budget import solve
 from edgellm.spec.evidence import all_conf, all_imp, evidence, gate_evidence
 from edgellm.spec.policy import KEPT, Policy, fit_policies
-from edgellm.spec.predictor import Predictor
+from edgellm.spec.predictor import Linear, Predictor
 from edgellm.spec.profiling import Run
+from edgellm.spec.rejection import KINDS, LINEAR, TREES, as_fields, fit_rejection, from_fields
+from edgellm.spec.trees import Trees
 
-VERSION = 5
+VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,14 @@ class Profile:
         """The one for the budget nearest to this one."""
         return min(self.policies, key=lambda policy: abs(policy.share - budget))
 
+    @property
+    def foretold(self) -> str:
+        """By what it is foretold whether a chunk is rejected, and why by that."""
+        lost = {kind: self.evidence[f"loss {kind}"] for kind in KINDS if f"loss {kind}" in self.evidence}
+        told = ", ".join(f"{KINDS[kind]} {loss:.3f}" for kind, loss in lost.items()) or "not measured"
+        kind = TREES if isinstance(self.policies[0].rejected, Trees) else LINEAR
+        return f"by {KINDS[kind]} (log loss on unseen replies: {told})"
+
     def best_exit(self) -> tuple[int | None, str]:
         """The layer after which an early exit pays most, None where it pays nowhere, and why."""
         if not self.exits:
@@ -130,7 +141,15 @@ class Profile:
         """Writes it as JSON, whole or not at all."""
         partial = path.with_name(path.name + ".partial")
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"version": VERSION, **asdict(self)}, indent=1), encoding="utf-8")
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        fields |= {
+            "version": VERSION,
+            "rejected": as_fields(self.policies[0].rejected),  # all policies have the same
+            "policies": [_fields(policy) for policy in self.policies],
+            "exits": [asdict(point) for point in self.exits],
+        }
+        lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items())
+        partial.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
         partial.replace(path)
 
     @classmethod
@@ -144,7 +163,8 @@ class Profile:
             fields = json.loads(path.read_text(encoding="utf-8"))
             if fields.pop("version") != VERSION:
                 raise ValueError(f"it is not of version {VERSION}")
-            policies = tuple(_policy(fitted) for fitted in fields.pop("policies"))
+            rejected = from_fields(fields.pop("rejected"))
+            policies = tuple(_policy(fitted, rejected) for fitted in fields.pop("policies"))
             fields["exits"] = [ExitPoint(**point) for point in fields["exits"]]
             lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
             return cls(**{**fields, **lists}, policies=policies)
@@ -182,6 +202,7 @@ def build(
     ]
     step = max(1, len(alone) // KEPT)
     tokens = [c for run in runs for c in run.confidence]
+    rejection = fit_rejection(runs)
     profile = Profile(
         draft_hash=draft_hash,
         verifier_hash=verifier_hash,
@@ -196,8 +217,8 @@ def build(
         importance=_rounded([seen.importance for seen in alone[::step]]),
         tokens=_rounded(tokens[:: max(1, len(tokens) // KEPT)]),
         perplexities=_rounded([perplexity(run.confidence) for run in runs][:KEPT]),
-        policies=fit_policies(runs),
-        evidence=evidence(runs),
+        policies=fit_policies(runs, rejection.predictor, rejection.unseen),
+        evidence=evidence(runs, rejection),
         draft_seconds=float(np.median([s for run in runs for s in run.draft_seconds])),
         verify_seconds=float(np.median([s for run in runs for s in run.verify_seconds])),
         origin=origin,
@@ -205,11 +226,15 @@ def build(
         exits=exits,
         hesitates=hesitates,
     )
-    return replace(profile, evidence=profile.evidence | gate_evidence(profile, runs))
+    return replace(profile, evidence=profile.evidence | gate_evidence(profile, runs, rejection))
 
 
-def _policy(fields: dict[str, Any]) -> Policy:
-    rejected, hope = (Predictor(tuple(fields[name]["weights"]), fields[name]["bias"]) for name in ("rejected", "hope"))
+def _fields(policy: Policy) -> dict[str, Any]:
+    return {"share": policy.share, "hope": as_fields(policy.hope), "scores": policy.scores}
+
+
+def _policy(fields: dict[str, Any], rejected: Predictor) -> Policy:
+    hope = Linear(tuple(fields["hope"]["weights"]), fields["hope"]["bias"])
     return Policy(fields["share"], rejected, hope, tuple(fields["scores"]))
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from edgellm.errors import VerifierBusy
 from edgellm.spec.precedent import Precedents, Seen, differed
-from edgellm.spec.protocols import Drafter, Heeding, VerifierSession
+from edgellm.spec.protocols import AsksContext, Drafter, VerifierSession
 from edgellm.spec.records import GREEDY, Chunk, Ids, Verdict
 from edgellm.spec.signals import signals, surprise
 
@@ -66,8 +66,6 @@ class Watcher:
         """Replies have at most `most` tokens."""
         self.hesitates = 0.0
         """Below this confidence the draft model takes what the context says, in one more reply to each prompt."""
-        self.seen: list[Seen] = []
-        """Where the context and the draft model differed; `ask` adds to it."""
         self._precedents = Precedents()
         self._drafter, self._session, self._is_eog = drafter, session, is_eog
         self._gamma, self.most = gamma, most
@@ -90,29 +88,32 @@ class Watcher:
         times = tuple(self._draft_seconds), tuple(self._verify_seconds)
         return Run(tuple(verified), tuple(seen), confidence, *times, tuple(heeded))
 
-    def ask(self, prompt: Ids) -> None:
-        """What the context would have said in the verifier's own reply; see `seen`."""
-        self._heeding(prompt, 0.0)
+    def ask(self, prompt: Ids) -> list[Seen]:
+        """Where the context would have said another token than the draft model, in the verifier's own reply."""
+        seen: list[Seen] = []
+        self._heeding(prompt, 0.0, seen)
+        return seen
 
-    def _heeding(self, prompt: Ids, hesitates: float) -> list[Observed]:
+    def _heeding(self, prompt: Ids, hesitates: float, seen: list[Seen] | None = None) -> list[Observed]:
         """`verified`, while the draft model heeds the context."""
-        if not isinstance(self._drafter, Heeding):
+        if not isinstance(self._drafter, AsksContext):
             return []
         self._precedents.begin(prompt)
         self._drafter.precedents, self._drafter.hesitates = self._precedents, hesitates
         try:
-            return self.verified(prompt)
+            return self.verified(prompt, seen)
         finally:
             self._drafter.precedents, self._drafter.hesitates = None, 0.0
 
-    def verified(self, prompt: Ids) -> list[Observed]:
-        """The chunks of the verifier's own reply."""
+    def verified(self, prompt: Ids, differences: list[Seen] | None = None) -> list[Observed]:
+        """The chunks of the verifier's own reply. Where context and draft model differ is added to `differences`."""
         ids, seen, start, so_far = prompt, [], len(prompt), 0.0
         while (room := self.most - (len(ids) - start)) > 0:
             chunk = self._draft(ids, min(self._gamma, room))
             verdict = self._verify(ids, chunk)
             seen.append(observed(chunk, len(ids) - start, verdict, so_far))
-            self.seen += differed(chunk, verdict)
+            if differences is not None:
+                differences += differed(chunk, verdict)
             so_far += surprise(chunk)
             ids = np.concatenate((ids, chunk.ids[: verdict.accepted], verdict.tokens[:1]))
             if any(map(self._is_eog, ids[-verdict.accepted - 1 :].tolist())):

@@ -82,7 +82,7 @@ class Gate(Protocol):
 
 
 @runtime_checkable
-class Heeding(Protocol):
+class AsksContext(Protocol):
     """A drafter that may take what the context says where its model hesitates."""
 
     precedents: Precedents | None

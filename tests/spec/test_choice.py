@@ -14,7 +14,7 @@ from edgellm.spec.gates import ImportanceGate, NeverGate, RandomGate
 from edgellm.spec.guess import branches
 from edgellm.spec.options import GATES, ReplyOptions
 from edgellm.spec.policy import Policy
-from edgellm.spec.predictor import Predictor
+from edgellm.spec.predictor import Linear
 from edgellm.spec.profile import ExitPoint, Profile
 from edgellm.spec.protocols import Gate
 from edgellm.spec.records import Chunk, Verdict
@@ -22,13 +22,13 @@ from edgellm.spec.signals import JUDGED, NAMES, signals
 
 RNG = np.random.default_rng(3)
 CONFIDENCE = tuple(RNG.beta(5, 1, 300).tolist())
-HOPE, SCORES = Predictor((0.0,) * (len(JUDGED) + 1), 1.0), tuple(RNG.uniform(0, 0.5, 300).tolist())
+HOPE, SCORES = Linear((0.0,) * (len(JUDGED) + 1), 1.0), tuple(RNG.uniform(0, 0.5, 300).tolist())
 PROFILE = Profile(
     draft_hash="a", verifier_hash="b", gamma=4, prompts=50, chunks=300, c_th=0.8, alpha=0.8,
     acceptance=(0.8, 0.7, 0.6, 0.5), layers=(1,), confidence=CONFIDENCE,
     importance=tuple(RNG.uniform(0.1, 0.4, 300).tolist()),
     tokens=CONFIDENCE, perplexities=tuple(RNG.uniform(1, 2, 50).tolist()),
-    policies=(Policy(0.2, Predictor((1.0, *[0.0] * (len(JUDGED) - 1)), -1.0), HOPE, SCORES),),
+    policies=(Policy(0.2, Linear((1.0, *[0.0] * (len(JUDGED) - 1)), -1.0), HOPE, SCORES),),
     evidence={"gate synera at 0.2": 0.6, "gate worth at 0.2": 0.7, "gate random at 0.2": 0.2,
     "gate confidence at 0.4": 0.5}, draft_seconds=0.01, verify_seconds=0.05, batch_seconds=(0.01, 0.012, 0.02, 0.03),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from edgellm.spec.gates import AlwaysGate, NeverGate
 from edgellm.spec.local import LocalVerifier
 from edgellm.spec.loop import Limits, generate
 from edgellm.spec.pool import ContextPool
+from edgellm.spec.precedent import Precedents
 from edgellm.spec.protocols import Drafter, Gate
 from edgellm.spec.records import GREEDY, Chunk, Sampling, Source, Token
 from edgellm.spec.stats import Stats
@@ -52,6 +53,23 @@ def test_with_a_threshold_of_1_it_is_the_uncut_model(parts: Parts, prompts: list
             assert expected.exit_layers is None
             assert chunk.ids.tolist() == expected.ids.tolist()
             np.testing.assert_allclose(chunk.margin, expected.margin, atol=CLOSE)
+    cut_in_two.close()
+    whole.close()
+
+
+def test_it_asks_the_context_as_the_uncut_model_does(parts: Parts, prompts: list[Ids]) -> None:
+    cut_in_two, whole, copied = parts.drafter(1.0), parts.plain(), 0
+    for prompt in prompts:
+        for drafter in (cut_in_two, whole):
+            drafter.precedents, drafter.hesitates = Precedents(), 0.95
+            drafter.precedents.begin(prompt)
+        ours, theirs = cut_in_two.draft(prompt, 24, GREEDY), whole.draft(prompt, 24, GREEDY)
+        assert ours.ids.tolist() == theirs.ids.tolist()
+        assert ours.precedent is not None
+        assert theirs.precedent is not None
+        assert ours.precedent.copied.tolist() == theirs.precedent.copied.tolist()
+        copied += int(ours.precedent.copied.sum())
+    assert copied > 0
     cut_in_two.close()
     whole.close()
 
