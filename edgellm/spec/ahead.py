@@ -15,7 +15,7 @@ from edgellm.spec.protocols import Drafter
 from edgellm.spec.records import Chunk, Floats, Ids, Precedent, Sampling
 
 T = TypeVar("T")
-ALTERNATIVES = 7
+ALTERNATIVES = 15
 """Candidates for the verifier's token at each place; the paper has three, and follows one."""
 FAR = 8
 """Tokens that are drafted ahead at most, where the verdict leaves time: more than a chunk has, for those behind it."""
@@ -183,7 +183,7 @@ def _both(one: tuple[T, ...] | None, other: tuple[T, ...] | None) -> tuple[T, ..
 
 _BEHIND = (
     np.arange(-ALTERNATIVES, 0, dtype=np.int32),
-    np.array([0.80, 0.07, 0.03, 0.02, 0.01, 0.01, 0.01], dtype=np.float32),
+    np.array([0.80, 0.06, 0.02, 0.01] + [0.005] * (ALTERNATIVES - 4), dtype=np.float32),
 )
 """Behind a chunk that is accepted whole: what its last token will be followed by is not computed yet when branches are
 shared out, so these stand for the likeliest tokens there, with the chances that such have."""

@@ -15,6 +15,7 @@ from edgellm.spec.retrieval.sources import SILENT, Cursor
 from edgellm.spec.sampling import Purpose, distribution, draw, exact_distribution, uniforms
 
 _NO_KEYS = slice(0, 0)
+_HEARD = 0.4  # what the context says where a token is rejected, as a share of what all others have together
 
 
 class Drafting:
@@ -66,10 +67,21 @@ class Drafting:
         self._alive *= facts.p1
         self._exits.append(exit_layer)
         if self._wanted:
-            ids, probs = top_k(logits, self._wanted + 1)
-            others = np.flatnonzero(ids != token)[: self._wanted]
-            self._others.append((ids[others], probs[others]))
+            self._others.append(self._alternatives(logits, token))
         return token
+
+    def _alternatives(self, logits: Floats, token: int) -> tuple[Ids, Floats]:
+        """Candidates for the verifier's token where it rejects `token`: of the model, and what the context says."""
+        ids, probs = top_k(logits, self._wanted + 1)
+        others = np.flatnonzero(ids != token)[: self._wanted]
+        ids, probs = ids[others], probs[others]
+        said, matched, _ = self._said[-1] if self._said else (-1, 0, False)
+        if said < 0 or said == token or matched < MATCHED:
+            return ids, probs
+        new = np.flatnonzero(ids != said)[: self._wanted - 1]
+        rest = float(probs[new].sum())
+        chance = max(float(probs.sum()) - rest, _HEARD * rest)
+        return np.append(ids[new], said).astype(np.int32), np.append(probs[new], chance).astype(np.float32)
 
     def _heed(self, token: int, confidence: float) -> int:
         """`token`, or what the context says where the model hesitates. A token that was drawn stays."""

@@ -18,7 +18,8 @@ Uniforms: TypeAlias = npt.NDArray[np.float64]
 Units: TypeAlias = npt.NDArray[np.int64]
 
 UNITS = 2**16  # a draft's probabilities are whole multiples of 1/UNITS, so that they travel without loss
-WIDEST = 4096  # tokens in the distribution of a draft
+WIDEST = 4096  # tokens in the distribution of a draft, whatever the vocabulary
+SHARE, LEAST = 200, 12  # it has one of so many tokens of the vocabulary, and not fewer than so many
 _WORDS = 4  # a Philox block is four 64-bit words: one block per position
 _MASK = 2**64 - 1
 _COLDEST = 1e-6  # a lower temperature leaves no more to chance than this, and its quotients would overflow
@@ -48,15 +49,25 @@ def uniforms(seed: int, position: int, n: int, purpose: Purpose = Purpose.VERIFY
 def distribution(logits: Floats, sampling: Sampling) -> Distribution:
     """What a draft is drawn from, for `logits` of shape (n_vocab,): `exact_distribution`, made to travel.
 
-    It holds the `WIDEST` most probable tokens at most, and is `rounded`. The verified text keeps the verifier's own
+    It holds the `widest` most probable tokens at most, and is `rounded`. The verified text keeps the verifier's own
     distribution whatever drafts are drawn from, as long as it is known; a link then carries it to the bit.
 
     Raises:
         EngineFailed: the logits hold a NaN, or no finite value.
     """
-    if not 0 < sampling.top_k <= WIDEST:
-        sampling = replace(sampling, top_k=WIDEST)
+    most = widest(len(logits))
+    if not 0 < sampling.top_k <= most:
+        sampling = replace(sampling, top_k=most)
     return rounded(exact_distribution(logits, sampling))
+
+
+def widest(vocabulary: int) -> int:
+    """How many tokens a draft is drawn from at most: so many take less than 0.5 % of what the whole vocabulary would.
+
+    What lies beyond them is hardly ever drawn, and would be sent with every draft: on a home network that takes longer
+    than the drafts that it saves.
+    """
+    return min(WIDEST, max(LEAST, vocabulary // SHARE))
 
 
 def rounded(distribution: Distribution) -> Distribution:

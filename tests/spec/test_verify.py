@@ -226,7 +226,7 @@ def test_sampling_is_distributed_as_the_verifier_alone(setting: str, gamma: int,
 def test_drafts_may_be_rounded_and_cut_as_roughly_as_one_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probabilities in eighths, over three tokens: what they are drawn from is what they are judged by."""
     monkeypatch.setattr("edgellm.spec.sampling.UNITS", 8)
-    monkeypatch.setattr("edgellm.spec.sampling.WIDEST", 3)
+    monkeypatch.setattr("edgellm.spec.sampling.LEAST", 3)
     model, drafts = markov(1, N_VOCAB, 0.8), markov(2, N_VOCAB, 0.8)
     assert len(distribution(drafts(PROMPT), SETTINGS["plain"]).ids) <= 3
     seen = pairs(model, drafts, SETTINGS["plain"], 2000, 2, point=False)
