@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.fleet import CACHED, Arrival, Fleet, Script, scripts
+from bench.fleet import CACHED, Arrival, Fleet, Script, kept_before, scripts
 from bench.report import RESULTS, alternate, spread, write
 from edgellm.engine import Model, driver
 from edgellm.engine.native import lib
@@ -116,9 +116,18 @@ class Bare:
         return batch
 
 
+def at_the_same_moment(devices: int, arguments: argparse.Namespace) -> list[Arrival]:
+    """Requests of all devices at once, several of each; with `--kept` they bring what a budget of 0.3 leaves out."""
+    rng = random.Random(arguments.seed)
+    return [
+        Arrival(0.0, number % devices, kept_before(BUDGETS[0], rng) if arguments.kept else 0)
+        for number in range(arguments.rounds * devices)
+    ]
+
+
 def ratios(model: Model, work: list[Script], arguments: argparse.Namespace) -> dict[str, Any]:
     """Verified tokens a second of the three ways, and their ratios within each turn."""
-    burst = [Arrival(0.0, device) for _ in range(arguments.rounds) for device in range(len(work))]
+    burst = at_the_same_moment(len(work), arguments)
     limits = Limits()
     with (
         closing(Fleet(model, work, arguments.threads, limits, arguments.seed)) as together,
