@@ -75,7 +75,7 @@ def write(
     stopped: Callable[[], bool],
 ) -> Generator[Event, None, None]:  # fmt: skip
     """Writes the reply to `prompt` (n,). Raises what `generate` raises, and ProfileUnusable."""
-    plan = plan_reply(parts, options, sampling.seed)
+    plan = plan_reply(parts, prompt, options, sampling.seed)
     yield from plan.notices
     if explain:
         yield from (Explanation(None, reason) for reason in plan.reasons)
@@ -201,8 +201,8 @@ def telling(parts: Parts, options: ReplyOptions) -> Telling:
     return Telling(retrieval.itself(), options.logprobs or 0)
 
 
-def plan_reply(parts: Parts, options: ReplyOptions, seed: int) -> Plan:
-    """What is asked for, as far as this pair can do it, with the reasons for what was chosen."""
+def plan_reply(parts: Parts, prompt: Ids, options: ReplyOptions, seed: int) -> Plan:
+    """What is asked for of a reply to `prompt`, as far as this pair can do it, and the reasons for what was chosen."""
     known, draft = parts.knowledge, parts.draft
     if known is None or draft is None:
         alone = AlwaysGate() if draft is None else NeverGate()
@@ -224,7 +224,9 @@ def plan_reply(parts: Parts, options: ReplyOptions, seed: int) -> Plan:
         choice = Choice(AlwaysGate(), "the pair has no profile yet", options.gamma or FINE, layers)
     else:
         economy = known.economy if options.economy else None
-        choice = choose(options, seed, profile=profile, ledger=ledger, economy=economy, linked=parts.linked)
+        choice = choose(
+            options, seed, profile=profile, ledger=ledger, economy=economy, linked=parts.linked, prompt=prompt
+        )
     kind, early = _early(parts, options, profile, Kind(choice.layers))
     many, parallel = _parallel(parts, options, profile, kind, choice)
     if first is not None:  # of what is drafted ahead no importance is measured

@@ -136,7 +136,7 @@ def read_prompts(path: Path) -> list[str | list[Message]]:
 
 def figures(found: Profile) -> dict[str, Any]:
     """What is worth telling of a profile; the chunks that it keeps are left out."""
-    kept = ("confidence", "importance", "tokens", "perplexities", "policies")
+    kept = ("confidence", "importance", "tokens", "perplexities", "policies", "trouble")
     from edgellm.spec.policy import SHARES
 
     layer, why = found.best_exit()

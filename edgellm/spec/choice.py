@@ -24,7 +24,7 @@ from edgellm.spec.options import CHUNK, ReplyOptions
 from edgellm.spec.policy import SHARES
 from edgellm.spec.profile import Profile
 from edgellm.spec.protocols import Gate
-from edgellm.spec.records import Chunk, Decision
+from edgellm.spec.records import NO_IDS, Chunk, Decision, Ids
 from edgellm.spec.worth import WorthGate
 
 AUTO = ("worth", "confidence", "importance", "synera", "random")
@@ -103,11 +103,12 @@ def choose(
     ledger: Ledger,
     economy: Economy | None,
     linked: bool = False,
+    prompt: Ids = NO_IDS,
 ) -> Choice:
     """The gate that is asked for; its draws come from `seed`, and `ledger` is what its budget has been spent on.
 
     `profile` is there where `needs_profile` says so. `economy` None: whether verification pays is not asked. `linked`:
-    the verifier is across a link, and the device has to wait for it.
+    the verifier is across a link, and the device has to wait for it. The reply is to `prompt` (n,).
     """
     gate, budget = options.gate, options.budget
     gamma = options.gamma or CHUNK
@@ -136,7 +137,7 @@ def choose(
     if gate == "auto":
         gate, reason = best_gate(profile, budget)
     if gate == "worth":
-        found: Gate = WorthGate(profile, budget, ledger, seed)
+        found: Gate = WorthGate(profile, budget, ledger, seed, prompt)
     else:
         found = BudgetGate(_dial(gate, profile, seed), budget, ledger)
     layers = profile.layers if gate in ("importance", "synera") else ()

@@ -11,7 +11,7 @@ import numpy as np
 from edgellm.spec.profile import Profile, build
 from edgellm.spec.profiling import Observed, Run, observed
 from edgellm.spec.records import Chunk, Verdict
-from edgellm.spec.signals import surprise
+from edgellm.spec.signals import NAMES, surprise
 
 ENOUGH = 64
 """Verified chunks that make a profile."""
@@ -102,6 +102,8 @@ def _run(fields: dict[str, object]) -> Run:
     rows = fields["verified"]
     if not isinstance(rows, list):
         raise TypeError("no list of chunks")
+    if any(len(row["signals"]) != len(NAMES) for row in rows):
+        raise ValueError("chunks of another version")
     seen = tuple(Observed(**{**row, "signals": np.array(row["signals"], dtype=np.float64)}) for row in rows)
     names = ("confidence", "draft_seconds", "verify_seconds")
     lists = {name: tuple(map(float, fields[name])) for name in names}  # type: ignore[call-overload]

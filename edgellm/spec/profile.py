@@ -16,9 +16,10 @@ from edgellm.spec.budget import solve
 from edgellm.spec.evidence import all_conf, all_imp, evidence, gate_evidence
 from edgellm.spec.policy import KEPT, Policy, fit_policies
 from edgellm.spec.predictor import Linear, Predictor
-from edgellm.spec.profiling import Run
+from edgellm.spec.profiling import Run, foretelling
 from edgellm.spec.rejection import KINDS, LINEAR, TREES, as_fields, fit_rejection, from_fields
 from edgellm.spec.trees import Trees
+from edgellm.spec.trouble import NO_TROUBLE, Trouble, fit_trouble
 
 VERSION = 6
 
@@ -49,9 +50,10 @@ class Profile:
     """What is known of a pair of models, bound to their hashes.
 
     `c_th`, `alpha` and `acceptance` (share of chunks whose first i + 1 tokens are accepted, i in 0..gamma-1) come from
-    fully verified replies, and so do `policies`. `confidence` and `importance` (n,) are chunk means in replies that
-    nobody verified; `tokens` are confidences of single tokens there, `perplexities` those of whole replies. Times in
-    seconds; `batch_seconds[i]` is what the draft model takes for i + 1 rows, empty where that was not measured.
+    fully verified replies, and so do `policies` and `trouble`. `confidence` and `importance` (n,) are chunk means in
+    replies that nobody verified; `tokens` are confidences of single tokens there, `perplexities` those of whole
+    replies. Times in seconds; `batch_seconds[i]` is what the draft model takes for i + 1 rows, empty where that was not
+    measured.
     `origin` says what it was made from: `prompts`, or the pair's `first replies`.
     """
 
@@ -76,6 +78,7 @@ class Profile:
     batch_seconds: tuple[float, ...] = ()
     exits: tuple[ExitPoint, ...] = ()
     hesitates: float = 0.0
+    trouble: Trouble = NO_TROUBLE
 
     @property
     def usual_importance(self) -> float:
@@ -146,6 +149,7 @@ class Profile:
             "version": VERSION,
             "rejected": as_fields(self.policies[0].rejected),  # all policies have the same
             "policies": [_fields(policy) for policy in self.policies],
+            "trouble": asdict(self.trouble),
             "exits": [asdict(point) for point in self.exits],
         }
         lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items())
@@ -166,8 +170,9 @@ class Profile:
             rejected = from_fields(fields.pop("rejected"))
             policies = tuple(_policy(fitted, rejected) for fitted in fields.pop("policies"))
             fields["exits"] = [ExitPoint(**point) for point in fields["exits"]]
+            trouble = _trouble(fields.pop("trouble"))
             lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-            return cls(**{**fields, **lists}, policies=policies)
+            return cls(**{**fields, **lists}, policies=policies, trouble=trouble)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProfileUnusable(
                 f"{path} is no profile that can be used ({error}).", "Make it anew with edgellm profile."
@@ -202,6 +207,8 @@ def build(
     ]
     step = max(1, len(alone) // KEPT)
     tokens = [c for run in runs for c in run.confidence]
+    trouble, foretold = fit_trouble([run.prompt for run in runs], np.array([_wrong(run) for run in runs]))
+    runs = [foretelling(run, value) for run, value in zip(runs, foretold.tolist(), strict=True)]
     rejection = fit_rejection(runs)
     profile = Profile(
         draft_hash=draft_hash,
@@ -218,6 +225,7 @@ def build(
         tokens=_rounded(tokens[:: max(1, len(tokens) // KEPT)]),
         perplexities=_rounded([perplexity(run.confidence) for run in runs][:KEPT]),
         policies=fit_policies(runs, rejection.predictor, rejection.unseen),
+        trouble=trouble,
         evidence=evidence(runs, rejection),
         draft_seconds=float(np.median([s for run in runs for s in run.draft_seconds])),
         verify_seconds=float(np.median([s for run in runs for s in run.verify_seconds])),
@@ -227,6 +235,15 @@ def build(
         hesitates=hesitates,
     )
     return replace(profile, evidence=profile.evidence | gate_evidence(profile, runs, rejection))
+
+
+def _trouble(fields: dict[str, Any]) -> Trouble:
+    lists = (tuple(fields[name]) for name in ("tokens", "weights"))
+    return Trouble(fields["usual"], fields["least"], fields["most"], *lists)
+
+
+def _wrong(run: Run) -> float:
+    return float(sum(not chunk.whole for chunk in run.judged))
 
 
 def _fields(policy: Policy) -> dict[str, Any]:

@@ -6,7 +6,7 @@ A pair is watched writing with everything verified, and the draft model writing 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter, sleep
 
 import numpy as np
@@ -16,7 +16,7 @@ from edgellm.errors import VerifierBusy
 from edgellm.spec.precedent import Precedents, Seen, differed
 from edgellm.spec.protocols import AsksContext, Drafter, VerifierSession
 from edgellm.spec.records import GREEDY, Chunk, Ids, Verdict
-from edgellm.spec.signals import signals, surprise
+from edgellm.spec.signals import NAMES, signals, surprise
 
 _LONGER = 1.3  # as a session waits a little longer than it is told
 
@@ -41,7 +41,8 @@ class Run:
     """One prompt: chunks of the fully verified reply, and of the draft model's own reply.
 
     `confidence` of each token of the draft model's reply; seconds of each drafted token and verification. `heeded` are
-    chunks of a verified reply for which the draft model heeded the context, where it was to.
+    chunks of a verified reply for which the draft model heeded the context, where it was to. `prompt` is empty where
+    that was not noted.
     """
 
     verified: tuple[Observed, ...]
@@ -50,11 +51,23 @@ class Run:
     draft_seconds: tuple[float, ...]
     verify_seconds: tuple[float, ...]
     heeded: tuple[Observed, ...] = ()
+    prompt: tuple[int, ...] = ()
 
     @property
     def judged(self) -> tuple[Observed, ...]:
         """The chunks that the fitted gate is to judge."""
         return self.heeded or self.verified
+
+
+def foretelling(run: Run, trouble: float) -> Run:
+    """`run` with what its prompt foretells among the signals of the chunks that the fitted gate is to judge."""
+    at = NAMES.index("trouble")
+    told = []
+    for chunk in run.judged:
+        known = chunk.signals.copy()
+        known[at] = trouble
+        told.append(replace(chunk, signals=known))
+    return replace(run, heeded=tuple(told)) if run.heeded else replace(run, verified=tuple(told))
 
 
 class Watcher:
@@ -86,7 +99,7 @@ class Watcher:
             at, so_far = at + len(chunk), so_far + surprise(chunk)
         confidence = tuple(float(c) for chunk in chunks for c in chunk.confidence)
         times = tuple(self._draft_seconds), tuple(self._verify_seconds)
-        return Run(tuple(verified), tuple(seen), confidence, *times, tuple(heeded))
+        return Run(tuple(verified), tuple(seen), confidence, *times, tuple(heeded), tuple(prompt.tolist()))
 
     def ask(self, prompt: Ids) -> list[Seen]:
         """Where the context would have said another token than the draft model, in the verifier's own reply."""

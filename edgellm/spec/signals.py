@@ -30,6 +30,7 @@ NAMES = (
     "copied",  # tokens that were taken from the context
     "copied match",  # log of 1 + matched tokens of those
     "copied doubt",  # of the model at those
+    "trouble",  # wrong chunks in replies to such prompts (`spec/trouble.py`)
 )
 JUDGED = tuple(at for at, name in enumerate(NAMES) if "importance" not in name)
 """Places of those that the fitted gate weighs: importance told it nothing that confidence does not (evidence in the
@@ -43,11 +44,11 @@ def surprise(chunk: Chunk) -> float:
     return float(-np.log(np.clip(chunk.confidence.astype(np.float64), _FLOOR, 1.0)).sum())
 
 
-def signals(chunk: Chunk, written: int, usual: float = 0.0, so_far: float = 0.0) -> Vector:
+def signals(chunk: Chunk, written: int, usual: float = 0.0, so_far: float = 0.0, trouble: float = 0.0) -> Vector:
     """The signals of a chunk of at least one token behind `written` ones, shape (len(NAMES),).
 
     `usual` stands for the importance of tokens of which it was not measured, because they were drafted ahead;
-    `so_far` is the surprise of all chunks of the reply before it.
+    `so_far` is the surprise of all chunks of the reply before it, and `trouble` what its prompt foretells.
     """
     confidence = chunk.confidence.astype(np.float64)
     doubt = -np.log(np.clip(confidence, _FLOOR, 1.0))
@@ -70,12 +71,13 @@ def signals(chunk: Chunk, written: int, usual: float = 0.0, so_far: float = 0.0)
             np.log1p(written),
             so_far,
             *_support(chunk, doubt),
+            trouble,
         )
     )
 
 
 def _support(chunk: Chunk, doubt: Vector) -> tuple[float, ...]:
-    """What the context says of a chunk, as the last of `NAMES`; nothing where it was not asked."""
+    """What the context says of a chunk, from `agreement` to `copied doubt`; nothing where it was not asked."""
     heard = chunk.precedent
     if heard is None:
         return (0.0,) * 8
