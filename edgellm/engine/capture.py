@@ -60,6 +60,9 @@ class _Tensor(ctypes.Structure):
     )
 
 
+_SMALL = 8  # rows of batches whose graphs are remembered
+
+
 class Recorder:
     """Keeps what one decode call shows. Rows of several llama.cpp batches are joined in the order of the tokens.
 
@@ -74,7 +77,8 @@ class Recorder:
         self._one_graph = unified or n_seq == 1  # for each of its batches; streams may need several
         self._visible = np.empty(0, dtype=np.bool_)
         self.stops = capture.stop_after is not None
-        self.copies = 0  # rows at the end of a batch that are not to be seen
+        self.rows = 0  # of the batch that is to come
+        self.copies = 0  # rows at its end that are not to be seen
         self.error: BaseException | None = None
         self._to_come = 0
         self._parts: dict[bytes, list[Floats]] = {}
@@ -83,6 +87,10 @@ class Recorder:
         self._last = b"l_out-%d" % capture.stop_after if capture.stop_after is not None else b""
         self._library = native.ggml()
         self._name = native.at_once(self._library.ggml_get_name, ctypes.c_char_p, ctypes.c_void_p)
+        self._others: set[int] = set()  # nodes of this graph that are not wanted
+        self._graphs: dict[
+            tuple[int, frozenset[bytes]], set[int]
+        ] = {}  # of small batches: equal ones have equal graphs
         self.callback = lib.ggml_backend_sched_eval_callback(self._see)
         self.attend(slice(None))
         self.clear()
@@ -103,10 +111,14 @@ class Recorder:
     def __enter__(self) -> Self:
         """A llama.cpp batch begins: all that is asked for will come, once."""
         self._to_come = len(self._asked) if self._one_graph or not self._asked else -1
+        small = self._one_graph and self.rows <= _SMALL
+        self._others = self._graphs.setdefault((self.rows, self._asked), set()) if small else set()
         return self
 
     def __exit__(self, *_raised: object) -> None:
         """It is over: what went wrong while looking at it is raised."""
+        if self._to_come > 0:  # this graph was another one, or did not come to its end
+            self._graphs.clear()
         if self.error is not None:
             raise self.error
 
@@ -151,13 +163,19 @@ class Recorder:
 
     def _see(self, tensor: int, asking: bool, _user: int | None) -> bool:
         # Asked about a node: is it wanted? Shown a node: go on? Nothing may be raised through C. Every node is asked
-        # about, and its name costs three times what the call does: none is looked up once all has come.
+        # about, and its name costs three times what the call does: none is looked up twice, but for those that are
+        # wanted, or once all has come.
         try:
             if not self._to_come:
                 return not asking
+            if tensor in self._others:
+                return False
             name: bytes = self._name(tensor)
             if asking:
-                return name in self._asked
+                if name in self._asked:
+                    return True
+                self._others.add(tensor)
+                return False
             self._to_come -= 1
             if name in self._wanted:
                 self._parts.setdefault(name, []).append(self._read(tensor, name))

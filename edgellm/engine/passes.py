@@ -147,7 +147,7 @@ class Passes(Cache):
         if self._stopped is not None and self._stopped():
             raise Stopped
         if self.captured is not None:
-            self.captured.copies = copies
+            self.captured.rows, self.captured.copies = n, copies
         with self.captured or self._late or _UNWATCHED:
             driver.decode(self._open(), batch, n)
 

@@ -247,3 +247,47 @@ def test_a_copy_decoded_beside_a_token_is_not_seen(draft_model: Model) -> None:
             assert row.shape == wanted.shape
             np.testing.assert_allclose(row, wanted, atol=0.02)
         assert recorder(shared).visible().sum() == len(IDS) + 1
+
+
+def test_no_name_is_looked_up_twice_in_graphs_of_one_shape(draft_model: Model) -> None:
+    """It costs three times what the question does, and there are hundreds of nodes in a graph."""
+    with Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=(6,))) as context:
+        seen, looked = recorder(context), 0
+        name = seen._name
+
+        def counted(tensor: int) -> bytes:
+            nonlocal looked
+            looked += 1
+            return name(tensor)
+
+        seen._name = counted
+        found = []
+        for token in IDS[:12]:
+            looked = 0
+            context.decode(np.array([token]))
+            found.append((looked, seen.attention(6).sum()))
+        assert found[0][0] > 50
+        assert found[-1][0] == 2  # the wanted node is looked at, when asked about and when shown
+        assert [rows for _, rows in found] == pytest.approx([found[0][1]] * 12, abs=1e-4)
+
+
+def test_a_graph_that_was_remembered_wrongly_is_learned_anew(draft_model: Model) -> None:
+    with Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=(6,))) as context:
+        seen, one = recorder(context), np.array([100])
+        context.decode(one)
+        (others,) = seen._graphs.values()
+        shown: list[int] = []
+        name = seen._name
+
+        def noted(tensor: int) -> bytes:
+            shown.append(tensor)
+            return name(tensor)
+
+        seen._name = noted
+        context.decode(one)
+        others.update(shown)  # as if another node had been at its address
+        context.decode(one)
+        with pytest.raises(EngineFailed, match="kq_soft_max-6"):
+            seen.attention(6)
+        context.decode(one)
+        assert seen.attention(6).shape[1] == 1
