@@ -40,7 +40,7 @@ class Policy:
 
     share: float
     rejected: Predictor
-    hope: Linear
+    hope: Predictor
     scores: tuple[float, ...] = ()
 
     def judge(self, signals: Vector) -> tuple[float, float]:
@@ -96,7 +96,7 @@ def follow(runs: Sequence[Run], policy: Policy, chances: Vector) -> list[Flags]:
     return [_follow(reply, price)[0] for reply in replies]
 
 
-def _replies(runs: Sequence[Run], chances: Vector, hope: Linear | None = None) -> list[_Reply]:
+def _replies(runs: Sequence[Run], chances: Vector, hope: Predictor | None = None) -> list[_Reply]:
     """`chances` (n,) are those of all chunks to be rejected; without `hope` there is no doubt of what comes."""
     signals, rejected = judged(runs)
     x, wrong = np.column_stack((signals, np.log(chances + _SURE))), rejected > 0.5

@@ -15,9 +15,10 @@ from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.spec.budget import solve
 from edgellm.spec.evidence import all_conf, all_imp, evidence, gate_evidence
 from edgellm.spec.policy import KEPT, Policy, fit_policies
-from edgellm.spec.predictor import Linear, Predictor
+from edgellm.spec.predictor import Predictor
 from edgellm.spec.profiling import Run, foretelling
 from edgellm.spec.rejection import KINDS, LINEAR, TREES, as_fields, fit_rejection, from_fields
+from edgellm.spec.signals import JUDGED
 from edgellm.spec.trees import Trees
 from edgellm.spec.trouble import NO_TROUBLE, Trouble, fit_trouble
 
@@ -251,7 +252,7 @@ def _fields(policy: Policy) -> dict[str, Any]:
 
 
 def _policy(fields: dict[str, Any], rejected: Predictor) -> Policy:
-    hope = Linear(tuple(fields["hope"]["weights"]), fields["hope"]["bias"])
+    hope = from_fields(fields["hope"], len(JUDGED) + 1)
     return Policy(fields["share"], rejected, hope, tuple(fields["scores"]))
 
 

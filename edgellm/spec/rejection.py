@@ -79,11 +79,16 @@ def as_fields(predictor: Predictor) -> dict[str, Any]:
     return {name: getattr(predictor, name) for name in names}
 
 
-def from_fields(fields: dict[str, Any]) -> Predictor:
-    """What `as_fields` told. Raises KeyError, TypeError or ValueError for anything else."""
+def from_fields(fields: dict[str, Any], signals: int = len(JUDGED)) -> Predictor:
+    """What `as_fields` told, of a predictor by so many signals. Raises KeyError, TypeError or ValueError for anything
+    else."""
     bias = float(fields["bias"])
     if "weights" in fields:
+        if len(fields["weights"]) != signals:
+            raise ValueError(f"it weighs {len(fields['weights'])} signals, and there are {signals}")
         return Linear(tuple(map(float, fields["weights"])), bias)
     places = tuple(tuple(map(int, tree)) for tree in fields["places"])
+    if not all(0 <= place < signals for tree in places for place in tree):
+        raise ValueError(f"a tree asks about another signal than the {signals} that there are")
     edges, leaves = (tuple(tuple(map(float, tree)) for tree in fields[name]) for name in ("edges", "leaves"))
     return Trees(bias, places, edges, leaves)

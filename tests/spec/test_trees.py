@@ -68,9 +68,9 @@ def test_no_tree_at_all_says_the_share() -> None:
 def test_they_come_back_from_json(seed: int, rounds: int) -> None:
     rng = np.random.default_rng(seed)
     trees = grow(rng.normal(size=(40, 3)), rng.integers(0, 2, 40).astype(np.float64), rounds)
-    assert from_fields(json.loads(json.dumps(as_fields(trees)))) == trees
+    assert from_fields(json.loads(json.dumps(as_fields(trees))), 3) == trees
     line = Linear((0.5, -1.0), 0.25)
-    assert from_fields(json.loads(json.dumps(as_fields(line)))) == line
+    assert from_fields(json.loads(json.dumps(as_fields(line))), 2) == line
 
 
 def test_other_shapes_are_refused() -> None:
@@ -80,6 +80,10 @@ def test_other_shapes_are_refused() -> None:
             from_fields(good | {name: [row[:-1] for row in good[name]]})
     with pytest.raises(KeyError):
         from_fields({"bias": 0.0})
+    with pytest.raises(ValueError, match="another signal than the 1 "):
+        from_fields(good, 1)
+    with pytest.raises(ValueError, match="weighs 2 signals, and there are 3"):
+        from_fields({"bias": 0.0, "weights": [1.0, 2.0]}, 3)
 
 
 def test_a_law_far_out_does_not_overflow() -> None:
