@@ -107,6 +107,7 @@ def _rows(summary: Summary) -> list[tuple[str, str, str]]:
         (f"{summary.chunks_accepted_whole} of {summary.chunks_verified}", "chunks whole", "accepted to the last token"),
         (str(summary.drafted), "drafted", f"in {summary.rounds} rounds"),
         (str(summary.retrieved), "copied", _copied(summary)),
+        (str(summary.heeded), "from the context", "drafted as it has them, where the draft model hesitated"),
         (str(summary.exits), "left early", "drafted without the draft model's last layers"),
         (number(summary.share_offloaded, ".1%"), "offloaded", "of all chunks under this budget so far"),
         (f"{summary.guesses_hit} of {summary.guesses_tried}", "guesses right", "at verdicts that were on their way"),

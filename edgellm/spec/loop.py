@@ -210,6 +210,8 @@ def _explanation(chunk: Chunk, decision: Decision, verdict: Verdict | None) -> s
         drafted += f" ({chunk.reason})"
     elif len(chunk.confidence):
         drafted += f" (mean confidence {float(chunk.confidence.mean()):.2f})"
+    if chunk.heeded:
+        drafted += f", {chunk.heeded} of them as the context has it"
     if not decision.offload:
         return f"{drafted}, kept unchecked: {decision.reason}"
     if verdict is None:

@@ -143,6 +143,11 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def heeded(self) -> int:
+        """Tokens that the context says, where the draft model had another one in mind."""
+        return 0 if self.precedent is None else int(np.count_nonzero(self.precedent.copied))
+
 
 @dataclass(frozen=True, slots=True)
 class Expected:
@@ -222,7 +227,8 @@ class Summary:
     tokens for hybrid, of replies for edgefm); None where nothing is counted. `bytes_per_chunk` are bytes both ways per
     verified chunk, the prompt's share included; None without a link. Of `guesses_tried` at a verdict `guesses_hit` were
     right; `stall_hidden` is the share of the time from asking for verdicts to having them that went into drafts which
-    were taken over, None where nothing was guessed. `exits` are drafted tokens that left the draft model early.
+    were taken over, None where nothing was guessed. `exits` are drafted tokens that left the draft model early, and
+    `heeded` those at which it hesitated and took what the context says.
     `retrieved` are accepted tokens that were copied; `retrieved_from` says for each source how many of them it offered,
     so one that several offered counts for each.
 
@@ -255,6 +261,7 @@ class Summary:
     guesses_hit: int = 0
     stall_hidden: float | None = None
     exits: int = 0
+    heeded: int = 0
     retrieved: int = 0
     retrieved_from: tuple[tuple[str, int], ...] = ()
     tested: int = 0

@@ -25,7 +25,7 @@ class Stats:
         self.seconds = 0.0
         self.tokens = self.first_burst = self.rounds = self.drafted = self.vouched = 0
         self.verified = self.tested = self.accepted = self.accepted_whole = self.acceptance_length = 0
-        self.passes = self.bytes_up = self.bytes_down = self.exits = 0
+        self.passes = self.bytes_up = self.bytes_down = self.exits = self.heeded = 0
         self.waited = 0.0
         self.guessed: Guessed | None = None  # kept by the drafter, where it looks ahead
         self.copied: dict[str, int] = {}  # kept by the drafter, where it retrieves
@@ -47,6 +47,7 @@ class Stats:
         n = len(chunk)
         self.drafted += n
         self.exits += sum(layer is not None for layer in chunk.exit_layers or ())
+        self.heeded += chunk.heeded
         if verdict is None:
             return
         self.passes += verdict.passes
@@ -68,7 +69,7 @@ class Stats:
     def take_over(self, other: Stats) -> None:
         """Another run's figures are this one's, but for its tokens and the clock's start; they go out here."""
         self.finish_reason, self.rounds, self.drafted = other.finish_reason, other.rounds, other.drafted
-        self.exits = other.exits
+        self.exits, self.heeded = other.exits, other.heeded
         self.seconds = other.seconds
         self.ttft = perf_counter() - self.started
 
@@ -124,6 +125,7 @@ class Stats:
             guesses_hit=guessed.hits,
             stall_hidden=guessed.hidden_seconds / self.waited if guessed.tries and self.waited else None,
             exits=self.exits,
+            heeded=self.heeded,
             retrieved=self.retrieved,
             retrieved_from=tuple(self.copied.items()),
             tested=self.tested,

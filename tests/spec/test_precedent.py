@@ -148,7 +148,7 @@ def budgeted(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
 
 
 def test_a_pair_with_a_budget_copies_and_says_so(budgeted: Pair) -> None:
-    different = 0
+    different = copied = 0
     for number in range(30, 42):
         written = []
         for precedents in (True, False):
@@ -156,9 +156,13 @@ def test_a_pair_with_a_budget_copies_and_says_so(budgeted: Pair) -> None:
             reply = budgeted.reply(case(number), max_tokens=32, budget=0.01, economy=False, precedents=precedents)
             reply.on_explain = heard.append
             written.append(ids(reply))
-            assert ("what the context says is drafted" in " ".join(each.text for each in heard)) == precedents
+            said, heeded = " ".join(each.text for each in heard), reply.summary.heeded
+            assert ("what the context says is drafted" in said) == precedents
+            assert ("of them as the context has it" in said) == (heeded > 0)
+            assert precedents or not heeded
+            copied += heeded
         different += written[0] != written[1]
-    assert different > 0
+    assert min(different, copied) > 0
 
 
 def test_a_token_that_was_drawn_stays_and_nothing_else_is_said(budgeted: Pair) -> None:
