@@ -71,8 +71,9 @@ def quality(found: Figures, path: Path) -> Path | None:
             axes.plot(*zip(*points, strict=True), {"auto": "-o"}.get(name, "--."), label=label_of)
         axes.set(xlabel=label, ylabel="mean score of all families, %", title=title)
         axes.grid(alpha=0.3)
-    best = [found["budgets"][budget]["gates"]["oracle"]["mean"] for budget in budgets]
-    panels[0].plot([float(budget) for budget in budgets], best, ":k", label="oracle")
+    for name, style in (("oracle", ":k"), ("oracle_heeded", "-.k")):
+        best = [found["budgets"][budget]["gates"][name]["mean"] for budget in budgets]
+        panels[0].plot([float(budget) for budget in budgets], best, style, label=name.replace("_", ", context "))
     for axes in panels:
         axes.legend(fontsize="small", loc="lower right")
     figure.savefig(path, bbox_inches="tight", dpi=130)

@@ -30,7 +30,7 @@ PARTS = {
     "quality": Part(
         "bench.synera_quality",
         "quality of every gate at a budget (Table 4, Fig. 14)",
-        ("--cases", "10", "--budgets", "0.2"),
+        ("--cases", "10", "--profiled", "20", "--budgets", "0.2"),
         lambda found: "\n".join(synera_quality.table(found, budget) for budget in found["budgets"]),
     ),
     "importance": Part(

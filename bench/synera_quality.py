@@ -1,6 +1,6 @@
 """What each gate makes of a budget: quality by task family, beside baselines and an oracle (Synera, Table 4, Fig. 14).
 
-    python -m bench.synera_quality [--cases 300] [--budgets 0.1 0.2 0.4] [--profile FILE]
+    python -m bench.synera_quality [--cases 300] [--profiled 300] [--budgets 0.1 0.2 0.4] [--profile FILE]
 
 Greedy replies of the bundled pair to held-out cases of all families in random order, with the pair's own profile, which
 was made on other cases. Exact match, and ROUGE-1 for free text, in percent. Every gate is asked for the same share of
