@@ -16,22 +16,23 @@ from edgellm.spec.records import Floats
 
 
 class ColumnSums:
-    """The importance of a chunk's tokens, kept while they are drafted: one row of attention after the other."""
+    """The importance of a chunk's tokens: one row of attention after the other is kept while they are drafted.
+
+    Summed up once the chunk is full: behind a decode the processor's caches are cold, and every operation dear.
+    """
 
     def __init__(self, n: int, layers: int = 1) -> None:
         """For at most `n` tokens, by so many layers."""
-        self._sums = np.zeros((layers, n), dtype=np.float32)
-        self._queries = 0
+        self._n, self._layers = n, layers
+        self._rows: list[list[Floats]] = []
 
     def add(self, layers: Sequence[Floats]) -> None:
         """The next token's attention to the chunk, itself included, in each layer: shapes (heads, 1, keys).
 
         Key 0 is the chunk's first token; more keys than it has tokens may be there.
         """
-        self._queries += 1
-        seen = self._queries
-        for sums, rows in zip(self._sums, layers, strict=True):
-            sums[:seen] += np.add.reduce(rows[:, 0, :seen], axis=0) / np.float32(len(rows))
+        seen = len(self._rows) + 1
+        self._rows.append([rows[:, 0, :seen].copy() for rows in layers])
 
     def importance(self, n: int) -> Floats:
         """For the first `n` tokens, (n,): mean attention of the tokens from each one on; 0 where none has been fed."""
@@ -40,7 +41,11 @@ class ColumnSums:
 
     def by_layer(self, n: int) -> Floats:
         """The same in each layer, (layers, n)."""
-        return self._sums[:, :n] / _at_least_one(self._queries - np.arange(n))
+        sums = np.zeros((self._layers, self._n), dtype=np.float32)
+        for seen, layers in enumerate(self._rows, 1):
+            for total, rows in zip(sums, layers, strict=True):
+                total[:seen] += np.add.reduce(rows, axis=0) / np.float32(len(rows))
+        return sums[:, :n] / _at_least_one(len(self._rows) - np.arange(n))
 
 
 def importance(rows: Floats, first: int, n: int, *, own: bool = True) -> Floats:
