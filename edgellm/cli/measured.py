@@ -89,7 +89,7 @@ def _line(head: str, cells: Sequence[str], end: float) -> Text:
 
 def _did(did: Did, stage: Stage, moment: float, cell: float, until: float) -> str:
     """What a device did at a moment; whatever took less than a cell is seen."""
-    if moment > max(stage.finish_s, stage.load_s) or moment > until + cell:
+    if moment - cell / 2.0 > max(stage.finish_s, stage.load_s) or moment > until + cell:
         return ""
     loading, computing = _within(did.loading, moment, cell), _within(did.computing, moment, cell)
     if computing:
