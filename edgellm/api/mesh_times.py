@@ -130,9 +130,9 @@ class Replies:
         it. As `measured`, and as `Opened.foreseen`."""
         cold, since = self._since is not None, self._since or self._asked
         self._since = None
-        if summary.ttft_ms is None:
+        if summary.first_at is None:
             return None
         rest = (summary.tokens - 1) / summary.tokens_per_second if summary.tokens_per_second else 0.0
-        ttft = self._asked - since + summary.ttft_ms / 1e3
+        ttft = summary.first_at - since  # the reply's own clock starts later than either
         found = measured(self._opened, since, ttft, summary.tokens, ttft + rest)
         return found, self._opened.foreseen(summary.prompt_tokens, summary.tokens, cold=cold)

@@ -235,7 +235,7 @@ class Summary:
     `tested` drafted tokens were looked at by the verifier, and `accepted` of them stand; `accepted_at` counts those by
     their place in the chunk. `rtt_ms` is the median wait for a verdict across a link, less the verifier's computing.
     `stopped_by` is the stop sequence that ended the reply, if one did. `seconds_decoding` went into all rounds but the
-    first.
+    first. `first_at` is when the first token was there, as this process's `perf_counter` has it.
     """
 
     text: str
@@ -270,3 +270,4 @@ class Summary:
     rtt_ms: float | None = None
     stopped_by: str = ""
     seconds_decoding: float = 0.0
+    first_at: float | None = None

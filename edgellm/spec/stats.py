@@ -134,4 +134,5 @@ class Stats:
             rtt_ms=median(self.away) * 1e3 if self.away else None,
             stopped_by=self.stopped_by,
             seconds_decoding=self.seconds,
+            first_at=self.started + self.ttft if self.ttft is not None and n else None,
         )

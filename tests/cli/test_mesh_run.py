@@ -6,9 +6,13 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import sleep
+from typing import Any
 
 import pytest
 
+import edgellm.api
+from edgellm.engine import Message
 from edgellm.link.trust import Trust
 from edgellm.mesh.holding import SeveralLayers, WholeModel
 from edgellm.mesh.shelf import Shelf
@@ -47,6 +51,21 @@ def test_a_reply_over_two_devices_is_that_of_one(edge: Edge, worker: WorkerServe
     assert any(line.startswith("first token") for line in lines)
     bars = [line for line in lines if line.startswith(str(worker.address)) and "run " in line]
     assert any(mark in line for line in bars for mark in "█▓"), bars
+
+
+def test_what_goes_before_the_reply_counts(edge: Edge, worker: WorkerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    compose = edgellm.api.compose
+
+    def late(*words: Any, **more: Any) -> list[Message]:
+        sleep(0.3)
+        return compose(*words, **more)
+
+    monkeypatch.setattr(edgellm.api, "compose", late)
+    done = run(edge, worker, "--json")
+    assert done.code == 0
+    mesh = done.lines[-1]["mesh"]
+    assert mesh["ttft_s"] > 0.3
+    assert all(one["measured"]["compute_s"] > 0.0 for one in mesh["stages"])
 
 
 def test_the_stages_as_json_with_drafts_in_blocks(edge: Edge, worker: WorkerServer) -> None:
