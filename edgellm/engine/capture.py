@@ -20,6 +20,7 @@ from edgellm.engine.types import Floats
 from edgellm.errors import EngineFailed, InvalidOption
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
+_SMALL = 8  # rows of batches whose graphs are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,6 @@ class _Tensor(ctypes.Structure):
     )
 
 
-_SMALL = 8  # rows of batches whose graphs are remembered
-
-
 class Recorder:
     """Keeps what one decode call shows. Rows of several llama.cpp batches are joined in the order of the tokens.
 
@@ -88,9 +86,7 @@ class Recorder:
         self._library = native.ggml()
         self._name = native.at_once(self._library.ggml_get_name, ctypes.c_char_p, ctypes.c_void_p)
         self._others: set[int] = set()  # nodes of this graph that are not wanted
-        self._graphs: dict[
-            tuple[int, frozenset[bytes]], set[int]
-        ] = {}  # of small batches: equal ones have equal graphs
+        self._graphs: dict[tuple[int, frozenset[bytes]], set[int]] = {}  # of small batches, equal for equal ones
         self.callback = lib.ggml_backend_sched_eval_callback(self._see)
         self.attend(slice(None))
         self.clear()

@@ -36,21 +36,21 @@ class Rejection:
 def fit_rejection(runs: Sequence[Run]) -> Rejection:
     """For the chunks of `runs`, of which there are some, that the fitted gate is to judge; in their order."""
     x, rejected = judged(runs)
+    straight = fit(x, rejected)
     fold = np.repeat(np.arange(len(runs)) % _FOLDS, [len(run.judged) for run in runs])
     if len(np.unique(fold)) < _FOLDS:
-        straight = fit(x, rejected)
         return Rejection(straight, straight.scores(x), {})
     unseen = np.empty(len(x))
     for held in range(_FOLDS):
         unseen[fold == held] = fit(x[fold != held], rejected[fold != held]).scores(x[fold == held])
     losses = {LINEAR: float(log_loss(unseen, rejected))}
     if len(x) < MANY:
-        return Rejection(fit(x, rejected), unseen, losses)
+        return Rejection(straight, unseen, losses)
     grown = _grown(x, rejected, fold)
     count = int(log_loss(grown, rejected).argmin())
     losses[TREES] = float(log_loss(grown[count], rejected))
     if losses[TREES] >= losses[LINEAR]:
-        return Rejection(fit(x, rejected), unseen, losses)
+        return Rejection(straight, unseen, losses)
     return Rejection(grow(x, rejected, count), grown[count], losses)
 
 

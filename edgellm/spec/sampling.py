@@ -64,8 +64,7 @@ def distribution(logits: Floats, sampling: Sampling) -> Distribution:
 def widest(vocabulary: int) -> int:
     """How many tokens a draft is drawn from at most: so many take less than 0.5 % of what the whole vocabulary would.
 
-    What lies beyond them is hardly ever drawn, and would be sent with every draft: on a home network that takes longer
-    than the drafts that it saves.
+    What lies beyond them is hardly ever drawn, and would be sent with every draft.
     """
     return min(WIDEST, max(LEAST, vocabulary // SHARE))
 

@@ -39,8 +39,8 @@ class Trees:
     leaves: tuple[tuple[float, ...], ...]
     _places: _Places = field(init=False, repr=False, compare=False)
     _edges: Matrix = field(init=False, repr=False, compare=False)
-    _leaves: Vector = field(init=False, repr=False, compare=False)
-    _starts: _Places = field(init=False, repr=False, compare=False)
+    _leaves: Matrix = field(init=False, repr=False, compare=False)
+    _each: _Places = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError where the shapes are others."""
@@ -48,8 +48,8 @@ class Trees:
         arrays = {
             "_places": np.array(self.places, dtype=np.intp).reshape(trees, DEPTH),
             "_edges": np.array(self.edges, dtype=np.float64).reshape(trees, DEPTH),
-            "_leaves": np.array(self.leaves, dtype=np.float64).reshape(trees, 1 << DEPTH).ravel(),
-            "_starts": np.arange(trees) << DEPTH,
+            "_leaves": np.array(self.leaves, dtype=np.float64).reshape(trees, 1 << DEPTH),
+            "_each": np.arange(trees),
         }
         for name, array in arrays.items():
             object.__setattr__(self, name, array)
@@ -57,7 +57,7 @@ class Trees:
     def score(self, x: Vector) -> float:
         """In (0, 1), for signals (f,)."""
         leaf = (x[self._places] > self._edges) @ _WEIGHTS
-        return sigmoid(self.bias + float(self._leaves[self._starts + leaf].sum()))
+        return sigmoid(self.bias + float(self._leaves[self._each, leaf].sum()))
 
     def scores(self, x: Matrix) -> Vector:
         """For signals (n, f); shape (n,)."""
@@ -67,14 +67,10 @@ class Trees:
     def stages(self, x: Matrix) -> Matrix:
         """What the first 0, 1, 2 ... trees alone say of signals (n, f), shape (trees + 1, n)."""
         added = [np.full(len(x), self.bias)]
-        for place, edge, leaf in zip(self._places, self._edges, self._leaves.reshape(-1, 1 << DEPTH), strict=True):
+        for place, edge, leaf in zip(self._places, self._edges, self._leaves, strict=True):
             added.append(leaf[(x[:, place] > edge) @ _WEIGHTS])
         stages: Matrix = 1.0 / (1.0 + np.exp(-np.cumsum(added, axis=0)))
         return stages
-
-    def first(self, count: int) -> Trees:
-        """The first `count` trees alone."""
-        return Trees(self.bias, self.places[:count], self.edges[:count], self.leaves[:count])
 
 
 def grow(x: Matrix, truth: Vector, rounds: int = ROUNDS) -> Trees:

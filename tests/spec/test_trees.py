@@ -33,7 +33,7 @@ def test_one_at_a_time_they_say_the_same() -> None:
     assert [trees.score(x) for x in X[:50]] == pytest.approx(trees.scores(X[:50]).tolist())
     stages = trees.stages(X)
     assert stages.shape == (21, len(X))
-    assert np.allclose(stages[7], trees.first(7).scores(X))
+    assert np.allclose(stages[7], grow(X, EITHER, rounds=7).scores(X))
     assert np.ptp(stages[0]) == 0.0
 
 
@@ -113,7 +113,7 @@ def test_trees_are_taken_where_they_foretell_better() -> None:
     assert len(found.unseen) == 2000
 
 
-def test_and_not_where_there_is_nothing_to_find() -> None:
+def test_where_there_is_nothing_to_find_little_is_said() -> None:
     found = fit_rejection(runs(2000, told=False))
     assert abs(found.losses["linear"] - found.losses["trees"]) < 0.02
     assert np.ptp(found.unseen) < 0.3
