@@ -15,6 +15,7 @@ from bench import (
     exits,
     first_verdict,
     gate_cost,
+    guesses,
     importance,
     kill_verifier,
     many_devices,
@@ -50,6 +51,12 @@ PARTS = {
         "time between tokens, hit rate and stall hidden (4.4)",
         ("--cases", "1"),
         lambda found: stalls.table(found["ways"]),
+    ),
+    "guesses": Part(
+        "bench.guesses",
+        "how often so many guesses have the right verdict among them (4.4)",
+        ("--cases", "2", "--heard", "0.4"),
+        lambda found: guesses.table(found["rows"]),
     ),
     "bandwidth": Part(
         "bench.bandwidth",

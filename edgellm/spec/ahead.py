@@ -101,17 +101,22 @@ class AheadDrafter:
         if until() or chunk.alternatives is None:
             return
         whole = np.concatenate((prefix, chunk.ids))
-        positions = self._rejection(chunk.confidence.tolist())
-        if self._is_eog(int(chunk.ids[-1])):
-            positions[-1] = 0.0  # behind the end there is nothing to guess
-        likely = guesses(positions, chunk.confidence, [*chunk.alternatives, _BEHIND], 2 * self._branches)
-        likely = [guess for guess in likely if guess.probability > 0.0 and not self._is_eog(guess.token)]
-        likely = likely[: self._branches]
+        likely = self.likely(chunk)
         prefixes = [_behind(prefix, chunk, guess) for guess in likely if guess.accepted < len(chunk)]
         self._ahead = self._drafter.draft_many(
             prefixes, max(gamma, FAR), sampling, until, whole=whole, tail=len(likely) - len(prefixes)
         )
         self._seconds = perf_counter() - began
+
+    def likely(self, chunk: Chunk) -> list[Guess]:
+        """The verdicts on a chunk that are followed, likeliest first. Behind the whole of it a guess is for one of the
+        likeliest tokens there, in their order, and its own token is none."""
+        positions = self._rejection(chunk.confidence.tolist())
+        if self._is_eog(int(chunk.ids[-1])):
+            positions[-1] = 0.0  # behind the end there is nothing to guess
+        found = guesses(positions, chunk.confidence, [*(chunk.alternatives or ()), _BEHIND], 2 * self._branches)
+        found = [guess for guess in found if guess.probability > 0.0 and not self._is_eog(guess.token)]
+        return found[: self._branches]
 
     def close(self) -> None:
         self._drafter.close()

@@ -15,7 +15,7 @@ from edgellm.spec.retrieval.sources import SILENT, Cursor
 from edgellm.spec.sampling import Purpose, distribution, draw, exact_distribution, uniforms
 
 _NO_KEYS = slice(0, 0)
-_HEARD = 0.4  # what the context says where a token is rejected, as a share of what all others have together
+HEARD = 0.4  # what the context says where a token is rejected, as a share of what all others have together
 
 
 class Drafting:
@@ -80,7 +80,7 @@ class Drafting:
             return ids, probs
         new = np.flatnonzero(ids != said)[: self._wanted - 1]
         rest = float(probs[new].sum())
-        chance = max(float(probs.sum()) - rest, _HEARD * rest)
+        chance = max(float(probs.sum()) - rest, HEARD * rest)
         return np.append(ids[new], said).astype(np.int32), np.append(probs[new], chance).astype(np.float32)
 
     def _heed(self, token: int, confidence: float) -> int:
