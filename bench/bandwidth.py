@@ -60,17 +60,18 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         network = Network(megabits, 0.020)
         with ExitStack() as closing:
             relay = closing.enter_context(paced_verifier(resolve(arguments.verifier), PASS, network))
-            pair = closing.enter_context(paced_pair(arguments.draft, f"127.0.0.1:{relay.port}", TOKEN))
+            address = f"127.0.0.1:{relay.port}"
             ways = {
                 "alone": Way({"gate": "never", "temperature": TEMPERATURE}),
                 "compressed": Way({"budget": arguments.budget, "temperature": TEMPERATURE}),
                 "whole": Way({"budget": arguments.budget, "temperature": TEMPERATURE}),
             }
+            pairs = {name: closing.enter_context(paced_pair(arguments.draft, address, TOKEN)) for name in ways}
             for seed, question in enumerate(asked):
                 for name in ("alone", "compressed"):
-                    ways[name].answer(pair, question, seed)
+                    ways[name].answer(pairs[name], question, seed)
                 with whole_distributions(arguments.vocabulary):
-                    ways["whole"].answer(pair, question, seed)
+                    ways["whole"].answer(pairs["whole"], question, seed)
         base = ways["alone"].seconds / ways["alone"].tokens
         rows.append({"megabits": megabits, **{name: way.figures(len(asked), base) for name, way in ways.items()}})
         print(table(rows[-1:]), end="", flush=True)

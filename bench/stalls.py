@@ -3,11 +3,11 @@
     python -m bench.stalls [--cases 3] [--budget 0.2] [--token-ms 30] [--pass-ms 60] [--megabits 10]
 
 The bundled pair at a device's pace (see `bench.pace`), greedy, held-out questions of all families. Every question is
-answered in each way in turn. The time between tokens is taken over whole replies, the first round left out, and
-compared with the draft model alone over the same questions: tokens that came, over the time from the first round to the
-last. (A round brings up to a chunk of tokens at once. Where only the first token is left out, who writes
-in longer chunks seems faster than its pace: with replies of some sixteen tokens the draft model alone by a tenth. Here
-it writes token by token.)
+answered in each way in turn, each by a pair of its own, for whatever a budget is spent on counts for the pair. The time
+between tokens is taken over whole replies, the first round left out, and compared with the draft model alone over the
+same questions: tokens that came, over the time from the first round to the last. (A round brings up to a chunk of
+tokens at once. Where only the first token is left out, who writes in longer chunks seems faster than its pace: with
+replies of some sixteen tokens the draft model alone by a tenth. Here it writes token by token.)
 
 A decoding takes as long for a token of several branches as for one, which holds for graphics cards and the like; on a
 processor the number of branches follows from what they were measured to take (`branches` in `edgellm/spec/guess.py`).
@@ -112,11 +112,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as closing:
         relay = closing.enter_context(paced_verifier(resolve(arguments.verifier), arguments.pass_ms / 1e3, network))
         address = f"127.0.0.1:{relay.port}"
-        pair = closing.enter_context(paced_pair(arguments.draft, address, arguments.token_ms / 1e3))
-        alone = closing.enter_context(paced_pair("none", address, arguments.token_ms / 1e3))
+        drafts = [arguments.draft if way.drafted else "none" for way in compared.values()]
+        pairs = [closing.enter_context(paced_pair(draft, address, arguments.token_ms / 1e3)) for draft in drafts]
         for seed, question in enumerate(asked):
-            for way in compared.values():
-                way.answer(pair if way.drafted else alone, question, seed)
+            for way, pair in zip(compared.values(), pairs, strict=True):
+                way.answer(pair, question, seed)
     base = compared["draft model alone"]
     return {name: way.figures(len(asked), base.seconds / base.tokens) for name, way in compared.items()}
 
