@@ -72,8 +72,8 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                     ways[name].answer(pairs[name], question, seed)
                 with whole_distributions(arguments.vocabulary):
                     ways["whole"].answer(pairs["whole"], question, seed)
-        base = ways["alone"].seconds / ways["alone"].tokens
-        rows.append({"megabits": megabits, **{name: way.figures(len(asked), base) for name, way in ways.items()}})
+        figures = {name: way.figures(len(asked), ways["alone"]) for name, way in ways.items()}
+        rows.append({"megabits": megabits, **figures})
         print(table(rows[-1:]), end="", flush=True)
     return rows
 

@@ -7,7 +7,9 @@ answered in each way in turn, each by a pair of its own, for whatever a budget i
 between tokens is taken over whole replies, the first round left out, and compared with the draft model alone over the
 same questions: tokens that came, over the time from the first round to the last. (A round brings up to a chunk of
 tokens at once. Where only the first token is left out, who writes in longer chunks seems faster than its pace: with
-replies of some sixteen tokens the draft model alone by a tenth. Here it writes token by token.)
+replies of some sixteen tokens the draft model alone by a tenth. Here it writes token by token.) Beside it `to end` is
+the same up to the end of the reply, and the token that ends the turn counts, which a chunk holds as well as any other:
+what a further token takes in a reply of any length, where the other has what comes of the last word in each.
 
 A decoding takes as long for a token of several branches as for one, which holds for graphics cards and the like; on a
 processor the number of branches follows from what they were measured to take (`branches` in `edgellm/spec/guess.py`).
@@ -38,6 +40,8 @@ class Way:
     drafted: bool = True
     seconds: float = 0.0  # from the first round to the last
     tokens: int = 0  # after the first round
+    lasted: float = 0.0  # from the first round to the end of the reply
+    counted: int = 0  # after the first round, with the token that ends the turn
     between: list[float] = field(default_factory=list)
     written: int = 0
     passes: float = 0.0
@@ -55,12 +59,14 @@ class Way:
             question.messages, max_tokens=MOST, seed=seed, economy=False, retrieval="off", **self.options
         )
         came = [(token.round, perf_counter()) for token in reply]
-        summary = reply.summary
+        over, summary = perf_counter(), reply.summary
         if later := sum(number > 0 for number, _ in came):
             seconds = came[-1][1] - came[0][1]
             self.seconds += seconds
             self.tokens += later
             self.between.append(seconds / later)
+            self.lasted += over - came[0][1]
+            self.counted += later + (summary.finish_reason == "stop")
         self.written += summary.tokens
         self.passes += (summary.verifier_passes_per_token or 0.0) * summary.tokens
         self.tried += summary.guesses_tried
@@ -73,11 +79,13 @@ class Way:
             self.hidden += summary.stall_hidden * summary.chunks_verified
             self.asking += summary.chunks_verified
 
-    def figures(self, replies: int, alone: float) -> dict[str, Any]:
-        between = self.seconds / self.tokens
+    def figures(self, replies: int, alone: Way) -> dict[str, Any]:
+        between, to_end = self.seconds / self.tokens, self.lasted / self.counted
         return {
             "time_between_tokens_ms": 1e3 * between,
-            "of_the_draft_model_alone": between / alone,
+            "of_the_draft_model_alone": between / (alone.seconds / alone.tokens),
+            "to_the_end_ms": 1e3 * to_end,
+            "to_the_end_of_the_draft_model_alone": to_end / (alone.lasted / alone.counted),
             "spread_over_replies_ms": spread([1e3 * value for value in self.between]),
             "score": self.score / replies,
             "share": self.share,
@@ -118,19 +126,19 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             for way, pair in zip(compared.values(), pairs, strict=True):
                 way.answer(pair, question, seed)
     base = compared["draft model alone"]
-    return {name: way.figures(len(asked), base.seconds / base.tokens) for name, way in compared.items()}
+    return {name: way.figures(len(asked), base) for name, way in compared.items()}
 
 
 def table(figures: dict[str, Any]) -> str:
-    lines = [
-        f"{'':22}{'TBT ms':>8}{'of alone':>10}{'score':>7}{'share':>7}{'passes':>8}{'hits':>6}{'hidden':>8}{'B/tok':>8}"
-    ]
+    widths = {"TBT ms": 8, "of alone": 10, "to end": 8, "score": 7, "share": 7, "passes": 8, "hits": 6, "hidden": 8}
+    lines = [" " * 22 + "".join(head.rjust(width) for head, width in widths.items()) + f"{'B/tok':>8}"]
     for name, row in figures.items():
         share, hits, hidden = (
             "" if row[key] is None else f"{row[key]:.2f}" for key in ("share", "hit_rate", "stall_hidden")
         )
         lines.append(
-            f"{name:22}{row['time_between_tokens_ms']:8.1f}{row['of_the_draft_model_alone']:10.3f}{row['score']:7.1f}"
+            f"{name:22}{row['time_between_tokens_ms']:8.1f}{row['of_the_draft_model_alone']:10.3f}"
+            f"{row['to_the_end_of_the_draft_model_alone']:8.3f}{row['score']:7.1f}"
             f"{share:>7}{row['passes_per_token']:8.3f}{hits:>6}{hidden:>8}{row['bytes_per_token']:8.0f}"
         )
     return "\n".join(lines) + "\n"
