@@ -1,11 +1,11 @@
 """How often is the right verdict among the likeliest guesses at it? (Synera, 4.4)
 
-    python -m bench.guesses [--cases 40] [--budget 0.2] [--heard 0 0.2 0.4 0.6]
+    python -m bench.guesses [--cases 40] [--budget 0.2] [--known 1 3 10 30 100]
 
 The bundled pair writes held-out replies at a budget, as a device that waits for its verifier does. At each verdict but
 a reply's last the guesser says its sixteen likeliest ones, and the right one's place is counted: so this is how often
-so many branches hit, where the device has time for them all. `--heard`: what the context says is a candidate with such
-a share of what all others have together; with 0 it has what the draft model gives it.
+so many branches hit, where the device has time for them all. `--known`: so many times as likely as the draft model says
+are tokens that stand in the text (`guess.KNOWN`).
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ import argparse
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 from bench.answers import MOST, Question, questions
 from bench.report import write
 from edgellm.api.profiles import find_profile
-from edgellm.engine import Context, Model, top_k
-from edgellm.spec import drafting
+from edgellm.engine import Context, Model
+from edgellm.spec import guess
 from edgellm.spec.acceptance import Acceptance
 from edgellm.spec.ahead import ALTERNATIVES, AheadDrafter
 from edgellm.spec.budget import Ledger
 from edgellm.spec.choice import choose
 from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.guess import MOST_BRANCHES, Guess
+from edgellm.spec.guess import MOST_BRANCHES, Guess, likeliest
 from edgellm.spec.local import LocalVerifier
 from edgellm.spec.loop import Limits, generate
 from edgellm.spec.options import ReplyOptions
@@ -79,15 +80,16 @@ class Guesser:
     def _place(self, chunk: Chunk, accepted: int, token: int) -> int:
         likely = self._ahead.likely(chunk)
         if accepted < len(chunk):
-            return next((at for at, guess in enumerate(likely) if _is(guess, accepted, token)), MOST_BRANCHES)
-        tail = [at for at, guess in enumerate(likely) if guess.accepted == accepted]
+            return next((at for at, one in enumerate(likely) if _is(one, accepted, token)), MOST_BRANCHES)
+        tail = [at for at, one in enumerate(likely) if one.accepted == accepted]
         whole = np.concatenate((self._prefix, chunk.ids))
-        said = top_k(self._behind.decode(whole[self._behind.sync(whole) :])[0], len(tail))[0].tolist()
+        row = self._behind.decode(whole[self._behind.sync(whole) :])[0]
+        said = likeliest(row, len(tail), np.unique(whole))[0].tolist()
         return tail[said.index(token)] if token in said else MOST_BRANCHES
 
 
-def _is(guess: Guess, accepted: int, token: int) -> bool:
-    return guess.accepted == accepted and guess.token == token
+def _is(one: Guess, accepted: int, token: int) -> bool:
+    return one.accepted == accepted and one.token == token
 
 
 def hits(asked: list[Question], budget: float) -> dict[str, Any]:
@@ -126,23 +128,19 @@ def hits(asked: list[Question], budget: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def heard(share: float, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A row for candidates of the context that have such a share."""
-    before = drafting.HEARD
-    drafting.HEARD = share
-    try:
-        return {"heard": share, **measure()}
-    finally:
-        drafting.HEARD = before
+def weighing(known: float, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A row where tokens of the text weigh so much."""
+    with patch.object(guess, "KNOWN", known):
+        return {"known": known, **measure()}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     shown = (1, 2, 3, 4, 6, 8, 12, 16)
-    lines = [f"{'heard':>6}{'verdicts':>10}" + "".join(f"{many:>7}" for many in shown)]
+    lines = [f"{'known':>12}{'verdicts':>10}" + "".join(f"{many:>7}" for many in shown)]
     for row in rows:
         for name, key in (("verdicts", "hits"), ("rejections", "hits_of_rejections")):
-            head = f"{row['heard']:6.2f}{row[name]:10}" if key == "hits" else f"{'wrong:':>6}{row[name]:10}"
-            lines.append(head + "".join(f"{row[key][many - 1]:7.3f}" for many in shown))
+            head = f"{row['known']:12g}" if key == "hits" else f"{'rejections':>12}"
+            lines.append(f"{head}{row[name]:10}" + "".join(f"{row[key][many - 1]:7.3f}" for many in shown))
     return "\n".join(lines) + "\n"
 
 
@@ -150,11 +148,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=40, help="a family")
     parser.add_argument("--budget", type=float, default=0.2)
-    parser.add_argument("--heard", type=float, nargs="+", default=[0.0, 0.2, 0.4, 0.6])
+    parser.add_argument("--known", type=float, nargs="+", default=[1.0, 3.0, 10.0, 30.0, 100.0])
     parser.add_argument("--name", default="guesses", help="of the result file")
     arguments = parser.parse_args()
     asked = questions(arguments.cases, SEED)
-    rows = [heard(share, lambda: hits(asked, arguments.budget)) for share in arguments.heard]
+    rows = [weighing(known, lambda: hits(asked, arguments.budget)) for known in arguments.known]
     print(table(rows), end="")
     figures = {"budget": arguments.budget, "rows": rows}
     print(f"written: {write(arguments.name, 'bench.guesses', figures, SEED)}")

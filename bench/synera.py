@@ -55,7 +55,7 @@ PARTS = {
     "guesses": Part(
         "bench.guesses",
         "how often so many guesses have the right verdict among them (4.4)",
-        ("--cases", "2", "--heard", "0.4"),
+        ("--cases", "2", "--known", "30"),
         lambda found: guesses.table(found["rows"]),
     ),
     "bandwidth": Part(

@@ -7,8 +7,9 @@ from itertools import zip_longest
 
 import numpy as np
 
-from edgellm.engine import Context, Model, SeqRows, top2, top_k
+from edgellm.engine import Context, Model, SeqRows, top2
 from edgellm.spec.drafting import Drafting, Meter
+from edgellm.spec.guess import likeliest
 from edgellm.spec.precedent import Precedents, said_before
 from edgellm.spec.protocols import Suggests
 from edgellm.spec.records import NO_IDS, Chunk, Floats, Ids, Sampling
@@ -48,7 +49,7 @@ class ModelDrafter:
         """
         drafting = Drafting(
             len(prefix), gamma, sampling, self._alternatives, self.doubt, self.least(), self.alone,
-            said_before(self.precedents, prefix), self.hesitates,
+            said_before(self.precedents, prefix), self.hesitates, self._known(prefix),
         )  # fmt: skip
         try:
             self._meter.rest()
@@ -123,13 +124,15 @@ class ModelDrafter:
     def _branch(
         self, prefixes: Sequence[Ids], gamma: int, sampling: Sampling, until: Callable[[], bool], whole: Ids, tail: int
     ) -> list[tuple[Ids, Chunk]]:
-        context, rows = self._context, []
+        context, known, rows = self._context, self._known(whole), []
         branches: list[tuple[Ids, Drafting]] = []  # the one of sequence i + 1
 
         def begin(prefix: Ids) -> None:
             fits = min(gamma, context.n_ctx - len(prefix) + 1)
             said = said_before(self.precedents, prefix, stands=False)
-            drafting = Drafting(len(prefix), fits, sampling, self._alternatives, cursor=said, hesitates=self.hesitates)
+            drafting = Drafting(
+                len(prefix), fits, sampling, self._alternatives, cursor=said, hesitates=self.hesitates, known=known
+            )
             branches.append((prefix, drafting))
             self._branches = max(self._branches, len(branches))
             if fits > 0:
@@ -149,10 +152,14 @@ class ModelDrafter:
                     if not drafting.full() and not self._model.is_eog(token):
                         rows.append(SeqRows(row.seq, np.array([token], dtype=np.int32), 1))
                     continue
-                for token in top_k(view[0], tail)[0].tolist():
+                for token in likeliest(view[0], tail, known)[0].tolist():
                     if not self._model.is_eog(token):
                         begin(np.append(whole, token).astype(np.int32))
         return [(prefix, drafting.chunk(None)) for prefix, drafting in branches]
+
+    def _known(self, text: Ids) -> Ids:
+        """The tokens that stand in a text, ascending, where that is to be known."""
+        return np.unique(text) if self._alternatives else NO_IDS
 
     def _take_over(self, prefix: Ids) -> None:
         """Makes the branch that has most of `prefix` the reply's sequence, and drops the others."""

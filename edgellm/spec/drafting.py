@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgellm.engine import Context, Recorder, Top2, top_k
+from edgellm.engine import Context, Recorder, Top2
 from edgellm.errors import InvalidOption
+from edgellm.spec.guess import likeliest
 from edgellm.spec.importance import ColumnSums
 from edgellm.spec.precedent import MATCHED
-from edgellm.spec.records import NO_FLOATS, Chunk, Distribution, Floats, Ids, Precedent, Sampling
+from edgellm.spec.records import NO_FLOATS, NO_IDS, Chunk, Distribution, Floats, Ids, Precedent, Sampling
 from edgellm.spec.retrieval.sources import SILENT, Cursor
 from edgellm.spec.sampling import Purpose, distribution, draw, exact_distribution, uniforms
 
 _NO_KEYS = slice(0, 0)
-HEARD = 0.4  # what the context says where a token is rejected, as a share of what all others have together
 
 
 class Drafting:
@@ -32,8 +32,10 @@ class Drafting:
         alone: bool = False,
         cursor: Cursor = SILENT,
         hesitates: float = 0.0,
+        known: Ids = NO_IDS,
     ) -> None:
-        """For up to `gamma` tokens from `position` on, where the reply goes on, with `alternatives` for each.
+        """For up to `gamma` tokens from `position` on, where the reply goes on, with `alternatives` for each, which are
+        likelier among the `known` tokens of the text so far (`guess.likeliest`).
 
         It also ends behind a token whose confidence is below `doubt`, or where that of all tokens so far, multiplied,
         is below what `floors` has in its place. `alone`: nobody verifies, so tokens are drawn as a verifier draws its
@@ -51,7 +53,7 @@ class Drafting:
         self._facts: list[Top2] = []
         self._drawn: list[Distribution] = []
         self._exits: list[int | None] = []
-        self._wanted = alternatives
+        self._wanted, self._known = alternatives, known
         self._others: list[tuple[Ids, Floats]] = []
 
     def add(self, logits: Floats, facts: Top2, exit_layer: int | None = None) -> int:
@@ -71,17 +73,10 @@ class Drafting:
         return token
 
     def _alternatives(self, logits: Floats, token: int) -> tuple[Ids, Floats]:
-        """Candidates for the verifier's token where it rejects `token`: of the model, and what the context says."""
-        ids, probs = top_k(logits, self._wanted + 1)
+        """Candidates for the verifier's token where it rejects `token`."""
+        ids, weights = likeliest(logits, self._wanted + 1, self._known)
         others = np.flatnonzero(ids != token)[: self._wanted]
-        ids, probs = ids[others], probs[others]
-        said, matched, _ = self._said[-1] if self._said else (-1, 0, False)
-        if said < 0 or said == token or matched < MATCHED:
-            return ids, probs
-        new = np.flatnonzero(ids != said)[: self._wanted - 1]
-        rest = float(probs[new].sum())
-        chance = max(float(probs.sum()) - rest, HEARD * rest)
-        return np.append(ids[new], said).astype(np.int32), np.append(probs[new], chance).astype(np.float32)
+        return ids[others], weights[others]
 
     def _heed(self, token: int, confidence: float) -> int:
         """`token`, or what the context says where the model hesitates. A token that was drawn stays."""

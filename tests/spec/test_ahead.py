@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, Message, Model
+from edgellm.spec import guess
 from edgellm.spec.acceptance import Acceptance
 from edgellm.spec.ahead import FAR, AheadDrafter
 from edgellm.spec.drafter import ModelDrafter
@@ -126,6 +127,18 @@ def test_several_branches_hit_more_often(models: tuple[Model, Model], prompts: l
         return sum(ahead.guessed.hits for ahead in found if ahead is not None)
 
     assert hits(4) > hits(1)
+
+
+def test_tokens_of_the_text_hit_more_often(
+    models: tuple[Model, Model], prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hits() -> int:
+        found = [write(models, prompt, AlwaysGate(), branches=4, patience=99)[1] for prompt in prompts]
+        return sum(ahead.guessed.hits for ahead in found if ahead is not None)
+
+    by_the_text = hits()
+    monkeypatch.setattr(guess, "KNOWN", 1.0)
+    assert by_the_text > hits()
 
 
 def test_what_was_drafted_ahead_is_not_computed_again(models: tuple[Model, Model], prompts: list[Ids]) -> None:

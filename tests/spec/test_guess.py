@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgellm.spec.guess import guesses, rejection
+from edgellm.spec.guess import KNOWN, guesses, likeliest, rejection
 
 
 def test_the_papers_distribution_with_nothing_rejected_as_an_outcome() -> None:
@@ -40,3 +40,18 @@ def test_the_likeliest_verdicts_come_first() -> None:
     rare = guesses(np.array([1.0, 0.0]), sure, [some([5], [0.1]), some([8], [1.0])], most=1)
     assert rare[0].probability == pytest.approx(0.25)  # it is one of many that it may be
     assert guesses(np.array([1.0, 0.0]), sure, [some([], []), some([], [])], most=2) == []
+
+
+@given(
+    logits=arrays(np.float32, 12, elements=st.floats(-9, 9, width=16), unique=True),
+    known=st.sets(st.integers(0, 11)),
+    most=st.integers(0, 14),
+)
+def test_tokens_of_the_text_are_so_much_likelier(logits: np.ndarray, known: set[int], most: int) -> None:
+    chances = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    weights = {token: (KNOWN if token in known else 1.0) * float(chances[token]) for token in range(12)}
+    ids, found = likeliest(logits, most, np.array(sorted(known), dtype=np.int32))
+    assert len(ids) == len(found) == min(most, 12)
+    assert found == pytest.approx([weights[token] for token in ids.tolist()], rel=1e-4)
+    assert found == pytest.approx(sorted(weights.values(), reverse=True)[:most], rel=1e-4)
+    assert len(set(ids.tolist())) == len(ids)

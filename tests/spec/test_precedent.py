@@ -67,22 +67,6 @@ def test_a_copy_takes_the_place_of_a_token_that_is_doubted() -> None:
         assert (heard.said.tolist(), heard.matched.tolist(), heard.copied.tolist()) == ([9], [2], [wanted == 9])
 
 
-@pytest.mark.parametrize(("known", "wanted"), [(True, {4, 9}), (False, {4, 5})])
-def test_what_the_context_says_may_be_the_verifiers_token(known: bool, wanted: set[int]) -> None:
-    """Behind 7 8 there was a 9, at which the model would never have looked."""
-    said = Precedents()
-    said.begin(of(7, 8, 9, 1, 2, 7, 8) if known else of(1, 2, 7, 8))
-    logits = np.full(12, -50.0, dtype=np.float32)
-    logits[[3, 4, 5]] = np.log([0.8, 0.15, 0.05])
-    drafting = Drafting(7, 4, GREEDY, 2, cursor=said.cursor(of(7, 8, 9, 1, 2, 7, 8) if known else of(1, 2, 7, 8)))
-    assert drafting.add(logits, top2(logits)) == 3
-    (others,) = drafting.chunk(None).alternatives or ()
-    chances = dict(zip(others[0].tolist(), others[1].tolist(), strict=True))
-    assert set(chances) == wanted
-    assert chances[4] == pytest.approx(0.15, abs=0.01)
-    assert chances.get(9, 0.06) == pytest.approx(0.06, abs=0.01)
-
-
 def test_one_matched_token_is_no_precedent() -> None:
     said = Precedents()
     said.begin(of(8, 9, 1, 2, 7, 8))
