@@ -116,6 +116,7 @@ class ModelDrafter:
         """
         try:
             self._meter.rest()
+            self._take_over(whole)  # it may have been drafted ahead, and be verified before anything else is drafted
             return self._branch(prefixes, gamma, sampling, until, whole, tail)
         except BaseException:
             self._clear()

@@ -141,6 +141,24 @@ def test_tokens_of_the_text_hit_more_often(
     assert by_the_text > hits()
 
 
+def test_nor_is_it_where_it_is_to_be_verified_itself(models: tuple[Model, Model], prompts: list[Ids]) -> None:
+    """Nothing is drafted between two verdicts then, so that the branch is still one when others are to begin in it."""
+    draft, prompt = models[0], prompts[0]
+    context = Context(draft, n_ctx=POSITIONS, n_seq=4, threads=1)
+    drafter = ModelDrafter(draft, context, alternatives=2)
+    chunk = drafter.draft(prompt, 2, GREEDY)
+    others = [np.append(prompt, token).astype(np.int32) for token in chunk.alternatives[0][0]]  # type: ignore[index]
+    (_, first), (right, second) = drafter.draft_many(others, 4, GREEDY, lambda: False)
+    assert len(first) == len(second) == 4
+    whole = np.concatenate((right, second.ids[:2]))
+    decoded: list[list[int]] = []
+    rows = context.decode_rows
+    context.decode_rows = lambda asked, **more: decoded.append([len(row.ids) for row in asked]) or rows(asked, **more)  # type: ignore[method-assign, func-returns-value]
+    corrected = np.append(right, second.alternatives[0][0][:1]).astype(np.int32)  # type: ignore[index]
+    drafter.draft_many([corrected], 1, GREEDY, lambda: False, whole=whole, tail=1)
+    assert decoded == [[1, 1], [1]]
+
+
 def test_what_was_drafted_ahead_is_not_computed_again(models: tuple[Model, Model], prompts: list[Ids]) -> None:
     draft, prompt = models[0], prompts[0]
     context = Context(draft, n_ctx=POSITIONS, n_seq=3, threads=1)
