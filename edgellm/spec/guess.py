@@ -102,17 +102,18 @@ def guesses(
     """The `most` likeliest verdicts, likeliest first.
 
     `positions` as from `rejection`, shape (gamma + 1,), for a chunk of `confidence` (gamma,). `alternatives[t]` are
-    candidates for the verifier's token where the first t tokens are accepted, with their probabilities under the draft
-    model, both (k,); the drafted token itself is not among them where t < gamma. Where it is rejected, the others
-    share what it leaves.
+    candidates for the verifier's token where the first t tokens are accepted, with their weights as from `likeliest`,
+    both (k,); the drafted token itself is not among them where t < gamma. Where it is rejected, the others share what
+    it leaves.
     """
     found = []
     left = [*(1.0 - confidence).tolist(), 1.0]
-    for accepted, (chance, (ids, probs)) in enumerate(zip(positions.tolist(), alternatives, strict=True)):
-        total = max(float(probs.sum()), left[accepted])
+    for accepted, (chance, (ids, weights)) in enumerate(zip(positions.tolist(), alternatives, strict=True)):
+        total = max(float(weights.sum()), left[accepted])
         if total <= 0.0:
             continue
         found += [
-            Guess(accepted, token, chance * p / total) for token, p in zip(ids.tolist(), probs.tolist(), strict=True)
+            Guess(accepted, token, chance * weight / total)
+            for token, weight in zip(ids.tolist(), weights.tolist(), strict=True)
         ]
     return sorted(found, key=lambda guess: -guess.probability)[:most]

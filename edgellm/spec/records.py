@@ -119,7 +119,7 @@ class Chunk:
     (greedy drafts, retrieved drafts). `importance` is how much the drafted tokens from each one on attend to it, in
     [0, 1], and 0 for a token that none of them has seen; empty where it was not measured. `exit_layers` says after
     which layer the draft model stopped, counted from 0, with None for all of them; None where it never stops early.
-    `alternatives` are for each place the likeliest tokens beside the drafted one, and their probabilities, where a
+    `alternatives` are for each place the likeliest tokens beside the drafted one, and their weights, where a
     drafter was asked for them. The first `ahead` tokens were drafted while a verdict was on its way; the
     last `tail` ones were copied behind what a model drafted (of a `retrieved` chunk all were). `reason` says why
     the chunk is as long as it is, where its drafter explains itself. With `twigs` it is a tree: only copied ones are.
