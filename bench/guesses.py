@@ -5,7 +5,7 @@
 The bundled pair writes held-out replies at a budget, as a device that waits for its verifier does. At each verdict but
 a reply's last the guesser says its sixteen likeliest ones, and the right one's place is counted: so this is how often
 so many branches hit, where the device has time for them all. `--known`: so many times as likely as the draft model says
-are tokens that stand in the text (`guess.KNOWN`).
+are tokens that stand in the text (`guess.KNOWN`). How many of the verifier's corrections do is told, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from bench.answers import MOST, Question, questions
 from bench.report import write
-from edgellm.api.profiles import find_profile
+from bench.synera_quality import profile_of
 from edgellm.engine import Context, Model
 from edgellm.spec import guess
 from edgellm.spec.acceptance import Acceptance
@@ -28,7 +28,7 @@ from edgellm.spec.ahead import ALTERNATIVES, AheadDrafter
 from edgellm.spec.budget import Ledger
 from edgellm.spec.choice import choose
 from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.guess import MOST_BRANCHES, Guess, likeliest
+from edgellm.spec.guess import MOST_BRANCHES, likeliest
 from edgellm.spec.local import LocalVerifier
 from edgellm.spec.loop import Limits, generate
 from edgellm.spec.options import ReplyOptions
@@ -36,7 +36,7 @@ from edgellm.spec.pool import ContextPool
 from edgellm.spec.precedent import Precedents
 from edgellm.spec.records import GREEDY, Chunk, Ids, Sampling, Verdict
 from edgellm.spec.stats import Stats
-from edgellm.store import fingerprint, resolve
+from edgellm.store import resolve
 
 SEED = 4004
 POSITIONS = 1024
@@ -58,6 +58,8 @@ class Guesser:
         self.places: list[int] = []
         """Of the right guess, from 0; MOST_BRANCHES where none was right."""
         self.rejected: list[bool] = []
+        self.there: list[bool] = []
+        """Whether the verifier's own token stood in the text."""
         self._prefix: Ids = np.empty(0, dtype=np.int32)
 
     def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
@@ -75,21 +77,17 @@ class Guesser:
         if not any(map(self._model.is_eog, came)) and len(verdict.tokens):
             self.places.append(self._place(chunk, verdict.accepted, came[-1]))
             self.rejected.append(verdict.accepted < len(chunk))
+            self.there.append(came[-1] in self._prefix)
         self.acceptance.told(chunk, verdict.accepted)
 
     def _place(self, chunk: Chunk, accepted: int, token: int) -> int:
-        likely = self._ahead.likely(chunk)
-        if accepted < len(chunk):
-            return next((at for at, one in enumerate(likely) if _is(one, accepted, token)), MOST_BRANCHES)
-        tail = [at for at, one in enumerate(likely) if one.accepted == accepted]
-        whole = np.concatenate((self._prefix, chunk.ids))
-        row = self._behind.decode(whole[self._behind.sync(whole) :])[0]
-        said = likeliest(row, len(tail), np.unique(whole))[0].tolist()
-        return tail[said.index(token)] if token in said else MOST_BRANCHES
-
-
-def _is(one: Guess, accepted: int, token: int) -> bool:
-    return one.accepted == accepted and one.token == token
+        likely = [(guess.accepted, guess.token) for guess in self._ahead.likely(chunk)]
+        if accepted == len(chunk):  # what follows the whole chunk is computed only now
+            whole = np.concatenate((self._prefix, chunk.ids))
+            row = self._behind.decode(whole[self._behind.sync(whole) :])[0]
+            behind = iter(likeliest(row, len(likely), np.unique(whole))[0].tolist())
+            likely = [(at, next(behind)) if at == accepted else (at, one) for at, one in likely]
+        return likely.index((accepted, token)) if (accepted, token) in likely else MOST_BRANCHES
 
 
 def hits(asked: list[Question], budget: float) -> dict[str, Any]:
@@ -101,9 +99,7 @@ def hits(asked: list[Question], budget: float) -> dict[str, Any]:
         local = LocalVerifier(big, ContextPool(lambda: Context(big, n_ctx=POSITIONS, threads=1)), POSITIONS)
         closing.callback(local.close)
         guesser = Guesser(small, closing)
-        profile = find_profile(fingerprint(small.path), fingerprint(big.path))
-        if profile is None:
-            raise SystemExit("The bundled pair has no profile: python -m models.profile")
+        profile = profile_of(small, big, None)
         ledger, options = Ledger(), ReplyOptions(budget=budget)
         for question in asked:
             prompt = big.chat_prompt(question.messages)
@@ -117,13 +113,14 @@ def hits(asked: list[Question], budget: float) -> dict[str, Any]:
             )  # fmt: skip
             for _ in events:
                 pass
-    places, rejected = np.array(guesser.places), np.array(guesser.rejected)
+    places, rejected, there = (np.array(seen) for seen in (guesser.places, guesser.rejected, guesser.there))
 
     def among(counted: Any) -> list[float]:
         return [round(float((counted <= at).mean()), 4) for at in range(MOST_BRANCHES)]
 
     return {
         "verdicts": len(places), "rejections": int(rejected.sum()), "share": ledger.share,
+        "there_at_rejections": round(float(there[rejected].mean()), 4),
         "hits": among(places), "hits_of_rejections": among(places[rejected]),
     }  # fmt: skip
 
@@ -141,7 +138,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         for name, key in (("verdicts", "hits"), ("rejections", "hits_of_rejections")):
             head = f"{row['known']:12g}" if key == "hits" else f"{'rejections':>12}"
             lines.append(f"{head}{row[name]:10}" + "".join(f"{row[key][many - 1]:7.3f}" for many in shown))
-    return "\n".join(lines) + "\n"
+    there = rows[-1]["there_at_rejections"]
+    return "\n".join([*lines, f"of rejections {there:.1%} are for a token that stands in the text"]) + "\n"
 
 
 def main() -> None:

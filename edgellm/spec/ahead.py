@@ -98,10 +98,9 @@ class AheadDrafter:
         """See `LooksAhead.look_ahead`: behind the likeliest verdicts, as many as there is room for."""
         began = perf_counter()
         self._ahead, self._left = [], None
-        if until() or chunk.alternatives is None:
+        if until() or not (likely := self.likely(chunk)):
             return
         whole = np.concatenate((prefix, chunk.ids))
-        likely = self.likely(chunk)
         prefixes = [_behind(prefix, chunk, guess) for guess in likely if guess.accepted < len(chunk)]
         self._ahead = self._drafter.draft_many(
             prefixes, max(gamma, FAR), sampling, until, whole=whole, tail=len(likely) - len(prefixes)
@@ -110,11 +109,13 @@ class AheadDrafter:
 
     def likely(self, chunk: Chunk) -> list[Guess]:
         """The verdicts on a chunk that are followed, likeliest first. Behind the whole of it a guess is for one of the
-        likeliest tokens there, in their order, and its own token is none."""
+        likeliest tokens there, in their order, and its own token is none. None of a chunk without alternatives."""
+        if chunk.alternatives is None:
+            return []
         positions = self._rejection(chunk.confidence.tolist())
         if self._is_eog(int(chunk.ids[-1])):
             positions[-1] = 0.0  # behind the end there is nothing to guess
-        found = guesses(positions, chunk.confidence, [*(chunk.alternatives or ()), _BEHIND], 2 * self._branches)
+        found = guesses(positions, chunk.confidence, [*chunk.alternatives, _BEHIND], 2 * self._branches)
         found = [guess for guess in found if guess.probability > 0.0 and not self._is_eog(guess.token)]
         return found[: self._branches]
 

@@ -104,8 +104,8 @@ class ModelDrafter:
         sampling: Sampling,
         until: Callable[[], bool],
         *,
-        whole: Ids = NO_IDS,
-        tail: int = 0,
+        whole: Ids,
+        tail: int,
     ) -> list[tuple[Ids, Chunk]]:
         """Drafts behind several prefixes at once, in one batch a token, until `until` says stop.
 

@@ -13,6 +13,7 @@ import pytest
 from bench import coldstart, reliability, retrieval, synera
 from bench.figures import FIGURES
 from edgellm.cli import bench
+from edgellm.spec import guess
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]
@@ -46,6 +47,12 @@ def test_what_is_not_there_is_said(edge: Edge, tmp_path: Path, monkeypatch: pyte
     done = edge("bench", "synera")
     assert done.code == 2
     assert "no checkout" in done.err
+
+
+def test_how_often_guesses_hit_is_what_was_measured() -> None:
+    rows = json.loads((ROOT / "bench" / "results" / "guesses.json").read_text(encoding="utf-8"))["rows"]
+    (measured,) = (row["hits"] for row in rows if row["known"] == guess.KNOWN)
+    assert pytest.approx(measured, abs=0.006) == guess.HITS
 
 
 @pytest.mark.parametrize("kind", FIGURES)

@@ -148,7 +148,9 @@ def test_nor_is_it_where_it_is_to_be_verified_itself(models: tuple[Model, Model]
     drafter = ModelDrafter(draft, context, alternatives=2)
     chunk = drafter.draft(prompt, 2, GREEDY)
     others = [np.append(prompt, token).astype(np.int32) for token in chunk.alternatives[0][0]]  # type: ignore[index]
-    (_, first), (right, second) = drafter.draft_many(others, 4, GREEDY, lambda: False)
+    (_, first), (right, second) = drafter.draft_many(
+        others, 4, GREEDY, lambda: False, whole=np.concatenate((prompt, chunk.ids)), tail=0
+    )
     assert len(first) == len(second) == 4
     whole = np.concatenate((right, second.ids[:2]))
     decoded: list[list[int]] = []
@@ -189,7 +191,9 @@ def test_a_stop_from_another_thread_is_heard(models: tuple[Model, Model], prompt
     drafter.draft(prompts[0], 1, GREEDY)
     came = threading.Event()
     threading.Timer(0.02, came.set).start()
-    ((_, chunk),) = drafter.draft_many([np.append(prompts[0], 9).astype(np.int32)], 400, GREEDY, came.is_set)
+    ((_, chunk),) = drafter.draft_many(
+        [np.append(prompts[0], 9).astype(np.int32)], 400, GREEDY, came.is_set, whole=prompts[0], tail=0
+    )
     assert 0 < len(chunk) < 400 or draft.is_eog(int(chunk.ids[-1]))
     drafter.close()
 
@@ -200,7 +204,9 @@ def test_nothing_is_drafted_ahead_beyond_the_context(models: tuple[Model, Model]
         context = Context(draft, n_ctx=len(prompt) + left, n_seq=2, spare=8, threads=1)
         drafter = ModelDrafter(draft, context, alternatives=1)
         drafter.draft(prompt, 1, GREEDY)
-        ((_, chunk),) = drafter.draft_many([np.append(prompt, 9).astype(np.int32)], 4, GREEDY, lambda: False)
+        ((_, chunk),) = drafter.draft_many(
+            [np.append(prompt, 9).astype(np.int32)], 4, GREEDY, lambda: False, whole=prompt, tail=0
+        )
         assert len(chunk) <= left
         drafter.close()
 

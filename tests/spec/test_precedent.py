@@ -180,7 +180,7 @@ def test_what_is_drafted_ahead_heeds_the_context_too(draft_model: Model) -> None
         drafter.precedents.begin(prompt)
         plain = drafter.draft(prompt, 8, GREEDY)
         assert plain.precedent is not None
-        ahead = drafter.draft_many([prompt], 8, GREEDY, lambda: False)
+        ahead = drafter.draft_many([prompt], 8, GREEDY, lambda: False, whole=prompt, tail=0)
         assert ahead[0][1].ids.tolist() == plain.ids.tolist()
         heard = ahead[0][1].precedent
         assert heard is not None
