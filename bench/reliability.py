@@ -1,4 +1,4 @@
-"""The evidence for trust in one command: bad input, a link that goes wrong, and half an hour of many devices.
+"""The evidence for trust in one command: bad input, attacks, a link that goes wrong, half an hour of many devices.
 
     python -m bench.reliability [PART ...] [--quick]          # or: edgellm bench reliability
     python -m bench.reliability --list
@@ -10,6 +10,7 @@ writes goes to `quick-NAME`, and is no evidence.
 from __future__ import annotations
 
 from bench import faults, fuzz, http_load, load, suite
+from bench.attack import __main__ as attack
 from bench.suite import Part
 
 PARTS = {
@@ -18,6 +19,12 @@ PARTS = {
         "a million bad inputs for everything that reads what others write",
         ("--inputs", "20000", "--headers", "200"),
         lambda found: f"{fuzz.table(found)}\nwhat refused them:\n{fuzz.errors(found)}",
+    ),
+    "attack": Part(
+        "bench.attack",
+        "attacks from outside, by devices, clients, files and texts",
+        ("--quick",),
+        attack.table,
     ),
     "faults": Part(
         "bench.faults",

@@ -35,7 +35,9 @@ def test_every_part_is_listed(suite: str) -> None:
 
 def test_every_part_is_a_benchmark_with_a_name_for_its_results() -> None:
     for part in (part for parts in SUITES.values() for part in parts.values()):
-        assert '"--name"' in (ROOT / "bench" / f"{part.kind}.py").read_text(encoding="utf-8")
+        place = ROOT / "bench" / part.kind
+        source = place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
+        assert '"--name"' in source.read_text(encoding="utf-8")
 
 
 def test_what_is_not_there_is_said(edge: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,96 @@
+"""Everything that was tried against edgellm from outside: how often, and how often it did harm.
+
+    python -m bench.attack [ATTACK ...] [--quick]
+    python -m bench.attack --list
+
+Each attack runs in a process of its own, whose death is harm, too. Its row in `bench/results/attack.json` is replaced;
+the rows of other attacks stay. Exit code 1 where anything did harm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.attack.harness import attacks
+from bench.report import RESULTS, machine, write
+
+ROOT = Path(__file__).parents[2]
+SHOWN = 5  # harmful trials that are kept, for each attack
+PATIENCE = 3600.0  # seconds for one attack
+
+
+def attempt(name: str, quick: bool) -> dict[str, Any]:
+    """Return what one attack found, run in a process of its own."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "bench.attack", name, "--child", *(["--quick"] if quick else [])]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT, timeout=PATIENCE)
+        said, code = done.stdout, done.returncode
+    except subprocess.TimeoutExpired:
+        said, code = "", -1
+    if code:
+        found: dict[str, Any] = {"tried": 1, "wrong": [f"the attacking process ended with {code}"], "figures": {}}
+    else:
+        found = json.loads(said.splitlines()[-1])
+    row = {"name": name, "about": attacks()[name].about, **found, "harmed": len(found["wrong"])}
+    row["wrong"] = row["wrong"][:SHOWN]
+    return row | {"seconds": time.perf_counter() - began, "load_average": os.getloadavg()[0], "machine": machine()}
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return a line for each attack: trials, how many did harm, and its figures."""
+    lines = [f"{'attack':<22}{'tried':>8}{'wrong':>7}  what was tried"]
+    for row in found["rows"]:
+        lines.append(f"{row['name']:<22}{row['tried']:>8,}{row['harmed']:>7}  {row['about']}")
+        if row["figures"]:
+            lines.append(f"{'':<39}{', '.join(f'{name} {value:g}' for name, value in row['figures'].items())}")
+    tried, harmed = (sum(row[column] for row in found["rows"]) for column in ("tried", "harmed"))
+    lines += [f"{tried:,} trials, {harmed} of them did harm", "one again: python -m bench.attack NAME"]
+    return "\n".join(lines) + "\n"
+
+
+def kept(name: str) -> dict[str, Any]:
+    """Return the rows of the last results by attack, of those that still exist."""
+    path = RESULTS / f"{name}.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+    return {row["name"]: row for row in rows if row["name"] in attacks()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("attacks", nargs="*", metavar="ATTACK", help="names of attacks; all by default")
+    parser.add_argument("--quick", action="store_true", help="few trials")
+    parser.add_argument("--list", action="store_true", help="what there is")
+    parser.add_argument("--name", default="attack", help="of the result file")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    known = attacks()
+    if arguments.list:
+        print("\n".join(f"{name:22} {attack.about}" for name, attack in known.items()))
+        return
+    if unknown := [name for name in arguments.attacks if name not in known]:
+        parser.error(f"there is no attack {unknown[0]!r}: choose from {', '.join(known)}")
+    if arguments.child:
+        print(json.dumps(asdict(known[arguments.attacks[0]].run(arguments.quick))))
+        return
+    rows = kept(arguments.name)
+    for name in arguments.attacks or known:
+        rows[name] = attempt(name, arguments.quick)
+        print(f"{name}: {rows[name]['tried']:,} tried, {rows[name]['harmed']} wrong", flush=True)
+        print(*(f"  {sentence}" for sentence in rows[name]["wrong"]), sep="\n", flush=True)
+    figures = {"rows": [rows[name] for name in known if name in rows]}
+    print(f"{table(figures)}written: {write(arguments.name, 'bench.attack', figures)}")
+    sys.exit(1 if any(rows[name]["harmed"] for name in arguments.attacks or known) else 0)
+
+
+if __name__ == "__main__":
+    main()
