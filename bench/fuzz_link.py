@@ -28,7 +28,7 @@ from edgellm.link.pake import Exchange
 from edgellm.link.peers import Peers
 from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
-from edgellm.link.versions import LINK, check_version
+from edgellm.link.versions import LINK, PAIRING, check_version
 from edgellm.link.welcome import LABEL, read_welcome
 from edgellm.serve.connection import Timing
 from edgellm.serve.handshake import greet
@@ -269,8 +269,10 @@ def _targets(folder: Path, loop: asyncio.AbstractEventLoop) -> list[Target]:
         protocol=LINK, device=other.id.digest, version="1", rights=["verify", "files"], models=[offer], time=1,
         signature=other.sign(LABEL + nonce + other.id.digest + own.identity.id.digest),
     )  # fmt: skip
-    spake = Exchange("A", Code(7, ("lamp", "otter")), other.certificate).spake
-    first = trust_pb.PairFrame(hello=trust_pb.PairHello(protocol=LINK, certificate=other.certificate.der, spake=spake))
+    spake = Exchange("A", Code(7, ("lamp", "otter")), other).spake
+    first = trust_pb.PairFrame(
+        hello=trust_pb.PairHello(protocol=PAIRING, certificate=other.certificate.der, spake=spake)
+    )
     words = trust_pb.Introduction(
         name="desk", rights=["verify"], addresses=["10.0.0.2:50151", "[fe80::1]:5"], version="1"
     )
@@ -278,11 +280,11 @@ def _targets(folder: Path, loop: asyncio.AbstractEventLoop) -> list[Target]:
     def window(data: bytes) -> None:
         said = parsed(trust_pb.PairFrame, data)
         if said.WhichOneof("frame") == "hello":
-            check_version(said.hello.protocol, LINK, "the other device")
+            check_version(said.hello.protocol, PAIRING, "the other device")
             Certificate.of(said.hello.certificate)
 
     def exchange(data: bytes) -> None:
-        Exchange("B", Code(7, ("lamp", "otter")), own.identity.certificate).agree(other.certificate, data)
+        Exchange("B", Code(7, ("lamp", "otter")), own.identity).agree(other.certificate, data)
 
     host = Address("10.0.0.2", 1)
     session, device = _Session(opening.SerializeToString(), warm.SerializeToString()), _Device()

@@ -25,7 +25,7 @@ from edgellm.link.pake import Exchange
 from edgellm.link.peers import ADDRESSES_MOST, Peer, shown_name
 from edgellm.link.rights import Rights, read_rights
 from edgellm.link.trust import Trust
-from edgellm.link.versions import LINK, check_version, program
+from edgellm.link.versions import PAIRING, check_version, program
 
 PAIRING_PORT = 50150
 WINDOW_SECONDS = 120.0
@@ -135,13 +135,13 @@ class Window:
 
     def _admitted(self, hello: pb.PairHello, stream: Context) -> tuple[Exchange, Certificate]:
         """Takes the one guess that there is, for a first word in order."""
-        check_version(hello.protocol, LINK, "the other device")
+        check_version(hello.protocol, PAIRING, "the other device")
         certificate = Certificate.of(hello.certificate)
         if certificate.id == self._trust.identity.id:
             raise own_identity(certificate.id, caller(stream))
         if self._taken:
             raise ProtocolError("The window is closed: it takes one guess, and two minutes.", _AGAIN)
-        exchange = Exchange("B", self._code, self._trust.identity.certificate)
+        exchange = Exchange("B", self._code, self._trust.identity)
         exchange.agree(certificate, hello.spake)
         self._taken = True
         return exchange, certificate
@@ -150,10 +150,9 @@ class Window:
         own = self._trust.identity.certificate.der
         await _write(stream, pb.PairFrame(hello=_hello(own, exchange.spake)))
         said = await _read(stream, "confirm")
-        words = exchange.check(said.mac, said.sealed)
+        words = exchange.check(said.mac, said.sealed, said.signature)
         peer = introduced(certificate, words, self._about.rights, caller(stream))
-        mac, sealed = exchange.confirm(self._about.to_bytes())
-        await _write(stream, pb.PairFrame(confirm=pb.PairConfirm(mac=mac, sealed=sealed)))
+        await _write(stream, _confirm(exchange, self._about))
         exchange.check_done((await _read(stream, "done")).mac)
         return await asyncio.to_thread(self._trust.peers.add, peer)
 
@@ -189,24 +188,29 @@ async def _join(address: Address, code: Code, trust: Trust, about: About, second
 
 
 async def _through(call: Any, code: Code, trust: Trust, about: About, address: Address) -> Peer:
-    exchange = Exchange("A", code, trust.identity.certificate)
+    exchange = Exchange("A", code, trust.identity)
     await _write(call, pb.PairFrame(hello=_hello(trust.identity.certificate.der, exchange.spake)))
     hello = await _read(call, "hello")
-    check_version(hello.protocol, LINK, "the other device")
+    check_version(hello.protocol, PAIRING, "the other device")
     certificate = Certificate.of(hello.certificate)
     if certificate.id == trust.identity.id:
         raise own_identity(certificate.id, address.host)
     exchange.agree(certificate, hello.spake)
-    mac, sealed = exchange.confirm(about.to_bytes())
-    await _write(call, pb.PairFrame(confirm=pb.PairConfirm(mac=mac, sealed=sealed)))
+    await _write(call, _confirm(exchange, about))
     said = await _read(call, "confirm")
-    peer = introduced(certificate, exchange.check(said.mac, said.sealed), about.rights, address.host)
+    words = exchange.check(said.mac, said.sealed, said.signature)
+    peer = introduced(certificate, words, about.rights, address.host)
     await _write(call, pb.PairFrame(done=pb.PairDone(mac=exchange.done())))
     return peer
 
 
 def _hello(certificate: bytes, spake: bytes) -> pb.PairHello:
-    return pb.PairHello(protocol=LINK, certificate=certificate, spake=spake)
+    return pb.PairHello(protocol=PAIRING, certificate=certificate, spake=spake)
+
+
+def _confirm(exchange: Exchange, about: About) -> pb.PairFrame:
+    mac, sealed, signature = exchange.confirm(about.to_bytes())
+    return pb.PairFrame(confirm=pb.PairConfirm(mac=mac, sealed=sealed, signature=signature))
 
 
 async def _write(stream: Any, frame: pb.PairFrame) -> None:

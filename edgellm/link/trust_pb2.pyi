@@ -67,12 +67,14 @@ class PairHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., certificate: _Optional[bytes] = ..., spake: _Optional[bytes] = ...) -> None: ...
 
 class PairConfirm(_message.Message):
-    __slots__ = ("mac", "sealed")
+    __slots__ = ("mac", "sealed", "signature")
     MAC_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     mac: bytes
     sealed: bytes
-    def __init__(self, mac: _Optional[bytes] = ..., sealed: _Optional[bytes] = ...) -> None: ...
+    signature: bytes
+    def __init__(self, mac: _Optional[bytes] = ..., sealed: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class PairDone(_message.Message):
     __slots__ = ("mac",)

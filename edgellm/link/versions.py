@@ -7,6 +7,7 @@ from importlib import import_module
 from edgellm.errors import PeerTooNew, PeerTooOld
 
 LINK = 1  # of trust.proto; what devices do together has its own
+PAIRING = 2  # of its service Pairing; 2: both sides sign the transcript
 
 
 def program() -> str:

@@ -13,7 +13,7 @@ import pytest
 from edgellm.link import trust_pb2 as pb
 from edgellm.link.address import Address
 from edgellm.link.identity import Identity
-from edgellm.link.versions import LINK
+from edgellm.link.versions import PAIRING
 
 PAIR = "/edgellm.v1.Pairing/Pair"
 
@@ -57,7 +57,7 @@ class Talk:
         self.channel.close()
 
 
-def hello(identity: Identity, spake: bytes, protocol: int = LINK) -> pb.PairFrame:
+def hello(identity: Identity, spake: bytes, protocol: int = PAIRING) -> pb.PairFrame:
     return pb.PairFrame(hello=pb.PairHello(protocol=protocol, certificate=identity.certificate.der, spake=spake))
 
 

@@ -18,9 +18,9 @@ from edgellm.link.pairing import About, Window, join
 from edgellm.link.pake import Exchange
 from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
-from edgellm.link.versions import LINK
+from edgellm.link.versions import PAIRING
 from tests.link.between import Relay, Talk, hello
-from tests.link.strangers import certified, device
+from tests.link.strangers import certified, device, known
 
 CODE = Code(7, ("lamp", "otter"))
 WRONG = Code(7, ("lamp", "owl"))
@@ -85,7 +85,7 @@ def test_a_second_guess_is_refused_even_if_it_is_right(window: Window, at: Addre
 def test_two_guesses_at_once_are_one_too_many(window: Window, at: Address, desk: Trust, phone: Trust) -> None:
     """Whoever has begun has used the guess up, also if he never says what he guessed."""
     first = Talk(at)
-    first.say(hello(Identity.new(), Exchange("A", WRONG, Identity.new().certificate).spake))
+    first.say(hello(Identity.new(), Exchange("A", WRONG, Identity.new()).spake))
     first.hear()
     with pytest.raises(PairingFailed, match="window is closed"):
         join(at, CODE, phone, ABOUT_PHONE)
@@ -159,6 +159,34 @@ def test_a_man_in_the_middle_with_certificates_of_his_own_pairs_nobody(
     assert nobody_was_paired(desk, phone)
 
 
+@pytest.mark.parametrize("shows_the_code", [False, True])
+def test_another_devices_certificate_cannot_be_paired_without_its_key(
+    desk: Trust, phone: Trust, tmp_path: Path, shows_the_code: bool
+) -> None:
+    tablet = device(tmp_path / "tablet")
+    thief = device(tmp_path / "thief", Identity(Identity.new().key, tablet.identity.certificate))
+    shows, types = (thief, phone) if shows_the_code else (desk, thief)
+    with Window(shows, CODE, ABOUT_DESK) as window:
+        at = window.open(["127.0.0.1"], 0)[0]
+        with pytest.raises(PairingFailed) as joined:
+            join(at, CODE, types, ABOUT_PHONE)
+        with pytest.raises(PairingFailed) as waited:
+            window.wait(60)
+    assert "does not hold the key" in f"{joined.value} {waited.value}"
+    assert nobody_was_paired(desk, phone)
+
+
+def test_an_entry_that_exists_is_not_changed_without_its_key(
+    window: Window, at: Address, desk: Trust, tmp_path: Path
+) -> None:
+    tablet = device(tmp_path / "tablet")
+    entry = desk.peers.add(known(tablet, "tablet", ""))
+    thief = device(tmp_path / "thief", Identity(Identity.new().key, tablet.identity.certificate))
+    with pytest.raises(PairingFailed, match="does not hold the key"):
+        join(at, CODE, thief, About("evil", frozenset(Right), ()))
+    assert desk.peers.all() == [entry]
+
+
 @pytest.mark.parametrize(
     ("kind", "upwards"), [("hello", True), ("hello", False), ("confirm", True), ("confirm", False), ("done", True)]
 )
@@ -170,7 +198,7 @@ def test_whatever_is_changed_on_the_way_pairs_nobody(desk: Trust, phone: Trust, 
         turns[now] += 1
         if now == kind and turns[now] == (1 if upwards else 2):
             if now == "hello":
-                frame.hello.spake = Exchange("A" if upwards else "B", CODE, Identity.new().certificate).spake
+                frame.hello.spake = Exchange("A" if upwards else "B", CODE, Identity.new()).spake
             elif now == "confirm":
                 frame.confirm.sealed = frame.confirm.sealed[:-1] + bytes([frame.confirm.sealed[-1] ^ 1])
             else:
@@ -208,8 +236,8 @@ def test_nothing_private_travels_in_the_clear(desk: Trust, phone: Trust) -> None
         (b"\xff\xff", "contract"),
         (pb.PairFrame(), "'hello' was to come"),
         (pb.PairFrame(done=pb.PairDone()), "'hello' was to come"),
-        (hello(Identity.new(), b"", LINK + 1), "Update edgellm on this device"),
-        (hello(Identity.new(), b"", LINK - 1), "Update edgellm on the other device"),
+        (hello(Identity.new(), b"", PAIRING + 1), "Update edgellm on this device"),
+        (hello(Identity.new(), b"", PAIRING - 1), "Update edgellm on the other device"),
         (hello(certified(ca=True), b"A" + bytes(32)), "may sign other certificates"),
         (hello(Identity.new(), b""), "SPAKE2"),
         (hello(Identity.new(), b"A" + b"\xff" * 32), "SPAKE2"),
@@ -241,7 +269,7 @@ def test_whoever_dawdles_is_shown_the_door(window: Window, at: Address, monkeypa
     monkeypatch.setattr(pairing, "STEP_SECONDS", 1.5)
     identity = Identity.new()
     talk = Talk(at)
-    talk.say(hello(identity, Exchange("A", CODE, identity.certificate).spake))
+    talk.say(hello(identity, Exchange("A", CODE, identity).spake))
     talk.hear()
     assert talk.refused().startswith("DEADLINE_EXCEEDED")
     with pytest.raises(PairingFailed, match="in time"):
@@ -270,7 +298,7 @@ def own(frame: pb.PairFrame, identity: Identity) -> None:
 def test_a_newer_device_behind_the_window_is_said(at: Address, phone: Trust) -> None:
     def newer(frame: pb.PairFrame) -> None:
         if frame.hello.spake.startswith(b"B"):
-            frame.hello.protocol = LINK + 1
+            frame.hello.protocol = PAIRING + 1
 
     with Relay(at, newer) as between, pytest.raises(PeerTooNew, match="Update edgellm on this"):
         join(between, CODE, phone, ABOUT_PHONE)
