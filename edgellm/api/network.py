@@ -24,6 +24,7 @@ from edgellm.link.versions import LINK, check_version, program
 from edgellm.link.welcome import Welcomed
 
 LISTEN_SECONDS = 2.5
+_LONGEST_LISTEN = 10.0  # seconds, for what this machine announces itself
 _SKEW = 120.0  # seconds by which two clocks may differ
 
 
@@ -55,11 +56,11 @@ def listen(short: str, hosts: Sequence[str]) -> Heard:
     """Announces that something is tried, to hear whether that comes back, and listens for devices."""
     instance = new_instance()
 
-    def own(hint: Hint) -> bool:
-        return hint.instance == instance
+    def own(found: Sequence[Hint]) -> bool:
+        return any(hint.instance == instance for hint in found)
 
     with announced(Kind.TEST, short, 1, hosts, instance):
-        came_back = any(map(own, browse(Kind.TEST, hosts, LISTEN_SECONDS, own)))
+        came_back = own(browse(Kind.TEST, hosts, LISTEN_SECONDS, own, longest=_LONGEST_LISTEN))
     return Heard(tuple(browse(Kind.DEVICE, hosts, LISTEN_SECONDS)), came_back)
 
 

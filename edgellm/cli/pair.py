@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
     from edgellm.link.address import Address
     from edgellm.link.code import Code
+    from edgellm.link.discovery import Hint
     from edgellm.link.pairing import About
     from edgellm.link.peers import Peer
     from edgellm.link.rights import Rights
     from edgellm.link.trust import Trust
 
 PORT = 50150  # as in `edgellm.link.pairing`, which takes its time to import
-SEARCH_SECONDS = 8.0  # for the device that shows the code
+SEARCH_SECONDS = 4.0  # for the device that shows the code, before it is said that the search goes on
+LONGEST_SEARCH = 30.0
 
 Interfaces = Annotated[
     list[str] | None,
@@ -149,8 +151,17 @@ def _find(code: Code, hosts: Sequence[str]) -> Address:
     from edgellm.link.reach import listening
 
     say("looking for the device that shows this code ...", style="dim")
-    hints = browse(Kind.PAIRING, hosts, SEARCH_SECONDS, lambda hint: hint.number == code.number)
-    fit = [hint for hint in hints if hint.number == code.number]
+
+    def fitting(found: Sequence[Hint]) -> list[Hint]:
+        return [hint for hint in found if hint.number == code.number]
+
+    def waiting(elapsed: float) -> None:
+        say(f"still looking ({elapsed:.0f} s, {LONGEST_SEARCH:.0f} s at most; Ctrl-C ends it) ...", style="dim")
+
+    hints = browse(
+        Kind.PAIRING, hosts, SEARCH_SECONDS, lambda found: bool(fitting(found)), longest=LONGEST_SEARCH, waiting=waiting
+    )
+    fit = fitting(hints)
     if len({hint.short for hint in fit}) > 1:
         raise PairingFailed(
             f"Several devices show codes that begin with {code.number}.",

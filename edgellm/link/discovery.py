@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, TypeAlias
 
 from zeroconf import Error, IPVersion, ServiceBrowser, ServiceInfo, Zeroconf
 
@@ -27,7 +27,9 @@ from edgellm.link.interfaces import own_hosts
 from edgellm.link.versions import LINK
 
 _ADDRESSES_MOST = 8
-_ASK_MS = 800
+_ASK_MS = 800  # for the first try to resolve a name; each further one takes twice as long
+_PAUSE = 0.1  # seconds between two tries
+COPY_SECONDS = 15.0
 _ASKED_MOST = 64  # names in one look; whoever floods the network with more gains nothing by it
 
 
@@ -57,6 +59,9 @@ class Hint:
     def own(self) -> bool:
         """Whether it comes from this machine."""
         return any(address.host in own_hosts() for address in self.addresses)
+
+
+Enough: TypeAlias = Callable[[Sequence[Hint]], bool]
 
 
 def new_instance() -> str:
@@ -96,13 +101,27 @@ def announced(kind: Kind, short: str, port: int, hosts: Sequence[str], instance:
 
 
 def browse(
-    kind: Kind, hosts: Sequence[str], seconds: float, enough: Callable[[Hint], bool] = lambda _: False
+    kind: Kind,
+    hosts: Sequence[str],
+    seconds: float,
+    enough: Enough = lambda _found: False,
+    *,
+    longest: float = 0.0,
+    some: Enough | None = None,
+    waiting: Callable[[float], None] = lambda _elapsed: None,
 ) -> list[Hint]:
-    """Who announces themselves within `seconds` on the interfaces with the addresses `hosts`, this device included;
-    returns at once when one is `enough`."""
+    """Return who announces themselves within `seconds` on the interfaces with the addresses `hosts`, this device
+    included; at once when what was found is `enough`.
+
+    A machine that is slow, here or there, answers late. So where what was found by then does not hold even `some`
+    (by default `enough`) of what is looked for, the search goes on for up to `longest` seconds in all, until it does.
+    `waiting` is then called with the seconds that have passed, at growing intervals.
+    """
+    some = some or enough
     found: dict[str, Hint] = {}
     asked: set[str] = set()
     news = threading.Condition()
+    over = threading.Event()
 
     def heard(zeroconf: Zeroconf, service_type: str, name: str, **_: Any) -> None:
         """Runs in zeroconf's own loop, which must not be blocked."""
@@ -111,9 +130,11 @@ def browse(
             threading.Thread(target=look, args=(zeroconf, service_type, name), daemon=True).start()
 
     def look(zeroconf: Zeroconf, service_type: str, name: str) -> None:
-        info = None
-        with suppress(Error, OSError, RuntimeError):
-            info = zeroconf.get_service_info(service_type, name, _ASK_MS)
+        info, patience = None, _ASK_MS
+        while info is None and not over.wait(0.0 if patience == _ASK_MS else _PAUSE):
+            with suppress(Error, OSError, RuntimeError):  # the search may have ended meanwhile
+                info = zeroconf.get_service_info(service_type, name, patience)
+            patience *= 2
         hint = None if info is None else hint_of(info, local)
         if hint is not None:
             with news:
@@ -125,19 +146,33 @@ def browse(
         if zeroconf is None:
             return []
         browser = ServiceBrowser(zeroconf, kind.value, handlers=[heard])
-        end = time.monotonic() + seconds
-        with news:
-            while (left := end - time.monotonic()) > 0 and not any(map(enough, found.values())):
-                news.wait(left)
-        with suppress(Error, OSError, RuntimeError):
-            browser.cancel()
+        try:
+            with news:
+                began, until = time.monotonic(), seconds
+                while not enough(list(found.values())):
+                    elapsed = time.monotonic() - began
+                    if elapsed >= seconds and (elapsed >= longest or some(list(found.values()))):
+                        break
+                    if elapsed >= until:
+                        waiting(elapsed)
+                        until = min(2 * until, longest)
+                    news.wait(until - elapsed)
+        finally:
+            over.set()
+            with suppress(Error, OSError, RuntimeError):
+                browser.cancel()
     with news:
         return sorted(found.values(), key=lambda hint: (hint.short, hint.instance))
 
 
-def copies(short: str, hosts: Sequence[str], seconds: float = 2.0) -> list[Hint]:
-    """Who announces this very ID from another machine: somebody has copied this device's files."""
-    return [hint for hint in browse(Kind.DEVICE, hosts, seconds) if hint.short == short and not hint.own]
+def copies(short: str, hosts: Sequence[str], seconds: float = COPY_SECONDS) -> list[Hint]:
+    """Return who announces this very ID from another machine: somebody has copied this device's files. Takes all of
+    `seconds` where nobody does."""
+
+    def copied(found: Sequence[Hint]) -> list[Hint]:
+        return [hint for hint in found if hint.short == short and not hint.own]
+
+    return copied(browse(Kind.DEVICE, hosts, seconds, lambda found: bool(copied(found))))
 
 
 @contextmanager

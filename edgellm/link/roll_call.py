@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from edgellm.errors import EdgeError, NotPaired, VerifierUnreachable
 from edgellm.link.address import Address
-from edgellm.link.discovery import Hint, Kind, browse
+from edgellm.link.discovery import Enough, Hint, Kind, browse
 from edgellm.link.loop import run_there
 from edgellm.link.peers import Peer
 from edgellm.link.trust import Trust
 from edgellm.link.welcome import Welcomed, ask
 
 LOOK_SECONDS = 1.5  # for announcements; most come within a tenth of that
+LONGEST_LOOK = 6.0  # seconds, where nobody was found by then: machines that are busy answer late
 ASK_SECONDS = 2.0
 
 
@@ -43,15 +44,27 @@ def roll_call(
     missing = {answer.peer.id.short for answer in answers if answer.welcomed is None}
     if not missing or not (hosts or hints):
         return answers
-    left = set(missing)
-
-    def enough(hint: Hint) -> bool:
-        left.discard(hint.short)
-        return not left
-
     if hints is None:
-        hints = browse(Kind.DEVICE, hosts, LOOK_SECONDS, enough)
+        hints = browse(
+            Kind.DEVICE, hosts, LOOK_SECONDS, all_of(missing), longest=longest_look(len(missing), len(answers)),
+            some=any_of(missing),
+        )  # fmt: skip
     return [_with_hints(trust, answer, hints, seconds) for answer in answers]
+
+
+def all_of(shorts: Collection[str]) -> Enough:
+    """Return whether each of these devices, by short ID, is among the hints."""
+    return lambda found: {hint.short for hint in found} >= set(shorts)
+
+
+def any_of(shorts: Collection[str]) -> Enough:
+    """Return whether one of these devices, by short ID, is among the hints."""
+    return lambda found: any(hint.short in shorts for hint in found)
+
+
+def longest_look(missing: int, wanted: int) -> float:
+    """Return the seconds to look for announcements at most: where some devices answer, the others are probably off."""
+    return LONGEST_LOOK if missing == wanted else LOOK_SECONDS
 
 
 def ask_at(trust: Trust, address: Address, seconds: float = ASK_SECONDS) -> Welcomed:

@@ -16,7 +16,7 @@ from edgellm.link.discovery import Kind, browse
 from edgellm.link.loop import run_there
 from edgellm.link.peers import Peer
 from edgellm.link.rights import Right, Rights
-from edgellm.link.roll_call import ASK_SECONDS, LOOK_SECONDS
+from edgellm.link.roll_call import ASK_SECONDS, LOOK_SECONDS, any_of, longest_look
 from edgellm.link.trust import Trust
 from edgellm.link.welcome import Welcomed, meet
 
@@ -49,7 +49,9 @@ def find_workers(
     missing = {worker.peer.id.short for worker in first if worker.trouble is not None and worker.peer is not None}
     if not missing or not hosts:
         return first
-    hints = browse(Kind.DEVICE, hosts, LOOK_SECONDS)
+    # several programs of one device announce themselves, and one of them keeps layers: one hint is not enough
+    longest = longest_look(len(missing), len(first))
+    hints = browse(Kind.DEVICE, hosts, LOOK_SECONDS, longest=longest, some=any_of(missing))
     found = []
     for worker, peer in zip(first, peers, strict=True):
         heard = [place for hint in hints if hint.short == peer.id.short for place in hint.addresses]

@@ -144,9 +144,11 @@ def test_what_cannot_be_meant(edge: Edge, words: tuple[str, ...], code: int, say
 
 
 def test_a_code_that_nobody_shows_is_said(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_command, "SEARCH_SECONDS", 0.3)
+    monkeypatch.setattr(pair_command, "SEARCH_SECONDS", 0.2)
+    monkeypatch.setattr(pair_command, "LONGEST_SEARCH", 1.0)
     done = edge("pair", "7-lamp-otter")
     assert done.code == 1
+    assert done.err.count("still looking (") == 3  # after 0.2, 0.4 and 0.8 seconds
     assert "edgellm pair HOST:PORT 7-lamp-otter" in done.err
 
 
@@ -161,7 +163,8 @@ def test_an_empty_list_says_how_to_begin(edge: Edge) -> None:
     assert edge("peers", "--json").answer == []
 
 
-def test_the_list_says_what_there_is_to_know(edge: Edge, phone: Trust) -> None:
+def test_the_list_says_what_there_is_to_know(edge: Edge, phone: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgellm.link.roll_call.LONGEST_LOOK", 0.0)
     done = edge("peers")
     assert done.code == 0
     for word in ("phone", phone.identity.id.short, "files, verify", "just now"):

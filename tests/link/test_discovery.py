@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ def short() -> str:
 
 def found(kind: Kind, short: str, seconds: float = 10.0) -> Hint | None:
     """What is found of the device with this short ID; waits for it only as long as it takes."""
-    hints = browse(kind, HERE, seconds, lambda hint: hint.short == short)
+    hints = browse(kind, HERE, seconds, lambda found: any(hint.short == short for hint in found))
     return next((hint for hint in hints if hint.short == short), None)
 
 
@@ -106,6 +108,47 @@ def test_a_port_that_nobody_has_is_none() -> None:
 @given(st.dictionaries(st.sampled_from(["id", "v", "i"]), st.binary(max_size=40)), st.integers(0, 65535))
 def test_whatever_is_announced_does_no_harm(properties: dict[str, str | bytes | None], port: int) -> None:
     said(SOUND | properties, port=port)
+
+
+def test_a_name_that_is_not_resolved_at_once_is_asked_for_again(short: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where one of the two machines has no time for it."""
+    tries = []
+    ask = Zeroconf.get_service_info
+
+    def late(self: Zeroconf, kind: str, name: str, patience: int) -> ServiceInfo | None:
+        tries.append(patience)
+        return ask(self, kind, name, patience) if len(tries) > 2 else None
+
+    monkeypatch.setattr(Zeroconf, "get_service_info", late)
+    with announced(Kind.PAIRING, short, 50150, HERE):
+        assert found(Kind.PAIRING, short, 60.0)
+    assert tries == sorted(set(tries))
+
+
+def test_what_is_not_found_quickly_is_looked_for_longer(short: str) -> None:
+    """It begins to be announced when it was already missed."""
+    waited: list[float] = []
+    with ExitStack() as later:
+
+        def waiting(elapsed: float) -> None:
+            waited.append(elapsed)
+            if len(waited) == 2:
+                later.enter_context(announced(Kind.DEVICE, short, 50151, HERE))
+
+        hints = browse(
+            Kind.DEVICE, HERE, 0.1, lambda found: any(hint.short == short for hint in found), longest=60.0,
+            waiting=waiting,
+        )  # fmt: skip
+    assert short in [hint.short for hint in hints]
+    assert len(waited) >= 2
+    assert waited[1] >= 0.2
+
+
+def test_what_was_found_in_part_is_looked_for_no_longer_than_usual(short: str) -> None:
+    with announced(Kind.DEVICE, short, 50151, HERE):
+        assert found(Kind.DEVICE, short)
+        hints = browse(Kind.DEVICE, HERE, 0.2, longest=600.0, some=lambda found: bool(found))
+    assert hints
 
 
 def test_without_an_interface_nothing_is_found_and_nothing_fails(short: str) -> None:
