@@ -86,7 +86,8 @@ def main() -> None:
     for name in arguments.attacks or known:
         rows[name] = attempt(name, arguments.quick)
         print(f"{name}: {rows[name]['tried']:,} tried, {rows[name]['harmed']} wrong", flush=True)
-        print(*(f"  {sentence}" for sentence in rows[name]["wrong"]), sep="\n", flush=True)
+        for sentence in rows[name]["wrong"]:
+            print(f"  {sentence}", flush=True)
     figures = {"rows": [rows[name] for name in known if name in rows]}
     print(f"{table(figures)}written: {write(arguments.name, 'bench.attack', figures)}")
     sys.exit(1 if any(rows[name]["harmed"] for name in arguments.attacks or known) else 0)
