@@ -69,6 +69,7 @@ class Wanted:
     private_key: Path | None
     replies: int
     waiting: int
+    paired_only: bool = False  # other programs of this machine are strangers, too: a key is asked for on loopback
 
 
 def opened(wanted: Wanted) -> Door | None:
@@ -88,7 +89,8 @@ def opened(wanted: Wanted) -> Door | None:
     address = Address.of(wanted.host, PORT if wanted.port is None else wanted.port)
     names = [] if address.loopback else _names(address.host)
     lock = None if address.loopback else _lock(wanted, names)
-    key = _key(wanted.key_file) if lock is None and wanted.key_file is not None else None
+    keyed = wanted.key_file is not None or wanted.paired_only
+    key = _key(wanted.key_file) if lock is None and keyed else None
 
     def door(at: Address) -> Door:
         made = Door(at, lock=lock, key=key, names=names, replies=wanted.replies, waiting=wanted.waiting, on_event=_tell)

@@ -93,7 +93,9 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="PORT", help="The TCP port; 0 lets the system choose.")] = PORT,
     paired_only: Annotated[
-        bool, typer.Option("--paired-only", help="Mutual TLS and paired devices alone also on this machine.")
+        bool,
+        typer.Option("--paired-only", help="Paired devices alone, by mutual TLS, also on this machine; HTTP asks for a "
+                     "key."),
     ] = False,
     announce: Annotated[
         bool, typer.Option("--announce/--no-announce", help="Let paired devices find it by multicast DNS.")
@@ -123,7 +125,7 @@ def serve(
     ] = None,
 ) -> None:  # fmt: skip
     at_once = replies if replies is not None else {Role.PAIR: 2, Role.VERIFIER: 8, Role.WORKER: 1}[role]
-    wanted = Wanted(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting)
+    wanted = Wanted(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting, paired_only)
     _check_role(role, given)
     if role is Role.PAIR and not http:
         raise InvalidOption("A pair is served over HTTP alone.", "Leave --no-http out, or say --role verifier.")

@@ -19,6 +19,7 @@ from edgellm.http.faults import INVALID, Fault, Refused, fault_of
 from edgellm.http.metrics import CONTENT_TYPE
 from edgellm.http.page import page_file
 from edgellm.http.reception import Reception, Writer
+from edgellm.http.redact import redact_fault
 from edgellm.http.schema import ChatRequest, CompletionRequest
 from edgellm.http.shapes import ChatShape, CompletionShape
 from edgellm.http.status import describe
@@ -100,7 +101,8 @@ def _answer_faults(app: FastAPI, reception: Reception) -> None:
     """Whatever goes wrong is told in OpenAI's form."""
 
     def told(fault: Fault, more: Mapping[str, str] | None = None) -> JSONResponse:
-        return JSONResponse(fault.body(), fault.status, {**fault.headers(), **(more or {})})
+        shown = redact_fault(fault) if reception.anonymous else fault
+        return JSONResponse(shown.body(), shown.status, {**shown.headers(), **(more or {})})
 
     async def ours(_request: Request, error: Exception) -> Response:
         return told(fault_of(error))

@@ -52,7 +52,8 @@ class Door:
         on_event: Callable[[str], None] | None = None,
     ) -> None:
         """`names`: further hosts by which it may be called; its address is one. `replies` are written at once, and so
-        many requests wait. `key` is asked for without TLS, on loopback.
+        many requests wait. `key` is asked for without TLS, on loopback; clients of a door that asks for none are not
+        told of other devices.
 
         Raises:
             InvalidOption: the address leaves this machine, and there is no lock; or a size that cannot be meant.
@@ -66,9 +67,9 @@ class Door:
                 raise InvalidOption(f"{name} is {value}.", f"Give a whole number from {least} to 1000.")
         self.address, self.scheme = address, "http" if lock is None else "https"
         self._lock = lock
-        self._reception = Reception(replies, waiting, on_event or (lambda _text: None))
-        known = {address.host, *names, *(_LOOPBACK if address.loopback else ())}
         shown = key if lock is None else lock.key
+        self._reception = Reception(replies, waiting, on_event or (lambda _text: None), anonymous=shown is None)
+        known = {address.host, *names, *(_LOOPBACK if address.loopback else ())}
         self._app = Guard(make_app(self._reception, program()), known, shown)
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None

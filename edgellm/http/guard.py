@@ -61,8 +61,8 @@ class Guard:
         if len(hosts) != 1 or _name(hosts[0]) not in self._names:
             shown = hosts[0][:100] if hosts else ""
             return Fault(
-                403, f"The Host header {shown!r} is none of this server's names ({', '.join(sorted(self._names))}).",
-                "permission_error", "wrong_host",
+                403, f"The Host header {shown!r} is none of this server's names. Use the address that it has printed.",
+                "permission_error", "wrong_host",  # a page whose name was led here (DNS rebinding) reads this answer
             )  # fmt: skip
         if _is_foreign(scope, headers, hosts[0]):
             return Fault(403, "Pages of other origins may not ask here.", "permission_error", "cross_origin")

@@ -23,6 +23,7 @@ from edgellm.http.course import Course
 from edgellm.http.faults import SERVER, Fault, Refused
 from edgellm.http.metrics import Metrics
 from edgellm.http.plan import PlanOut
+from edgellm.http.redact import keep, redact
 from edgellm.http.running import Event, Marks, Piece, Running
 from edgellm.http.schema import Sampled
 from edgellm.http.shapes import Shape
@@ -51,8 +52,10 @@ class Writer:
 class Reception:
     """Of one door. All but the constructor, `open` and `close` is for its event loop."""
 
-    def __init__(self, replies: int, waiting: int, on_error: Callable[[str], None]) -> None:
-        """`replies` are written at once, and so many requests wait; `on_error` hears of what nobody expected."""
+    def __init__(self, replies: int, waiting: int, on_error: Callable[[str], None], *, anonymous: bool = False) -> None:
+        """`replies` are written at once, and so many requests wait; `on_error` hears of what nobody expected.
+        `anonymous`: clients show no key, and so are told nothing of other devices."""
+        self.anonymous = anonymous
         self.admission = Admission(replies, waiting)
         self.metrics = Metrics(self.admission)
         self._writer: Writer | None = None
@@ -154,7 +157,7 @@ class Reception:
     def _start(self, begin: Callable[[], Reply], gone: asyncio.Task[None]) -> Running:
         writer = self.writer()
         turn = self._turns if writer.in_turns else nullcontext()
-        running = Running(begin, turn, self._measured)
+        running = Running(begin, turn, self._measured, redact if self.anonymous else keep)
         self._under_way.add(running)
         work = asyncio.get_running_loop().run_in_executor(self._threads, partial(_work, running, writer.course))
         work.add_done_callback(partial(self._over, running, perf_counter()))

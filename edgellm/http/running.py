@@ -7,12 +7,13 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
 from typing import TypeAlias
 
 from edgellm.http.faults import Refused, fault_of
+from edgellm.http.redact import Redact, keep
 from edgellm.spec.records import Notice, Summary, Token
 from edgellm.spec.reply import Reply
 from edgellm.spec.text import Utf8
@@ -44,9 +45,16 @@ Measured: TypeAlias = Callable[[Summary | None, Marks, bool], None]
 class Running:
     """A reply under way. `work` is for a thread, all else for the event loop."""
 
-    def __init__(self, begin: Callable[[], Reply], turn: AbstractContextManager[object], measured: Measured) -> None:
+    def __init__(
+        self,
+        begin: Callable[[], Reply],
+        turn: AbstractContextManager[object],
+        measured: Measured,
+        redact: Redact = keep,
+    ) -> None:
         """`begin` makes the reply; whatever computes does so within `turn`. `measured` is told when it is over, in the
-        thread, and before the client is."""
+        thread, and before the client is. `redact` is applied to notices and to what went wrong."""
+        self._redact = redact
         self._begin, self._turn, self._measured = begin, turn, measured
         self._loop = asyncio.get_running_loop()
         self._heard: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
@@ -79,8 +87,9 @@ class Running:
         """
         while (event := await self._heard.get()) is not None:
             if isinstance(event, BaseException):
-                raise Refused(fault_of(event)) from event
-            yield event
+                fault = fault_of(event)
+                raise Refused(replace(fault, message=self._redact(fault.message))) from event
+            yield Notice(self._redact(event.text)) if isinstance(event, Notice) else event
             if isinstance(event, Summary):
                 return
 

@@ -6,11 +6,16 @@ from typing import Any
 
 from edgellm.errors import TrustUnusable
 from edgellm.http.reception import Reception
+from edgellm.http.redact import SOMEWHERE, redact_all
 from edgellm.link.peers import Peers
 
 
 def describe(reception: Reception) -> dict[str, Any]:
-    """The state of the door and of what is behind it. Raises Refused while the model is being loaded."""
+    """Return the state of the server and of what is behind it. Where no key is asked for, other devices are not named.
+
+    Raises:
+        Refused: the model is being loaded.
+    """
     writer, admission = reception.ready(), reception.admission
     told: dict[str, Any] = dict.fromkeys(("model", "draft", "verifier", "context_length", "link"))
     if writer is not None:
@@ -23,12 +28,18 @@ def describe(reception: Reception) -> dict[str, Any]:
                 "rtt_ms": reception.rtt_ms,
             }  # fmt: skip
     course = None if writer is None else writer.course
-    return told | {
+    told |= {
         "requests": {"running": admission.running, "waiting": admission.waiting, "places": admission.most},
-        "devices": _devices(),
+        "devices": [] if reception.anonymous else _devices(),
+        "anonymous": reception.anonymous,
         "mesh": None if course is None else course.told(),
         "plan": None if reception.plan is None else reception.plan.model_dump(),
     }
+    if not reception.anonymous:
+        return told
+    if told["link"] is not None:
+        told["link"] |= {"address": SOMEWHERE, "reason": ""}
+    return dict(redact_all(told))
 
 
 def _devices() -> list[dict[str, Any]]:

@@ -85,6 +85,7 @@ function showDevices(told) {
     rows.push(device(peer.name, [`${peer.short} · ${peer.addresses.join(", ")}`,
       `may here: ${may(peer.may_here)} · this device there: ${may(peer.may_there)}`], ""));
   }
+  if (told.anonymous) rows.push(made("p", "small", "Other devices are named to those who show a key: --api-key-file."));
   at("devices").replaceChildren(...rows);
 }
 

@@ -1,0 +1,89 @@
+"""Clients that show no key learn nothing of other devices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from edgellm.api import Pair
+from edgellm.errors import VerifierLost
+from edgellm.http.door import Door
+from edgellm.http.reception import Writer
+from edgellm.http.redact import redact
+from edgellm.link.address import Address
+from edgellm.link.peers import Peer
+from edgellm.link.trust import Trust
+from edgellm.spec.records import Notice
+from edgellm.spec.reply import Reply
+from tests.http.conftest import HOME, asker, conversation
+from tests.link.strangers import befriend
+
+KEY = "k" * 43
+PATHS = ("/", "/health", "/status", "/metrics", "/v1/models", "/openapi.json", "/page/side.js", "/nothing")
+
+
+@pytest.fixture
+def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Peer:
+    """A paired device of this user, last seen at two addresses."""
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "own"))
+    here, there = Trust.here(), Trust.here(tmp_path / "there")
+    befriend(here, there)
+    peer = here.peers.rename(there.identity.id, "Grandma's attic")
+    for address in ("192.168.7.21:50151", "[fd00::7]:50151"):
+        here.peers.saw(peer.id, Address.parse(address))
+    return here.peers.all()[0]
+
+
+@pytest.fixture
+def talkative(own: Pair, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    """A pair whose replies name the device in a notice, or in an error."""
+    said = f"{peer.name} ({peer.id.short}) at {peer.addresses[0]} is gone, so is [fe80::1%eth0]:7 and 10.0.0.9."
+
+    def reply(*_words: object, **_options: object) -> Reply:
+        def events() -> Generator[Notice, None, None]:
+            yield Notice(said)
+            raise VerifierLost(said, "Try again.")
+
+        return Reply(lambda *_: events(), prompt_tokens=1, seed=0)
+
+    monkeypatch.setattr(own, "reply", reply)
+    return own
+
+
+def secrets(peer: Peer) -> list[str]:
+    return [peer.name, str(peer.id), peer.id.short, "192.168.7.21", "fd00::7", "fe80::1", "10.0.0.9"]
+
+
+def test_without_a_key_no_path_names_a_device(talkative: Pair, peer: Peer) -> None:
+    with Door(HOME) as door:
+        door.open(Writer(talkative, "edgellm-verifier"))
+        ask = asker(door)
+        told = "".join(ask("GET", path).body.decode() for path in PATHS)
+        for stream in (False, True):
+            told += ask("POST", "/v1/chat/completions", conversation(stream=stream)).body.decode()
+        told += ask("GET", "/health", headers={"Host": "evil.example"}).body.decode()
+        assert "device 1" in told
+        assert not [secret for secret in secrets(peer) if secret.casefold() in told.casefold()]
+        assert ask("GET", "/status").json["devices"] == []
+
+
+def test_with_the_key_they_are_named(talkative: Pair, peer: Peer) -> None:
+    with Door(HOME, key=KEY) as door:
+        door.open(Writer(talkative, "edgellm-verifier"))
+        ask, headers = asker(door), {"Authorization": f"Bearer {KEY}"}
+        (device,) = ask("GET", "/status", headers=headers).json["devices"]
+        assert (device["name"], device["short"]) == (peer.name, peer.id.short)
+        told = ask("POST", "/v1/chat/completions", conversation(), headers).error["message"]
+        assert peer.name in told
+        assert "10.0.0.9" in told
+
+
+def test_words_are_replaced_whole_and_this_machine_is_no_secret(peer: Peer) -> None:
+    assert redact("127.0.0.1:8080, [::1]:7 and layers 1.2.3 of v1.2.3.4.5", [peer]) == (
+        "127.0.0.1:8080, [::1]:7 and layers 1.2.3 of v1.2.3.4.5"
+    )
+    assert redact("GRANDMA'S ATTIC, not Grandma's attics", [peer]) == "device 1, not Grandma's attics"
+    assert json.loads(redact(json.dumps({"at": "http://[fd00::7]:50151/x"}), [peer])) == {"at": "http://device 1/x"}
