@@ -130,9 +130,9 @@ def stored(model: Path, threads: int | None, repeats: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
         single = [path for piece in recipe.pieces if (path := store.find(piece)) is not None]
         began = perf_counter()
-        joined = row(layers, recipe.fingerprint, recipe.layers)
+        joined = row(layers, recipe.digest, recipe.layers)
         found["joining_ms"] = 1e3 * (perf_counter() - began)
-        found["found_again_ms"] = timed(partial(row, layers, recipe.fingerprint, recipe.layers))
+        found["found_again_ms"] = timed(partial(row, layers, recipe.digest, recipe.layers))
         for name, paths in (("single", single), ("joined", joined)):
             began = perf_counter()
             chains.append(Chain.over(paths, threads, closing))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from edgellm.coldstart import model as planned
 from edgellm.coldstart.plan import Objective, Plan, Way, foreseen
 from edgellm.coldstart.plan import plan as best_plan
 from edgellm.engine import GgufHeader, Model, check_gguf, costs_of, dimensions
-from edgellm.errors import InvalidOption, NotPaired, NotPermitted
+from edgellm.errors import EdgeError, InvalidOption, NotPaired, NotPermitted
 from edgellm.link.interfaces import chosen_hosts
 from edgellm.link.rights import Right
 from edgellm.link.roll_call import roll_call
@@ -40,6 +41,7 @@ from edgellm.serve.choice import trust_for
 from edgellm.serve.mesh_wire import most_rows
 from edgellm.serve.seat import Place, RemoteMember
 from edgellm.store.made import together
+from edgellm.store.recipe import quick_recipe, recipe_of
 
 SESSIONS = 4
 _SHARE = 0.8  # of the free memory: caches and batches want some
@@ -144,7 +146,7 @@ def open_mesh(
     plan, shares = _shares(model, options)
     positions = positions_of(header, options.context)
     room = room_of(header, positions, options.sessions)
-    crew = _crew(options, [share.name for share in shares], model, whole, threads, room)
+    crew, recipe = _crew(options, [share.name for share in shares], model, whole, threads, room)
     fleet = options.described
     if (plan is not None or options.placed is not None) and fleet is not None:
         cut = _cut(shares, fleet)
@@ -154,7 +156,7 @@ def open_mesh(
     vocabulary = next(t.shape[-1] for t in header.tensors if t.name == "token_embd.weight")
     work = Work(
         whole.model, model.name, 0, model.shape.layers - 1, model.shape.layers, int(model.shape.d_model), vocabulary,
-        positions, options.sessions, options.wide,
+        positions, options.sessions, options.wide, recipe=recipe,
     )  # fmt: skip
     closing = ExitStack()
     try:
@@ -193,23 +195,47 @@ def room_of(header: GgufHeader, context: int, sessions: int) -> Room:
 
 
 def _crew(
-    options: Options, names: Sequence[str], model: planned.Model, layers: Layers, threads: int | None, room: Room
-) -> list[Member]:
-    """The devices that are named, further `peers`, and this one: who has nothing may be needed when others are lost."""
+    options: Options, names: Sequence[str], model: planned.Model, whole: WholeModel, threads: int | None, room: Room
+) -> tuple[list[Member], str]:
+    """The devices that are named, further `peers`, and this one: who has nothing may be needed when others are lost.
+    And what `recipe_digest` returns for them."""
     places = {place.name: place for place in map(_place, options.peers)}
     if options.placed is not None:
         places = {device.name: place_of(options.placed.workers[device.name])
                   for device in options.placed.fleet.devices if device.name != HERE}  # fmt: skip
     places |= _met([name for name in dict.fromkeys(names) if name not in (HERE, *places)])
     layer_bytes = max(model.layer_bytes) + room.layer
+    recipe = recipe_digest(whole, list(places.values()))
     found: list[Member] = []
     for name in dict.fromkeys((*names, *places, HERE)):
         known = like(name, options.described, model, layer_bytes)
         if name == HERE:
-            found.append(LocalMember(layers, threads, known, layer_bytes))
+            found.append(LocalMember(whole, threads, known, layer_bytes))
         else:
-            found.append(RemoteMember(places[name], like=known, layer_bytes=layer_bytes, stage_bytes=room.stage))
-    return found
+            member = RemoteMember(
+                places[name], like=known, layer_bytes=layer_bytes, stage_bytes=room.stage, recipe=recipe
+            )
+            found.append(member)
+    return found, recipe
+
+
+def recipe_digest(whole: WholeModel, places: Sequence[Place]) -> str:
+    """Return the digest of the recipe of this device's own file, by which it has brought layers used.
+
+    It is remembered. To find it out, the whole file has to be read; that is done where it is small, or where one of the
+    devices was brought layers of it, or cannot be asked. Empty where none of them needs it.
+    """
+    if not places or (quick := quick_recipe(whole.path)) is not None:
+        return quick.digest if places and quick is not None else ""
+
+    def needs(place: Place) -> bool:
+        try:
+            return RemoteMember(place).was_brought(whole.model)
+        except EdgeError:
+            return True
+
+    with ThreadPoolExecutor(len(places)) as at_once:
+        return recipe_of(whole.path).digest if any(at_once.map(needs, places)) else ""
 
 
 def like(name: str, fleet: Fleet | None, model: planned.Model, layer_bytes: float) -> Able:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from edgellm.api.mesh import LocalMember, like, place_of, positions_of, room_of
+from edgellm.api.mesh import LocalMember, like, place_of, positions_of, recipe_digest, room_of
 from edgellm.coldstart.model import Model
 from edgellm.coldstart.plan import Objective
 from edgellm.engine import check_gguf
@@ -69,14 +69,17 @@ def _asked(
 ) -> list[tuple[str, Able | EdgeError]]:
     """What each of these devices has of the model, or why it cannot be used; all are asked at once."""
     fleet, layer_bytes = home.fleet(), max(model.layer_bytes) + room.layer
+    there = {name: home.workers[name] for name in names if name != HERE}
+    recipe = recipe_digest(whole, [place_of(worker) for worker in there.values() if worker.address is not None])
 
     def ask(name: str) -> tuple[str, Able | EdgeError]:
         known = like(name, fleet, model, layer_bytes)
         try:
             if name == HERE:
                 return name, LocalMember(whole, None, known, layer_bytes).able(whole.model)
-            there = place_of(home.workers[name])
-            member = RemoteMember(there, like=known, layer_bytes=layer_bytes, stage_bytes=room.stage)
+            member = RemoteMember(
+                place_of(there[name]), like=known, layer_bytes=layer_bytes, stage_bytes=room.stage, recipe=recipe
+            )
             return name, member.able(whole.model)
         except EdgeError as error:
             return name, error

@@ -41,7 +41,7 @@ def serve_worker(
     kept = LayerStore(limit=None if store is None else int(store * 1e9))
     brought = StoredLayers(kept)
     own = () if model is None else (WholeModel(model, kept),)
-    layers = SeveralLayers(brought, *own)
+    layers = SeveralLayers(*own, brought)
     shelf = Shelf(layers, memory=None if memory is None else int(memory * 1e9), keep=keep)
     server = WorkerServer(shelf, address, on_event=_tell, trust=trust, stored=brought)
     server.start()

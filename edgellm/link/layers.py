@@ -29,7 +29,7 @@ from edgellm.link.pieces import (
 from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
 from edgellm.link.versions import check_version
-from edgellm.store.layers import LayerStore
+from edgellm.store.layers import OWN, LayerStore
 from edgellm.store.partial import Partial
 from edgellm.store.recipe import Recipe
 
@@ -62,7 +62,7 @@ def layer_handlers(
 class _Turn:
     """A stream that brings pieces. It ends when the same device begins another."""
 
-    def __init__(self, device: bytes) -> None:
+    def __init__(self, device: str) -> None:
         self.device = device
         self.overtaken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.over = asyncio.Event()
@@ -73,7 +73,7 @@ class LayerService:
 
     def __init__(self, store: LayerStore, guard: Guard | None, tell: Callable[[str], None]) -> None:
         self._store, self._guard, self._tell = store, guard, tell
-        self._turns: dict[bytes, _Turn] = {}
+        self._turns: dict[str, _Turn] = {}
 
     def methods(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Streams deal in bytes, so that nothing is parsed unasked."""
@@ -91,14 +91,18 @@ class LayerService:
             "Put": grpc.stream_stream_rpc_method_handler(guarded(self.put), None, pb.PutReply.SerializeToString),
         }
 
-    async def held(self, request: pb.HeldRequest, _context: Context) -> pb.HeldReply:
-        """What is there."""
+    async def held(self, request: pb.HeldRequest, context: Context) -> pb.HeldReply:
+        """What the caller brought."""
         check_version(request.protocol, PROTOCOL, "the other device")
-        return await asyncio.to_thread(self._held)
+        return await asyncio.to_thread(self._held, self._owner(context))
 
-    def _held(self) -> pb.HeldReply:
+    def _owner(self, context: Context) -> str:
+        """Whose pieces the caller sees, brings and removes: its own."""
+        return OWN if self._guard is None else who(context).digest.hex()
+
+    def _held(self, owner: str) -> pb.HeldReply:
         reply = pb.HeldReply(protocol=PROTOCOL, limit=self._store.limit, size=self._store.size, free=self._store.free())
-        for model in self._store.models():
+        for model in self._store.models(owner):
             whole = set(model.pieces)
             reply.models.add(
                 recipe=write_recipe(model.recipe),
@@ -108,15 +112,15 @@ class LayerService:
             )
         return reply
 
-    async def clean(self, request: pb.CleanRequest, _context: Context) -> pb.CleanReply:
-        """Removes what is not in use."""
+    async def clean(self, request: pb.CleanRequest, context: Context) -> pb.CleanReply:
+        """Removes what the caller brought and nobody uses."""
         check_version(request.protocol, PROTOCOL, "the other device")
-        gone = await asyncio.to_thread(self._store.clean, request.fingerprint.hex() or None)
+        gone = await asyncio.to_thread(self._store.clean, request.fingerprint.hex() or None, self._owner(context))
         return pb.CleanReply(pieces=gone.pieces, size=gone.size, in_use=gone.in_use)
 
     async def put(self, _frames: Any, stream: Context) -> None:
         """Takes pieces, one behind the other."""
-        turn = _Turn(b"" if self._guard is None else who(stream).digest)
+        turn = _Turn(self._owner(stream))
         before = self._turns.get(turn.device)
         self._turns[turn.device] = turn
         try:
@@ -143,8 +147,8 @@ class LayerService:
         places = read_places(first.wanted.pieces, recipe)
         pieces = [recipe.pieces[place] for place in places]
         with ExitStack() as held:
-            receiving = await _apart(held.enter_context, self._store.receiving(recipe, pieces))
-            there = [self._arrived(recipe, place) for place in places]
+            receiving = await _apart(held.enter_context, self._store.receiving(recipe, pieces, turn.device))
+            there = [self._arrived(recipe, place, turn.device) for place in places]
             await stream.write(pb.PutReply(there=pb.There(pieces=there)))
             for place, told in zip(places, there, strict=True):
                 if not told.whole:
@@ -154,9 +158,11 @@ class LayerService:
                         await self._fill(stream, turn, place, partial)
         self._tell(f"{len(places)} pieces of {recipe.name} are here.")
 
-    def _arrived(self, recipe: Recipe, place: int) -> pb.Arrived:
+    def _arrived(self, recipe: Recipe, place: int, owner: str) -> pb.Arrived:
         piece = recipe.pieces[place]
-        return pb.Arrived(piece=place, size=self._store.arrived(piece), whole=self._store.find(piece) is not None)
+        return pb.Arrived(
+            piece=place, size=self._store.arrived(piece, owner), whole=self._store.find(piece) is not None
+        )
 
     async def _fill(self, stream: Context, turn: _Turn, place: int, partial: Partial) -> None:
         """Takes portions of one piece, each where the last has ended, until it is whole."""

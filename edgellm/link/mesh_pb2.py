@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from edgellm.link import edgellm_pb2 as edgellm_dot_link_dot_edgellm__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65\x64gellm/link/mesh.proto\x12\nedgellm.v1\x1a\x1a\x65\x64gellm/link/edgellm.proto\"/\n\x0cHoldsRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\x0c\"{\n\nHoldsReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06layers\x18\x02 \x03(\r\x12\x0c\n\x04warm\x18\x03 \x03(\r\x12\x0e\n\x06memory\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x0e\n\x06\x62\x65gins\x18\x06 \x03(\r\x12\x0c\n\x04\x65nds\x18\x07 \x03(\r\"\xac\x01\n\x05Order\x12&\n\x07prepare\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.PrepareH\x00\x12(\n\x06parcel\x18\x02 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x12 \n\x04tell\x18\x03 \x01(\x0b\x32\x10.edgellm.v1.TellH\x00\x12&\n\x07waiting\x18\x04 \x01(\x0b\x32\x13.edgellm.v1.WaitingH\x00\x42\x07\n\x05order\"\xa0\x02\n\x06Report\x12&\n\x07working\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.WorkingH\x00\x12)\n\x06loaded\x18\x02 \x01(\x0b\x32\x17.edgellm.v1.StageLoadedH\x00\x12(\n\x06onward\x18\x03 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x12)\n\x06\x61nswer\x18\x04 \x01(\x0b\x32\x17.edgellm.v1.StageAnswerH\x00\x12)\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x17.edgellm.v1.StageFailedH\x00\x12\'\n\x05times\x18\x06 \x01(\x0b\x32\x16.edgellm.v1.StageTimesH\x00\x12\x10\n\x08progress\x18\x07 \x01(\x02\x42\x08\n\x06report\"\x9e\x02\n\x07Prepare\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05\x66irst\x18\x04 \x01(\r\x12\x0c\n\x04last\x18\x05 \x01(\r\x12\x0e\n\x06layers\x18\x06 \x01(\r\x12\x0e\n\x06n_embd\x18\x07 \x01(\r\x12\x0f\n\x07n_vocab\x18\x08 \x01(\r\x12\x0f\n\x07\x63ontext\x18\t \x01(\r\x12\x10\n\x08sessions\x18\n \x01(\r\x12\x0c\n\x04wide\x18\x0b \x01(\x08\x12\r\n\x05stage\x18\x0c \x01(\x0c\x12\x0c\n\x04next\x18\r \x01(\t\x12\x12\n\nnext_stage\x18\x0e \x01(\x0c\x12\x13\n\x0bnext_device\x18\x0f \x01(\x0c\x12\x0f\n\x07version\x18\x10 \x01(\t\x12\x0e\n\x06stages\x18\x11 \x01(\r\"\xbe\x01\n\nMeshParcel\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0b\n\x03ids\x18\x04 \x03(\r\x12\x0c\n\x04rows\x18\x05 \x01(\x0c\x12\x0c\n\x04wide\x18\x06 \x01(\x08\x12\x1f\n\x03\x61sk\x18\x07 \x01(\x0b\x32\x12.edgellm.v1.Verify\x12&\n\x08sampling\x18\x08 \x01(\x0b\x32\x14.edgellm.v1.Sampling\x12\x0e\n\x06logits\x18\t \x01(\x08\"\t\n\x07Waiting\"\x17\n\x04Tell\x12\x0f\n\x07session\x18\x01 \x01(\r\")\n\x0bStageLoaded\x12\x0e\n\x06layers\x18\x01 \x01(\r\x12\n\n\x02\x61t\x18\x02 \x01(\x01\"T\n\x0bStageAnswer\x12\x0f\n\x07session\x18\x01 \x01(\r\x12$\n\x07verdict\x18\x02 \x01(\x0b\x32\x13.edgellm.v1.Verdict\x12\x0e\n\x06logits\x18\x03 \x01(\x0c\"O\n\x0bStageFailed\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04what\x18\x03 \x01(\t\x12\x11\n\tnext_step\x18\x04 \x01(\t\"C\n\nStageTimes\x12\x0f\n\x07session\x18\x01 \x01(\r\x12$\n\x05spans\x18\x02 \x03(\x0b\x32\x15.edgellm.v1.StageSpan\"C\n\tStageSpan\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x0c\n\x04what\x18\x02 \x01(\x04\x12\r\n\x05\x62\x65gin\x18\x03 \x01(\x01\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x01\"f\n\x07\x43\x61rried\x12&\n\x07meeting\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.MeetingH\x00\x12(\n\x06parcel\x18\x02 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x42\t\n\x07\x63\x61rried\"*\n\x07Meeting\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05stage\x18\x02 \x01(\x0c\"\x05\n\x03Met2\xa7\x01\n\x04Mesh\x12\x39\n\x05Holds\x12\x18.edgellm.v1.HoldsRequest\x1a\x16.edgellm.v1.HoldsReply\x12\x31\n\x04Work\x12\x11.edgellm.v1.Order\x1a\x12.edgellm.v1.Report(\x01\x30\x01\x12\x31\n\x05\x43\x61rry\x12\x13.edgellm.v1.Carried\x1a\x0f.edgellm.v1.Met(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65\x64gellm/link/mesh.proto\x12\nedgellm.v1\x1a\x1a\x65\x64gellm/link/edgellm.proto\"?\n\x0cHoldsRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\x0c\x12\x0e\n\x06recipe\x18\x03 \x01(\x0c\"\x8c\x01\n\nHoldsReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06layers\x18\x02 \x03(\r\x12\x0c\n\x04warm\x18\x03 \x03(\r\x12\x0e\n\x06memory\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x0e\n\x06\x62\x65gins\x18\x06 \x03(\r\x12\x0c\n\x04\x65nds\x18\x07 \x03(\r\x12\x0f\n\x07\x62rought\x18\x08 \x01(\x08\"\xac\x01\n\x05Order\x12&\n\x07prepare\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.PrepareH\x00\x12(\n\x06parcel\x18\x02 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x12 \n\x04tell\x18\x03 \x01(\x0b\x32\x10.edgellm.v1.TellH\x00\x12&\n\x07waiting\x18\x04 \x01(\x0b\x32\x13.edgellm.v1.WaitingH\x00\x42\x07\n\x05order\"\xa0\x02\n\x06Report\x12&\n\x07working\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.WorkingH\x00\x12)\n\x06loaded\x18\x02 \x01(\x0b\x32\x17.edgellm.v1.StageLoadedH\x00\x12(\n\x06onward\x18\x03 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x12)\n\x06\x61nswer\x18\x04 \x01(\x0b\x32\x17.edgellm.v1.StageAnswerH\x00\x12)\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x17.edgellm.v1.StageFailedH\x00\x12\'\n\x05times\x18\x06 \x01(\x0b\x32\x16.edgellm.v1.StageTimesH\x00\x12\x10\n\x08progress\x18\x07 \x01(\x02\x42\x08\n\x06report\"\xae\x02\n\x07Prepare\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05\x66irst\x18\x04 \x01(\r\x12\x0c\n\x04last\x18\x05 \x01(\r\x12\x0e\n\x06layers\x18\x06 \x01(\r\x12\x0e\n\x06n_embd\x18\x07 \x01(\r\x12\x0f\n\x07n_vocab\x18\x08 \x01(\r\x12\x0f\n\x07\x63ontext\x18\t \x01(\r\x12\x10\n\x08sessions\x18\n \x01(\r\x12\x0c\n\x04wide\x18\x0b \x01(\x08\x12\r\n\x05stage\x18\x0c \x01(\x0c\x12\x0c\n\x04next\x18\r \x01(\t\x12\x12\n\nnext_stage\x18\x0e \x01(\x0c\x12\x13\n\x0bnext_device\x18\x0f \x01(\x0c\x12\x0f\n\x07version\x18\x10 \x01(\t\x12\x0e\n\x06recipe\x18\x12 \x01(\x0c\x12\x0e\n\x06stages\x18\x11 \x01(\r\"\xbe\x01\n\nMeshParcel\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0b\n\x03ids\x18\x04 \x03(\r\x12\x0c\n\x04rows\x18\x05 \x01(\x0c\x12\x0c\n\x04wide\x18\x06 \x01(\x08\x12\x1f\n\x03\x61sk\x18\x07 \x01(\x0b\x32\x12.edgellm.v1.Verify\x12&\n\x08sampling\x18\x08 \x01(\x0b\x32\x14.edgellm.v1.Sampling\x12\x0e\n\x06logits\x18\t \x01(\x08\"\t\n\x07Waiting\"\x17\n\x04Tell\x12\x0f\n\x07session\x18\x01 \x01(\r\")\n\x0bStageLoaded\x12\x0e\n\x06layers\x18\x01 \x01(\r\x12\n\n\x02\x61t\x18\x02 \x01(\x01\"T\n\x0bStageAnswer\x12\x0f\n\x07session\x18\x01 \x01(\r\x12$\n\x07verdict\x18\x02 \x01(\x0b\x32\x13.edgellm.v1.Verdict\x12\x0e\n\x06logits\x18\x03 \x01(\x0c\"O\n\x0bStageFailed\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04what\x18\x03 \x01(\t\x12\x11\n\tnext_step\x18\x04 \x01(\t\"C\n\nStageTimes\x12\x0f\n\x07session\x18\x01 \x01(\r\x12$\n\x05spans\x18\x02 \x03(\x0b\x32\x15.edgellm.v1.StageSpan\"C\n\tStageSpan\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x0c\n\x04what\x18\x02 \x01(\x04\x12\r\n\x05\x62\x65gin\x18\x03 \x01(\x01\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x01\"f\n\x07\x43\x61rried\x12&\n\x07meeting\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.MeetingH\x00\x12(\n\x06parcel\x18\x02 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x42\t\n\x07\x63\x61rried\"*\n\x07Meeting\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05stage\x18\x02 \x01(\x0c\"\x05\n\x03Met2\xa7\x01\n\x04Mesh\x12\x39\n\x05Holds\x12\x18.edgellm.v1.HoldsRequest\x1a\x16.edgellm.v1.HoldsReply\x12\x31\n\x04Work\x12\x11.edgellm.v1.Order\x1a\x12.edgellm.v1.Report(\x01\x30\x01\x12\x31\n\x05\x43\x61rry\x12\x13.edgellm.v1.Carried\x1a\x0f.edgellm.v1.Met(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,37 +33,37 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edgellm.link.mesh_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HOLDSREQUEST']._serialized_start=67
-  _globals['_HOLDSREQUEST']._serialized_end=114
-  _globals['_HOLDSREPLY']._serialized_start=116
-  _globals['_HOLDSREPLY']._serialized_end=239
-  _globals['_ORDER']._serialized_start=242
-  _globals['_ORDER']._serialized_end=414
-  _globals['_REPORT']._serialized_start=417
-  _globals['_REPORT']._serialized_end=705
-  _globals['_PREPARE']._serialized_start=708
-  _globals['_PREPARE']._serialized_end=994
-  _globals['_MESHPARCEL']._serialized_start=997
-  _globals['_MESHPARCEL']._serialized_end=1187
-  _globals['_WAITING']._serialized_start=1189
-  _globals['_WAITING']._serialized_end=1198
-  _globals['_TELL']._serialized_start=1200
-  _globals['_TELL']._serialized_end=1223
-  _globals['_STAGELOADED']._serialized_start=1225
-  _globals['_STAGELOADED']._serialized_end=1266
-  _globals['_STAGEANSWER']._serialized_start=1268
-  _globals['_STAGEANSWER']._serialized_end=1352
-  _globals['_STAGEFAILED']._serialized_start=1354
-  _globals['_STAGEFAILED']._serialized_end=1433
-  _globals['_STAGETIMES']._serialized_start=1435
-  _globals['_STAGETIMES']._serialized_end=1502
-  _globals['_STAGESPAN']._serialized_start=1504
-  _globals['_STAGESPAN']._serialized_end=1571
-  _globals['_CARRIED']._serialized_start=1573
-  _globals['_CARRIED']._serialized_end=1675
-  _globals['_MEETING']._serialized_start=1677
-  _globals['_MEETING']._serialized_end=1719
-  _globals['_MET']._serialized_start=1721
-  _globals['_MET']._serialized_end=1726
-  _globals['_MESH']._serialized_start=1729
-  _globals['_MESH']._serialized_end=1896
+  _globals['_HOLDSREQUEST']._serialized_end=130
+  _globals['_HOLDSREPLY']._serialized_start=133
+  _globals['_HOLDSREPLY']._serialized_end=273
+  _globals['_ORDER']._serialized_start=276
+  _globals['_ORDER']._serialized_end=448
+  _globals['_REPORT']._serialized_start=451
+  _globals['_REPORT']._serialized_end=739
+  _globals['_PREPARE']._serialized_start=742
+  _globals['_PREPARE']._serialized_end=1044
+  _globals['_MESHPARCEL']._serialized_start=1047
+  _globals['_MESHPARCEL']._serialized_end=1237
+  _globals['_WAITING']._serialized_start=1239
+  _globals['_WAITING']._serialized_end=1248
+  _globals['_TELL']._serialized_start=1250
+  _globals['_TELL']._serialized_end=1273
+  _globals['_STAGELOADED']._serialized_start=1275
+  _globals['_STAGELOADED']._serialized_end=1316
+  _globals['_STAGEANSWER']._serialized_start=1318
+  _globals['_STAGEANSWER']._serialized_end=1402
+  _globals['_STAGEFAILED']._serialized_start=1404
+  _globals['_STAGEFAILED']._serialized_end=1483
+  _globals['_STAGETIMES']._serialized_start=1485
+  _globals['_STAGETIMES']._serialized_end=1552
+  _globals['_STAGESPAN']._serialized_start=1554
+  _globals['_STAGESPAN']._serialized_end=1621
+  _globals['_CARRIED']._serialized_start=1623
+  _globals['_CARRIED']._serialized_end=1725
+  _globals['_MEETING']._serialized_start=1727
+  _globals['_MEETING']._serialized_end=1769
+  _globals['_MET']._serialized_start=1771
+  _globals['_MET']._serialized_end=1776
+  _globals['_MESH']._serialized_start=1779
+  _globals['_MESH']._serialized_end=1946
 # @@protoc_insertion_point(module_scope)

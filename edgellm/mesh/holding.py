@@ -37,8 +37,8 @@ class Loadable:
 
 class Layers(Protocol):
     """Layers of models, in a file each (`engine.cut` of one layer), or several in a row in one: the first carries the
-    embedding and the tokenizer, the last one norm and head. Models are known by the SHA-256 of their whole file, in
-    hex."""
+    embedding and the tokenizer, the last one norm and head. A model is known by the SHA-256 of its whole file where
+    this device has that, and by the digest of its recipe where pieces were brought; both in hex."""
 
     def find(self, model: str, layer: int, last: int) -> Path | None:
         """A file that begins with `layer`, counted from 0, and ends with `last` or before it, wherever that suits; None
@@ -64,6 +64,12 @@ class Layers(Protocol):
     def tidy(self, loaded: Collection[Path]) -> None:
         """Lets go of the files that were found and are not loaded, or no longer."""
         ...
+
+
+def known_as(layers: Layers, model: str, recipe: str) -> str:
+    """Return what `layers` are asked by for a `model` of which a coordinator names the SHA-256 of its own file, and the
+    digest of its `recipe`: a file of this device goes before what was brought."""
+    return model if layers.held(model) or not recipe else recipe
 
 
 class InUse:

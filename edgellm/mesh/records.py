@@ -17,7 +17,9 @@ MOST_ROWS = 256
 class Work:
     """What one stage is to do: the layers `first` to `last` of `layers`, counted from 0, both included.
 
-    `model` is the SHA-256 of the whole model's file in hex; rows have `n_embd` numbers, ids lie below `n_vocab`.
+    `model` is the SHA-256 of the whole model's file in hex, and `recipe` the digest of the recipe of that file's pieces
+    (`edgellm.store.recipe`), empty where nobody needs it: a device without the file computes with pieces of that very
+    recipe, or not at all. Rows have `n_embd` numbers, ids lie below `n_vocab`.
     `sessions` replies of `context` tokens each are held at once. `wide`: rows travel as 32-bit floats, not 16. It is
     one of so many `stages`.
     """
@@ -33,6 +35,7 @@ class Work:
     sessions: int = 4
     wide: bool = False
     stages: int = 1
+    recipe: str = ""
 
     @property
     def ends(self) -> bool:

@@ -16,7 +16,8 @@ from edgellm.store.recipe import Piece, Recipe
 
 
 class StoredLayers:
-    """Models are known by the SHA-256 of their whole file, in hex; layers count from 0. Any thread may ask.
+    """Models are known by the digest of the recipe that their pieces are of: whoever asks says with it which bytes are
+    meant. The SHA-256 of a whole model's file finds nothing here. Layers count from 0. Any thread may ask.
 
     Layers come and are kept one by one, so that whatever plan is made next finds them; small ones are joined where a
     stage wants several in a row, because each block costs something for every pass.
@@ -94,7 +95,7 @@ class StoredLayers:
                 join(paths, path, start=first == 0, head=last == recipe.layers - 1)
 
             size = sum(piece.size for piece in row)
-            with self.store.made.using(recipe.fingerprint, first, last, size, make) as path:
+            with self.store.made.using(recipe.fingerprint, first, last, size, make, recipe.digest) as path:
                 yield path
 
     def _here(self, model: str) -> list[Piece]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -28,12 +28,15 @@ from edgellm.link.frames import parsed
 from edgellm.link.guard import Guard, Method
 from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
+from edgellm.mesh.holding import known_as
 from edgellm.mesh.records import Event, Failed, Gone, Onward, Work
 from edgellm.mesh.shelf import Shelf
 from edgellm.mesh.stage import Stage
+from edgellm.mesh.stored import StoredLayers
 from edgellm.serve.mesh_wire import ENGINE, MESH, read_parcel, read_work, write_event, write_parcel, write_working
 from edgellm.serve.onward import Line, LineBroken
 from edgellm.serve.service import Happened, ServerEvent
+from edgellm.store.recipe import Recipe
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Mesh"]
 SERVICE = _SERVICE.full_name
@@ -64,9 +67,11 @@ class WorkerService:
         tell: Callable[[ServerEvent], None],
         trust: Trust | None,
         guard: Guard | None,
+        stored: StoredLayers | None = None,
     ) -> None:
-        """With a `guard`, paired devices alone are answered, and of them those with the right to compute here."""
-        self._shelf, self._threads, self._tell = shelf, threads, tell
+        """With a `guard`, paired devices alone are answered, and of them those with the right to compute here. Of what
+        is on the `shelf`, `stored` was brought."""
+        self._shelf, self._threads, self._tell, self._stored = shelf, threads, tell, stored
         self._trust, self._guard = trust, guard
         self._stages: dict[bytes, _Seated] = {}
         self._arrived = asyncio.Condition()
@@ -89,14 +94,35 @@ class WorkerService:
 
     async def holds(self, request: pb.HoldsRequest, _context: Stream) -> pb.HoldsReply:
         """Which layers of a model are here."""
-        model, layers = request.model.hex(), self._shelf.layers
+        layers, file, recipe = self._shelf.layers, request.model.hex(), request.recipe.hex()
+        model = await asyncio.to_thread(known_as, layers, file, recipe)
         held, bounds = await asyncio.to_thread(lambda: (layers.held(model), layers.bounds(model)))
+        brought = await asyncio.to_thread(self._brought, file)
         anywhere = bounds.begins == bounds.ends == held
         return pb.HoldsReply(
             protocol=MESH, layers=sorted(held), warm=sorted(self._shelf.warm(model)), memory=self._shelf.left,
             version=ENGINE, begins=[] if anywhere else sorted(bounds.begins),
-            ends=[] if anywhere else sorted(bounds.ends),
+            ends=[] if anywhere else sorted(bounds.ends), brought=bool(brought),
         )  # fmt: skip
+
+    def _brought(self, file: str) -> Sequence[Recipe]:
+        return () if self._stored is None else self._stored.store.recipes(file)
+
+    def _bound(self, work: Work) -> Work:
+        """The same for the layers that are here: `model` is what they are known by.
+
+        Raises:
+            LayersMissing: what was brought for this model is not what the coordinator's own file gives.
+        """
+        model = known_as(self._shelf.layers, work.model, work.recipe)
+        if not self._shelf.layers.held(model) and (others := self._brought(work.model)):
+            named = f"the recipe {work.recipe[:16]}" if work.recipe else "no recipe"
+            raise LayersMissing(
+                f"The layers of {work.name} that were brought to this device are those of the recipe"
+                f" {others[0].digest[:16]}, and the coordinator names {named}.",
+                "Bring those of the coordinator's own file: edgellm mesh deploy",
+            )
+        return replace(work, model=model)
 
     async def work(self, _orders: Any, stream: Stream) -> None:
         """One stage, from Prepare to the end of the stream."""
@@ -111,7 +137,7 @@ class WorkerService:
         if first is None or first.WhichOneof("order") != "prepare":
             raise ProtocolError("A stage begins with something else than Prepare.", _UPDATE)
         prepare = first.prepare
-        work = read_work(prepare)
+        work = await asyncio.to_thread(self._bound, read_work(prepare))
         loop = asyncio.get_running_loop()
         out: asyncio.Queue[Event | None] = asyncio.Queue()
 

@@ -17,7 +17,7 @@ from edgellm.mesh.records import MOST_ROWS, Answer, Ask, Event, Failed, Loaded, 
 from edgellm.serve import wire
 from edgellm.serve.wire import Bounds, read_sampling, read_verdict, read_verify, write_verdict, write_verify
 
-MESH = 1
+MESH = 2
 """Version of `mesh.proto`."""
 ENGINE = version("llama-cpp-python")
 _KINDS = ("compute", "load", "got")
@@ -37,7 +37,7 @@ def write_work(work: Work, stage: bytes) -> pb.Prepare:
     return pb.Prepare(
         protocol=MESH, model=bytes.fromhex(work.model), name=work.name, first=work.first, last=work.last,
         layers=work.layers, n_embd=work.n_embd, n_vocab=work.n_vocab, context=work.context, sessions=work.sessions,
-        wide=work.wide, stage=stage, version=ENGINE, stages=work.stages,
+        wide=work.wide, stage=stage, version=ENGINE, stages=work.stages, recipe=bytes.fromhex(work.recipe),
     )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def read_work(message: pb.Prepare) -> Work:
             f"The coordinator computes with llama-cpp-python {message.version[:40]}, and this device with {ENGINE}:"
             " a text that went from one to the other might change."
         )
-    if len(message.model) != 32 or len(message.stage) != 16:
+    if len(message.model) != 32 or len(message.stage) != 16 or len(message.recipe) not in (0, 32):
         _refuse("A stage is prepared without a model, or without a name.")
     if not (message.first <= message.last < message.layers <= _LAYERS_MOST):
         _refuse(f"Layers {message.first} to {message.last} of {message.layers} are asked for.")
@@ -65,6 +65,7 @@ def read_work(message: pb.Prepare) -> Work:
     return Work(
         message.model.hex(), message.name[:_TEXT_MOST], message.first, message.last, message.layers, message.n_embd,
         message.n_vocab, message.context, message.sessions, message.wide, max(1, message.stages),
+        message.recipe.hex(),
     )  # fmt: skip
 
 

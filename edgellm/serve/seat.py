@@ -59,29 +59,37 @@ class RemoteMember:
 
     def __init__(
         self, place: Place, patience: Patience | None = None, *, direct: bool = True, like: Able | None = None,
-        layer_bytes: float = 0.0, stage_bytes: float = 0.0,
+        layer_bytes: float = 0.0, stage_bytes: float = 0.0, recipe: str = "",
     ) -> None:  # fmt: skip
-        """`direct`: its stage may give rows to the next device itself, where that can be reached. `like`: what its
+        """`recipe`: the digest of the recipe of this device's own file; without it, layers that were brought do not
+        count. `direct`: its stage may give rows to the next device itself, where that can be reached. `like`: what its
         layers are known to cost; each takes so many bytes of memory, with its cache, and a stage as such so many."""
         self.place, self._patience, self._direct = place, patience or Patience(), direct
         self.name = place.name
         self._like = like or Able(place.name, frozenset())
-        self._layer_bytes, self._stage_bytes = layer_bytes, stage_bytes
+        self._layer_bytes, self._stage_bytes, self._recipe = layer_bytes, stage_bytes, recipe
 
     def able(self, model: str) -> Able:
         """What it holds. Raises DeviceLost where it does not answer, and what `meet` raises."""
         return run_there(self._able(model)).result()
 
+    def was_brought(self, model: str) -> bool:
+        """Whether somebody brought it layers of a model, which count once their recipe is named. Raises as `able`."""
+        return run_there(self._holds(model)).result().brought
+
     def seat(self) -> RemoteSeat:
         return RemoteSeat(self.place, self._patience, self._direct)
 
-    async def _able(self, model: str) -> Able:
+    async def _holds(self, model: str) -> pb.HoldsReply:
         channel = None
         try:
             async with asyncio.timeout(2 * HELLO_SECONDS):
                 channel = await self.place.connect()
                 ask = channel.unary_unary(HOLDS, pb.HoldsRequest.SerializeToString, pb.HoldsReply.FromString)
-                reply: pb.HoldsReply = await ask(pb.HoldsRequest(protocol=MESH, model=bytes.fromhex(model)))
+                recipe = bytes.fromhex(self._recipe)
+                reply: pb.HoldsReply = await ask(
+                    pb.HoldsRequest(protocol=MESH, model=bytes.fromhex(model), recipe=recipe)
+                )
         except TimeoutError:
             raise lost(f"{self.name} at {self.place.address} does not answer.") from None
         except grpc.aio.AioRpcError as error:
@@ -89,11 +97,20 @@ class RemoteMember:
         finally:
             if channel is not None:
                 await channel.close(None)
-        if reply.protocol != MESH or reply.version != ENGINE:
+        if reply.protocol != MESH:
+            raise ProtocolError(
+                f"{self.name} speaks version {reply.protocol} of the mesh, and this device version {MESH}.",
+                "Install the same version of edgellm on both.",
+            )
+        if reply.version != ENGINE:
             raise ProtocolError(
                 f"{self.name} computes with llama-cpp-python {reply.version[:40]}, and this device with {ENGINE}.",
                 "Install the same version on both.",
             )
+        return reply
+
+    async def _able(self, model: str) -> Able:
+        reply = await self._holds(model)
         most = self._like.most
         if reply.memory and self._layer_bytes:
             most = min(most, max(0, int((reply.memory - self._stage_bytes) / self._layer_bytes)))

@@ -58,7 +58,9 @@ class WorkerServer(Listener):
         tasks = [asyncio.create_task(self._tidy())]
         if guard is not None:
             tasks.append(asyncio.create_task(guard.watch()))
-        service = WorkerService(self.shelf, threads=self._threads, tell=self._tell, trust=self.trust, guard=guard)
+        service = WorkerService(
+            self.shelf, threads=self._threads, tell=self._tell, trust=self.trust, guard=guard, stored=self._stored
+        )
         server.add_generic_rpc_handlers((service.handlers(),))
         if self._stored is not None:
             measurer = partial(figures_here, folder=self._stored.store.root, threads=self._threads)

@@ -13,7 +13,7 @@ from edgellm.store.places import cache_dir
 
 _BLOB = re.compile(r"[0-9a-f]{64}")  # the hub's cache names a model's file by this very hash
 _KEPT = 256  # files
-_QUICK = 64 * 2**20  # bytes that are read in no time
+QUICK = 64 * 2**20  # bytes that are read in no time
 
 
 def fingerprint(path: Path) -> str:
@@ -50,7 +50,7 @@ def quick_fingerprint(path: Path) -> str | None:
         entry = _known().get(str(real))
         stat = real.stat()
         remembered = isinstance(entry, list) and entry[:2] == [stat.st_size, stat.st_mtime_ns]
-        quick = remembered or real.parent.name == "blobs" or stat.st_size <= _QUICK
+        quick = remembered or real.parent.name == "blobs" or stat.st_size <= QUICK
         return fingerprint(path) if quick else None
     except OSError:
         return None

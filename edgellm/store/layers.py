@@ -1,17 +1,20 @@
 """The layers of models that this device keeps for others: pieces by their hash, bounded, the least used going first.
 
-pieces/SHA256.gguf             a piece that is whole: its hash was right when it got that name
-pieces/SHA256.SIZE.partial     what has arrived of one, for which SIZE bytes are set aside
-models/FINGERPRINT.json        the recipe of a model of which there is, or was, a piece
-made/                          pieces that suit a stage, made from these or from a whole model: `edgellm.store.made`
-lock                           held by whoever receives or removes
+pieces/SHA256.gguf                  a piece that is whole: its hash was right when it got that name
+pieces/SHA256.SIZE[.OWNER].partial  what OWNER has sent of one, for which SIZE bytes are set aside
+models/OWNER/DIGEST.json            a recipe, and the pieces of it that OWNER brought: `edgellm.store.owners`
+made/                               pieces that suit a stage, made from these or a whole model: `edgellm.store.made`
+lock                                held by whoever makes room or removes
+
+Models are known by the digest of their recipe, which names every byte of every piece. So it does not matter who brought
+a piece: whoever asks for layers by that digest gets those, or none.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -22,13 +25,19 @@ from filelock import FileLock, Timeout
 from edgellm.errors import InvalidOption, LayersMissing, LayersRefused, StoreBusy
 from edgellm.store.in_use import kept_in_use, remove_unused
 from edgellm.store.made import MadePieces
+from edgellm.store.owners import OWN, Owners
 from edgellm.store.partial import Partial, told
 from edgellm.store.places import cache_dir
+from edgellm.store.private import private_folder
 from edgellm.store.recipe import Piece, Recipe, cut_piece, recipe_of
-from edgellm.store.room import Stored, stored, to_go
+from edgellm.store.room import Stored, partial_name, stored, to_go
 
-__all__ = ["Held", "LayerStore", "Partial", "Piece", "Receiving", "Recipe", "Removed", "cut_layers", "default_limit"]
+__all__ = [
+    "OWN", "Held", "LayerStore", "Partial", "Piece", "Receiving", "Recipe", "Removed", "cut_layers", "default_limit",
+]  # fmt: skip
 
+UNUSED_SECONDS = 30 * 86_400.0  # after that long, layers that nobody used make room for those of another device
+_PATIENCE = 10.0  # seconds to wait for another process that makes room
 SPARE = 256 * 2**20  # bytes of the disk that are left free in any case
 
 
@@ -77,6 +86,7 @@ class LayerStore:
         if self.limit <= 0:
             raise InvalidOption(f"The limit of a store of layers is {self.limit} bytes.", "Give some gigabytes.")
         self._pieces, self._models = self.root / "pieces", self.root / "models"
+        self._owners = Owners(self._models)
         self.made = MadePieces(self.root / "made", lambda: (self.limit - self.size, self.free()))
 
     @property
@@ -92,12 +102,12 @@ class LayerStore:
         except OSError:
             return None
 
-    def arrived(self, piece: Piece) -> int:
-        """How many bytes of a piece are here."""
+    def arrived(self, piece: Piece, owner: str = OWN) -> int:
+        """How many bytes of a piece are here: all of them, or those that `owner` has sent."""
         if self.find(piece) is not None:
             return piece.size
         with suppress(OSError):
-            return min(piece.size, self._partial(piece).stat().st_size)
+            return min(piece.size, self._partial(piece, owner).stat().st_size)
         return 0
 
     @contextmanager
@@ -118,92 +128,132 @@ class LayerStore:
                 paths.append(path)
             yield paths
 
-    def models(self) -> list[Held]:
-        """What there is of each model, the last used first. A recipe that is damaged is passed over."""
-        files = {file.sha256: file for file in self._files()}
-        found = []
-        for path in sorted(self._models.glob("*.json")):
-            with suppress(OSError, ValueError, LayersRefused):
-                recipe = Recipe.from_json(json.loads(path.read_text(encoding="utf-8")))
-                here = [piece for piece in recipe.pieces if piece.sha256 in files]
-                arriving = {piece.sha256: self.arrived(piece) for piece in here if not files[piece.sha256].whole}
-                whole = tuple(piece for piece in here if self.find(piece) is not None)
-                if here:
-                    found.append(Held(recipe, whole, arriving, max(files[piece.sha256].used for piece in here)))
+    def models(self, owner: str | None = None) -> list[Held]:
+        """What there is of each recipe, the last used first; with an `owner`, of what that one brought.
+
+        A record that is damaged is passed over.
+        """
+        files, found = self._files(), []
+        wanted: dict[str, tuple[Recipe, frozenset[str]]] = {}
+        for one in self._owners.all():
+            if owner in (None, one.owner):
+                _, before = wanted.get(one.recipe.digest, (one.recipe, frozenset[str]()))
+                wanted[one.recipe.digest] = one.recipe, before | one.pieces
+        for recipe, pieces in wanted.values():
+            here = [file for file in files if file.sha256 in pieces and owner in (None, file.owner or owner)]
+            whole = tuple(piece for piece in recipe.pieces if piece.sha256 in pieces and self.find(piece) is not None)
+            done = {piece.sha256 for piece in whole}
+            arriving = {file.sha256: file.there for file in here if not file.whole and file.sha256 not in done}
+            if here:
+                found.append(Held(recipe, whole, arriving, max(file.used for file in here)))
         return sorted(found, key=lambda held: held.used, reverse=True)
 
-    def recipe(self, fingerprint: str) -> Recipe:
-        """The recipe of a model of which there is a piece.
+    def recipe(self, digest: str) -> Recipe:
+        """The recipe with this digest, of which there is a piece.
 
         Raises:
             LayersMissing: there is none.
         """
         for held in self.models():
-            if held.recipe.fingerprint == fingerprint:
+            if held.recipe.digest == digest:
                 return held.recipe
-        raise LayersMissing(f"No layer of the model {fingerprint[:16]} is on this device.", _DEPLOY)
+        raise LayersMissing(f"No layer of the recipe {digest[:16]} is on this device.", _DEPLOY)
 
-    def _knows(self, fingerprint: str) -> bool:
-        return any(held.recipe.fingerprint == fingerprint for held in self.models())
+    def recipes(self, fingerprint: str) -> list[Recipe]:
+        """The recipes of the model file with this fingerprint of which there are pieces; as a rule there is one."""
+        return [held.recipe for held in self.models() if held.recipe.fingerprint == fingerprint]
 
     @contextmanager
-    def receiving(self, recipe: Recipe, pieces: Sequence[Piece]) -> Iterator[Receiving]:
-        """Makes room for all of `pieces`, which are of `recipe`, and takes them; nobody else does until it ends.
+    def receiving(self, recipe: Recipe, pieces: Sequence[Piece], owner: str = OWN) -> Iterator[Receiving]:
+        """Makes room for all of `pieces`, which are of `recipe`, and takes them from `owner`. For that one nobody else
+        sends until it ends.
 
-        What is not used for longest goes first, never what is in use or asked for. Nothing goes if that is not enough.
+        What is not used for longest goes first, never what is in use or asked for, nor what another device brought and
+        somebody used within UNUSED_SECONDS. Nothing goes if that is not enough.
 
         Raises:
             StoreFull: they would not fit the limit.
-            StoreBusy: somebody else is sending.
+            StoreBusy: somebody else is sending for the same owner.
             LayersRefused: they are not of the recipe.
             DiskFull: the disk is too full for them.
         """
         if strange := set(pieces) - set(recipe.pieces):
             raise LayersRefused(f"{min(strange, key=lambda piece: piece.first)} is not in the recipe.", _SAME)
-        with self._locked():
-            self._prepare(recipe, pieces)
-            yield Receiving(self, frozenset(pieces))
+        with self._alone(owner):
+            with self._locked():
+                self._prepare(recipe, pieces, owner)
+            yield Receiving(self, frozenset(pieces), owner)
 
-    def _prepare(self, recipe: Recipe, pieces: Sequence[Piece]) -> None:
+    def _prepare(self, recipe: Recipe, pieces: Sequence[Piece], owner: str) -> None:
         with told(self.root):
             missing = [piece for piece in pieces if self.find(piece) is None]
             files = (*self._files(), *self.made.files())
-            for file in to_go(files, self.limit, self.free(), pieces, missing, recipe.name):
+            others = self._of_others(files, owner)
+            for file in to_go(files, self.limit, self.free(), pieces, missing, recipe.name, owner, others):
                 remove_unused(file.path)
-            self._models.mkdir(parents=True, exist_ok=True)
-            _write(self._models / f"{recipe.fingerprint}.json", json.dumps(recipe.to_json()))
-            for piece in missing:
-                self._whole(piece.sha256).unlink(missing_ok=True)  # of another length: cut by a crash of the system
-                self._partial(piece).touch()
-            with suppress(OSError):
-                for piece in pieces:
-                    os.utime(self._whole(piece.sha256))
+            there = {file.sha256 for file in self._files()}
+            self._owners.add(owner, recipe, [piece.sha256 for piece in pieces], there)
+            for piece in pieces:
+                if piece in missing:
+                    self._whole(piece.sha256).unlink(missing_ok=True)  # of another length: cut by a crash of the system
+                    self._partial(piece, owner).touch()
+                else:
+                    self._partial(piece, owner).unlink(missing_ok=True)
+                    with suppress(OSError):
+                        os.utime(self._whole(piece.sha256))
 
-    def clean(self, fingerprint: str | None = None) -> Removed:
-        """Removes everything that is not in use; with a `fingerprint`, of that model alone.
+    def _of_others(self, files: Iterable[Stored], owner: str) -> frozenset[Path]:
+        """The files that somebody else than `owner` brought, or is bringing, and that were used of late."""
+        theirs = {sha256 for one in self._owners.all() if one.owner != owner for sha256 in one.pieces}
+        late = time.time() - UNUSED_SECONDS
+        return frozenset(
+            file.path
+            for file in files
+            if not file.made and file.used > late and (file.owner != owner if file.owner else file.sha256 in theirs)
+        )
+
+    def clean(self, fingerprint: str | None = None, owner: str | None = None) -> Removed:
+        """Removes everything that is not in use; with a `fingerprint`, of that model file alone; with an `owner`, what
+        that one brought and nobody else did.
 
         Raises:
-            StoreBusy: somebody is sending layers.
+            StoreBusy: somebody is sending layers, or `owner` is.
             LayersMissing: there is no such model.
         """
-        with self._locked():
-            files, made = self._files(), self.made.files()
-            if fingerprint is not None:
-                made = [file for file in made if file.path.parent.name == fingerprint]
-                mine = set() if made and not self._knows(fingerprint) else {
-                    piece.sha256 for piece in self.recipe(fingerprint).pieces
-                }  # fmt: skip
-                files = [file for file in files if file.sha256 in mine]
+        with self._alone(owner), self._locked():
+            every = self._owners.all()
+            mine = [
+                one for one in every
+                if owner in (None, one.owner) and fingerprint in (None, one.recipe.fingerprint)
+            ]  # fmt: skip
+            named = {sha256 for one in mine for sha256 in one.pieces}
+            shared = {sha256 for one in every if one not in mine for sha256 in one.pieces}
+            files = [
+                file for file in self._files()
+                if (file.sha256 in named - shared or (fingerprint is None and owner is None)
+                    or (file.sha256 in named and file.owner and owner in (None, file.owner)))
+            ]  # fmt: skip
+            made = self._made_of([one.recipe for one in mine], [one.recipe for one in every if one not in mine])
+            if owner is None:
+                made = self.made.files() if fingerprint is None else self.made.of(fingerprint)
+            if fingerprint is not None and not mine and not made:
+                raise LayersMissing(f"No layer of the model {fingerprint[:16]} is on this device.", _DEPLOY)
             files += made
             gone = [file for file in files if remove_unused(file.path)]
-            left = {file.sha256 for file in self._files()}
-            for path in self._models.glob("*.json"):
-                with suppress(OSError, ValueError, LayersRefused):
-                    recipe = Recipe.from_json(json.loads(path.read_text(encoding="utf-8")))
-                    if left & {piece.sha256 for piece in recipe.pieces}:
-                        continue
-                path.unlink(missing_ok=True)
+            left = {file.sha256 for file in self._files()} - (shared if owner is not None else set())
+            for one in mine:
+                self._owners.keep(one, left)
+            if owner is None:
+                self._owners.tidy()
         return Removed(len(gone), sum(file.size for file in gone), len(files) - len(gone))
+
+    def _made_of(self, recipes: Sequence[Recipe], others: Sequence[Recipe]) -> list[Stored]:
+        """What was joined from the pieces of these recipes, and of none of the others."""
+        kept = {recipe.digest for recipe in others}
+        return [
+            file for recipe in recipes if recipe.digest not in kept
+            for file in self.made.of(recipe.fingerprint, recipe.digest)
+        ]  # fmt: skip
 
     def free(self) -> int:
         """Bytes that are free on the store's disk, less what is left free in any case."""
@@ -215,16 +265,23 @@ class LayerStore:
     def _whole(self, sha256: str) -> Path:
         return self._pieces / f"{sha256}.gguf"
 
-    def _partial(self, piece: Piece) -> Path:
-        return self._pieces / f"{piece.sha256}.{piece.size}.partial"
+    def _partial(self, piece: Piece, owner: str) -> Path:
+        return self._pieces / partial_name(piece, owner)
+
+    @contextmanager
+    def _alone(self, owner: str | None) -> Iterator[None]:
+        with told(self.root):
+            for folder in (self.root, self._pieces, self._models, self.root / "made"):
+                private_folder(folder)
+        with self._owners.one_at_a_time(owner):
+            yield
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        lock = FileLock(self.root / "lock", timeout=0, thread_local=False)
+        lock = FileLock(self.root / "lock", timeout=_PATIENCE, thread_local=False)
         with told(self.root):
-            self._pieces.mkdir(parents=True, exist_ok=True)
             try:
-                lock.acquire()
+                lock.acquire(poll_interval=0.01)
             except Timeout:
                 raise StoreBusy(f"The store in {self.root} is being changed already.", "Try again later.") from None
         try:
@@ -236,8 +293,8 @@ class LayerStore:
 class Receiving:
     """Takes pieces for which there is room. Made by `LayerStore.receiving`."""
 
-    def __init__(self, store: LayerStore, pieces: frozenset[Piece]) -> None:
-        self._store, self._announced = store, pieces
+    def __init__(self, store: LayerStore, pieces: frozenset[Piece], owner: str) -> None:
+        self._store, self._announced, self._owner = store, pieces, owner
 
     @contextmanager
     def piece(self, piece: Piece) -> Iterator[Partial]:
@@ -248,7 +305,8 @@ class Receiving:
         """
         if piece not in self._announced:
             raise LayersRefused(f"{str(piece).capitalize()} was not announced.", _SAME)
-        partial = Partial(self._store._partial(piece), self._store._whole(piece.sha256), piece)  # noqa: SLF001
+        arriving = self._store._partial(piece, self._owner)  # noqa: SLF001
+        partial = Partial(arriving, self._store._whole(piece.sha256), piece)  # noqa: SLF001
         try:
             yield partial
         finally:
@@ -292,7 +350,8 @@ def cut_layers(
 
 def default_limit(root: Path) -> int:
     """Half of what is free on the disk, beside what the store has already."""
-    held = sum(path.stat().st_size for part in ("pieces/*", "made/*/*") for path in root.glob(part))
+    parts = ("pieces/*", "made/*/*.gguf", "made/*/*/*.gguf")
+    held = sum(path.stat().st_size for part in parts for path in root.glob(part))
     return max(2**30, (shutil.disk_usage(_existing(root)).free + held) // 2)
 
 
@@ -300,12 +359,6 @@ def _existing(folder: Path) -> Path:
     while not folder.exists():
         folder = folder.parent
     return folder
-
-
-def _write(path: Path, text: str) -> None:
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
 
 
 _DEPLOY = "Bring them here: edgellm mesh deploy"

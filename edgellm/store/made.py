@@ -1,8 +1,11 @@
 """Pieces that are made on this device, so that they suit a stage: cut from a model that is whole here, or joined from
 smaller ones. They lie in the store of layers and count against its limit; as they can be made again, they go first.
 
-made/FINGERPRINT/0003-0008.gguf     the layers 3 to 8 of a model, counted from 0, both included
-made/lock                           held by whoever makes one
+made/FINGERPRINT/SOURCE/0003-0008.gguf   the layers 3 to 8 of a model, counted from 0, both included
+made/lock                                held by whoever makes one
+
+SOURCE is `whole` for a piece that was cut from the model's own file, and the digest of the recipe for one that was
+joined from pieces that were brought: what somebody brought is never taken for what is this device's own.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from edgellm.store.recipe import is_hash
 from edgellm.store.room import Stored, gigabytes
 
 ENOUGH = 32 * 2**20  # bytes: beside what such a piece computes, what it costs as a block of its own is little
+WHOLE = "whole"
 _NAME = re.compile(r"(\d{4,9})-(\d{4,9})\.gguf")
 
 
@@ -46,16 +50,19 @@ class MadePieces:
         self._folder, self._room = folder, room
 
     @contextmanager
-    def using(self, model: str, first: int, last: int, size: int, make: Callable[[Path], None]) -> Iterator[Path]:
+    def using(
+        self, model: str, first: int, last: int, size: int, make: Callable[[Path], None], recipe: str = WHOLE
+    ) -> Iterator[Path]:
         """A piece of about `size` bytes, made where it is not there; nobody removes it before the `with` ends.
 
-        `make` writes a file, and raises what it likes.
+        `recipe` is the digest of the recipe whose pieces it is joined from. `make` writes a file, and raises what it
+        likes.
 
         Raises:
             StoreFull: what else is made and in use leaves no room under the limit.
             DiskFull, LayersRefused: the disk is full, or cannot be written.
         """
-        path = self._folder / model / f"{first:04d}-{last:04d}.gguf"
+        path = self._folder / model / recipe / f"{first:04d}-{last:04d}.gguf"
         while True:
             with ExitStack() as held:
                 if held.enter_context(kept_in_use(path)):
@@ -72,9 +79,9 @@ class MadePieces:
     def files(self) -> list[Stored]:
         """Every made piece."""
         found = []
-        for path in sorted(self._folder.glob("*/*.gguf")):
+        for path in sorted(self._paths("gguf")):
             with suppress(OSError):
-                if is_hash(path.parent.name) and _NAME.fullmatch(path.name):
+                if is_hash(_model_of(path, self._folder)) and _NAME.fullmatch(path.name):
                     stat = path.stat()
                     found.append(Stored(path, "", stat.st_size, stat.st_size, stat.st_mtime))
         return found
@@ -83,12 +90,22 @@ class MadePieces:
         """The made pieces by the model's fingerprint."""
         found: dict[str, list[Stored]] = {}
         for file in self.files():
-            found.setdefault(file.path.parent.name, []).append(file)
+            found.setdefault(_model_of(file.path, self._folder), []).append(file)
         return found
+
+    def of(self, model: str, recipe: str | None = None) -> list[Stored]:
+        """Return the made pieces of a model, or of those the ones joined from the pieces of one recipe."""
+        files = self.models().get(model, [])
+        return files if recipe is None else [file for file in files if file.path.parent.name == recipe]
+
+    def _paths(self, ending: str) -> Iterator[Path]:
+        """Those without a source were left by an earlier version: they are counted and removed, never used."""
+        yield from self._folder.glob(f"*/*.{ending}")
+        yield from self._folder.glob(f"*/*/*.{ending}")
 
     def _make(self, path: Path, size: int, make: Callable[[Path], None]) -> None:
         """The lock is held: whatever is half made was left by somebody who is gone."""
-        for half in self._folder.glob("*/*.half*"):
+        for half in self._paths("half*"):
             half.unlink(missing_ok=True)
         left, free = self._room()
         for file in sorted(self.files(), key=lambda file: file.used):
@@ -110,6 +127,10 @@ class MadePieces:
             half.replace(path)
         finally:
             half.unlink(missing_ok=True)
+
+
+def _model_of(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).parts[0]
 
 
 def layers_of(file: Stored) -> range:

@@ -14,6 +14,7 @@ from edgellm.errors import DiskFull, EdgeError, LayersCorrupt, LayersRefused
 from edgellm.store.recipe import Piece
 
 _STEP = 2**20
+_PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 class Partial:
@@ -26,7 +27,7 @@ class Partial:
         self._digest = hashlib.sha256()
         self.size = 0  # bytes that have arrived
         with told(path):
-            self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
+            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | _PLAIN, 0o600), "r+b", buffering=0)
             while data := self._file.read(_STEP):
                 self._digest.update(data)
                 self.size += len(data)
@@ -84,6 +85,9 @@ class Partial:
             self._drop()
             raise LayersCorrupt(f"What arrived for {self.piece} holds {layers} layers.", _AGAIN)
         with told(self._path):
+            if self._final.is_file() and self._final.stat().st_size == self.piece.size:  # somebody else was faster
+                self._drop()
+                return self._final
             os.fsync(self._file.fileno())
             self._file.close()
             self._path.replace(self._final)

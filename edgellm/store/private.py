@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -96,3 +97,18 @@ def _told(path: Path, done: str) -> Iterator[None]:
         raise TrustUnusable(
             f"{path} cannot be {done}: {why}.", "Check it, or set EDGELLM_HOME to a folder of yours."
         ) from error
+
+
+def private_folder(folder: Path) -> None:
+    """Make `folder`, or close the one that is there to others.
+
+    Raises:
+        OSError: it cannot be made, is no folder, or belongs to another user; so does a link that stands for it.
+    """
+    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+    if _HAS_MODES:
+        mine, found = os.getuid(), folder.stat()
+        if found.st_uid != mine or folder.lstat().st_uid != mine:
+            raise PermissionError(errno.EPERM, "it belongs to another user")
+        if found.st_mode & 0o077:
+            folder.chmod(stat.S_IMODE(found.st_mode) & 0o700)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -19,7 +20,7 @@ from typing import Any
 from edgellm.engine import check_cuttable, check_gguf, cut_bytes
 from edgellm.engine.gguf import MAX_LAYERS
 from edgellm.errors import InvalidOption, LayersRefused
-from edgellm.store.fingerprint import fingerprint
+from edgellm.store.fingerprint import QUICK, fingerprint
 from edgellm.store.places import cache_dir
 
 NAME_MOST = 200  # characters
@@ -27,6 +28,7 @@ PIECE_MOST = 2**40  # bytes
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
+_LABEL = b"edgellm recipe 1\0"
 _CUT = 1  # to be raised when the same cut comes to other bytes: recipes that are remembered are then made anew
 
 
@@ -84,6 +86,19 @@ class Recipe:
             raise _refused(f"pieces that do not make up the {self.layers} layers of {self.name}")
 
     @property
+    def digest(self) -> str:
+        """Return the identity of this recipe: a SHA-256 in hex over everything that decides what its layers compute.
+
+        Two recipes with one digest are made of the same bytes. The name is for people, and left out.
+        """
+        architecture = self.architecture.encode()
+        hashed = hashlib.sha256(_LABEL + bytes.fromhex(self.fingerprint))
+        hashed.update(struct.pack(">II", len(architecture), self.layers) + architecture)
+        for piece in self.pieces:
+            hashed.update(struct.pack(">IIQ", piece.first, piece.last, piece.size) + bytes.fromhex(piece.sha256))
+        return hashed.hexdigest()
+
+    @property
     def size(self) -> int:
         """Bytes of all pieces."""
         return sum(piece.size for piece in self.pieces)
@@ -128,9 +143,8 @@ def recipe_of(model: Path, progress: Callable[[float], None] | None = None) -> R
     header = check_gguf(model)
     layers = check_cuttable(header)
     digest = fingerprint(model)
-    kept = _place(digest)
-    with suppress(OSError, ValueError, LayersRefused):
-        return Recipe.from_json(json.loads(kept.read_text(encoding="utf-8")))
+    if (kept := _kept(digest)) is not None:
+        return kept
     pieces, done = [], 0
     for layer in range(layers):
         hashed, size = hashlib.sha256(), 0
@@ -144,11 +158,30 @@ def recipe_of(model: Path, progress: Callable[[float], None] | None = None) -> R
     name = _shown(str(header.metadata.get("general.name") or model.stem))
     recipe = Recipe(digest, name, header.architecture, layers, tuple(pieces))
     with suppress(OSError):  # then it is made again next time
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        partial = kept.with_name(f"{kept.name}.{os.getpid()}")
+        place = _place(digest)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        partial = place.with_name(f"{place.name}.{os.getpid()}")
         partial.write_text(json.dumps(recipe.to_json()), encoding="utf-8")
-        partial.replace(kept)
+        partial.replace(place)
     return recipe
+
+
+def quick_recipe(model: Path) -> Recipe | None:
+    """Return `recipe_of(model)` where that is remembered or takes no time; None where the whole file had to be read.
+
+    Raises:
+        ModelNotFound, ModelCorrupt, ModelUnsupported: as for `recipe_of`.
+    """
+    if check_gguf(model).file_size <= QUICK:
+        return recipe_of(model)
+    return _kept(fingerprint(model))
+
+
+def _kept(digest: str) -> Recipe | None:
+    with suppress(OSError, ValueError, RecursionError, LayersRefused):
+        recipe = Recipe.from_json(json.loads(_place(digest).read_text(encoding="utf-8")))
+        return recipe if recipe.fingerprint == digest else None
+    return None
 
 
 def cut_piece(model: Path, layers: int, first: int, last: int) -> Iterator[bytes | memoryview]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgellm.errors import DiskFull, StoreFull
 from edgellm.store.in_use import in_use
-from edgellm.store.recipe import Piece, is_hash
+from edgellm.store.owners import OWN
+from edgellm.store.recipe import Piece
+
+_NAME = re.compile(r"(?P<sha256>[0-9a-f]{64})\.(?:gguf|(?P<size>\d{1,19})\.(?:(?P<owner>[0-9a-f]{64})\.)?partial)")
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A file of a store: `size` is what it takes, or will take when it is whole; `there` is what it takes now.
 
-    One that was made here (`edgellm.store.made`) is known by its path, and has no `sha256`.
+    One that was made here (`edgellm.store.made`) is known by its path, and has no `sha256`. One that is arriving has an
+    `owner`, who brings it.
     """
 
     path: Path
@@ -24,6 +29,7 @@ class Stored:
     size: int
     there: int
     used: float
+    owner: str = ""
 
     @property
     def whole(self) -> bool:
@@ -39,24 +45,30 @@ def stored(folder: Path) -> list[Stored]:
     """Every piece in a folder, whole or arriving; what else lies there is none of ours."""
     found = []
     for path in sorted(folder.glob("*")):
-        sha256, _, end = path.name.partition(".")
-        announced = end.removesuffix(".partial")
-        arriving = end.endswith(".partial") and announced.isdecimal()
+        name = _NAME.fullmatch(path.name)
         with suppress(OSError):
-            if is_hash(sha256) and (end == "gguf" or arriving):
+            if name is not None:
                 stat = path.stat()
-                size = int(announced) if arriving else stat.st_size
-                found.append(Stored(path, sha256, size, stat.st_size, stat.st_mtime))
+                size = int(name["size"]) if name["size"] else stat.st_size
+                owner = "" if not name["size"] else name["owner"] or OWN
+                found.append(Stored(path, name["sha256"], size, stat.st_size, stat.st_mtime, owner))
     return found
 
 
-def to_go(
-    files: Sequence[Stored], limit: int, free: int, wanted: Sequence[Piece], missing: Sequence[Piece], model: str
-) -> list[Stored]:
-    """What has to go before `wanted` fits, of which `missing` is not there or not whole: what was made here first, and
-    of the rest what is used least.
+def partial_name(piece: Piece, owner: str) -> str:
+    """Return the name of the file in which a piece arrives from `owner`: nobody adds to what another one sends."""
+    return f"{piece.sha256}.{piece.size}{'' if owner == OWN else f'.{owner}'}.partial"
 
-    Never what is wanted or in use. `limit` is that of the store and `free` what the disk has left, in bytes.
+
+def to_go(
+    files: Sequence[Stored], limit: int, free: int, wanted: Sequence[Piece], missing: Sequence[Piece], model: str,
+    owner: str = OWN, others: Collection[Path] = (),
+) -> list[Stored]:  # fmt: skip
+    """What has to go before `wanted` fits, which `owner` brings, and of which `missing` is not there or not whole: what
+    was made here first, and of the rest what is used least.
+
+    Never what is wanted or in use, nor one of the `others`. `limit` is that of the store and `free` what the disk has
+    left, in bytes.
 
     Raises:
         StoreFull: all that could go is not enough for the limit.
@@ -69,11 +81,12 @@ def to_go(
             "Raise the limit there, or plan fewer layers for this device.",
         )
     keep = {piece.sha256 for piece in wanted}
-    arrived = {file.sha256: file.there for file in files if not file.whole}
+    arrived = {file.sha256: file.there for file in files if not file.whole and file.owner == owner}
     over = sum(file.size for file in files) + sum(p.size for p in missing if p.sha256 not in arrived) - limit
     short = sum(piece.size - arrived.get(piece.sha256, 0) for piece in missing) - free
     going = []
-    for file in sorted((one for one in files if one.sha256 not in keep), key=lambda one: (not one.made, one.used)):
+    may_go = (one for one in files if one.sha256 not in keep and one.path not in others)
+    for file in sorted(may_go, key=lambda one: (not one.made, one.used)):
         if max(over, short) <= 0:
             break
         if not (file.whole and in_use(file.path)):
@@ -81,8 +94,9 @@ def to_go(
             over, short = over - file.size, short - file.there
     if over > 0:
         raise StoreFull(
-            f"{gigabytes(over)} are missing to the limit of {gigabytes(limit)}: what else is there is in use.",
-            "Raise the limit there, or stop what uses other layers.",
+            f"{gigabytes(over)} are missing to the limit of {gigabytes(limit)}: what else is there is in use, or"
+            " was brought by others.",
+            "Raise the limit there, stop what uses other layers, or remove some: edgellm mesh layers clean --on here",
         )
     if short > 0:
         raise DiskFull(

@@ -20,7 +20,7 @@ PLENTY = 10**9
 def test_a_layer_that_is_loaded_stays(draft_path: Path, tmp_path: Path) -> None:
     store = LayerStore(tmp_path, PLENTY)
     recipe = cut_layers(draft_path, store, layers=(2, 4))
-    layers, model = StoredLayers(store), recipe.fingerprint
+    layers, model = StoredLayers(store), recipe.digest
     assert layers.held(model) == {2, 3, 4}
     assert layers.held("0" * 64) == frozenset()
     path = layers.find(model, 3, 3)
@@ -41,7 +41,7 @@ def test_a_layer_that_is_loaded_stays(draft_path: Path, tmp_path: Path) -> None:
 def test_small_layers_in_a_row_are_joined_and_what_they_are_made_of_stays(draft_path: Path, tmp_path: Path) -> None:
     store = LayerStore(tmp_path, PLENTY)
     recipe = cut_layers(draft_path, store, layers=(2, 7))
-    layers, model = StoredLayers(store), recipe.fingerprint
+    layers, model = StoredLayers(store), recipe.digest
     path = layers.find(model, 3, 6)
     assert path is not None
     assert check_gguf(path).metadata["llama.block_count"] == 4
@@ -60,7 +60,7 @@ def test_where_there_is_no_room_to_join_layers_they_are_loaded_as_they_are(draft
     store = LayerStore(tmp_path, PLENTY)
     recipe = cut_layers(draft_path, store, layers=(2, 4))
     store.limit = store.size
-    path = StoredLayers(store).find(recipe.fingerprint, 2, 4)
+    path = StoredLayers(store).find(recipe.digest, 2, 4)
     assert path == store.find(recipe.pieces[2])
     assert store.size == store.limit
 
@@ -74,7 +74,7 @@ def test_pieces_end_where_those_of_other_plans_do(
     monkeypatch.setattr("edgellm.store.made.ENOUGH", 3 * size)
     layers, at, found = StoredLayers(store), 1, []
     while at < 8:
-        path = layers.find(recipe.fingerprint, at, 6)
+        path = layers.find(recipe.digest, at, 6)
         if path is None:
             break
         count = check_gguf(path).metadata["llama.block_count"]
@@ -99,7 +99,7 @@ def test_pieces_of_several_layers_say_where_a_stage_may_begin_and_end(draft_path
                 for portion in cut_piece(draft_path, 8, piece.first, piece.last):
                     partial.append(portion)
                 partial.finish()
-    layers, model = StoredLayers(store), recipe.fingerprint
+    layers, model = StoredLayers(store), recipe.digest
     assert layers.held(model) == set(range(5))
     assert layers.bounds(model) == Bounds(frozenset({0, 3}), frozenset({2, 4}))
     assert layers.find(model, 0, 1) is None

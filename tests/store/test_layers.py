@@ -239,7 +239,7 @@ def test_layers_are_listed_and_cleaned(
     other = cut_layers(verifier_path, store, layers=(0, 1))
     cut_layers(draft_path, store, layers=(5, 5))
     assert [held.recipe.name for held in store.models()] == [recipe.name, other.name]
-    assert store.recipe(other.fingerprint) == other
+    assert store.recipe(other.digest) == other
     with pytest.raises(LayersMissing):
         store.clean("0" * 64)
     gone = store.clean(recipe.fingerprint)
@@ -247,7 +247,7 @@ def test_layers_are_listed_and_cleaned(
     assert [held.recipe for held in store.models()] == [other]
     assert store.clean().pieces == 2
     assert (store.models(), store.size) == ([], 0)
-    assert not list(store.root.glob("models/*"))
+    assert not list(store.root.rglob("models/*/*.json"))
 
 
 def test_what_lies_in_the_folder_by_chance_stays(store: LayerStore, draft_path: Path, recipe: Recipe) -> None:

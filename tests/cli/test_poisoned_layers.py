@@ -1,0 +1,136 @@
+"""A device that may only bring layers does not decide what a worker computes for another one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from bench.attack.layers import claimed, deadly, garbled
+from edgellm.errors import EdgeError, LayersCorrupt
+from edgellm.link.address import Address
+from edgellm.link.carry import Cut, Pace, clean, put
+from edgellm.link.channel import open_channel
+from edgellm.link.loop import run_there
+from edgellm.link.trust import Trust
+from edgellm.mesh.holding import SeveralLayers, WholeModel
+from edgellm.mesh.shelf import Shelf
+from edgellm.mesh.stored import StoredLayers
+from edgellm.serve.worker import WorkerServer
+from edgellm.store.layers import LayerStore
+from edgellm.store.recipe import Piece, Recipe, forget_recipe, recipe_of
+from tests.cli.conftest import Done
+from tests.link.strangers import befriend, device
+
+Edge = Callable[..., Done]
+SPLIT = "here:1-6,desk:7-12"
+
+
+class Home:
+    """A worker, this user's device, which may bring layers and have them computed, and one that may only bring some."""
+
+    def __init__(self, folder: Path, own: Path | None) -> None:
+        self.owner, self.other, self.worker_trust = Trust.here(), device(folder / "other"), device(folder / "desk")
+        befriend(self.worker_trust, self.owner, "files compute")
+        befriend(self.worker_trust, self.other, "files")
+        self.owner.peers.rename(self.worker_trust.identity.id, "desk")
+        self.store = LayerStore(folder / "store", 10**9)
+        stored = StoredLayers(self.store)
+        places = () if own is None else (WholeModel(own, self.store),)
+        shelf = Shelf(SeveralLayers(*places, stored), keep=0.0)
+        self.worker = WorkerServer(shelf, Address("127.0.0.1", 0), threads=1, trust=self.worker_trust, stored=stored)
+
+    def attack(self, recipe: Recipe, bad: Recipe, pieces: dict[Piece, bytes]) -> None:
+        """Removes what can be removed, and brings the other layers 7 to 12."""
+
+        async def work() -> None:
+            async with open_channel(self.worker.address, self.other) as channel:
+                with pytest.raises(EdgeError):
+                    await clean(channel, "desk", recipe.fingerprint)
+                cut: Cut = lambda piece: iter([pieces[piece]])  # noqa: E731
+                await put(channel, "desk", bad, range(6, 12), cut, Pace(), lambda _carried: None)
+
+        run_there(asyncio.wait_for(work(), 30)).result()
+
+
+@contextmanager
+def home(folder: Path, own: Path | None = None) -> Iterator[Home]:
+    made = Home(folder, own)
+    with made.worker:
+        made.owner.peers.saw(made.worker_trust.identity.id, made.worker.address)
+        yield made
+
+
+def written(edge: Edge, split: str = SPLIT) -> Done:
+    words = ("--split", split, "--max-tokens", "6", "--retrieval", "off", "--context-length", "256")
+    return edge("mesh", "run", "edgellm-verifier", "Where is my mug?", *words)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["brought", "its own"])
+def test_other_layers_under_the_same_model_are_not_computed(
+    edge: Edge, verifier_path: Path, tmp_path: Path, own: bool
+) -> None:
+    recipe = recipe_of(verifier_path)
+    bad, pieces = claimed(recipe, garbled(recipe, verifier_path))
+    with home(tmp_path, verifier_path if own else None) as there:
+        if not own:
+            assert edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:7-12").code == 0
+        before = written(edge)
+        assert before.code == 0, before.err
+        assert before.out == written(edge, "here:1-12").out
+        there.attack(recipe, bad, pieces)
+        assert there.store.recipe(bad.digest) == bad
+        after = written(edge)
+        assert (after.code, after.out, "lost" in after.err) == (0, before.out, False)
+
+
+def test_who_has_other_layers_refuses_and_the_coordinator_says_so(
+    edge: Edge, verifier_path: Path, tmp_path: Path
+) -> None:
+    recipe = recipe_of(verifier_path)
+    bad, pieces = claimed(recipe, garbled(recipe, verifier_path))
+    with home(tmp_path) as there:
+        there.attack(recipe, bad, pieces)
+        refused = written(edge)
+        said = " ".join(refused.err.split())
+        assert (
+            f"are those of the recipe {bad.digest[:16]}, and the coordinator names the recipe {recipe.digest[:16]}"
+            in said
+        )
+        assert "The layers are now on here 1-12" in said
+        assert refused.out == written(edge, "here:1-12").out
+        assert edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:7-12").code == 0
+        assert written(edge).out == written(edge, "here:1-12").out
+
+
+def test_a_coordinator_that_does_not_know_its_recipe_yet_finds_it_out(
+    edge: Edge, verifier_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a large file that is read only where a device was brought layers of it."""
+    monkeypatch.setattr("edgellm.store.recipe.QUICK", 0)
+    recipe = recipe_of(verifier_path)
+    with home(tmp_path / "a") as there:
+        assert edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:7-12").code == 0
+        forget_recipe(recipe)
+        assert written(edge).code == 0
+        there.owner.peers.remove(there.worker_trust.identity.id)
+    forget_recipe(recipe)
+    monkeypatch.setattr("edgellm.api.mesh.recipe_of", None)
+    with home(tmp_path / "b", verifier_path):
+        assert written(edge).code == 0
+
+
+def test_layers_that_would_end_the_process_are_never_loaded_for_another(
+    edge: Edge, verifier_path: Path, tmp_path: Path
+) -> None:
+    recipe = recipe_of(verifier_path)
+    bad, pieces = claimed(recipe, deadly(recipe, verifier_path))
+    with home(tmp_path) as there:
+        assert edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:7-12").code == 0
+        before = written(edge)
+        with suppress(LayersCorrupt):  # the check of files may refuse them as they come
+            there.attack(recipe, bad, pieces)
+        assert written(edge).out == before.out
