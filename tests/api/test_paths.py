@@ -76,7 +76,7 @@ def test_a_verifier_that_is_killed_and_comes_back(
         assert any("gone" in notice.text for notice in news)
         assert written[-1].source in (Source.DRAFT, Source.PARALLEL)
         with serve(big, port):
-            end = monotonic() + 30
+            end = monotonic() + 120
             while monotonic() < end:
                 sources = {token.source for token in pair.reply(case(6), max_tokens=MOST, budget=1.0)}
                 if not sources & {Source.DRAFT, Source.PARALLEL}:

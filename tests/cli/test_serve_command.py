@@ -124,7 +124,7 @@ def test_it_serves_and_stops_where_nobody_reads_what_it_says(edge: Edge) -> None
                 done = edge("chat", "--json", "Where is my mug?", "--max-tokens", "6", "--verifier", match[1])
                 assert done.lines[-1]["summary"]["share_verified"] == 1.0
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=30) == 0
+            assert process.wait(timeout=120) == 0
         finally:
             process.kill()
 

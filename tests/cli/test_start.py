@@ -165,7 +165,7 @@ def test_stopping_stops_the_compilers_too(venv: Path, monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt):
         bootstrap.watch(["sh", "-c", program])
     child = int((venv / "child").read_text())
-    for _ in range(100):
+    for _ in range(1200):
         if not _runs(child):
             break
         time.sleep(0.05)

@@ -57,14 +57,14 @@ class Screen:
 
     def end(self) -> int:
         """Its exit code, when it has ended by itself."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while self.process.poll() is None and time.monotonic() < until:
             if select.select([self.own], [], [], 0.2)[0]:
                 try:
                     self.shown += os.read(self.own, 65536).decode()
                 except OSError:
                     break
-        return self.process.wait(timeout=10)
+        return self.process.wait(timeout=60)
 
     def close(self) -> None:
         if self.process.poll() is None:

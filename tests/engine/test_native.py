@@ -80,14 +80,14 @@ def test_the_end_waits_for_whoever_computes_and_parks_whoever_comes_next() -> No
     def compute() -> None:
         with guard:
             inside.set()
-            leave.wait(5)
+            leave.wait(60)
         ending.pass_by()
         ended.set()
 
     threading.Thread(target=compute, daemon=True).start()
-    assert inside.wait(5)
+    assert inside.wait(60)
     threading.Timer(0.05, leave.set).start()
-    ending.begin(patience=5)
+    ending.begin(patience=60)
     assert leave.is_set()
     assert not ended.wait(0.1)
     ending.pass_by()  # the ending thread itself goes on

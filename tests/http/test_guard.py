@@ -123,7 +123,7 @@ def test_too_large_a_request_is_refused_before_it_is_read(ask: Ask, monkeypatch:
 
 def test_so_is_one_that_does_not_say_how_large_it_is(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "MOST_BYTES", 1000)
-    connection = http.client.HTTPConnection(door.address.host, door.address.port, timeout=30)
+    connection = http.client.HTTPConnection(door.address.host, door.address.port, timeout=120)
     connection.request(
         "POST", "/v1/completions", iter([b"a" * 600] * 4), {"Content-Type": "application/json"}, encode_chunked=True
     )
@@ -133,7 +133,7 @@ def test_so_is_one_that_does_not_say_how_large_it_is(door: Door, monkeypatch: py
 
 def test_a_request_that_does_not_arrive_is_given_up(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "BODY_SECONDS", 0.2)
-    with socket.create_connection((door.address.host, door.address.port), timeout=30) as slow:
+    with socket.create_connection((door.address.host, door.address.port), timeout=120) as slow:
         slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         slow.sendall(b"Content-Length: 100\r\n\r\n{")
         assert slow.recv(100).startswith(b"HTTP/1.1 408 ")

@@ -107,7 +107,7 @@ def test_of_replies_that_share_the_devices_nothing_is_told(door: Door) -> None:
 @needs_browser
 def test_the_page_draws_both(door: Door, page: Page) -> None:
     page.goto(door.url)
-    expect(page.locator("#state")).to_have_text("ready", timeout=30_000)
+    expect(page.locator("#state")).to_have_text("ready", timeout=60_000)
     expect(page.locator("#plan-advice")).to_contain_text("Behind the first reply")
     for number in (1, 2):
         say(page, QUESTION)
@@ -129,7 +129,7 @@ def test_the_page_draws_both(door: Door, page: Page) -> None:
 
 
 def _until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not true():
         assert time.monotonic() < end
         time.sleep(0.02)

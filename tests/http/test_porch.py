@@ -34,13 +34,13 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
 
 
 def knock(door: Door) -> socket.socket:
-    return socket.create_connection((door.address.host, door.address.port), timeout=60)
+    return socket.create_connection((door.address.host, door.address.port), timeout=120)
 
 
 def drips(line: socket.socket, data: bytes = b"X-Slow: 1\r\n") -> None:
     """Sends byte after byte, for ever: returns when the other side has hung up."""
     line.settimeout(0.02)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while time.monotonic() < end:
         try:
             for byte in data:
@@ -82,15 +82,24 @@ def test_so_is_a_body_that_drips_behind_its_refusal(hasty: Door) -> None:
 
 
 def test_so_is_who_asks_and_asks_and_reads_nothing(hasty: Door) -> None:
+    """Seen at the door: with its own window full, the client's system hears of the end when it next probes, which on a
+    busy machine can take minutes."""
+    asks = b"GET /page/chat.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    porches = hasty._server._porches if hasty._server is not None else []
+    end, came = time.monotonic() + 120, False
     with knock(hasty) as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        with pytest.raises(ConnectionError):
-            _asks_for_ever(line)
-
-
-def _asks_for_ever(line: socket.socket) -> None:
-    while True:
-        line.sendall(b"GET /page/chat.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        line.settimeout(0.05)
+        left = asks
+        while not came or any(porch._here for porch in porches):
+            assert time.monotonic() < end, "nobody hung up"
+            came = came or any(porch._here for porch in porches)
+            try:
+                left = left[line.send(left) :] or asks
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                return
 
 
 def test_an_answer_may_take_its_time(hasty: Door) -> None:
@@ -140,7 +149,7 @@ def _closed(line: socket.socket) -> bool:
 
 
 def _until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not true():
         assert time.monotonic() < end
         time.sleep(0.02)

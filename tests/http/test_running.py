@@ -163,12 +163,12 @@ def test_a_client_that_leaves_ends_the_reply(stream: bool) -> None:
         assert connection.sock is not None
         connection.sock.shutdown(socket.SHUT_RDWR)
         connection.close()
-        assert ended.wait(30)
+        assert ended.wait(120)
         _until(lambda: b'edgellm_requests_total{outcome="cancelled"} 1.0' in asker(door)("GET", "/metrics").body)
 
 
 def _until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not true():
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -236,9 +236,9 @@ def test_while_it_loads_and_while_it_stops_it_says_so() -> None:
         _until(lambda: ask("POST", "/v1/chat/completions", conversation()).status == 503)
         assert ask("POST", "/v1/chat/completions", conversation()).error["code"] == "stopping"
         door.request_stop(0)
-        under_way.join(30)
+        under_way.join(120)
         assert heard[0].status == 200
-        assert door.wait(30)
+        assert door.wait(120)
 
 
 def test_where_nobody_writes_all_else_is_answered() -> None:

@@ -26,7 +26,7 @@ class Talk:
         self._out: list[bytes | None] = []
         self._news = threading.Condition()
         stream: Any = self.channel.stream_stream
-        self._in: Any = stream(PAIR)(self._frames(), timeout=20)
+        self._in: Any = stream(PAIR)(self._frames(), timeout=120)
 
     def _frames(self) -> Iterator[bytes]:
         while True:

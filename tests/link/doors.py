@@ -67,7 +67,7 @@ async def serving(trust: Trust, said: Said | None = None) -> AsyncIterator[Addre
 
 async def ask_for(channel: grpc.aio.Channel, method: str) -> Any:
     call: Any = channel.unary_unary
-    return await call(method)(b"", timeout=5)
+    return await call(method)(b"", timeout=60)
 
 
 def open_stream(channel: grpc.aio.Channel) -> Any:

@@ -56,11 +56,11 @@ def device_taking(
 ) -> Iterator[Address]:
     """`taking`, for a test outside the loop."""
     running = taking(store, trust, said, measurer)
-    address = run_there(running.__aenter__()).result(30)
+    address = run_there(running.__aenter__()).result(120)
     try:
         yield address
     finally:
-        run_there(running.__aexit__(None, None, None)).result(30)
+        run_there(running.__aexit__(None, None, None)).result(120)
 
 
 def cutter(model: Path, recipe: Recipe) -> Cut:

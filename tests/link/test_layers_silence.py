@@ -30,7 +30,10 @@ def test_no_more_is_on_the_way_than_agreed(store: LayerStore, recipe: Recipe, cu
     async def work() -> None:
         async with silent(arrived=0) as (address, frames):
             task = asyncio.create_task(bring(address, recipe, [0], cut))
-            await asyncio.sleep(0.5)
+            async with asyncio.timeout(60):
+                while sum(len(frame.portion.data) for frame in frames) < WINDOW:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)  # in which more would come
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         assert sum(len(frame.portion.data) for frame in frames) == WINDOW <= recipe.pieces[0].size
@@ -86,12 +89,12 @@ def test_signs_of_life_are_given_while_the_disk_is_read(
     finish = Partial.finish
 
     def slow(self: Partial) -> Path:
-        time.sleep(0.5)
+        time.sleep(3.0)
         return finish(self)
 
     monkeypatch.setattr(Partial, "finish", slow)
     monkeypatch.setattr(layers, "BEAT_SECONDS", 0.05)
-    monkeypatch.setattr("edgellm.link.carry.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("edgellm.link.carry.PATIENCE_SECONDS", 2.0)
 
     async def work() -> None:
         async with taking(store) as address:

@@ -182,7 +182,7 @@ def test_a_remembered_recipe_that_is_wrong_is_forgotten(
 def test_a_worker_of_this_machine_needs_no_pairing(tmp_path: Path, verifier_path: Path, recipe: Recipe) -> None:
     store = LayerStore(tmp_path, PLENTY)
     with device_taking(store) as address:
-        worker = run_there(worker_at(address)).result(10)
+        worker = run_there(worker_at(address)).result(60)
         (done,) = deploy(verifier_path, recipe, [Part(worker, 4, 5)])
         assert (done.error, done.sent) == (None, size(recipe, 4, 5))
         elsewhere = Worker("elsewhere", None, Address("192.0.2.1", 50151))

@@ -80,4 +80,4 @@ def until_cancelled(context: grpc.ServicerContext) -> None:
     """Says nothing until the device gives up."""
     over = threading.Event()
     if context.add_callback(over.set):
-        over.wait(30)
+        over.wait(120)

@@ -67,7 +67,7 @@ class Asker:
         )
 
     def answer(self) -> Answer:
-        return self.answers.get(timeout=30)
+        return self.answers.get(timeout=120)
 
     def tokens(self) -> list[int]:
         answer = self.answer()

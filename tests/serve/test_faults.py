@@ -51,7 +51,7 @@ def lost(session: RemoteSession, prefix: Ids = TEXT, chunk: Chunk | None = None)
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
     return condition()

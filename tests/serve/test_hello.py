@@ -29,7 +29,7 @@ def test_a_verifier_that_does_not_even_say_hello(vocabulary: Vocabulary) -> None
         began = time.monotonic()
         with pytest.raises(VerifierUnreachable, match="does not answer within"):
             RemoteVerifier(f"127.0.0.1:{deaf.getsockname()[1]}", vocabulary, timing=Timing(hello=0.3))
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
 
 
 def test_what_is_not_a_verifier_is_said(vocabulary: Vocabulary) -> None:

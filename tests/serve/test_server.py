@@ -43,7 +43,7 @@ def own(exact: Model, events: list[ServerEvent]) -> Iterator[VerifierServer]:
 
 
 def wait_for(what: Happened, events: list[ServerEvent]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while what not in [event.what for event in events]:
         assert time.monotonic() < end, events
         time.sleep(0.005)
@@ -84,7 +84,7 @@ def test_an_end_is_noticed_while_no_session_is_open(own: VerifierServer) -> None
     session = remote.open(GREEDY)
     assert session.ready()
     own.stop()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while session.ready() and time.monotonic() < end:
         time.sleep(0.01)
     assert not session.ready()
@@ -101,7 +101,7 @@ def test_a_second_wish_forces_the_end(own: VerifierServer, events: list[ServerEv
     own.request_stop(grace=0)
     with pytest.raises(VerifierLost):
         pending.result()
-    assert own.wait(20)
+    assert own.wait(120)
     remote.close()
 
 
@@ -137,7 +137,7 @@ def test_the_same_port_can_be_served_again_at_once(exact: Model, prompt: Ids) ->
         session = remote.open(GREEDY)
         before = session.submit(prompt, Chunk()).result()
     with VerifierServer(exact, address, sessions=1, context=POSITIONS, threads=1):
-        end = time.monotonic() + 20
+        end = time.monotonic() + 120
         while not session.ready() and time.monotonic() < end:
             time.sleep(0.01)
         after = session.submit(np.concatenate((prompt, before.tokens)), Chunk()).result()
@@ -251,7 +251,7 @@ def test_signals_stop_it_and_it_ends_without_a_word(verifier_path: Path) -> None
         assert running.stdout is not None
         assert running.stdout.readline() == "up\n"
         running.send_signal(signal.SIGTERM)
-        out, err = running.communicate(timeout=30)
+        out, err = running.communicate(timeout=120)
     assert (out, err, running.returncode) == ("down\n", "", 0)
 
 

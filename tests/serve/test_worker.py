@@ -269,12 +269,12 @@ def test_who_leaves_while_memory_is_waited_for_gets_none(verifier_cut: Cut) -> N
     with WorkerServer(shelf, ANYWHERE, threads=1) as worker:
         seat = RemoteMember(Place("a", worker.address)).seat()
         seat.begin(work, lambda _event: None, None, lambda: False)
-        assert shelf.asked.wait(10)
+        assert shelf.asked.wait(60)
         seat.close()
         time.sleep(0.3)  # until the worker has heard of it
         others.close()
-        assert shelf.gave.wait(10)
-        until = time.monotonic() + 10
+        assert shelf.gave.wait(60)
+        until = time.monotonic() + 120
         while shelf.left < weights + wanted and time.monotonic() < until:
             time.sleep(0.01)
         assert shelf.left == weights + wanted

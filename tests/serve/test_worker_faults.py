@@ -75,7 +75,7 @@ def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_
         session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
         own = whole.text(PROMPT, 2)
         assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == own[:1]
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while worker.shelf.size and time.monotonic() < end:
             time.sleep(0.05)
         assert worker.shelf.size == 0
@@ -98,7 +98,7 @@ def test_a_stage_that_waits_for_a_slower_one_is_not_idle(verifier_cut: Cut) -> N
         with pytest.raises(TimeoutError):
             future.result(1.5)
         slow.go.set()
-        assert future.result(30).verdict.accepted == 0
+        assert future.result(120).verdict.accepted == 0
         assert pipeline.gone is None
         pipeline.close()
 
@@ -181,7 +181,7 @@ def test_over_a_link_only_who_may_compute_is_answered(
     session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
     assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
     host.peers.revoke(guest.identity.id, [Right.COMPUTE])
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     with suppress(MeshBroken):  # also in the middle of a reply
         while time.monotonic() < end:
             session.submit(PROMPT, NOTHING).result()
@@ -211,5 +211,5 @@ def test_what_does_not_fit_with_its_caches_is_refused_with_the_numbers(verifier_
         pipeline = Pipeline([(member.seat(), work)])
         future = pipeline.ask(0, 0, PROMPT, Ask(NOTHING, GREEDY, len(PROMPT)))
         with pytest.raises(DeviceLost, match=r"Layers 1-12 of .* take \d+ MB, and \d+ MB for 2 replies of 256 tokens"):
-            future.result(30)
+            future.result(120)
         pipeline.close()
