@@ -27,11 +27,12 @@ class Context(Passes):
     `unified`: one buffer for all sequences, in which branching copies nothing; without it each has its own, which is
     faster for many unrelated sessions. With `spare` a unified buffer has `n_ctx + spare` cells instead of room for all
     sequences in full: enough for one sequence and branches of it, which share its cells. `threads` defaults to the
-    physical cores that this process may use, and to one for a tiny model. `exact` keeps the cache in float32 and does
-    without flash attention, so that logits do not depend on how the ids were batched (1e-5 of the largest; flash
-    attention on a CPU rounds to 16 bits, and differently for other batch sizes: 1e-3). It defaults to what the weights
-    are: exact for a model in float32. Without flash attention a single token of a small model is decoded beside a copy
-    of itself, which is forgotten at once: llama.cpp has a fast attention for two rows and more.
+    physical cores that this process may use, and to one for a tiny model; a decode uses its share of the cores while
+    other threads compute, see `threads_used`. `exact` keeps the cache in float32 and does without flash attention, so
+    that logits do not depend on how the ids were batched (1e-5 of the largest; flash attention on a CPU rounds to 16
+    bits, and differently for other batch sizes and for single rows by other numbers of threads: 1e-3). It defaults to
+    what the weights are: exact for a model in float32. Without flash attention a single token of a small model is
+    decoded beside a copy of itself, which is forgotten at once: llama.cpp has a fast attention for two rows and more.
     Logits are views into llama.cpp's buffer: copy what must outlive the next decode.
     """
 

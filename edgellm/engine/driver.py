@@ -15,6 +15,7 @@ from edgellm.errors import ContextFull, EngineFailed, InvalidOption, Stopped
 
 _NO_CELL, _ABORTED = 1, 2
 _decode = native.bind(lib.llama_decode, ctypes.c_int32, ctypes.c_void_p, lib.llama_batch)
+_set_threads = native.at_once(lib.llama_set_n_threads, None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
 _logits = native.bind(lib.llama_get_logits, ctypes.c_void_p, ctypes.c_void_p)
 
 
@@ -90,6 +91,11 @@ def heed(context: native.Owned, stop: Stop | None) -> None:
     """
     told = (nobody, None) if stop is None else (asked, stop.address)
     lib.llama_set_abort_callback(context.pointer, *told)
+
+
+def set_threads(context: native.Owned, threads: int) -> None:
+    """Have the next decodes use so many threads."""
+    _set_threads(context.pointer, threads, threads)
 
 
 def decode(context: native.Owned, batch: Any, n: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from edgellm.engine import native
+from edgellm.engine import core_sharing, native
 from edgellm.engine.gguf import TensorInfo
 from edgellm.engine.model import Model
 from edgellm.engine.native import lib
@@ -77,6 +77,7 @@ class Head:
             raise EngineFailed("This llama.cpp computes no head alone.", "Take edgellm's own version.") from error
         self._kind, row = head.kind, head.nbytes // head.shape[1]
         self._guard = native.Guard()
+        self._threads = self._share = threads
         self.states = _aligned(ROWS, model.n_embd)
         self.logits = _aligned(ROWS, model.n_vocab)
         with self._guard:
@@ -104,7 +105,10 @@ class Head:
         """
         if (first, end) not in self._graphs:
             self._graphs[first, end] = self._build(first, end)
-        with self._guard:
+        with self._guard, core_sharing.computing(self._threads) as share:
+            if share != self._share:
+                self._ggml.set_threads(self._backend.pointer, share)
+                self._share = share
             status = self._ggml.compute(self._backend.pointer, self._graphs[first, end].pointer)
         if status != 0:
             raise EngineFailed(f"llama.cpp cannot compute a head (status {status}).", "Close other programs.")

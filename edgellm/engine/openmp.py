@@ -6,6 +6,9 @@ to sleep nearly at once; llama.cpp has the threads wait for each other after eve
 model took five times as long as they need (`python -m bench.teams`). With an active waiting policy they wait ten times
 as long before they sleep, which is enough. How long they spin where nothing is crowded is set to GNU's own default,
 which that policy would raise to minutes.
+
+All that is about the threads of one process. GNU's OpenMP knows nothing of other processes, whose threads take the
+cores from under those that are waited for: `core_sharing` sees to that.
 """
 
 from __future__ import annotations

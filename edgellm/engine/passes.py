@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Self
 
-from edgellm.engine import driver, native
+from edgellm.engine import core_sharing, driver, native
 from edgellm.engine.batch import Batch
 from edgellm.engine.cache import Cache
 from edgellm.engine.capture import Capture, Recorder
@@ -53,7 +53,8 @@ class Passes(Cache):
         super().__init__(model, n_ctx, n_seq, unified)
         cells = n_ctx * n_seq if spare is None else min(n_ctx + spare, n_ctx * n_seq)
         self.n_batch = max(n_seq, min(n_batch, cells))
-        self.threads = threads or native.default_threads(model.n_params)
+        self.threads = self.threads_used = threads or native.default_threads(model.n_params)
+        """Threads of a decode alone, and of the last one: it had fewer where others computed at the same time."""
         self.exact = model.is_f32 if exact is None else exact
         flash = native.flash_pays(model.n_params, self.n_batch) if flash is None else flash
         self.flash = flash and not self.exact and not (capture and capture.attention)
@@ -148,8 +149,12 @@ class Passes(Cache):
             raise Stopped
         if self.captured is not None:
             self.captured.rows, self.captured.copies = n, copies
-        with self.captured or self._late or _UNWATCHED:
-            driver.decode(self._open(), batch, n)
+        context = self._open()
+        with self.captured or self._late or _UNWATCHED, core_sharing.computing(self.threads) as share:
+            if share != self.threads_used:
+                driver.set_threads(context, share)
+                self.threads_used = share
+            driver.decode(context, batch, n)
 
     def _views(self, rows: Sequence[tuple[int, int]]) -> list[Floats]:
         """Logits for the entries of the last batch, given as (rows, rows with logits wanted)."""
