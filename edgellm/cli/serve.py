@@ -113,7 +113,7 @@ def serve(
     memory: Annotated[
         float | None,
         typer.Option(metavar="GB", min=0.0, help="A worker's memory for layers, caches included.",
-                     show_default="no limit"),
+                     show_default="what is free when it starts, less a tenth"),
     ] = None,
     keep: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="How long a worker keeps layers that nobody uses.")

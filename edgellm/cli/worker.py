@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgellm.cli.screen import say
+from edgellm.cli.text import size
 
 if TYPE_CHECKING:
     from edgellm.serve.service import ServerEvent
@@ -24,13 +25,15 @@ def serve_worker(
     store: float | None = None,
 ) -> WorkerServer:
     """A worker that is running. `model`: one of which it has all layers, beside those that were brought here, for which
-    there are `store` gigabytes.
+    there are `store` gigabytes. Without a limit for its `memory`, in gigabytes, that is what is free now, less a tenth:
+    whoever may have layers computed here decides how much is asked for.
 
     Raises what `WorkerServer` and, where the model cannot be cut, `WholeModel` raise.
     """
     from edgellm.link.address import Address
     from edgellm.link.trust import Trust
     from edgellm.mesh.holding import SeveralLayers, WholeModel
+    from edgellm.mesh.memory import free_memory
     from edgellm.mesh.shelf import Shelf
     from edgellm.mesh.stored import StoredLayers
     from edgellm.serve.worker import WorkerServer
@@ -42,12 +45,14 @@ def serve_worker(
     brought = StoredLayers(kept)
     own = () if model is None else (WholeModel(model, kept),)
     layers = SeveralLayers(*own, brought)
-    shelf = Shelf(layers, memory=None if memory is None else int(memory * 1e9), keep=keep)
+    room, reason = free_memory() if memory is None else (int(memory * 1e9), "--memory")
+    shelf = Shelf(layers, memory=room, keep=keep)
     server = WorkerServer(shelf, address, on_event=_tell, trust=trust, stored=brought)
     server.start()
     say(
         f"It is {server.address} in: edgellm mesh run MODEL PROMPT --split here:1-6,{server.address}:7-12", style="bold"
     )
+    say(f"Memory for layers and caches: {size(room)} ({reason}).", style="dim")
     return server
 
 

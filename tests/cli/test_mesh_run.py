@@ -134,6 +134,8 @@ def test_a_worker_that_is_served_by_the_command(edge: Edge) -> None:
         assert served.end() == (0, "")
         said = "".join(served.said)
         assert "has stopped" in said
+        assert "Memory for layers and caches: " in said
+        assert "(what " in said
         assert "mug" not in said
         assert "Traceback" not in said
     finally:
