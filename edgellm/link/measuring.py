@@ -10,15 +10,17 @@ import grpc
 import grpc.aio
 
 from edgellm.engine.blocks import Blocks
-from edgellm.errors import EdgeError, InvalidOption, MeasureFailed, ProtocolError
+from edgellm.errors import EdgeError, MeasureFailed, ProtocolError
 from edgellm.link import layers_pb2 as pb
-from edgellm.link.address import Address
 from edgellm.link.device import DeviceID
 from edgellm.link.figures import Figures, read_blocks, write_figures
-from edgellm.link.flow import Line, answer_flow, measure_line
+from edgellm.link.flow import answer_flow, measure_line
 from edgellm.link.guard import Context, Guard, Method
+from edgellm.link.lines import FAILED_SECONDS, alike, announced_places, on_this_machine, places_of
+from edgellm.link.peers import Peer
 from edgellm.link.pieces import BEAT_SECONDS, PROTOCOL, details, status
 from edgellm.link.rights import Right
+from edgellm.link.roll_call import LOOK_SECONDS
 from edgellm.link.trust import Trust
 from edgellm.link.versions import check_version
 from edgellm.link.welcome import meet
@@ -67,7 +69,7 @@ class MeasureService:
                     await asyncio.wait({work})
             await stream.write(pb.MeasureReply(figures=write_figures(work.result())))
 
-    async def line(self, request: pb.LineRequest, _context: Context) -> pb.LineReply:
+    async def line(self, request: pb.LineRequest, context: Context) -> pb.LineReply:
         """From here to another device that is paired with this one."""
         check_version(request.protocol, PROTOCOL, "the other device")
         if self._trust is None:
@@ -80,22 +82,28 @@ class MeasureService:
             raise MeasureFailed(
                 f"The device {device.short} is not paired with this one.", "Pair the two, to have them talk directly."
             )
-        places = [*([Address.parse(request.address)] if request.address else []), *peer.addresses]
-        line = await self._first(peer.name, device, self._trust, places)
+        near = on_this_machine(context)
+        failed = MeasureFailed(f"{peer.name} cannot be measured from here.", "Is it on, and do the two still trust?")
+        async with alike(near, [EdgeError, TimeoutError, grpc.aio.AioRpcError], failed):
+            async with asyncio.timeout(FAILED_SECONDS):
+                channel = await _met(self._trust, peer, request.address, near)
+            async with channel:
+                line = await measure_line(channel, peer.name)
         return pb.LineReply(round_trip=line.round_trip, up=line.up, down=line.down)
 
-    async def _first(self, name: str, device: DeviceID, trust: Trust, places: list[Address]) -> Line:
-        trouble: EdgeError = MeasureFailed(f"Nobody knows where {name} is.", "Pair the two again.")
-        for place in dict.fromkeys(places):
-            try:
-                channel, _welcomed = await meet(place, trust, device)
-                async with channel:
-                    return await measure_line(channel, name)
-            except InvalidOption:
-                raise
-            except EdgeError as error:
-                trouble = error
-        raise MeasureFailed(f"{name} cannot be measured from here: {trouble.what}", trouble.next_step)
+
+async def _met(trust: Trust, peer: Peer, asked: str, near: bool) -> grpc.aio.Channel:
+    """A line to a paired device: where it was met, else where it announces itself. Raises an EdgeError."""
+    places = places_of(peer, asked, near)
+    if not any(asked == str(place) for place in places) and not near:
+        places += await asyncio.to_thread(announced_places, peer, LOOK_SECONDS)
+    trouble: EdgeError = MeasureFailed(f"Nobody knows where {peer.name} is.", "Pair the two again.")
+    for place in dict.fromkeys(places):
+        try:
+            return (await meet(place, trust, peer.id))[0]
+        except EdgeError as error:
+            trouble = error
+    raise trouble
 
 
 def answered(method: Method, guard: Guard | None, right: Right, tell: Callable[[str], None]) -> Any:

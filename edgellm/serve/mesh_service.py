@@ -26,6 +26,7 @@ from edgellm.link import mesh_pb2 as pb
 from edgellm.link.channel import HEARTBEAT_SECONDS, TAKE_SECONDS
 from edgellm.link.frames import parsed
 from edgellm.link.guard import Guard, Method
+from edgellm.link.lines import on_this_machine
 from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
 from edgellm.mesh.holding import known_as
@@ -150,7 +151,7 @@ class WorkerService:
         line: Line | None = None
         try:
             self._tell(ServerEvent(Happened.CONNECTED, f"Loading {what} for {stream.peer()}."))
-            line = Line(prepare, self._trust) if prepare.next and not work.ends else None
+            line = Line(prepare, self._trust, on_this_machine(stream)) if prepare.next and not work.ends else None
             stage.start()
             async with self._known(prepare.stage, _Seated(stage, out)):
                 coordinator = _Coordinator(stream)

@@ -13,6 +13,7 @@ from edgellm.link import mesh_pb2 as pb
 from edgellm.link.address import Address
 from edgellm.link.channel import HELLO_SECONDS, open_channel
 from edgellm.link.device import DeviceID
+from edgellm.link.lines import alike, places_of
 from edgellm.link.trust import Trust
 from edgellm.link.welcome import meet
 
@@ -27,8 +28,9 @@ class LineBroken(EdgeError):
 class Line:
     """To the stage that `prepare` names. It is met in the background; until that is decided, parcels wait."""
 
-    def __init__(self, prepare: pb.Prepare, trust: Trust | None) -> None:
-        self._prepare, self._trust = prepare, trust
+    def __init__(self, prepare: pb.Prepare, trust: Trust | None, near: bool) -> None:
+        """`near`: the coordinator is on this machine, so it may have this device dial on loopback."""
+        self._prepare, self._trust, self._near = prepare, trust, near
         self._channel: grpc.aio.Channel | None = None
         self._call: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
         self._meeting = asyncio.create_task(self._meet())
@@ -54,24 +56,44 @@ class Line:
             self._closing = asyncio.ensure_future(self._channel.close(None))
 
     async def _meet(self) -> bool:
-        try:
-            async with asyncio.timeout(MET_SECONDS):
-                address = Address.parse(self._prepare.next)
-                if self._trust is None:
-                    self._channel = open_channel(address)
-                else:
-                    device = DeviceID(self._prepare.next_device) if self._prepare.next_device else None
-                    self._channel, _ = await meet(address, self._trust, device, HELLO_SECONDS)
+        nobody = LineBroken("The next stage cannot be reached.", "The coordinator passes on.")
+        with suppress(EdgeError):
+            place = self._place()
+            async with alike(self._near or self._trust is None, _ERRORS, nobody), asyncio.timeout(MET_SECONDS):
+                self._channel = await self._dial(place)
                 call = self._channel.stream_stream(_CARRY, bytes, bytes)()  # type: ignore[call-arg]  # written to
                 meeting = pb.Meeting(protocol=self._prepare.protocol, stage=self._prepare.next_stage)
                 await call.write(pb.Carried(meeting=meeting).SerializeToString())
                 if isinstance(await call.read(), bytes):
                     self._call = call
                     return True
-        except (EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError):
-            pass  # strangers to each other, or no way from there to there
+                raise nobody
         if self._channel is not None:
             channel, self._channel = self._channel, None
             with suppress(grpc.aio.AioRpcError):
                 await channel.close(None)
         return False
+
+    def _place(self) -> Address:
+        """Where the next stage is.
+
+        Raises:
+            LineBroken: this device does not know it to be there; then the coordinator passes on.
+        """
+        asked, device = self._prepare.next, bytes(self._prepare.next_device)
+        if self._trust is None:
+            return Address.parse(asked)
+        peers = [peer for peer in self._trust.peers.all() if not device or peer.id.digest == device]
+        for place in (place for peer in peers for place in places_of(peer, asked, self._near)):
+            if str(place) == asked:
+                return place
+        raise LineBroken(f"No paired device is known to be at {asked}.", "The coordinator passes on.")
+
+    async def _dial(self, place: Address) -> grpc.aio.Channel:
+        if self._trust is None:
+            return open_channel(place)
+        device = DeviceID(self._prepare.next_device) if self._prepare.next_device else None
+        return (await meet(place, self._trust, device, HELLO_SECONDS))[0]
+
+
+_ERRORS = (EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,8 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from edgellm.cli.worker import serve_worker
+from edgellm.engine import check_gguf
 from edgellm.errors import DeviceLost, EdgeError, MeshBroken, PlanImpossible
 from edgellm.link import mesh_pb2 as pb
 from edgellm.link.address import Address
@@ -23,16 +25,18 @@ from edgellm.link.loop import run_there
 from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, Seat
-from edgellm.mesh.records import Ask
+from edgellm.mesh.records import Ask, Work
 from edgellm.mesh.recovery import Mesh
 from edgellm.mesh.shelf import Shelf
 from edgellm.mesh.split import Share
 from edgellm.mesh.verifier import MeshVerifier
+from edgellm.serve import onward
 from edgellm.serve.mesh_service import WORK
 from edgellm.serve.mesh_wire import write_work
 from edgellm.serve.seat import Patience, Place, RemoteMember
 from edgellm.serve.worker import WorkerServer
 from edgellm.spec.records import GREEDY
+from edgellm.store import fingerprint
 from tests.mesh.conftest import verifier_cut, whole
 from tests.mesh.folder import FolderLayers
 from tests.mesh.household import NOTHING, Cut, Whole, even
@@ -213,3 +217,41 @@ def test_what_does_not_fit_with_its_caches_is_refused_with_the_numbers(verifier_
         with pytest.raises(DeviceLost, match=r"Layers 1-12 of .* take \d+ MB, and \d+ MB for 2 replies of 256 tokens"):
             future.result(120)
         pipeline.close()
+
+
+def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_free(
+    verifier_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may have layers computed says how long a session is, up to a million positions."""
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
+    monkeypatch.setattr("edgellm.mesh.memory.free_memory", lambda: (100_000_000, "a test"))
+    worker = serve_worker(verifier_path, "127.0.0.1", 0, paired_only=False, memory=None, keep=1.0)
+    try:
+        n_vocab = next(t.shape[-1] for t in check_gguf(verifier_path).tensors if t.name == "token_embd.weight")
+        work = Work(fingerprint(verifier_path), "v", 0, 11, 12, 192, n_vocab, 2**20, 1)
+        pipeline = Pipeline([(RemoteMember(Place("a", worker.address)).seat(), work)])
+        future = pipeline.ask(0, 0, PROMPT, Ask(NOTHING, GREEDY, len(PROMPT)))
+        with pytest.raises(DeviceLost, match=r"of 1048576 tokens; of 100 MB for layers"):
+            future.result(30)
+        pipeline.close()
+    finally:
+        worker.stop()
+        worker.close()
+
+
+def test_a_stage_does_not_dial_where_the_next_device_is_not_known_to_be(
+    host: Trust, guest: Trust, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onward, "HELLO_SECONDS", 0.2)
+
+    async def met(line_of: Callable[[], onward.Line]) -> bool:
+        return await line_of().met()
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        door.setblocking(False)
+        prepare = pb.Prepare(next=f"127.0.0.1:{door.getsockname()[1]}", next_device=guest.identity.id.digest)
+        assert not run_there(met(lambda: onward.Line(prepare, host, near=False))).result(30)
+        with pytest.raises(BlockingIOError):
+            door.accept()
+        assert not run_there(met(lambda: onward.Line(prepare, host, near=True))).result(30)
+        door.accept()[0].close()
