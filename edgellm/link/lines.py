@@ -41,7 +41,9 @@ def places_of(peer: Peer, asked: str, near: bool) -> list[Address]:
 
 def announced_places(peer: Peer, seconds: float) -> list[Address]:
     """Return where the device announces itself, in `seconds` at most: it may have moved since it was met."""
-    hints = browse(Kind.DEVICE, chosen_hosts(), seconds, lambda hint: hint.short == peer.id.short)
+    hints = browse(
+        Kind.DEVICE, chosen_hosts(), seconds, lambda found: any(hint.short == peer.id.short for hint in found)
+    )
     return [place for hint in hints if hint.short == peer.id.short for place in hint.addresses]
 
 
