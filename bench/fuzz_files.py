@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 import subprocess
@@ -50,7 +51,8 @@ for line in sys.stdin:
 
 
 class Loader:
-    """A process that loads model files with llama.cpp, and may die of one; then there is another."""
+    """A process that loads model files with llama.cpp, and may die of one; then there is another. What the check lets
+    pass is loaded at once: nothing is tried in a child before."""
 
     def __init__(self) -> None:
         self._start()
@@ -58,7 +60,7 @@ class Loader:
     def _start(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", _LOAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True, cwd=Path(__file__).parents[1],
+            text=True, cwd=Path(__file__).parents[1], env={**os.environ, "EDGELLM_PROBE": "off"},
         )  # fmt: skip
 
     def load(self, path: Path) -> str:

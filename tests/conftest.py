@@ -17,8 +17,10 @@ MODELS = Path(__file__).parent.parent / "models"
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Profiles and caches of the user's own are neither read nor written."""
+    """Profiles and caches of the user's own are neither read nor written, and the hundreds of models that tests make
+    are loaded without trying each in a child process first; `tests/engine/test_probe.py` tests that."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGELLM_PROBE", "off")
         patch.setenv("EDGELLM_HOME", str(tmp_path_factory.mktemp("home")))
         yield
 

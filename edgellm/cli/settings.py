@@ -20,7 +20,7 @@ FILE = "file"
 DEFAULT = "default"
 _MOST_BYTES = 2**20
 _OTHER = frozenset(  # variables that are no options
-    {"EDGELLM_HOME", "EDGELLM_DRAFT", "EDGELLM_VERIFIER", "EDGELLM_INTERFACE"}
+    {"EDGELLM_HOME", "EDGELLM_DRAFT", "EDGELLM_VERIFIER", "EDGELLM_INTERFACE", "EDGELLM_PROBE"}
 )
 
 

@@ -18,19 +18,18 @@ from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
 
+from edgellm.engine.fatal import MAX_LAYERS, MAX_TOKENS, fatal_claims, fatal_tensors
 from edgellm.engine.gguf_records import GgufArray, GgufHeader, TensorInfo
 from edgellm.engine.tensor_types import TENSOR_TYPES
 from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 
-__all__ = ["GgufArray", "GgufHeader", "TensorInfo", "check_gguf"]
+__all__ = ["MAX_LAYERS", "MAX_TOKENS", "GgufArray", "GgufHeader", "TensorInfo", "check_gguf"]
 
 MAX_ENTRIES = 65_536  # metadata entries, and tensors; llama.cpp compares each name with all before it
-MAX_LAYERS = 512
 MAX_NAME = 63
 MAX_KEY = 65_535
 MAX_STRING = 16 * 2**20
 MAX_STRINGS = 4_000_000
-MAX_TOKENS = 2**20
 MAX_KEPT = 32 * 2**20  # bytes of texts and numbers that are kept in the header, all together
 KEPT_ELEMENTS = 1_024  # numeric arrays up to this length are kept in the header, longer ones only described
 
@@ -132,6 +131,8 @@ class _Parser:
         infos = [self.tensor_info() for _ in range(n_tensors)]
         data_offset = -(-self.at // alignment) * alignment
         placed = self.placed(infos, data_offset, alignment)
+        for flaw in fatal_tensors(placed):
+            raise ModelUnsupported(f"{self.path} {flaw}.", "Use another file of this model.")
         fields, places = MappingProxyType(metadata), MappingProxyType(offsets)
         return GgufHeader(version, fields, placed, alignment, places, infos_offset, data_offset, self.size)
 
@@ -207,22 +208,17 @@ class _Parser:
         raise _corrupt(self.path, f"ends within the strings of {key}")
 
     def check_claims(self, metadata: Mapping[str, object]) -> None:
-        """Refuses the values that llama.cpp answers with an abort of the process (found by loading mutated files)."""
-        arch = metadata.get("general.architecture")
-        layers = metadata.get(f"{arch}.block_count", 1)
-        if not isinstance(layers, int) or not 0 < layers <= MAX_LAYERS:
-            raise _corrupt(self.path, f"claims {layers!r} layers; 1 to {MAX_LAYERS} are possible")
-        experts, used = metadata.get(f"{arch}.expert_count", 0), metadata.get(f"{arch}.expert_used_count", 0)
-        if not (isinstance(experts, int) and isinstance(used, int) and 0 <= used <= experts):
-            raise _corrupt(self.path, f"claims to use {used!r} of {experts!r} experts")
+        """Raise ModelCorrupt for values that llama.cpp answers with an abort of the process."""
+        for claim in fatal_claims(metadata):
+            raise _corrupt(self.path, claim)
         for key, value in metadata.items():
             if isinstance(value, float) and (not math.isfinite(value) or (value < 0 and key.endswith("epsilon"))):
                 raise _corrupt(self.path, f"gives {key} the impossible value {value}")
         tokens = metadata.get("tokenizer.ggml.tokens")
         if isinstance(tokens, GgufArray) and tokens.kind == _STRING:
-            self.check_tokens(tokens, byte_fallback=metadata.get("tokenizer.ggml.model") == "llama")
+            self.check_tokens(tokens, str(metadata.get("tokenizer.ggml.model")))
 
-    def check_tokens(self, tokens: GgufArray, byte_fallback: bool) -> None:
+    def check_tokens(self, tokens: GgufArray, model: str) -> None:
         if tokens.count > MAX_TOKENS:
             raise _corrupt(self.path, f"lists {tokens.count} tokens; {MAX_TOKENS} are possible")
         seen, at, view, read = set(), tokens.offset, self.view, struct.Struct("<Q").unpack_from
@@ -235,8 +231,10 @@ class _Parser:
             seen.add(token or b"[EMPTY_%d]" % i)
         if len(seen) < tokens.count:
             raise _corrupt(self.path, f"lists {tokens.count} tokens, of which {tokens.count - len(seen)} are repeated")
-        if byte_fallback and not all(b"<0x%02X>" % byte in seen for byte in range(256)):
+        if model == "llama" and not all(b"<0x%02X>" % byte in seen for byte in range(256)):
             raise _corrupt(self.path, "lacks byte tokens, without which its tokenizer cannot write every text")
+        if model == "rwkv" and not {b"\n", b"\\n"} & seen:
+            raise _corrupt(self.path, "has a tokenizer of the kind rwkv without a token for the end of a line")
 
     def alignment(self, metadata: Mapping[str, object], offsets: Mapping[str, int]) -> int:
         key = "general.alignment"

@@ -16,6 +16,7 @@ from edgellm.engine import native
 from edgellm.engine.chat import ChatTemplate, Message, Tokenizer
 from edgellm.engine.gguf import GgufArray, GgufHeader, check_gguf
 from edgellm.engine.native import lib
+from edgellm.engine.probe import Probe, require_loadable
 from edgellm.engine.types import Ids
 from edgellm.engine.vocabulary import Vocabulary
 from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelUnsupported
@@ -62,6 +63,8 @@ class Model:
         pointer = owned.pointer
         self._vocab = lib.llama_model_get_vocab(pointer)
         self.n_vocab: int = lib.llama_vocab_n_tokens(self._vocab)
+        self.has_vocabulary = bool(lib.llama_vocab_type(self._vocab) != lib.LLAMA_VOCAB_TYPE_NONE)
+        """Whether the file carries a tokenizer; a shard of later layers does not."""
         self.n_layer: int = lib.llama_model_n_layer(pointer)
         self.n_embd: int = lib.llama_model_n_embd(pointer)
         self.n_ctx_train: int = lib.llama_model_n_ctx_train(pointer)
@@ -85,19 +88,25 @@ class Model:
         gpu_layers: int = 0,
         progress: Callable[[float], None] | None = None,
         text_only: bool = False,
+        probe: bool = True,
     ) -> Model:
         """Checks the header, then loads. `progress` hears shares from 0 to 1; what it raises stops the loading.
 
-        With `text_only` no weights are loaded: the model tokenises, and no context can be opened over it.
+        With `text_only` no weights are loaded: the model tokenises, and no context can be opened over it. A header that
+        is new on this machine is loaded in a child process first, unless `probe` is False: see `edgellm.engine.probe`.
 
         Raises:
             ModelNotFound: no such file.
             ModelCorrupt: no GGUF, or one whose header and length disagree.
-            ModelUnsupported: llama.cpp cannot use it, or it does not generate text.
+            ModelUnsupported: llama.cpp cannot use it, ends the process over it, or it does not generate text.
+            EngineFailed: the child process cannot be started, or was ended from outside.
         """
         native.start()
         header = check_gguf(path)
-        parts = _parts(path, header)
+        paths = _part_paths(path, header)
+        parts = [header, *_other_parts(path, paths)]
+        if probe and require_loadable(Probe(paths, parts, gpu_layers, text_only), _first_half(progress)):
+            progress = _second_half(progress)
         params = lib.llama_model_default_params()
         params.n_gpu_layers, params.vocab_only = gpu_layers, text_only
         raised: list[BaseException] = []
@@ -144,10 +153,20 @@ class Model:
             raise EngineFailed(f"The model {self.name} is closed.", "Load it again.")
         native.ending.pass_by()
 
+    def _check_vocabulary(self) -> None:
+        """Without one llama.cpp ends the process when it is asked for a token's text or kind."""
+        self._check_open()
+        if not self.has_vocabulary:
+            raise ModelUnsupported(f"{self.name} carries no tokenizer.", "Use a whole model file.")
+
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Bytes and kind of every token (some tenths of a second for 150,000 of them, the first time)."""
-        self._check_open()
+        """Bytes and kind of every token (some tenths of a second for 150,000 of them, the first time).
+
+        Raises:
+            ModelUnsupported: the file carries no tokenizer.
+        """
+        self._check_vocabulary()
         vocab, attributes = self._vocab, lib.llama_vocab_get_attr
         room = np.empty(_LONGEST_PIECE, dtype=np.uint8)
         data, address = room.data, room.ctypes.data
@@ -163,9 +182,7 @@ class Model:
         Raises:
             ModelUnsupported: the file carries no tokenizer.
         """
-        self._check_open()
-        if lib.llama_vocab_type(self._vocab) == lib.LLAMA_VOCAB_TYPE_NONE:
-            raise ModelUnsupported(f"{self.name} carries no tokenizer.", "Use a whole model file.")
+        self._check_vocabulary()
         data = text.encode("utf-8", "replace")
         room = len(data) + 16
         while True:
@@ -254,13 +271,14 @@ class Model:
         return ChatTemplate(source, bos, eos, tokenizer, self.name)
 
     def _attributes(self, token: int) -> int:
+        self._check_vocabulary()
         return int(lib.llama_vocab_get_attr(self._vocab, token))
 
     def _special_text(self, token: int) -> str:
         return self._text(token).decode("utf-8", "replace") if token >= 0 else ""
 
     def _text(self, token: int, special: bool = True) -> bytes:
-        self._check_open()
+        self._check_vocabulary()
         size = _LONGEST_PIECE
         while True:
             room = ctypes.create_string_buffer(size)
@@ -270,16 +288,29 @@ class Model:
             size = -n
 
 
-def _parts(path: Path, header: GgufHeader) -> list[GgufHeader]:
-    """The headers of all files of a model that was split, each checked; llama.cpp opens the others by their names."""
+def _part_paths(path: Path, header: GgufHeader) -> list[Path]:
+    """Return the files of a model that was split, the first one first; llama.cpp opens the others by their names."""
     count = header.metadata.get("split.count", 1)
     if not isinstance(count, int) or count <= 1:
-        return [header]
+        return [path]
     ending = f"-00001-of-{count:05d}.gguf"
     if not path.name.endswith(ending):
         raise ModelUnsupported(f"{path} is one of {count} parts.", f"Name the first one, which ends in {ending}.")
     stem = str(path)[: -len(ending)]
-    others = [check_gguf(Path(f"{stem}-{i:05d}-of-{count:05d}.gguf")) for i in range(2, count + 1)]
+    return [Path(f"{stem}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
+
+
+def _other_parts(path: Path, paths: Sequence[Path]) -> list[GgufHeader]:
+    """Return the checked headers of all parts but the first."""
+    others = [check_gguf(part) for part in paths[1:]]
     if any(part.metadata.get("split.no") != i for i, part in enumerate(others, start=1)):
-        raise ModelCorrupt(f"The parts of {path} are not numbered 1 to {count}.", "Fetch them again.")
-    return [header, *others]
+        raise ModelCorrupt(f"The parts of {path} are not numbered 1 to {len(paths)}.", "Fetch them again.")
+    return others
+
+
+def _first_half(progress: Callable[[float], None] | None) -> Callable[[float], None] | None:
+    return None if progress is None else lambda share: progress(share / 2)
+
+
+def _second_half(progress: Callable[[float], None] | None) -> Callable[[float], None] | None:
+    return None if progress is None else lambda share: progress((1 + share) / 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -80,13 +81,15 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         check_gguf(tmp_path)
 
 
-def test_a_file_that_may_not_be_read(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_may_not_be_read(tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(shutil.copy(tiny_path, tmp_path))  # that nobody has read yet
+
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refused)
     with pytest.raises(ModelNotFound, match="cannot be read: Permission denied"):
-        check_gguf(tiny_path)
+        check_gguf(path)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,211 @@
+"""A model whose header has not been loaded on this machine before is loaded in a child process first.
+
+llama.cpp answers some files by ending the process. `edgellm.engine.fatal` refuses those that are known; what it does
+not know ends the child instead. The verdict is kept by a hash of the header: types, shapes and hyperparameters decide
+what kills, while weights are numbers whatever they are, and hashing gigabytes would take longer than the loading. So
+copies of a file share a verdict, and so do equal blocks of layers. `EDGELLM_PROBE=off` loads without asking.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from io import FileIO
+from pathlib import Path
+from typing import IO
+
+from edgellm import errors, places
+from edgellm.engine.fatal import is_index
+from edgellm.engine.gguf_records import GgufHeader
+from edgellm.errors import EdgeError, EngineFailed, ModelUnsupported
+
+_FORMAT = 1  # to be raised when the child tries more than before
+_MOST_KEPT = 1_000  # verdicts
+_TAIL = 4_096  # bytes of what the child wrote before it ended
+_PORTION = 2**20
+_BUNDLED = ("draft.gguf", "verifier.gguf")
+_PASSING = frozenset({"SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"})  # sent by the system or by somebody, not by the file
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What is to be loaded: a file with its other parts, and how."""
+
+    paths: Sequence[Path]
+    headers: Sequence[GgufHeader]
+    gpu_layers: int = 0
+    text_only: bool = False
+
+    def key(self) -> str:
+        """Return the SHA-256 of everything that decides whether the loading ends the process, in hex.
+
+        Raises OSError where a file cannot be read.
+        """
+        library = _version("llama-cpp-python")
+        digest = hashlib.sha256(f"{_FORMAT} {library} {self.gpu_layers != 0} {self.text_only}".encode())
+        for path, header in zip(self.paths, self.headers, strict=True):
+            digest.update(f" {header.file_size}".encode())
+            with path.open("rb", buffering=0) as file:
+                for offset, n in _decisive(header):
+                    for portion in _portions(file, offset, n):
+                        digest.update(portion)
+        return digest.hexdigest()
+
+
+def require_loadable(probe: Probe, progress: Callable[[float], None] | None = None) -> bool:
+    """Return, once it is known that loading the model does not end the process, whether that took a child process.
+
+    `progress` hears shares from 0 to 1.
+
+    Raises:
+        ModelUnsupported: it does; or llama.cpp refuses the file.
+        EngineFailed: the child could not be started, or somebody ended it; nothing is kept of that.
+    """
+    path = probe.paths[0]
+    if os.environ.get("EDGELLM_PROBE") == "off" or not sys.executable or _is_bundled(path):
+        return False
+    try:
+        kept = places.cache_dir() / "probed" / f"{probe.key()}.json"
+    except OSError as error:
+        raise ModelUnsupported(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+    known = _read(kept)
+    fatal = _run(probe, progress) if known is None else known
+    if known is None:
+        _write(kept, fatal)
+    if fatal:
+        raise ModelUnsupported(
+            f"{path} ends the process that loads it: {fatal}.",
+            "Use another file of this model; this one is not tried again.",
+        )
+    return known is None
+
+
+def _decisive(header: GgufHeader) -> Iterator[tuple[int, int]]:
+    """Yield offset and length of the parts of a file that decide: the header, and tensors that hold indices."""
+    yield 0, header.data_offset
+    for tensor in header.tensors:
+        if is_index(tensor.name):
+            yield tensor.offset, tensor.nbytes
+
+
+def _portions(file: FileIO, offset: int, n: int) -> Iterator[bytes]:
+    file.seek(offset)
+    while n > 0 and (portion := file.read(min(n, _PORTION))):
+        n -= len(portion)
+        yield portion
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "of unknown version"
+
+
+def _is_bundled(path: Path) -> bool:
+    real = path.resolve()
+    return real.name in _BUNDLED and real.parent in [folder.resolve() for folder in places.bundled_dirs()]
+
+
+def _run(probe: Probe, progress: Callable[[float], None] | None) -> str:
+    """Load the model in a child; return what ended it, or nothing where it lived.
+
+    Raises:
+        EdgeError: what the child says that loading here would raise.
+    """
+    size = sum(header.file_size for header in probe.headers)
+    command = [sys.executable, "-P", "-m", "edgellm.engine.probe_child", str(probe.paths[0])]
+    command += [str(size), str(probe.gpu_layers), str(int(probe.text_only))]
+    package = str(Path(errors.__file__).parents[1])
+    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "GGML_NO_BACKTRACE": "1"}
+    with tempfile.TemporaryFile() as said:
+        try:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, env=environment
+            )
+        except OSError as error:
+            raise EngineFailed(
+                f"No process can be started that tries {probe.paths[0]}: {error.strerror}.", "Close other programs."
+            ) from error
+        with child:
+            try:
+                outcome = _follow(child, progress)
+            except BaseException:
+                child.kill()
+                raise
+        if outcome is not None:
+            return _alive(outcome)
+        return _died(probe.paths[0], child.returncode, _last_words(said))
+
+
+def _follow(child: subprocess.Popen[bytes], progress: Callable[[float], None] | None) -> dict[str, str] | None:
+    """Pass the child's progress on; return what it says in the end, None where it ended without a word."""
+    outcome = None
+    for line in child.stdout or ():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            outcome = found
+        elif isinstance(found, float) and progress is not None:
+            progress(found)
+    return outcome if child.wait() == 0 else None
+
+
+def _alive(outcome: dict[str, str]) -> str:
+    error = getattr(errors, str(outcome.get("error")), None)
+    if isinstance(error, type) and issubclass(error, EdgeError):
+        raise error(str(outcome.get("what")), str(outcome.get("next_step")))
+    return ""
+
+
+def _died(path: Path, code: int, words: str) -> str:
+    try:
+        cause = signal.Signals(-code).name
+    except ValueError:
+        cause = f"exit code {code}"
+    if cause in _PASSING:
+        raise EngineFailed(
+            f"The process that tried {path} was ended by {cause}.", "Try again, with more free memory above all."
+        )
+    return f"{cause}, {words}" if words else cause
+
+
+def _last_words(said: IO[bytes]) -> str:
+    """Return the last lines of what was written, in one line without control characters."""
+    said.seek(max(0, said.seek(0, os.SEEK_END) - _TAIL))
+    lines = said.read().decode("utf-8", "replace").splitlines()[-3:]
+    return "; ".join("".join(filter(str.isprintable, line)).strip() for line in lines if line.strip())
+
+
+def _read(kept: Path) -> str | None:
+    """Return what ended the child when it was tried, nothing where it lived, None where it was not tried."""
+    try:
+        found = json.loads(kept.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    fatal = found.get("fatal") if isinstance(found, dict) else None
+    return fatal if isinstance(fatal, str) else None
+
+
+def _write(kept: Path, fatal: str) -> None:
+    partial = kept.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+    with suppress(OSError):  # then it is tried again next time
+        kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        others = sorted(kept.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for old in others[: max(0, len(others) - _MOST_KEPT + 1)]:
+            old.unlink(missing_ok=True)
+        partial.write_text(json.dumps({"fatal": fatal}), encoding="utf-8")
+        partial.replace(kept)

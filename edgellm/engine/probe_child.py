@@ -1,0 +1,101 @@
+"""The child process of `edgellm.engine.probe`: load a model, decode some rows, say what came of it.
+
+Standard output has a line of JSON each: shares of the progress, and in the end an object, which holds the error where
+loading raises one. The process ends before that where the file ends it, or takes more than it is granted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from edgellm.engine.block import Block
+from edgellm.engine.context import Context
+from edgellm.engine.model import Model
+from edgellm.errors import EdgeError
+
+_POSITIONS = 32
+_ROWS = 4
+_STEP = 0.02  # shares of the progress between two lines
+_GIGABYTE = 10**9
+_SECONDS, _SECONDS_A_GIGABYTE = 60, 60  # of all processors together
+_MEMORY = 4 * _GIGABYTE  # besides twice the file, which llama.cpp may lay out anew
+
+
+def main(arguments: list[str]) -> None:
+    """Arguments: path, bytes of all its parts, GPU layers, 1 for the vocabulary alone."""
+    path, size, gpu_layers, text_only = Path(arguments[0]), *map(int, arguments[1:])
+    _limit(size)
+    outcome = {}
+    try:
+        _load(path, gpu_layers, bool(text_only))
+    except EdgeError as error:
+        outcome = {"error": type(error).__name__, "what": error.what, "next_step": error.next_step}
+    _say(outcome)
+
+
+def _load(path: Path, gpu_layers: int, text_only: bool) -> None:
+    told = 0.0
+
+    def report(share: float) -> None:
+        nonlocal told
+        if share >= told + _STEP:
+            told = share
+            _say(share)
+
+    with Model.load(path, gpu_layers=gpu_layers, text_only=text_only, progress=report, probe=False) as model:
+        if model.has_vocabulary:
+            _ = model.vocabulary
+            model.tokenize("A word,\n2 words.", special=True)
+        if not text_only:
+            _decode(model)
+
+
+def _decode(model: Model) -> None:
+    """Decode rows together and one alone, with and without flash attention."""
+    if not model.has_vocabulary:
+        block = Block(model, head=True, n_ctx=_POSITIONS, rows=_ROWS)
+        for start, n in ((0, _ROWS), (_ROWS, 1)):
+            block.forward(np.zeros((n, model.n_embd), dtype=np.float32), start=start, outputs=1)
+        return
+    ids = np.arange(_ROWS, dtype=np.int32) % max(1, model.n_vocab)
+    for flash in (None, False):
+        with Context(model, n_ctx=_POSITIONS, n_batch=_ROWS, flash=flash) as context:
+            context.decode(ids)
+            context.decode(ids[:1])
+            if not context.flash:
+                return
+
+
+def _limit(size: int) -> None:
+    """Bound processor time and memory, leave no core file, and be the first to go where memory runs out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, too, and ends this process
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    seconds = _SECONDS + _SECONDS_A_GIGABYTE * size // _GIGABYTE
+    for limit, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_DATA, _MEMORY + 2 * size),
+    ):
+        _, most = resource.getrlimit(limit)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(limit, (value if most == resource.RLIM_INFINITY else min(value, most), most))
+
+
+def _say(found: object) -> None:
+    os.write(1, json.dumps(found).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,208 @@
+"""Loading in a child process first: what ends the child is refused, and asked once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.attack.crafted_models import BASE, BIASED, EXPERTS, KNOWN, Crafted, crafted, made
+from bench.random_gguf import Shape, write
+from edgellm.engine import Model, check_gguf, cut, gguf, probe
+from edgellm.errors import EngineFailed, ModelCorrupt, ModelUnsupported
+from tests.engine.conftest import TINY
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The guard at work, with verdicts of its own; returns their folder."""
+    monkeypatch.delenv("EDGELLM_PROBE")
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "cache" / "probed"
+
+
+class Children:
+    """Counts the child processes, and can have them know nothing of what kills; so they die of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started, self.knowing, self.popen = 0, True, subprocess.Popen
+        self.then: Callable[[subprocess.Popen[bytes]], None] = lambda _child: None
+        monkeypatch.setattr(subprocess, "Popen", self)
+
+    def __call__(self, command: list[str], **options: object) -> subprocess.Popen[bytes]:
+        self.started += 1
+        if not self.knowing:
+            command = [*command[:2], "-c", IGNORANT, *command[4:]]
+        child = self.popen(command, **options)  # type: ignore[call-overload]
+        self.then(child)
+        return child
+
+
+IGNORANT = """
+import sys
+from edgellm.engine import gguf, probe_child
+gguf.fatal_tensors = lambda tensors: ()
+probe_child.main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> Children:
+    return Children(monkeypatch)
+
+
+@pytest.fixture
+def killer(tmp_path: Path, children: Children, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that ends the process that loads it, and a check that does not know such files, here and in children."""
+    monkeypatch.setattr(gguf, "fatal_tensors", lambda _tensors: ())
+    children.knowing = False
+    sound, path = tmp_path / "sound.gguf", tmp_path / "killer.gguf"
+    write(sound, BASE, "F32")
+    path.write_bytes(Crafted.of(sound).retyped("blk.0.attn_norm.weight", "F16").bytes())
+    return path
+
+
+def test_what_ends_a_child_is_refused_with_its_last_words_and_not_tried_again(
+    guarded: Path, children: Children, killer: Path
+) -> None:
+    for _ in range(2):
+        with pytest.raises(
+            ModelUnsupported, match=r"ends the process that loads it: SIG[A-Z]+.*; .*binary_op.*F16|SIG"
+        ):
+            Model.load(killer)
+    assert children.started == 1
+    assert len(list(guarded.iterdir())) == 1
+    killer.write_bytes(killer.with_name("sound.gguf").read_bytes())
+    Model.load(killer).close()  # it has changed
+
+
+def test_a_sound_file_is_tried_once_wherever_it_lies(
+    guarded: Path, children: Children, tiny_path: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(tiny_path.read_bytes())
+    shares: list[float] = []
+    for path in (tiny_path, tiny_path, copy):
+        Model.load(path, progress=shares.append).close()
+    assert children.started == 1
+    assert shares[-1] == 1
+    assert json.loads(next(guarded.iterdir()).read_text(encoding="utf-8")) == {"fatal": ""}
+
+
+def test_equal_blocks_of_layers_share_a_verdict(
+    guarded: Path, children: Children, draft_path: Path, tmp_path: Path
+) -> None:
+    for first in (2, 3, 4):
+        path = tmp_path / f"{first}.gguf"
+        cut(draft_path, path, first, first, head=False)
+        Model.load(path).close()
+    assert children.started == 1
+
+
+def test_the_bundled_pair_is_trusted_under_its_own_name_alone(
+    guarded: Path, children: Children, draft_path: Path, tmp_path: Path
+) -> None:
+    Model.load(draft_path).close()
+    assert children.started == 0
+    elsewhere = tmp_path / "draft.gguf"
+    elsewhere.write_bytes(draft_path.read_bytes())
+    Model.load(elsewhere).close()
+    assert children.started == 1
+
+
+def test_the_vocabulary_alone_is_tried_without_the_weights(guarded: Path, children: Children, tiny_path: Path) -> None:
+    for text_only in (True, True, False):
+        Model.load(tiny_path, text_only=text_only).close()
+    assert children.started == 2
+
+
+def test_a_refusal_is_the_one_that_loading_would_raise(guarded: Path, tmp_path: Path) -> None:
+    sound, path = tmp_path / "sound.gguf", tmp_path / "short.gguf"
+    write(sound, TINY, "F32")
+    path.write_bytes(Crafted.of(sound).put("blk.0.attn_q.weight", None).bytes())
+    with pytest.raises(ModelUnsupported, match=r"cannot load .*short\.gguf.*blk\.0\.attn_q"):
+        Model.load(path)
+    assert not guarded.exists()
+
+
+def test_a_child_that_somebody_ends_says_nothing_of_the_file(
+    guarded: Path, children: Children, tiny_path: Path
+) -> None:
+    children.then = lambda child: child.kill()
+    with pytest.raises(EngineFailed, match="was ended by SIGKILL"):
+        Model.load(tiny_path)
+    children.then = lambda _child: None
+    Model.load(tiny_path).close()
+    assert children.started == 2
+
+
+def test_what_stops_the_loading_stops_the_child(guarded: Path, children: Children, tiny_path: Path) -> None:
+    there: list[subprocess.Popen[bytes]] = []
+    children.then = there.append
+
+    def stop(_share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Model.load(tiny_path, progress=stop)
+    assert there[0].poll() is not None
+
+
+def test_no_process_no_loading(guarded: Path, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(EngineFailed, match=r"No process can be started that tries .*tiny\.gguf"):
+        Model.load(tiny_path)
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{", '{"fatal": 7}', "[" * 100_000])
+def test_a_damaged_verdict_is_none(tmp_path: Path, damage: str) -> None:
+    kept = tmp_path / "verdict.json"
+    kept.write_text(damage, encoding="utf-8")
+    assert probe._read(kept) is None
+
+
+def test_old_verdicts_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_MOST_KEPT", 3)
+    for age in range(5):
+        (tmp_path / f"{age}.json").touch()
+        os.utime(tmp_path / f"{age}.json", (age, age))
+    probe._write(tmp_path / "new.json", "")
+    assert {path.name for path in tmp_path.iterdir()} == {"3.json", "4.json", "new.json"}
+
+
+def test_the_ten_that_killed_do_not_pass_the_check(tmp_path: Path) -> None:
+    path = tmp_path / "crafted.gguf"
+    for _, (name, data) in zip(KNOWN, crafted(tmp_path), strict=False):
+        assert name in KNOWN
+        path.write_bytes(data)
+        with pytest.raises((ModelCorrupt, ModelUnsupported)):
+            check_gguf(path)
+
+
+@pytest.mark.parametrize("name", ["d2t", "blk.0.ffn_gate_tid2eid.weight", "masked_embd_ordering.weight"])
+def test_indices_may_be_integers_and_belong_to_the_verdict(tmp_path: Path, tiny_path: Path, name: str) -> None:
+    keys = set()
+    for fill in (1, 2):
+        path = tmp_path / f"{fill}.gguf"
+        path.write_bytes(Crafted.of(tiny_path).put(name, made((8,), "I32", fill)).bytes())
+        keys.add(probe.Probe([path], [check_gguf(path)]).key())
+    assert len(keys) == 2
+
+
+def test_weights_do_not_belong_to_the_verdict(tmp_path: Path, tiny_path: Path) -> None:
+    path = tmp_path / "other.gguf"
+    path.write_bytes(tiny_path.read_bytes()[:-1] + b"\x07")
+    assert probe.Probe([path], [check_gguf(path)]).key() == probe.Probe([tiny_path], [check_gguf(tiny_path)]).key()
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("shape", [TINY, BASE, BIASED, EXPERTS])
+def test_sound_models_pass_the_check(tmp_path: Path, shape: Shape, kind: str) -> None:
+    path = tmp_path / "sound.gguf"
+    write(path, shape, kind)
+    check_gguf(path)
