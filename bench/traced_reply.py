@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from edgellm.serve.remote import RemoteVerifier
 from edgellm.spec.ahead import AheadDrafter
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.loop import merge
-from edgellm.spec.records import GREEDY, Chunk, Ids, Notice, Sampling, Source, Token, Verdict
+from edgellm.spec.records import GREEDY, Chunk, Floats, Ids, Notice, Sampling, Source, Token, Verdict
+from edgellm.spec.sampling import exact_distribution, probability, uniforms
+from edgellm.spec.verify import verify_sampling
 
 TOKENS = 64
 POSITIONS = 1024
@@ -29,6 +32,25 @@ class Round:
     prefix: Ids
     chunk: Chunk
     verdict: Verdict | None = None
+    drafted: float = 0.0  # seconds
+    waited: float = 0.0  # seconds for the verdict, or until it was given up
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The longest time between two tokens of a reply, and where it went; all in seconds."""
+
+    seconds: float = 0.0
+    drafted: float = 0.0
+    waited: float = 0.0  # for the verifier
+    computed: float = 0.0  # there, as it says itself; 0 where no verdict came
+    lost: bool = False  # the verifier was found to be gone meanwhile
+
+    @property
+    def rest(self) -> float:
+        """Neither drafted nor waited: connecting, and whatever this process was kept from."""
+        return self.seconds - self.drafted - self.waited
 
 
 class Traced:
@@ -37,8 +59,10 @@ class Traced:
     `lost_at` is the length of the text where the verifier was first found to be away.
     """
 
-    def __init__(self, drafter: ModelDrafter | AheadDrafter, verifier: RemoteVerifier, pace: float) -> None:
-        self._drafter, self._session, self._pace = drafter, verifier.open(GREEDY), pace
+    def __init__(
+        self, drafter: ModelDrafter | AheadDrafter, verifier: RemoteVerifier, pace: float, sampling: Sampling = GREEDY
+    ) -> None:
+        self._drafter, self._session, self._pace = drafter, verifier.open(sampling), pace
         self.rounds: list[Round] = []
         self.lost_at: int | None = None
         self.slept = 0.0  # seconds
@@ -48,8 +72,10 @@ class Traced:
         return self
 
     def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
-        self.rounds.append(Round(prefix.copy(), self._drafter.draft(prefix, gamma, sampling)))
-        return self.rounds[-1].chunk
+        began = time.perf_counter()
+        chunk = self._drafter.draft(prefix, gamma, sampling)
+        self.rounds.append(Round(prefix.copy(), chunk, drafted=time.perf_counter() - began))
+        return chunk
 
     def look_ahead(
         self, prefix: Ids, chunk: Chunk, *, gamma: int, sampling: Sampling, until: Callable[[], bool]
@@ -70,6 +96,7 @@ class Traced:
             self.lost_at = len(self.rounds[-1].prefix)
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Traced:
+        self._asked = time.perf_counter()
         self._pending = self._session.submit(prefix, chunk, extra)
         return self
 
@@ -77,11 +104,15 @@ class Traced:
         return self._pending.done()
 
     def result(self) -> Verdict:
+        now = self.rounds[-1]
         try:
-            self.rounds[-1].verdict = verdict = self._pending.result()
+            now.verdict = verdict = self._pending.result()
         except VerifierLost:
+            now.lost = True
             self._away()
             raise
+        finally:
+            now.waited = time.perf_counter() - self._asked
         return verdict
 
     def close(self) -> None:
@@ -108,6 +139,8 @@ class Written:
     rounds: list[Round] = field(default_factory=list)
     seconds: float = 0.0
     lost_at: int | None = None
+    sampling: Sampling = GREEDY
+    gap: Gap = Gap()
 
     @property
     def ids(self) -> Ids:
@@ -134,6 +167,8 @@ class Judge:
             found.append("the reply is not what its rounds have written")
         for verified in (True, False):
             found += self._strangers(reply, whole, verified)
+        if not reply.sampling.greedy:
+            found += self._replay(reply, text)
         until = TOKENS if reply.lost_at is None else reply.lost_at - len(reply.prompt)
         if not np.array_equal(reply.ids[:until], undisturbed.ids[:until]):
             found.append("the text before the hit is not the undisturbed one")
@@ -146,6 +181,49 @@ class Judge:
             return []
         with Context(self._models[verified], n_ctx=POSITIONS, threads=1) as context:
             rows = context.decode(whole[:-1], outputs=len(reply.tokens))
+            if not reply.sampling.greedy:
+                return [f"token {i} cannot have been drawn by {'the verifier' if verified else 'the draft model'}"
+                        for i in places if not _drawable(rows[i], reply.tokens[i].id, reply.sampling)]  # fmt: skip
             gaps = {i: float(rows[i].max() - rows[i, reply.tokens[i].id]) for i in places}
         return [f"token {i} is not {'the verifier' if verified else 'the draft model'}'s: its logit is {gap:.3g} below"
                 for i, gap in gaps.items() if gap > TIE]  # fmt: skip
+
+    def _replay(self, reply: Written, text: Ids) -> list[str]:
+        """Verdicts that the seed, the drafts and the verifier's logits do not lead to again."""
+        start = len(reply.prompt)
+        with Context(self._models[True], n_ctx=POSITIONS, threads=1) as context:
+            rows = context.decode(text[:-1], outputs=len(text) - start).copy()
+        found = []
+        for number, done in enumerate(reply.rounds):
+            if done.verdict is None:
+                continue
+            at, said = len(done.prefix) - start, (done.verdict.accepted, int(done.verdict.tokens[0]))
+            # nothing behind the first rejected token was looked at, and nothing behind it is in the text
+            chunk, behind = done.chunk, rows[at : at + said[0] + 1]
+            behind = np.concatenate((behind, np.repeat(behind[-1:], len(chunk) + 1 - len(behind), axis=0)))
+            luck = uniforms(reply.sampling.seed, len(done.prefix), len(chunk) + 1)
+            again = [verify_sampling(chunk, behind, reply.sampling, np.clip(luck + by, 0, 1)) for by in _NEAR]
+            if said not in again:
+                found.append(f"round {number}: accepted {said[0]} and wrote {said[1]}; the seed says {again[0]}")
+        return found
+
+
+_NEAR = (0.0, -1e-4, 1e-4)  # a draw so close to the edge between two tokens may fall to either
+
+
+def _drawable(row: Floats, token: int, sampling: Sampling) -> bool:
+    """Whether `token` can be drawn from `row` (n_vocab,) of logits; those on the edge of what is cut off count."""
+    near = row.copy()
+    near[token] += TIE
+    return probability(exact_distribution(near, sampling), token) > 0.0
+
+
+def longest_gap(moments: Sequence[tuple[float, int]], rounds: Sequence[Round]) -> Gap:
+    """The longest time between two tokens, of the moment in seconds and the round in which each was there."""
+    longest = Gap()
+    for (before, _), (now, number) in pairwise(moments):
+        if now - before > longest.seconds:
+            done = rounds[number]
+            computed = done.verdict.seconds if done.verdict is not None else 0.0
+            longest = Gap(now - before, done.drafted, done.waited, computed, done.lost)
+    return longest

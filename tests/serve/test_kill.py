@@ -13,7 +13,7 @@ from bench.traced_reply import Judge, Written
 from edgellm.engine import Model
 from edgellm.serve.remote import RemoteVerifier
 from edgellm.serve.server import VerifierServer
-from edgellm.spec.records import Ids, Source
+from edgellm.spec.records import Ids, Sampling, Source
 from tests.serve.conftest import ANYWHERE
 
 
@@ -22,6 +22,13 @@ def test_no_token_is_lost_or_repeated_when_the_verifier_dies_or_hangs(f32_pair: 
     outcomes = run(*f32_pair, replies=5, seed=1)  # four kills, one of them in a slow reply, and one hang
     assert [outcome.problems for outcome in outcomes] == [()] * 5
     assert sum(outcome.hit for outcome in outcomes) >= 3
+
+
+@pytest.mark.slow
+def test_nor_when_replies_are_drawn(f32_pair: tuple[Path, Path]) -> None:
+    outcomes = run(*f32_pair, replies=3, seed=2, temperature=0.8)
+    assert [outcome.problems for outcome in outcomes] == [()] * 3
+    assert sum(outcome.hit for outcome in outcomes) >= 1
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +66,16 @@ def test_the_judge_finds_what_is_lost_repeated_or_wrongly_marked(reply: Written,
         assert Judge(draft, exact).problems(replace(reply, tokens=changed), reply), name
     gap = replace(reply, rounds=[*reply.rounds[:3], *reply.rounds[4:]])
     assert Judge(draft, exact).problems(gap, reply)
+
+
+def test_the_judge_replays_what_was_drawn(draft: Model, exact: Model, prompt: Ids) -> None:
+    with VerifierServer(exact, ANYWHERE, sessions=1, threads=1) as server:
+        remote = RemoteVerifier(server.address, draft.vocabulary)
+        drawn = Device(draft, remote).write(prompt, sampling=Sampling(0.8, seed=5))
+        remote.close()
+    judge = Judge(draft, exact)
+    assert judge.problems(drawn, drawn) == []
+    other = replace(drawn, sampling=Sampling(0.8, seed=6))
+    assert any("the seed says" in problem for problem in judge.problems(other, other))
+    colder = replace(drawn, sampling=Sampling(0.8, top_k=2, seed=5))
+    assert any("cannot have been drawn" in problem for problem in judge.problems(colder, colder))
