@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
+from typing import TypeVar
+
+import grpc
+import grpc.aio
 
 from edgellm.link.address import Address
+
+T = TypeVar("T")
+PATIENCE = 3.0
 
 
 class Reach(StrEnum):
@@ -34,6 +41,21 @@ async def reach(address: Address, seconds: float = 1.0) -> Reach:
         return Reach.UNKNOWN
     writer.transport.abort()
     return Reach.OPEN
+
+
+async def answered(ask: Callable[[float], Awaitable[T]], address: Address, seconds: float) -> T:
+    """Return what `ask`, a call with a deadline in seconds, returns within `seconds`; where somebody listens at
+    `address` and is slow to answer, as a busy machine is, within `PATIENCE` times as long at a second try.
+
+    Raises:
+        grpc.aio.AioRpcError: what `ask` raises; DEADLINE_EXCEEDED where no answer came in time.
+    """
+    try:
+        return await ask(seconds)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or await reach(address) is not Reach.OPEN:
+            raise
+    return await ask(PATIENCE * seconds)
 
 
 async def listening(addresses: Sequence[Address], seconds: float = 1.0) -> Address:

@@ -20,7 +20,7 @@ from edgellm.link.device import DeviceID
 from edgellm.link.frames import SMALL, parsed
 from edgellm.link.guard import Context, Guard, own_identity, who
 from edgellm.link.peers import Peer
-from edgellm.link.reach import Reach, reach
+from edgellm.link.reach import Reach, answered, reach
 from edgellm.link.rights import Rights, read_rights
 from edgellm.link.trust import Trust
 from edgellm.link.versions import LINK, check_version, program
@@ -129,9 +129,14 @@ async def _welcome(
 ) -> Welcomed:
     nonce = os.urandom(_NONCE)
     call = channel.unary_unary(_WELCOME, pb.WelcomeRequest.SerializeToString, bytes)
-    began = time.monotonic()
-    data = await call(pb.WelcomeRequest(protocol=LINK, nonce=nonce, version=program()), timeout=seconds)
-    return read_welcome(data, nonce, trust, expected, address, time.monotonic() - began)
+
+    async def once(deadline: float) -> tuple[bytes, float]:
+        began = time.monotonic()
+        data = await call(pb.WelcomeRequest(protocol=LINK, nonce=nonce, version=program()), timeout=deadline)
+        return data, time.monotonic() - began
+
+    data, took = await answered(once, address, seconds)
+    return read_welcome(data, nonce, trust, expected, address, took)
 
 
 def read_welcome(

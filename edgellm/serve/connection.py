@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from edgellm.link.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, open_channel
 from edgellm.link.device import DeviceID
 from edgellm.link.guard import GLANCE
 from edgellm.link.loop import network_loop, run_there
+from edgellm.link.reach import answered
 from edgellm.link.trust import Trust
 from edgellm.link.welcome import meet
 from edgellm.serve.handshake import Peer, greet
@@ -148,8 +149,12 @@ class Connection:
         else:
             channel, welcomed = await meet(self.address, self._trust, self._device, self.timing.hello)
             self._device = welcomed.peer.id  # when it comes back, it must be the same
+
+        def greeted(deadline: float) -> Coroutine[Any, Any, Peer]:
+            return greet(channel, self._vocabulary, deadline, str(self.address))
+
         try:
-            peer = await greet(channel, self._vocabulary, self.timing.hello, str(self.address))
+            peer = await answered(greeted, self.address, self.timing.hello)
         except BaseException as error:
             await channel.close(None)
             if isinstance(error, grpc.aio.AioRpcError):

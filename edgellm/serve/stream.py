@@ -95,6 +95,7 @@ class Stream:
         self._silent = 0  # heartbeats since the last frame
         self._step, self._moved = -1, 0.0  # of the verifier's worker, and when it last changed
         self._watched = False
+        self._due = 0.0  # by the loop's clock, when the next heartbeat is looked for
         self.over = False  # ended by either side; read by the session's thread too
 
     def send(self, pending: RemotePending, data: bytes) -> None:
@@ -195,7 +196,9 @@ class Stream:
     def _watch(self) -> None:
         if not self._watched:
             self._watched = True
-            asyncio.get_running_loop().call_later(self._connection.timing.beat, self._beat)
+            loop = asyncio.get_running_loop()
+            self._due = loop.time() + self._connection.timing.beat
+            loop.call_at(self._due, self._beat)
 
     def _beat(self) -> None:
         """Looks whether the verifier that owes an answer is alive."""
@@ -203,7 +206,9 @@ class Stream:
         if self._pending is None:
             return
         timing = self._connection.timing
-        self._silent += 1
+        # a process that did not get the processor itself has no evidence that the other side is silent
+        if asyncio.get_running_loop().time() - self._due < timing.beat:
+            self._silent += 1
         if self._silent >= timing.silent_beats:
             self._hangs("gives no sign of life")
         elif monotonic() - self._moved > timing.stall:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -14,8 +16,10 @@ import pytest
 from edgellm.engine import Model, Vocabulary
 from edgellm.errors import VerifierLost
 from edgellm.link import edgellm_pb2 as pb
+from edgellm.link.loop import run_there
 from edgellm.serve.connection import Timing
 from edgellm.serve.remote import RemoteSession, RemoteVerifier
+from edgellm.serve.stream import RemotePending
 from edgellm.spec.records import GREEDY, Chunk, Ids
 from tests.serve.scripted import Script, scripted, until_cancelled, verdict, working
 
@@ -66,6 +70,29 @@ def test_a_verifier_that_says_nothing_is_lost(vocabulary: Vocabulary) -> None:
     with asking(vocabulary, script) as session:
         assert "no sign of life" in lost(session)
         assert not session.ready() or eventually(session.ready)
+
+
+def test_a_device_that_is_late_itself_does_not_blame_the_verifier(vocabulary: Vocabulary) -> None:
+    """Its network's loop gets the processor four beats too late every time."""
+    settled: list[bool] = []
+
+    def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
+        next(rounds)
+        until_cancelled(context)
+        return iter(())
+
+    async def hog(pending: RemotePending) -> None:
+        for _ in range(2 * QUICK.silent_beats):
+            time.sleep(4 * QUICK.beat)
+            await asyncio.sleep(0)
+        settled.append(pending.done())
+
+    with asking(vocabulary, script, replace(QUICK, stall=60.0)) as session:
+        pending = session.submit(TEXT, Chunk())
+        run_there(hog(pending)).result(120)
+        assert settled == [False]
+        with pytest.raises(VerifierLost, match="no sign of life"):
+            pending.result()
 
 
 def test_a_verifier_that_is_slow_but_works_is_waited_for(vocabulary: Vocabulary) -> None:
