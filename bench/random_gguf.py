@@ -136,8 +136,15 @@ def tensors(shape: Shape, kind: str) -> Iterator[tuple[str, tuple[int, ...], str
         yield "output.weight", (shape.n_vocab, d), "Q8_0" if kind == "Q4_0" else kind
 
 
-def write(path: Path, shape: Shape, kind: str = "Q8_0", seed: int = 0, chat_template: str = CHAT_TEMPLATE) -> None:
-    """Writes the file tensor by tensor; memory stays at the largest tensor."""
+def write(
+    path: Path,
+    shape: Shape,
+    kind: str = "Q8_0",
+    seed: int = 0,
+    chat_template: str = CHAT_TEMPLATE,
+    pre_tokenizer: str = "qwen2",
+) -> None:
+    """Writes the file tensor by tensor; memory stays at the largest tensor. `pre_tokenizer`: a name of llama.cpp's."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, shape.arch)
     writer.add_name(f"random {path.stem}")
@@ -157,7 +164,7 @@ def write(path: Path, shape: Shape, kind: str = "Q8_0", seed: int = 0, chat_temp
     writer.add_vocab_size(shape.n_vocab)
     tokens, kinds, merges = vocabulary(shape.n_vocab)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
+    writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges(merges)

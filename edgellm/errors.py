@@ -73,6 +73,10 @@ class PromptTooLong(EdgeError):
     """The prompt does not fit the context; said before the first token."""
 
 
+class TextRefused(EdgeError):
+    """A text that the model's tokenizer fails on, or takes too long over."""
+
+
 class ContextFull(EdgeError):
     """A decode was asked for beyond the context's last position."""
 

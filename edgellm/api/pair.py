@@ -28,7 +28,7 @@ from edgellm.api.loading import (
     remote_verifier,
 )
 from edgellm.api.profiling import profile_pair
-from edgellm.api.prompts import chat_ids, plain_ids
+from edgellm.api.prompts import chat_ids, never, plain_ids
 from edgellm.api.retrieval import Retrieval
 from edgellm.api.writing import Parts, telling, write
 from edgellm.engine import Message, Model
@@ -163,8 +163,16 @@ class Pair:
             closing.close()
             raise
 
-    def reply(self, prompt: str | Sequence[Message], options: ReplyOptions | None = None, **changes: Any) -> Reply:
-        """A reply to a question, or to a conversation as `compose` makes it. Nothing is computed before it is iterated.
+    def reply(
+        self,
+        prompt: str | Sequence[Message],
+        options: ReplyOptions | None = None,
+        *,
+        stopped: Callable[[], bool] = never,
+        **changes: Any,
+    ) -> Reply:
+        """A reply to a question, or to a conversation as `compose` makes it. The prompt is tokenised at once, until
+        `stopped` says that nobody wants it any more; nothing else is computed before the reply is iterated.
 
         `changes` are fields of `ReplyOptions` that differ from `options`. Iterating raises ProfileUnusable where a
         budget needs a profile that cannot be used, and what the verifier raises when it is opened.
@@ -173,19 +181,28 @@ class Pair:
             InvalidOption: an option that cannot be meant, or an empty prompt.
             InputNotText: the prompt cannot be written as UTF-8.
             PromptTooLong: the prompt leaves no room in the context; says both lengths.
+            TextRefused: the model's tokenizer fails on the prompt, or takes too long over it.
+            Stopped: `stopped` said so.
         """
         began = perf_counter()
         self._check_open()
-        return self._reply(self.prompt_ids(prompt), replace(options or ReplyOptions(), **changes), began)
+        return self._reply(self.prompt_ids(prompt, stopped), replace(options or ReplyOptions(), **changes), began)
 
-    def complete(self, prompt: str | Sequence[int], options: ReplyOptions | None = None, **changes: Any) -> Reply:
+    def complete(
+        self,
+        prompt: str | Sequence[int],
+        options: ReplyOptions | None = None,
+        *,
+        stopped: Callable[[], bool] = never,
+        **changes: Any,
+    ) -> Reply:
         """What follows `prompt` as it stands, without the chat template. As `reply` otherwise, also in what it raises.
 
         In a text the names of control tokens, such as <|im_start|>, mean those tokens; token ids are taken as they are.
         """
         began = perf_counter()
         self._check_open()
-        ids = plain_ids(self._text, prompt, self.context_length)
+        ids = plain_ids(self._text, prompt, self.context_length, stopped)
         return self._reply(ids, replace(options or ReplyOptions(), **changes), began)
 
     def _reply(self, ids: Ids, options: ReplyOptions, began: float) -> Reply:
@@ -251,9 +268,9 @@ class Pair:
             raise InvalidOption("This is no pair: a draft model or a verifier is missing.", "Open both.")
         return self._parts.knowledge.use(profile)
 
-    def prompt_ids(self, prompt: str | Sequence[Message]) -> Ids:
+    def prompt_ids(self, prompt: str | Sequence[Message], stopped: Callable[[], bool] = never) -> Ids:
         """The prompt as the models see it, shape (n,). Raises what `reply` raises for a prompt."""
-        return chat_ids(self._text, prompt, self.context_length)
+        return chat_ids(self._text, prompt, self.context_length, stopped)
 
     @property
     def name(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,10 +12,18 @@ from edgellm.errors import InputNotText, InvalidOption, PromptTooLong
 from edgellm.spec.records import Ids
 
 
-def chat_ids(model: Model, prompt: str | Sequence[Message], context: int) -> Ids:
-    """A question or a conversation in the model's chat template, shape (n,), n below `context`.
+def never() -> bool:
+    """Nobody gives up."""
+    return False
+
+
+def chat_ids(model: Model, prompt: str | Sequence[Message], context: int, stopped: Callable[[], bool] = never) -> Ids:
+    """Return a question or a conversation in the model's chat template, shape (n,), n below `context`. `stopped` tells
+    whether the caller has given up.
 
     Raises:
+        Stopped: it said so.
+        TextRefused: the model's tokenizer fails on it, or takes too long over it.
         InvalidOption: it is empty.
         InputNotText: it cannot be written as UTF-8.
         PromptTooLong: it leaves no room in the context; says both lengths.
@@ -25,14 +33,14 @@ def chat_ids(model: Model, prompt: str | Sequence[Message], context: int) -> Ids
         raise InvalidOption("The prompt is empty.", "Write a question.")
     for message in messages:
         _check_text(message.content)
-    return _fitting(model.chat_prompt(messages), context)
+    return _fitting(model.chat_prompt(messages, most=context - 1, stopped=stopped), context)
 
 
-def plain_ids(model: Model, prompt: str | Sequence[int], context: int) -> Ids:
-    """A text as it stands, or tokens. Raises what `chat_ids` raises, and InvalidOption for what is no token."""
+def plain_ids(model: Model, prompt: str | Sequence[int], context: int, stopped: Callable[[], bool] = never) -> Ids:
+    """Return a text as it stands, or tokens. Raises what `chat_ids` raises, and InvalidOption for what is no token."""
     if isinstance(prompt, str):
         _check_text(prompt)
-        ids = model.plain_prompt(prompt)
+        ids = model.plain_prompt(prompt, most=context - 1, stopped=stopped)
     else:
         if (bad := next((token for token in prompt if not 0 <= token < model.n_vocab), None)) is not None:
             raise InvalidOption(f"{bad} is no token of {model.name}.", f"Ids go from 0 to {model.n_vocab - 1}.")

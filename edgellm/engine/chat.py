@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgellm.engine.template import Template
+from edgellm.engine.tokenizer import never
 from edgellm.engine.types import Ids
 from edgellm.errors import InvalidOption, ModelUnsupported
 
@@ -33,14 +34,20 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """What the template needs of a model: text to ids, with control tokens parsed or not, and which are control."""
+    """What the template needs of a model: text to ids, and which of them are control tokens.
 
-    encode: Callable[[str, bool], Ids]
+    `encode` takes a text, whether control tokens in it are parsed, the most ids and whether the caller has given up;
+    `check_length` a text and the most ids. Both raise PromptTooLong.
+    """
+
+    encode: Callable[[str, bool, int | None, Callable[[], bool]], Ids]
+    check_length: Callable[[str, int | None], None]
     text: Callable[[int], str]
     is_control: Callable[[int], bool]
 
     def controls(self, ids: Ids) -> list[int]:
-        return [token for token in ids.tolist() if self.is_control(token)]
+        known = {token for token in np.unique(ids).tolist() if self.is_control(token)}
+        return [token for token in ids.tolist() if token in known] if known else []
 
 
 class ChatTemplate:
@@ -59,12 +66,14 @@ class ChatTemplate:
         except Exception as error:  # noqa: BLE001  whatever its compiler raises
             raise self._refused(error) from None
 
-    def prompt(self, messages: Sequence[Message]) -> Ids:
-        """Ids of the rendered conversation, with the opening of the assistant's turn at the end.
+    def prompt(self, messages: Sequence[Message], most: int | None = None, stopped: Callable[[], bool] = never) -> Ids:
+        """Return the ids of the rendered conversation, shape (n,), with the opening of the assistant's turn at the end.
 
         Raises:
             InvalidOption: an unknown role, no message, or text that the template would turn into control tokens.
             ModelUnsupported: the template refuses the conversation, or wants more than its limits.
+            PromptTooLong: there are more than `most` of them.
+            TextRefused, Stopped: as `VocabTokenizer.encode` does.
         """
         if not messages:
             raise InvalidOption("There is no message to answer.", "Give at least one.")
@@ -78,10 +87,13 @@ class ChatTemplate:
             if merged is None:
                 raise
             messages, plain = merged, self._render(merged)
-        return self._tokenise(messages, plain)
+        self._tokenizer.check_length(plain, most)
+        return self._tokenise(
+            messages, plain, lambda text, special: self._tokenizer.encode(text, special, most, stopped)
+        )
 
-    def _tokenise(self, messages: Sequence[Message], plain: str) -> Ids:
-        encode, controls = self._tokenizer.encode, self._tokenizer.controls
+    def _tokenise(self, messages: Sequence[Message], plain: str, encode: Callable[[str, bool], Ids]) -> Ids:
+        controls = self._tokenizer.controls
         skeleton = self._render([replace(m, content=f"{_OPEN}{i}{_CLOSE}") for i, m in enumerate(messages)])
         expected = controls(encode(skeleton, True))
         contents = [m.content for m in messages]
@@ -95,8 +107,11 @@ class ChatTemplate:
                     [encode(written[int(p)], False) if i % 2 else encode(p, True) for i, p in enumerate(parts)]
                 )
         # The template rewrites what it is given, so nobody knows where it went: break the control tokens beforehand.
-        mark = next(c for c in map(chr, range(0xF8FF, 0xE001, -1)) if c not in plain)
-        text = self._render([replace(m, content=self._broken(m.content, mark)) for m in messages])
+        used = set(plain)
+        mark = next((c for c in map(chr, range(0xF8FF, 0xE001, -1)) if c not in used), None)
+        if mark is None:
+            raise InvalidOption("A message holds every private character of Unicode.", "Take some out of it.")
+        text = self._render([replace(m, content=self._broken(m.content, mark, encode)) for m in messages])
         ids = _joined([encode(part, True) for part in text.split(mark)])
         if controls(ids) != expected:
             raise InvalidOption(
@@ -105,11 +120,11 @@ class ChatTemplate:
             )
         return ids
 
-    def _broken(self, content: str, mark: str) -> str:
+    def _broken(self, content: str, mark: str, encode: Callable[[str, bool], Ids]) -> str:
         """The content with a `mark` inside everything that would be parsed as a control token."""
         while True:
             before = content
-            for token in self._tokenizer.controls(self._tokenizer.encode(content, True)):
+            for token in dict.fromkeys(self._tokenizer.controls(encode(content, True))):
                 name = self._tokenizer.text(token)
                 content = content.replace(name, name[:1] + mark + name[1:])
             if content == before:

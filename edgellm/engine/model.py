@@ -6,6 +6,7 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self, cast
@@ -17,6 +18,7 @@ from edgellm.engine.chat import ChatTemplate, Message, Tokenizer
 from edgellm.engine.gguf import GgufArray, GgufHeader, check_gguf
 from edgellm.engine.native import lib
 from edgellm.engine.probe import Probe, require_loadable
+from edgellm.engine.tokenizer import VocabTokenizer, Wanted, attributes, never
 from edgellm.engine.types import Ids
 from edgellm.engine.vocabulary import Vocabulary
 from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelUnsupported
@@ -25,7 +27,7 @@ from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelUnsup
 _KINDS = 0x3F
 _LONGEST_PIECE = 256  # longer ones take a second call
 _HIDDEN = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
-_piece = native.bind(
+_piece = native.at_once(
     lib.llama_token_to_piece,
     ctypes.c_int32,
     ctypes.c_void_p,
@@ -33,17 +35,6 @@ _piece = native.bind(
     ctypes.c_void_p,
     ctypes.c_int32,
     ctypes.c_int32,
-    ctypes.c_bool,
-)
-_tokenize = native.bind(
-    lib.llama_tokenize,
-    ctypes.c_int32,
-    ctypes.c_void_p,
-    ctypes.c_char_p,
-    ctypes.c_int32,
-    ctypes.c_void_p,
-    ctypes.c_int32,
-    ctypes.c_bool,
     ctypes.c_bool,
 )
 
@@ -79,6 +70,10 @@ class Model:
         )
         self.name = self.metadata.get("general.name") or path.stem
         self._pieces: list[bytes | None] = [None] * self.n_vocab
+        self._tokenizer = VocabTokenizer(
+            self._vocab, path, self.name, self.metadata.get("tokenizer.ggml.model", ""),
+            self.metadata.get("tokenizer.ggml.pre", "default"), lambda: self.vocabulary.pieces,
+        )  # fmt: skip
 
     @classmethod
     def load(
@@ -167,32 +162,30 @@ class Model:
             ModelUnsupported: the file carries no tokenizer.
         """
         self._check_vocabulary()
-        vocab, attributes = self._vocab, lib.llama_vocab_get_attr
+        vocab = self._vocab
         room = np.empty(_LONGEST_PIECE, dtype=np.uint8)
         data, address = room.data, room.ctypes.data
         pieces = []
         for token in range(self.n_vocab):
             n = _piece(vocab, token, address, _LONGEST_PIECE, 0, True)
             pieces.append(bytes(data[:n]) if n >= 0 else self._text(token))
-        return Vocabulary.of(pieces, bytes(attributes(vocab, token) & _KINDS for token in range(self.n_vocab)))
+        kinds = bytes(
+            attribute & _KINDS for attribute in map(attributes, repeat(vocab, self.n_vocab), range(self.n_vocab))
+        )
+        return Vocabulary.of(pieces, kinds)
 
-    def tokenize(self, text: str, *, special: bool = False) -> Ids:
-        """Ids of `text`, without BOS or EOS. `special` parses control tokens such as `<|im_end|>` in it.
+    def tokenize(self, text: str, *, special: bool = False, most: int | None = None, stopped: Wanted = never) -> Ids:
+        """Return the ids of `text`, shape (n,), without BOS or EOS. `special` parses control tokens such as
+        `<|im_end|>` in it; `stopped` tells whether the caller has given up.
 
         Raises:
             ModelUnsupported: the file carries no tokenizer.
+            PromptTooLong: it has more than `most` tokens.
+            TextRefused: llama.cpp fails on the text, or takes too long over it.
+            Stopped: `stopped` said so.
         """
         self._check_vocabulary()
-        data = text.encode("utf-8", "replace")
-        room = len(data) + 16
-        while True:
-            ids = np.empty(room, dtype=np.int32)
-            n = _tokenize(self._vocab, data, len(data), ids.ctypes.data, room, False, special)
-            if n >= 0:
-                return ids[:n].copy()
-            if -n <= room:
-                raise EngineFailed(f"llama.cpp cannot tokenise {len(data)} bytes of text.", "Shorten the text.")
-            room = -n
+        return self._tokenizer.encode(text, special=special, most=most, stopped=stopped)
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to a text; control tokens add none. They need not be whole UTF-8.
@@ -223,22 +216,20 @@ class Model:
         ends = (lib.llama_vocab_eot(self._vocab), lib.llama_vocab_eos(self._vocab))
         return next((end for end in ends if end >= 0), None)
 
-    def chat_prompt(self, messages: Sequence[Message]) -> Ids:
-        """Ids of the conversation in the model's chat template, ready for the assistant's turn.
+    def chat_prompt(self, messages: Sequence[Message], *, most: int | None = None, stopped: Wanted = never) -> Ids:
+        """Return the ids of the conversation in the model's chat template, shape (n,), ready for the assistant's turn.
 
         Raises:
             InvalidOption: an unknown role, or no message.
             ModelUnsupported: the model has no chat template, or the template refuses the conversation.
+            PromptTooLong, TextRefused, Stopped: as `tokenize` does.
         """
-        return self._begun(self._template.prompt(messages))
+        return self._begun(self._template.prompt(messages, most, stopped))
 
-    def plain_prompt(self, text: str) -> Ids:
-        """Ids of `text` with BOS before it, if the model wants one. Names of control tokens mean those tokens.
-
-        Raises:
-            ModelUnsupported: the file carries no tokenizer.
-        """
-        return self._begun(self.tokenize(text, special=True))
+    def plain_prompt(self, text: str, *, most: int | None = None, stopped: Wanted = never) -> Ids:
+        """Return the ids of `text`, shape (n,), with BOS before it, if the model wants one. Names of control tokens
+        mean those tokens. Raises what `tokenize` does."""
+        return self._begun(self.tokenize(text, special=True, most=most, stopped=stopped))
 
     def _begun(self, ids: Ids) -> Ids:
         bos = lib.llama_vocab_bos(self._vocab)
@@ -250,6 +241,7 @@ class Model:
     def close(self) -> None:
         """Lets go of the native model; contexts that are still open keep it alive until they are closed."""
         self._owned = None
+        self._tokenizer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -264,7 +256,10 @@ class Model:
             raise ModelUnsupported(f"{self.name} has no chat template.", "Use an instruction-tuned model.")
         bos, eos = (self._special_text(f(self._vocab)) for f in (lib.llama_vocab_bos, lib.llama_vocab_eos))
         tokenizer = Tokenizer(
-            encode=lambda text, special: self.tokenize(text, special=special),
+            encode=lambda text, special, most, stopped: self.tokenize(
+                text, special=special, most=most, stopped=stopped
+            ),
+            check_length=self._tokenizer.check_length,
             text=self._special_text,
             is_control=lambda token: bool(self._attributes(token) & _HIDDEN),
         )
@@ -272,7 +267,7 @@ class Model:
 
     def _attributes(self, token: int) -> int:
         self._check_vocabulary()
-        return int(lib.llama_vocab_get_attr(self._vocab, token))
+        return int(attributes(self._vocab, token))
 
     def _special_text(self, token: int) -> str:
         return self._text(token).decode("utf-8", "replace") if token >= 0 else ""

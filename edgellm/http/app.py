@@ -70,16 +70,16 @@ def make_app(reception: Reception, version: str) -> FastAPI:
     @app.post("/v1/chat/completions", tags=["OpenAI"], summary="A reply to a conversation", **described("chat"))
     async def chat(ask: ChatRequest, request: Request) -> Response:
         writer = reception.writer()
-        options, turns = chat_options(ask, writer), messages(ask)
-        shape = ChatShape(writer.name, writer.pair.piece)
-        return await reception.answer(request, ask, lambda: writer.pair.reply(turns, options), shape)
+        pair, options, turns = writer.pair, chat_options(ask, writer), messages(ask)
+        shape = ChatShape(writer.name, pair.piece)
+        return await reception.answer(request, ask, lambda gone: pair.reply(turns, options, stopped=gone), shape)
 
     @app.post("/v1/completions", tags=["OpenAI"], summary="What follows a text", **described("completion"))
     async def completions(ask: CompletionRequest, request: Request) -> Response:
         writer = reception.writer()
-        options, prompt = completion_options(ask, writer), plain_prompt(ask)
-        shape = CompletionShape(writer.name, writer.pair.piece)
-        return await reception.answer(request, ask, lambda: writer.pair.complete(prompt, options), shape)
+        pair, options, prompt = writer.pair, completion_options(ask, writer), plain_prompt(ask)
+        shape = CompletionShape(writer.name, pair.piece)
+        return await reception.answer(request, ask, lambda gone: pair.complete(prompt, options, stopped=gone), shape)
 
     for methods in app.openapi()["paths"].values():
         for method in methods.values():

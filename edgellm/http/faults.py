@@ -13,6 +13,7 @@ from edgellm.errors import (
     ModelUnsupported,
     ProfileUnusable,
     PromptTooLong,
+    TextRefused,
     VerifierBusy,
     VerifierLost,
     VerifierUnreachable,
@@ -59,7 +60,7 @@ def fault_of(error: BaseException) -> Fault:
         return error.fault
     if isinstance(error, (PromptTooLong, ContextFull)):
         return Fault(400, str(error), code="context_length_exceeded")
-    if isinstance(error, (InvalidOption, InputNotText, ModelUnsupported, ProfileUnusable)):
+    if isinstance(error, (InvalidOption, InputNotText, ModelUnsupported, ProfileUnusable, TextRefused)):
         return Fault(400, str(error))
     if isinstance(error, VerifierBusy):
         return Fault(503, str(error), SERVER, "verifier_busy", retry_after=error.seconds)

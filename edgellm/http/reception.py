@@ -24,12 +24,11 @@ from edgellm.http.faults import SERVER, Fault, Refused
 from edgellm.http.metrics import Metrics
 from edgellm.http.plan import PlanOut
 from edgellm.http.redact import keep, redact
-from edgellm.http.running import Event, Marks, Piece, Running
+from edgellm.http.running import Begin, Event, Marks, Piece, Running
 from edgellm.http.schema import Sampled
 from edgellm.http.shapes import Shape
 from edgellm.spec.options import ReplyOptions
 from edgellm.spec.records import Notice, Summary
-from edgellm.spec.reply import Reply
 
 TAKE_SECONDS = 30.0  # how long a client may leave a chunk untaken
 LOADING = Fault(503, "The model is being loaded.", SERVER, "loading", retry_after=1.0)
@@ -90,7 +89,7 @@ class Reception:
             raise Refused(Fault(404, self._idle, code="model_not_found"))
         return writer
 
-    async def answer(self, request: Request, ask: Sampled, begin: Callable[[], Reply], shape: Shape) -> Response:
+    async def answer(self, request: Request, ask: Sampled, begin: Begin, shape: Shape) -> Response:
         """The reply that `begin` makes, in `shape`, whole or in chunks as `ask` has it. A client that leaves ends it.
 
         Raises:
@@ -154,7 +153,7 @@ class Reception:
         entering.cancel()
         return False
 
-    def _start(self, begin: Callable[[], Reply], gone: asyncio.Task[None]) -> Running:
+    def _start(self, begin: Begin, gone: asyncio.Task[None]) -> Running:
         writer = self.writer()
         turn = self._turns if writer.in_turns else nullcontext()
         running = Running(begin, turn, self._measured, redact if self.anonymous else keep)

@@ -12,10 +12,12 @@ from itertools import pairwise
 from time import perf_counter
 from typing import TypeAlias
 
+from edgellm.errors import Stopped
 from edgellm.http.faults import Refused, fault_of
 from edgellm.http.redact import Redact, keep
 from edgellm.spec.records import Notice, Summary, Token
 from edgellm.spec.reply import Reply
+from edgellm.spec.stats import Stats
 from edgellm.spec.text import Utf8
 
 
@@ -38,6 +40,8 @@ class Marks:
     gaps: tuple[float, ...]
 
 
+# Makes a reply, unless what it is given says that nobody wants it any more.
+Begin: TypeAlias = Callable[[Callable[[], bool]], Reply]
 # The summary (None: there is none), when tokens came, and whether it failed.
 Measured: TypeAlias = Callable[[Summary | None, Marks, bool], None]
 
@@ -47,13 +51,14 @@ class Running:
 
     def __init__(
         self,
-        begin: Callable[[], Reply],
+        begin: Begin,
         turn: AbstractContextManager[object],
         measured: Measured,
         redact: Redact = keep,
     ) -> None:
-        """`begin` makes the reply; whatever computes does so within `turn`. `measured` is told when it is over, in the
-        thread, and before the client is. `redact` is applied to notices and to what went wrong."""
+        """`begin` makes the reply, as long as what it is given does not say that nobody wants it; that tokenises the
+        prompt, beside other replies. Whatever computes does so within `turn`. `measured` is told when it is over, in
+        the thread, and before the client is. `redact` is applied to notices and to what went wrong."""
         self._redact = redact
         self._begin, self._turn, self._measured = begin, turn, measured
         self._loop = asyncio.get_running_loop()
@@ -98,8 +103,7 @@ class Running:
         summary: Summary | None = None
         event: Summary | BaseException
         try:
-            with self._turn:
-                reply = self._begin()
+            reply = self._begin(self._unwanted)
             try:
                 if not self._too_late(reply):
                     self._write(reply)
@@ -108,6 +112,8 @@ class Running:
                     reply.close()
                 summary = reply.summary
             event = summary
+        except Stopped:  # before there was a reply
+            event = summary = Stats().summary(0)
         except BaseException as error:  # noqa: BLE001  whatever it is, the client is told, and the caller
             event = error
         failed = isinstance(event, BaseException)
@@ -115,6 +121,9 @@ class Running:
         self._measured(summary, self._marks(), failed)
         self._tell(event)
         return event if isinstance(event, BaseException) else None
+
+    def _unwanted(self) -> bool:
+        return self._stopped
 
     def _too_late(self, reply: Reply) -> bool:
         """Whether it is too late for `reply`: it was stopped before it was there."""

@@ -54,7 +54,7 @@ class Scripted:
     def __init__(self, script: Script) -> None:
         self._script = script
 
-    def reply(self, *_: object) -> Reply:
+    def reply(self, *_: object, **_options: object) -> Reply:
         return scripted(self._script)
 
     def piece(self, token: int) -> bytes:
@@ -76,7 +76,7 @@ def test_a_character_of_several_tokens_comes_whole_and_a_broken_one_at_the_end()
         def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
             yield from tokens
 
-        running = Running(lambda: scripted(script), nullcontext(), lambda *_: None)
+        running = Running(lambda _gone: scripted(script), nullcontext(), lambda *_: None)
         work = asyncio.get_running_loop().run_in_executor(None, running.work)
         heard: list[object] = [event async for event in running.events()]
         assert await work is None
