@@ -65,6 +65,14 @@ HOSTILE = MappingProxyType({
     "too long": "{# #}" * (MOST_SOURCE // 5 + 1),
 })  # fmt: skip
 
+# Statements that are harmless when they are rendered; compiling as many as a template may have took half a minute.
+LONG_TO_COMPILE = MappingProxyType({
+    "ors": "{% if a" + " or a" * 189 + " %}{% endif %}",
+    "ands": "{{ a" + " and a" * 150 + " }}",
+    "sums": "{{ 1" + " + 1" * 150 + " }}",
+    "filters": "{{ a" + "|e" * 150 + " }}",
+})  # fmt: skip
+
 HEADERS = ("texts", "numbers", "entries", "tokens", "empty tokens", "more tokens")
 
 

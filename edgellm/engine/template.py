@@ -16,6 +16,7 @@ from types import BuiltinMethodType, ModuleType
 from typing import Any
 
 from jinja2 import BaseLoader, nodes
+from jinja2.compiler import CodeGenerator
 from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 from jinja2.runtime import Context
@@ -134,14 +135,24 @@ class _Working:
         self._work.budget = None
 
 
+class _Generator(CodeGenerator):
+    """Jinja's compiler, charged for each node."""
+
+    def visit(self, node: nodes.Node, *values: Any, **named: Any) -> Any:
+        self.environment.budget.spend(0)  # type: ignore[attr-defined]
+        return super().visit(node, *values, **named)
+
+
 class _Sandbox(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, in which everything is charged."""
 
+    code_generator_class = _Generator
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "**", "%"))
 
     def __init__(self) -> None:
         super().__init__(
             loader=BaseLoader(), trim_blocks=True, lstrip_blocks=True,
+            optimized=False,  # it evaluates each expression once for every level of it
             extensions=[Jinja2ChatFormatter.IgnoreGenerationTags, loopcontrols],
         )  # fmt: skip
         self._work = _Work()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from llama_cpp import llama_chat_format
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from bench.hostile import HOSTILE
+from bench.hostile import HOSTILE, LONG_TO_COMPILE
 from bench.report import most_memory
+from edgellm.engine import template
 from edgellm.engine.template import Template
 
 TALK = [
@@ -82,3 +85,31 @@ def test_a_hostile_template_is_stopped_before_it_does_harm(name: str) -> None:
         Template(HOSTILE[name]).render(TALK, "<bos>", "<eos>")
     assert not isinstance(caught.value, MemoryError)
     assert most_memory() - before < 256 * 2**20
+
+
+@pytest.mark.parametrize("name", LONG_TO_COMPILE)
+def test_no_expression_is_evaluated_while_it_is_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jinja's optimizer evaluates each part of an expression once for every level above it, and that in turn."""
+    calls = 0
+    for kind in (nodes.Or, nodes.And, nodes.Add, nodes.Filter, nodes.Name):
+
+        def counted(node: nodes.Expr, *values: object, _kind: type = kind, _plain: object = kind.as_const) -> object:
+            nonlocal calls
+            calls += 1
+            return _plain(node, *values)  # type: ignore[operator]
+
+        monkeypatch.setattr(kind, "as_const", counted)
+    Template(LONG_TO_COMPILE[name] * 3)
+    assert calls < 6 * len(LONG_TO_COMPILE[name])
+
+
+def test_compiling_has_the_limits_of_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "{{ a }}" * 1000
+    Template(source)
+    with monkeypatch.context() as patched:
+        patched.setattr(template, "SECONDS", 0.0)
+        with pytest.raises(SecurityError, match="more than a chat template may"):
+            Template(source)
+    monkeypatch.setattr(template, "MOST_WORK", 10_000)
+    with pytest.raises(SecurityError, match="more than a chat template may"):
+        Template(source)
