@@ -75,6 +75,7 @@ class Mesh:
         self._lock = threading.RLock()
         self._slots = [_Slot() for _ in range(work.sessions)]
         self._closed = False
+        self._direct = True
         check_shares(self.shares, work.layers, self._members)
 
     def pipeline(self) -> tuple[Pipeline, int]:
@@ -144,8 +145,10 @@ class Mesh:
         self._pipeline = None
         if gone is None:
             return
+        if pipeline.silent:  # where all rows pass through here, it is seen who does not give them back
+            self._direct = False
         self._revived[""] += 1
-        if gone.blamed or self._revived[""] > _REVIVALS:
+        if gone.blamed or (self._revived[""] > _REVIVALS and not pipeline.silent):
             self._lost[name] = gone.error
             self.recoveries += 1
 
@@ -162,7 +165,7 @@ class Mesh:
             (self._members[share.name].seat(), replace(self.work, first=share.first, last=share.last))
             for share in shares
         ]
-        self._pipeline = Pipeline(stages)
+        self._pipeline = Pipeline(stages, direct=self._direct)
 
     def _replanned(self) -> tuple[Share, ...]:
         """The layers over who is left; over who was lost, too, if they are back and it takes them."""

@@ -26,6 +26,7 @@ from edgellm.spec.verify import judge, plausible
 
 _MERGED = 2e-3  # seconds: work that goes on after less than that is told as one piece
 _SPANS_MOST = 2048
+ROWS_MOST = 4  # that wait, for each position of every session: what was given up goes through all the same
 
 
 class Stage:
@@ -91,6 +92,8 @@ class Stage:
         """
         check(parcel, self.work)
         with self._news:
+            if self._line.rows + len(parcel.data) > ROWS_MOST * self.work.sessions * self.work.context:
+                raise ProtocolError("More parcels wait here than all sessions can use.", "Wait for answers.")
             self._line.put(parcel)
             now = self.clock
             self._note(Span("got", parcel.number, now, now), merge=False)

@@ -55,6 +55,11 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._line)
 
+    @property
+    def rows(self) -> int:
+        """Positions of all parcels that are in the stage."""
+        return sum(len(moving.data) for moving in self._line)
+
     def put(self, parcel: Parcel) -> None:
         self._line.append(Moving(parcel, parcel.data))
         if not self._lately or self._lately[-1] != parcel.session:

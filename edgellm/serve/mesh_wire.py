@@ -140,6 +140,8 @@ def read_event(message: pb.Report, work: Work, asked: dict[int, Ask]) -> Event |
     """
     kind = message.WhichOneof("report")
     if kind == "loaded":
+        if message.loaded.layers > work.last - work.first + 1 or not math.isfinite(message.loaded.at):
+            _refuse(f"A stage has loaded {message.loaded.layers} layers at {message.loaded.at} seconds.")
         return Loaded(message.loaded.layers, message.loaded.at)
     if kind == "onward":
         return Onward(read_parcel(message.onward, work))
@@ -173,6 +175,8 @@ def _answer(message: pb.StageAnswer, work: Work, asked: dict[int, Ask]) -> Answe
         if len(message.logits) != 4 * rows * work.n_vocab:
             _refuse(f"{len(message.logits)} bytes of logits are not {rows} rows of {work.n_vocab}.")
         logits = np.frombuffer(message.logits, "<f4").reshape(rows, work.n_vocab).astype(np.float32)
+        if not np.isfinite(logits).all():
+            _refuse("Logits hold something that is no number.")
     return Answer(message.session, number, verdict, logits)
 
 

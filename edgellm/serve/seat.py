@@ -136,6 +136,7 @@ class RemoteSeat:
         self._heard = 0  # beats since the last word
         self._mark: tuple[float, int] = (-1.0, -1)
         self._moved = monotonic()
+        self._said_idle, self._unsent = False, 0
 
     def begin(self, work: Work, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:
         self._work, self._waiting = work, waiting
@@ -161,12 +162,19 @@ class RemoteSeat:
     def tell(self, session: int) -> None:
         self._send(pb.Order(tell=pb.Tell(session=session)))
 
+    def idle(self) -> bool:
+        return self._said_idle and not self._unsent
+
     def close(self) -> None:
         self._closed = True
         network_loop().call_soon_threadsafe(self._orders.put_nowait, None)
 
     def _send(self, order: pb.Order) -> None:
-        network_loop().call_soon_threadsafe(self._orders.put_nowait, order.SerializeToString())
+        network_loop().call_soon_threadsafe(self._queue, order.SerializeToString())
+
+    def _queue(self, order: bytes) -> None:
+        self._unsent += 1
+        self._orders.put_nowait(order)
 
     async def _live(self, prepare: bytes, work: Work, post: Post) -> None:
         gone = Gone(lost("the line to it is closed."))
@@ -205,6 +213,7 @@ class RemoteSeat:
             await call.write(prepare)
             while (data := await self._orders.get()) is not None:
                 await call.write(data)
+                self._unsent -= data is not _WAITING
             return
         await asyncio.Event().wait()
 
@@ -224,6 +233,7 @@ class RemoteSeat:
         """A device with nothing to do need not get further."""
         mark = (report.progress, report.working.step)
         idle = not report.working.round and self._work is not None and report.progress >= self._all(self._work)
+        self._said_idle = idle
         if mark != self._mark or idle:
             self._mark, self._moved = mark, monotonic()
 

@@ -1,0 +1,77 @@
+"""What a coordinator does not take from the word of a stage."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgellm.errors import ProtocolError
+from edgellm.mesh import watch
+from edgellm.mesh.records import Ask, Parcel
+from edgellm.mesh.watch import Deadline, OnTheWay
+from edgellm.spec.records import GREEDY, Chunk
+
+IDS = np.arange(3, dtype=np.int32)
+ROWS = np.ones((3, 8), np.float32)
+
+
+def test_rows_are_passed_on_once_in_order_and_with_the_question_that_was_asked() -> None:
+    way, asked = OnTheWay(3), Ask(Chunk(), GREEDY, 3)
+    way.sent(Parcel(1, 7, 0, IDS, asked))
+    lie = Parcel(0, 7, 5, ROWS, Ask(Chunk(IDS), GREEDY, 9, logits=True))
+    passed = way.passed(0, lie)
+    assert passed is not None
+    assert (passed.session, passed.number, passed.start, passed.ask) == (1, 7, 0, asked)
+    np.testing.assert_array_equal(passed.data, ROWS)
+    assert way.slowest([7]) == 1
+    with pytest.raises(ProtocolError, match="twice"):
+        way.passed(0, lie)
+    assert way.passed(1, lie) is not None
+    with pytest.raises(ProtocolError, match="never sent that way"):
+        way.passed(2, lie)  # the last stage has none behind it
+    with pytest.raises(ProtocolError, match="never sent"):
+        way.passed(0, Parcel(0, 8, 0, ROWS))
+    way.over([7])
+    assert way.passed(0, lie) is None
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [ROWS[:2], np.ones((4, 8), np.float32), IDS, np.full((3, 8), np.nan, np.float32), np.full((3, 8), np.inf, "f4")],
+    ids=["fewer", "more", "ids", "nan", "inf"],
+)
+def test_rows_that_cannot_be_those_of_a_parcel_are_not_passed_on(rows: np.ndarray) -> None:  # type: ignore[type-arg]
+    way = OnTheWay(2)
+    way.sent(Parcel(0, 1, 0, IDS))
+    with pytest.raises(ProtocolError, match="Of 3 positions"):
+        way.passed(0, Parcel(0, 1, 0, rows))
+
+
+def test_a_question_is_overdue_whatever_the_devices_say() -> None:
+    now = [100.0]
+
+    def after(seconds: float, parcels: int, loaded: bool, idle: bool) -> bool:
+        """Looked at once a second, as seats do oftener."""
+        deadline = Deadline(lambda: now[0])
+        for _ in range(int(seconds)):
+            now[0] += 1.0
+            if deadline.passed(parcels, loaded, idle):
+                return True
+        return False
+
+    for parcels, loaded, idle, longest in (
+        (9, True, True, watch.IDLE_SECONDS), (1, True, False, watch.ANSWER_SECONDS),
+        (2, True, False, 2 * watch.ANSWER_SECONDS), (1, False, True, watch.LOAD_SECONDS),
+    ):  # fmt: skip
+        assert not after(longest, parcels, loaded, idle)
+        assert after(longest + 2, parcels, loaded, idle)
+
+
+def test_who_stood_still_blames_nobody() -> None:
+    now = [0.0]
+    deadline = Deadline(lambda: now[0])
+    now[0] += 10_000.0
+    assert not deadline.passed(1, True, True)
+    for _ in range(3):
+        now[0] += 1.0
+        assert not deadline.passed(1, True, True)
