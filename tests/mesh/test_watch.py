@@ -40,7 +40,7 @@ def test_rows_are_passed_on_once_in_order_and_with_the_question_that_was_asked()
     [ROWS[:2], np.ones((4, 8), np.float32), IDS, np.full((3, 8), np.nan, np.float32), np.full((3, 8), np.inf, "f4")],
     ids=["fewer", "more", "ids", "nan", "inf"],
 )
-def test_rows_that_cannot_be_those_of_a_parcel_are_not_passed_on(rows: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_rows_that_cannot_be_those_of_a_parcel_are_not_passed_on(rows: np.ndarray) -> None:
     way = OnTheWay(2)
     way.sent(Parcel(0, 1, 0, IDS))
     with pytest.raises(ProtocolError, match="Of 3 positions"):

@@ -1,0 +1,111 @@
+"""A worker of a mesh that lies: every stage that it computes breaks its promise in one way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from edgellm.engine import Floats
+from edgellm.errors import InvalidOption
+from edgellm.mesh.records import Answer, Event, Failed, Gone, Onward, Parcel, Span, Times
+from edgellm.mesh.stage import Stage
+from edgellm.mesh.waiting import Moving
+from edgellm.serve import mesh_service
+from edgellm.spec.records import Verdict
+
+FLOOD = 2000
+Lie = Callable[[Event], list[Event]]
+
+
+def _rows(change: Callable[[Floats], Floats]) -> Lie:
+    return _parcel(lambda parcel: replace(parcel, data=change(np.atleast_2d(parcel.data).astype(np.float32))))
+
+
+def _parcel(change: Callable[[Parcel], Parcel]) -> Lie:
+    return lambda event: [Onward(change(event.parcel))] if isinstance(event, Onward) else [event]
+
+
+def _verdict(change: Callable[[Verdict], Verdict]) -> Lie:
+    return lambda event: [replace(event, verdict=change(event.verdict))] if isinstance(event, Answer) else [event]
+
+
+def _number(event: Event) -> int:
+    return event.parcel.number if isinstance(event, Onward) else event.number if isinstance(event, Answer) else 0
+
+
+def _tokens(*ids: int) -> Lie:
+    return _verdict(lambda verdict: replace(verdict, tokens=np.array(ids, np.int32)))
+
+
+MIDDLE: dict[str, Lie] = {
+    "rows of NaN": _rows(lambda rows: np.full_like(rows, np.nan)),
+    "rows of infinity": _rows(lambda rows: np.full_like(rows, np.inf)),
+    "fewer rows": _rows(lambda rows: rows[: max(1, len(rows) - 1)]),
+    "more rows": _rows(lambda rows: np.vstack([rows, rows])),
+    "wider rows": _rows(lambda rows: np.hstack([rows, rows])),
+    "odd rows": _rows(lambda rows: rows[:, :-1]),
+    "ids for rows": _parcel(lambda parcel: replace(parcel, data=np.zeros(len(parcel.data), np.int32))),
+    "another session": _parcel(lambda parcel: replace(parcel, session=parcel.session ^ 1)),
+    "no such session": _parcel(lambda parcel: replace(parcel, session=1000)),
+    "another number": _parcel(lambda parcel: replace(parcel, number=parcel.number + 1000)),
+    "another place": _parcel(lambda parcel: replace(parcel, start=parcel.start + 7)),
+    "twice": lambda event: [event, event],
+    "endless": lambda event: [event] * FLOOD,
+    "nothing": lambda _event: [],
+    "an answer of its own": lambda event: [Answer(0, _number(event), Verdict(0, np.array([5], np.int32), 0.1))],
+    "failures": lambda event: [Failed(0, _number(event), InvalidOption("It is broken.", "Mend it."))],
+    "an end": lambda _event: [Gone(InvalidOption("It is broken.", "Mend it."))],
+    "endless figures": lambda event: [Times(0, (Span("got", 1, 0.0, 0.0),) * FLOOD)] * 20 + [event],
+}
+LAST: dict[str, Lie] = {
+    "a token out of range": _tokens(10**6),
+    "no tokens": _tokens(),
+    "many tokens": _tokens(*range(500)),
+    "too many accepted": _verdict(lambda verdict: replace(verdict, accepted=verdict.accepted + 50)),
+    "time that is none": _verdict(lambda verdict: replace(verdict, seconds=float("nan"))),
+    "another answer": lambda event: [replace(event, number=event.number + 1000)] if isinstance(event, Answer) else [],
+    "answers twice": lambda event: [event, event],
+    "no answer": lambda _event: [],
+    "rows for an answer": lambda event: [Onward(Parcel(0, _number(event), 0, np.ones((1, 192), np.float32)))],
+    "failures for answers": lambda event: [Failed(0, _number(event), InvalidOption("It is broken.", "Mend it."))],
+}
+
+
+def _truth(event: Event) -> list[Event]:
+    return [event]
+
+
+EITHER = ("never loads", "works for ever")
+
+
+class LyingStage(Stage):
+    """A stage with one of the lies above."""
+
+    lie = ""
+
+    def _leave(self, moving: Moving, event: Event | None) -> None:
+        if self.lie == "works for ever":
+            while not self._closed:
+                self._steps += 1
+                time.sleep(0.1)
+        if event is None or self.lie in EITHER:
+            super()._leave(moving, event)
+            return
+        super()._leave(moving, None)
+        for said in (MIDDLE | LAST).get(self.lie, _truth)(event):
+            self._post(said)
+
+    def _load(self) -> None:
+        while self.lie == "never loads" and not self._closed:
+            self._share += 1e-6
+            time.sleep(0.1)
+        super()._load()
+
+
+def lies(lie: str) -> None:
+    """Have every worker of this process lie from now on."""
+    made = type("Liar", (LyingStage,), {"lie": lie})
+    setattr(mesh_service, "Stage", made)  # noqa: B010
