@@ -49,6 +49,15 @@ class ProfileUnusable(EdgeError):
     """There is no profile of the pair, or one of other models or of another version."""
 
 
+class StateDamaged(EdgeError):
+    """A file of edgellm's own is a link, a pipe or a folder, or holds something else than edgellm writes there."""
+
+    def __init__(self, what: str, next_step: str, reason: str = "") -> None:
+        """`reason`: what is wrong, without the file's name and a full stop."""
+        super().__init__(what, next_step)
+        self.reason = reason
+
+
 class HistoryUnusable(EdgeError):
     """The store of past conversations cannot be read or written, or is not a private file of its own."""
 

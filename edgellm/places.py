@@ -28,6 +28,12 @@ def cache_dir() -> Path:
     return Path(home).expanduser() / "cache" if home else platformdirs.user_cache_path("edgellm")
 
 
+def state_dir() -> Path:
+    """Return the folder of what comes of running it, such as crash logs. It need not exist."""
+    home = os.environ.get("EDGELLM_HOME")
+    return Path(home).expanduser() / "state" if home else platformdirs.user_state_path("edgellm")
+
+
 def bundled_dirs() -> tuple[Path, Path]:
     """Return the folders that may hold the bundled models: that of an installed package, and that of a checkout."""
     return _PACKAGE / "bundled", _PACKAGE.parent / "models"

@@ -17,6 +17,7 @@ from edgellm.spec.curve import CostCurve, floors
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.exit_drafter import ExitDrafter
 from edgellm.store import cache_dir
+from edgellm.store.state import private_folder
 
 SPARE = 16  # cells of the cache for a branch, at least
 
@@ -146,7 +147,7 @@ def shards(path: Path, fingerprint: str, layer: int) -> tuple[Path, Path]:
     ranges = ((0, layer), (layer + 1, n - 1))
     names = tuple(folder / f"{fingerprint[:16]}-{first}-{last}.gguf" for first, last in ranges)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         for name, (first, last) in zip(names, ranges, strict=True):
             if not name.is_file():
                 cut(path, name, first, last, head=True)

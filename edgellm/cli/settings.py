@@ -7,20 +7,20 @@ The file has a table for each command, with its options by their long names; `ED
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgellm.errors import ConfigUnusable
+from edgellm.errors import ConfigUnusable, StateDamaged
 from edgellm.store.places import config_dir
+from edgellm.store.state import read_toml
 
 FILE = "file"
 DEFAULT = "default"
 _MOST_BYTES = 2**20
 _OTHER = frozenset(  # variables that are no options
-    {"EDGELLM_HOME", "EDGELLM_DRAFT", "EDGELLM_VERIFIER", "EDGELLM_INTERFACE", "EDGELLM_PROBE"}
+    {"EDGELLM_HOME", "EDGELLM_DRAFT", "EDGELLM_VERIFIER", "EDGELLM_INTERFACE", "EDGELLM_PROBE", "EDGELLM_HISTORY_KEEP"}
 )
 
 
@@ -114,13 +114,11 @@ def _options(command: Any, words: tuple[str, ...]) -> Iterator[Option]:
 def _in_file(known: Mapping[tuple[tuple[str, ...], str], Option]) -> Iterator[tuple[tuple[tuple[str, ...], str], Any]]:
     path = config_file()
     try:
-        with path.open("rb") as file:
-            tables = tomllib.loads(file.read(_MOST_BYTES).decode())
-    except (FileNotFoundError, NotADirectoryError):
+        tables = read_toml(path, _MOST_BYTES)
+    except StateDamaged as error:
+        raise ConfigUnusable(f"{path} cannot be read as TOML: {error.reason}.", "Mend it, or move it away.") from None
+    if tables is None:
         return
-    except (OSError, ValueError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ConfigUnusable(f"{path} cannot be read as TOML: {why}.", "Mend it, or move it away.") from None
     yield from _in_table(path, tables, (), known)
 
 

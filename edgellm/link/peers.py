@@ -240,9 +240,16 @@ def _peer(row: dict[str, Any]) -> Peer:
         rights=read_rights(row["rights"]),
         granted=read_rights(row["granted"]),
         addresses=tuple(Address.parse(text) for text in row["addresses"])[:ADDRESSES_MOST],
-        paired=datetime.fromisoformat(row["paired"]),
-        seen=datetime.fromisoformat(row["seen"]),
+        paired=_utc(row["paired"]),
+        seen=_utc(row["seen"]),
     )
+
+
+def _utc(text: str) -> datetime:
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
+        raise ValueError(f"{text} is a time without a zone")
+    return time
 
 
 def _now() -> datetime:

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -31,7 +32,7 @@ def web_certificate(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
     """
     certificate, private = folder / "certificate.pem", folder / "certificate-key.pem"
     with locked(folder):
-        if not _fits(read_private(certificate), hosts) or read_private(private) is None:
+        if not _fits(read_private(certificate), hosts) or not _is_key(read_private(private), read_private(certificate)):
             made, key = _made(hosts)
             write_private(private, key)
             write_private(certificate, made)
@@ -48,6 +49,14 @@ def _fits(pem: bytes | None, hosts: Sequence[str]) -> bool:
         return False
     lasts = found.not_valid_after_utc - datetime.now(UTC) > _RENEW
     return lasts and {_name(host) for host in hosts} <= set(names)
+
+
+def _is_key(pem: bytes | None, certificate: bytes | None) -> bool:
+    try:
+        key = serialization.load_pem_private_key(pem or b"", None)
+        return key.public_key() == x509.load_pem_x509_certificate(certificate or b"").public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return False
 
 
 def _made(hosts: Sequence[str]) -> tuple[bytes, bytes]:

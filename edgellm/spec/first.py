@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from edgellm.errors import StateDamaged
 from edgellm.spec.profile import Profile, build
 from edgellm.spec.profiling import Observed, Run, observed
 from edgellm.spec.records import Chunk, Verdict
 from edgellm.spec.signals import NAMES, surprise
+from edgellm.store.state import read_json_lines, typed_fields, write_state
 
 ENOUGH = 64
 """Verified chunks that make a profile."""
@@ -47,22 +50,19 @@ class FirstReplies:
         )  # fmt: skip
 
     def save(self, path: Path) -> None:
-        """Keeps them for the next process that uses the pair."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Keep them for the next process that uses the pair. Raises OSError where that fails."""
         rows = []
         for run in self._runs:
             fields = asdict(run) | {"alone": []}  # which are the verified ones here
             fields["verified"] = [{**seen, "signals": seen["signals"].tolist()} for seen in fields["verified"]]
             rows.append(json.dumps(fields))
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text("\n".join(rows), encoding="utf-8")
-        partial.replace(path)
+        write_state(path, "\n".join(rows))
 
     def load(self, path: Path) -> None:
-        """Takes up what `save` wrote; where that is not there or damaged, nothing."""
+        """Take up what `save` wrote; where that is not there or damaged, nothing."""
         try:
-            runs = [_run(json.loads(row)) for row in path.read_text(encoding="utf-8").splitlines()]
-        except (OSError, ValueError, KeyError, TypeError):
+            runs = read_json_lines(path, _run) or []
+        except StateDamaged:
             return
         self._runs = [*runs, *self._runs]
         self.chunks += sum(len(run.verified) for run in runs)
@@ -98,13 +98,17 @@ class FirstReply:
         return Run(seen, seen, tuple(self._confidence), *times)
 
 
-def _run(fields: dict[str, object]) -> Run:
-    rows = fields["verified"]
-    if not isinstance(rows, list):
-        raise TypeError("no list of chunks")
-    if any(len(row["signals"]) != len(NAMES) for row in rows):
+def _run(fields: dict[str, Any]) -> Run:
+    """Return one line of the file. Raises whatever is raised over other JSON."""
+    seen = tuple(_observed(dict(row)) for row in fields["verified"])
+    times = typed_fields(Run, {name: fields[name] for name in ("confidence", "draft_seconds", "verify_seconds")})
+    return Run(verified=seen, alone=seen, **times)
+
+
+def _observed(row: dict[str, Any]) -> Observed:
+    signals = np.array(row.pop("signals"), dtype=np.float64)
+    if signals.shape != (len(NAMES),):
         raise ValueError("chunks of another version")
-    seen = tuple(Observed(**{**row, "signals": np.array(row["signals"], dtype=np.float64)}) for row in rows)
-    names = ("confidence", "draft_seconds", "verify_seconds")
-    lists = {name: tuple(map(float, fields[name])) for name in names}  # type: ignore[call-overload]
-    return Run(verified=seen, alone=seen, **lists)
+    if set(row) != {"confidence", "importance", "accepted", "tokens"}:
+        raise ValueError("no chunk")
+    return Observed(signals, **typed_fields(Observed, row))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edgellm.errors import InvalidOption, ProfileUnusable
+from edgellm.errors import InvalidOption, ProfileUnusable, StateDamaged
 from edgellm.spec.budget import solve
 from edgellm.spec.evidence import all_conf, all_imp, evidence, gate_evidence
 from edgellm.spec.policy import KEPT, Policy, fit_policies
@@ -21,8 +21,10 @@ from edgellm.spec.rejection import KINDS, LINEAR, TREES, as_fields, fit_rejectio
 from edgellm.spec.signals import JUDGED
 from edgellm.spec.trees import Trees
 from edgellm.spec.trouble import NO_TROUBLE, Trouble, fit_trouble
+from edgellm.store.state import read_json, typed, typed_fields, write_state
 
 VERSION = 6
+_GAMMA_MOST = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +144,7 @@ class Profile:
         return float(np.quantile(self.perplexities, 1.0 - budget))
 
     def save(self, path: Path) -> None:
-        """Writes it as JSON, whole or not at all."""
-        partial = path.with_name(path.name + ".partial")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Write it as JSON, whole or not at all, for the user alone. Raises OSError where that fails."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         fields |= {
             "version": VERSION,
@@ -154,30 +154,48 @@ class Profile:
             "exits": [asdict(point) for point in self.exits],
         }
         lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items())
-        partial.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
-        partial.replace(path)
+        write_state(path, f"{{\n{lines}\n}}\n")
+
+    @property
+    def has_words(self) -> bool:
+        """Whether ids of words of the prompts are in it."""
+        return bool(self.trouble.tokens)
+
+    def without_words(self) -> Profile:
+        """Return the same without the words: every prompt is then expected to be as much trouble as is usual."""
+        return replace(self, trouble=replace(self.trouble, tokens=(), weights=()))
 
     @classmethod
-    def load(cls, path: Path) -> Profile:
-        """Reads what `save` wrote.
+    def load(cls, path: Path, *, own: bool = False) -> Profile:
+        """Return what `save` wrote. `own`: the file is one of edgellm's own, so no link, and is closed to others.
 
         Raises:
             ProfileUnusable: there is no such file, or it is not a profile of this version.
         """
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-            if fields.pop("version") != VERSION:
-                raise ValueError(f"it is not of version {VERSION}")
-            rejected = from_fields(fields.pop("rejected"))
-            policies = tuple(_policy(fitted, rejected) for fitted in fields.pop("policies"))
-            fields["exits"] = [ExitPoint(**point) for point in fields["exits"]]
-            trouble = _trouble(fields.pop("trouble"))
-            lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-            return cls(**{**fields, **lists}, policies=policies, trouble=trouble)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ProfileUnusable(
-                f"{path} is no profile that can be used ({error}).", "Make it anew with edgellm profile."
-            ) from None
+            found = read_json(path, _parse, links=not own)
+        except StateDamaged as error:
+            raise ProfileUnusable(error.what, "Make it anew with edgellm profile.") from None
+        if found is None:
+            raise ProfileUnusable(f"There is no file {path}.", "Make it with edgellm profile.")
+        return found
+
+
+def _parse(found: dict[str, Any]) -> Profile:
+    """Return the profile in JSON. Raises whatever is raised over other JSON."""
+    fields = dict(found)
+    if fields.pop("version") != VERSION:
+        raise ValueError(f"it is not of version {VERSION}")
+    rejected = from_fields(fields.pop("rejected"))
+    policies = tuple(_policy(fitted, rejected) for fitted in fields.pop("policies"))
+    trouble = typed(Trouble, fields.pop("trouble"))
+    evidence = {str(name): float(value) for name, value in fields.pop("evidence").items()}  # some are NaN
+    profile = Profile(**typed_fields(Profile, fields), policies=policies, trouble=trouble, evidence=evidence)
+    if not (policies and profile.confidence and profile.importance and profile.tokens and profile.perplexities):
+        raise ValueError("figures are missing")
+    if len(trouble.tokens) != len(trouble.weights) or not 1 <= profile.gamma <= _GAMMA_MOST:
+        raise ValueError("figures do not belong together")
+    return profile
 
 
 def build(
@@ -238,11 +256,6 @@ def build(
     return replace(profile, evidence=profile.evidence | gate_evidence(profile, runs, rejection))
 
 
-def _trouble(fields: dict[str, Any]) -> Trouble:
-    lists = (tuple(fields[name]) for name in ("tokens", "weights"))
-    return Trouble(fields["usual"], fields["least"], fields["most"], *lists)
-
-
 def _wrong(run: Run) -> float:
     return float(sum(not chunk.whole for chunk in run.judged))
 
@@ -253,7 +266,7 @@ def _fields(policy: Policy) -> dict[str, Any]:
 
 def _policy(fields: dict[str, Any], rejected: Predictor) -> Policy:
     hope = from_fields(fields["hope"], len(JUDGED) + 1)
-    return Policy(fields["share"], rejected, hope, tuple(fields["scores"]))
+    return Policy(float(fields["share"]), rejected, hope, tuple(map(float, fields["scores"])))
 
 
 def alpha_of(tokens: float, gamma: int) -> float:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from contextlib import suppress
 from pathlib import Path
 
+from edgellm.errors import StateDamaged
 from edgellm.store.places import cache_dir
+from edgellm.store.state import read_json, write_state
 
 _BLOB = re.compile(r"[0-9a-f]{64}")  # the hub's cache names a model's file by this very hash
 _KEPT = 256  # files
+_MOST_BYTES = 2**24
 QUICK = 64 * 2**20  # bytes that are read in no time
 
 
@@ -61,16 +63,11 @@ def _file() -> Path:
 
 
 def _known() -> dict[str, object]:
-    try:
-        found = json.loads(_file().read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    except (OSError, ValueError):
-        return {}
+    """Return size, time of change and hash of each file that was read before; nothing where that is damaged."""
+    with suppress(StateDamaged):
+        return read_json(_file(), dict[str, object], _MOST_BYTES) or {}
+    return {}
 
 
 def _keep(known: dict[str, object]) -> None:
-    file = _file()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
-    partial.write_text(json.dumps(known), encoding="utf-8")
-    partial.replace(file)
+    write_state(_file(), json.dumps(known))

@@ -28,9 +28,9 @@ from edgellm.store.made import MadePieces
 from edgellm.store.owners import OWN, Owners
 from edgellm.store.partial import Partial, told
 from edgellm.store.places import cache_dir
-from edgellm.store.private import private_folder
 from edgellm.store.recipe import Piece, Recipe, cut_piece, recipe_of
 from edgellm.store.room import Stored, partial_name, stored, to_go
+from edgellm.store.state import private_folder
 
 __all__ = [
     "OWN", "Held", "LayerStore", "Partial", "Piece", "Receiving", "Recipe", "Removed", "cut_layers", "default_limit",

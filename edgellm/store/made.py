@@ -23,6 +23,7 @@ from edgellm.store.in_use import kept_in_use, remove_unused
 from edgellm.store.partial import told
 from edgellm.store.recipe import is_hash
 from edgellm.store.room import Stored, gigabytes
+from edgellm.store.state import private_folder
 
 ENOUGH = 32 * 2**20  # bytes: beside what such a piece computes, what it costs as a block of its own is little
 WHOLE = "whole"
@@ -71,7 +72,7 @@ class MadePieces:
                     yield path
                     return
             with told(self._folder):
-                path.parent.mkdir(parents=True, exist_ok=True)
+                private_folder(path.parent)
                 with FileLock(self._folder / "lock", thread_local=False):
                     if not path.is_file():
                         self._make(path, size, make)

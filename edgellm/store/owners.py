@@ -19,8 +19,9 @@ from filelock import FileLock, Timeout
 
 from edgellm.errors import EdgeError, StoreBusy, StoreFull, TrustUnusable
 from edgellm.store.partial import told
-from edgellm.store.private import private_folder, read_private, write_private
+from edgellm.store.private import read_private, write_private
 from edgellm.store.recipe import Recipe
+from edgellm.store.state import private_folder
 
 OWN = "here"
 RECIPES_MOST = 64  # of one device

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from edgellm.places import cache_dir, config_dir, data_dir
+from edgellm.places import cache_dir, config_dir, data_dir, state_dir
 
-__all__ = ["cache_dir", "config_dir", "data_dir"]
+__all__ = ["cache_dir", "config_dir", "data_dir", "state_dir"]

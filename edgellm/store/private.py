@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -11,13 +10,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from edgellm.errors import TrustUnusable
+from edgellm.errors import StateDamaged, TrustUnusable
+from edgellm.store.state import NO_LINKS, NOT_BLOCKING, private_folder, read_plain
 
 PATIENCE = 10.0  # seconds to wait for another process; each holds a file for some milliseconds
 MOST_BYTES = 2**20
-
-_HAS_MODES = os.name != "nt"  # there the user's folders are private by other means
-_PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def read_private(path: Path) -> bytes | None:
@@ -26,18 +23,10 @@ def read_private(path: Path) -> bytes | None:
     Raises:
         TrustUnusable: it is a link, no plain file, too large, or cannot be read.
     """
-    with _told(path, "read"):
-        try:
-            handle = os.open(path, os.O_RDONLY | _PLAIN)
-        except FileNotFoundError:
-            return None
-        with os.fdopen(handle, "rb") as file:
-            found = os.fstat(handle)
-            if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
-                raise TrustUnusable(f"{path} is not what edgellm has written there.", "Move it away, and try again.")
-            if _HAS_MODES and found.st_mode & 0o077:
-                os.fchmod(handle, 0o600)
-            return file.read()
+    try:
+        return read_plain(path, MOST_BYTES)
+    except StateDamaged as error:
+        raise TrustUnusable(error.what, "Move it away, and try again.") from None
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -50,7 +39,7 @@ def write_private(path: Path, data: bytes) -> None:
     with _told(path, "written"):
         beside.unlink(missing_ok=True)  # left by a crash
         try:
-            handle = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _PLAIN, 0o600)
+            handle = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS | NOT_BLOCKING, 0o600)
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 file.flush()
@@ -70,13 +59,9 @@ def locked(folder: Path) -> Iterator[None]:
         TrustUnusable: it cannot be made, or another process does not let go of it.
     """
     with _told(folder, "used"):
-        with suppress(FileExistsError):
-            folder.mkdir(parents=True, mode=0o700)
-        mode = folder.lstat().st_mode
-        if not stat.S_ISDIR(mode):
+        if os.path.lexists(folder) and not stat.S_ISDIR(folder.lstat().st_mode):
             raise TrustUnusable(f"{folder} is not a folder.", "Move it away; a new one will be made.")
-        if _HAS_MODES and mode & 0o077:
-            folder.chmod(0o700)
+        private_folder(folder)
         lock = FileLock(folder / "lock", timeout=PATIENCE, mode=0o600)
         lock.acquire(poll_interval=0.01)
     try:
@@ -97,18 +82,3 @@ def _told(path: Path, done: str) -> Iterator[None]:
         raise TrustUnusable(
             f"{path} cannot be {done}: {why}.", "Check it, or set EDGELLM_HOME to a folder of yours."
         ) from error
-
-
-def private_folder(folder: Path) -> None:
-    """Make `folder`, or close the one that is there to others.
-
-    Raises:
-        OSError: it cannot be made, is no folder, or belongs to another user; so does a link that stands for it.
-    """
-    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-    if _HAS_MODES:
-        mine, found = os.getuid(), folder.stat()
-        if found.st_uid != mine or folder.lstat().st_uid != mine:
-            raise PermissionError(errno.EPERM, "it belongs to another user")
-        if found.st_mode & 0o077:
-            folder.chmod(stat.S_IMODE(found.st_mode) & 0o700)

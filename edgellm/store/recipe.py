@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -19,9 +18,10 @@ from typing import Any
 
 from edgellm.engine import check_cuttable, check_gguf, cut_bytes
 from edgellm.engine.gguf import MAX_LAYERS
-from edgellm.errors import InvalidOption, LayersRefused
+from edgellm.errors import InvalidOption, LayersRefused, StateDamaged
 from edgellm.store.fingerprint import QUICK, fingerprint
 from edgellm.store.places import cache_dir
+from edgellm.store.state import read_json, write_state
 
 NAME_MOST = 200  # characters
 PIECE_MOST = 2**40  # bytes
@@ -158,11 +158,7 @@ def recipe_of(model: Path, progress: Callable[[float], None] | None = None) -> R
     name = _shown(str(header.metadata.get("general.name") or model.stem))
     recipe = Recipe(digest, name, header.architecture, layers, tuple(pieces))
     with suppress(OSError):  # then it is made again next time
-        place = _place(digest)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        partial = place.with_name(f"{place.name}.{os.getpid()}")
-        partial.write_text(json.dumps(recipe.to_json()), encoding="utf-8")
-        partial.replace(place)
+        write_state(_place(digest), json.dumps(recipe.to_json()))
     return recipe
 
 
@@ -178,9 +174,9 @@ def quick_recipe(model: Path) -> Recipe | None:
 
 
 def _kept(digest: str) -> Recipe | None:
-    with suppress(OSError, ValueError, RecursionError, LayersRefused):
-        recipe = Recipe.from_json(json.loads(_place(digest).read_text(encoding="utf-8")))
-        return recipe if recipe.fingerprint == digest else None
+    with suppress(StateDamaged):
+        recipe = read_json(_place(digest), Recipe.from_json)
+        return recipe if recipe is not None and recipe.fingerprint == digest else None
     return None
 
 

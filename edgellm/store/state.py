@@ -1,0 +1,236 @@
+"""Files of edgellm's own, such as caches, profiles and lists of devices: how they are read and written.
+
+A file may have been damaged, replaced by a link, a pipe or a folder, or written by another version. Reading one never
+blocks, takes bounded memory, and either returns what `parse` makes of it or raises `StateDamaged`. Writing replaces
+the file in one step. Files are readable by the user alone, and so are their folders.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import tomllib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from edgellm.errors import EdgeError, StateDamaged
+from edgellm.store.places import cache_dir, data_dir, state_dir
+
+MOST_BYTES = 64 * 2**20
+NOT_BLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+_STEP = 2**20
+HAS_MODES = os.name != "nt"  # there the user's folders are private by other means
+
+_T = TypeVar("_T")
+_MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, EdgeError)
+
+
+def read_plain(path: Path, most: int = MOST_BYTES, *, links: bool = False) -> bytes | None:
+    """Return a file's bytes, or None where there is no file. One that others could read is closed to them.
+
+    Args:
+        most: bytes that the file may have.
+        links: whether `path` may be a link, as files that the user writes may; their modes are left as they are.
+
+    Raises:
+        StateDamaged: it is a link, a pipe, a folder or too large, or it cannot be read.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | NOT_BLOCKING | (0 if links else NO_LINKS))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _damaged(path, "it is a link" if error.errno == errno.ELOOP else _why(error)) from None
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise _damaged(path, "it is not a plain file")
+        if HAS_MODES and not links and found.st_mode & 0o077:
+            with suppress(OSError):
+                os.fchmod(handle, 0o600)
+        data = bytearray()
+        while len(data) <= most and (more := os.read(handle, min(_STEP, most + 1 - len(data)))):
+            data += more
+    except OSError as error:
+        raise _damaged(path, _why(error)) from None
+    finally:
+        os.close(handle)
+    if len(data) > most:
+        raise _damaged(path, f"it has more than the {most} bytes that edgellm writes there")
+    return bytes(data)
+
+
+def read_json(path: Path, parse: Callable[[Any], _T], most: int = MOST_BYTES, *, links: bool = False) -> _T | None:
+    """Return what `parse` makes of a file of JSON, or None where there is no file.
+
+    `parse` may assume that all is well: what it raises over data of another form becomes `StateDamaged`.
+
+    Raises:
+        StateDamaged: as for `read_plain`, or the file is not JSON, or JSON of another form.
+    """
+    return _parsed(path, lambda data: parse(json.loads(data)), read_plain(path, most, links=links))
+
+
+def read_json_lines(path: Path, parse: Callable[[Any], _T], most: int = MOST_BYTES) -> list[_T] | None:
+    """Return what `parse` makes of each line of JSON, or None where there is no file. Raises as `read_json`."""
+    return _parsed(path, lambda data: [parse(json.loads(line)) for line in data.splitlines()], read_plain(path, most))
+
+
+def read_toml(path: Path, most: int = MOST_BYTES) -> dict[str, Any] | None:
+    """Return the tables of a file of TOML that the user writes, or None where there is no file.
+
+    Raises:
+        StateDamaged: as for `read_json`.
+    """
+    return _parsed(path, lambda data: tomllib.loads(data.decode()), read_plain(path, most, links=True))
+
+
+def write_state(path: Path, data: bytes | str) -> None:
+    """Put `data` in the place of whatever `path` held, in one step. A folder in that place is set aside.
+
+    Raises:
+        OSError: it cannot be written; what was there is unchanged.
+    """
+    _make_folder(path.parent)
+    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS | NOT_BLOCKING
+    with suppress(FileNotFoundError):
+        beside.unlink()  # left by a crash
+    try:
+        with os.fdopen(os.open(beside, flags, 0o600), "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+        if path.is_dir() and not path.is_symlink():
+            set_aside(path)
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def set_aside(path: Path) -> Path:
+    """Give what is at `path` another name beside it, NAME.aside or NAME.aside-2 and so on, and return that.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    aside, number = path.with_name(f"{path.name}.aside"), 2
+    while os.path.lexists(aside):
+        aside, number = path.with_name(f"{path.name}.aside-{number}"), number + 1
+    return path.rename(aside)
+
+
+def private_folder(path: Path) -> Path:
+    """Return the folder `path`, made where it is missing, and closed to others, as are those of edgellm's above it.
+
+    Raises:
+        OSError: it cannot be made, is no folder, or belongs to another user; so does a link that stands for it.
+    """
+    _make_folder(path)
+    if HAS_MODES:
+        found = path.stat()
+        if {found.st_uid, path.lstat().st_uid} != {os.getuid()}:
+            raise PermissionError(errno.EPERM, "it belongs to another user")
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
+        if found.st_mode & 0o077:
+            path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+    return path
+
+
+def _make_folder(path: Path) -> None:
+    """Make a folder and those above it where they are missing. Of edgellm's own, close those that are there."""
+    for folder in (*reversed(path.parents), path):
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
+    roots = {data_dir(), cache_dir(), state_dir()}
+    for folder in (path, *path.parents):
+        mode = folder.lstat().st_mode
+        if HAS_MODES and stat.S_ISDIR(mode) and mode & 0o077 and not roots.isdisjoint((folder, *folder.parents)):
+            with suppress(OSError):
+                folder.chmod(0o700)
+
+
+def close_to_others() -> None:
+    """Take other users' rights away from everything that edgellm keeps, whoever gave them. Links are not followed.
+
+    In a folder that is closed already nothing is looked at: nobody else can reach what is in it.
+    """
+    if not HAS_MODES:
+        return
+    for root in (data_dir(), state_dir(), cache_dir()):
+        for path in _open_to_others(root):
+            with suppress(OSError):
+                mode = path.lstat().st_mode
+                if mode & 0o077 and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    path.chmod(mode & 0o700)
+
+
+def typed(kind: type[_T], found: Mapping[str, Any]) -> _T:
+    """Return a dataclass of JSON: every field is there, or has a default, and is of the type that it is declared as.
+
+    Lists become tuples; whole numbers may stand for floats. NaN and infinity are refused.
+
+    Raises:
+        TypeError, ValueError, LookupError: a field is missing, strange or of another type; says which.
+    """
+    return kind(**typed_fields(kind, found))
+
+
+def typed_fields(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a dataclass that are in JSON, each checked. Raises as `typed` does; one may be missing."""
+    hints = get_type_hints(kind)
+    if strange := set(found) - {one.name for one in fields(kind) if one.init}:
+        raise LookupError(f"it has a field {min(strange)!r}")
+    return {name: _as(hints[name], value, name) for name, value in found.items()}
+
+
+def _as(hint: Any, value: Any, name: str) -> Any:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_as(inner[0], one, name) for one in value)
+    if origin is dict and isinstance(value, dict):
+        return {key: _as(inner[1], one, name) for key, one in value.items()}
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
+        return typed(hint, value)
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not abs(number := float(value)) < float("inf"):
+            raise ValueError(f"{name} is {value}")
+        return number
+    if hint in (int, str, bool) and type(value) is hint:
+        return value
+    raise TypeError(f"{name} cannot be {str(value)[:60]}")
+
+
+def _parsed(path: Path, parse: Callable[[bytes], _T], data: bytes | None) -> _T | None:
+    if data is None:
+        return None
+    try:
+        return parse(data)
+    except _MALFORMED as error:
+        why = error.what.rstrip(".") if isinstance(error, EdgeError) else str(error) or type(error).__name__
+        raise _damaged(path, why[:200]) from None
+
+
+def _open_to_others(root: Path) -> list[Path]:
+    """Return everything in a folder that is not closed, itself last: so a crash leaves nothing open."""
+    if not root.is_dir() or root.is_symlink() or not root.stat().st_mode & 0o077:
+        return []
+    found = [Path(folder, name) for folder, folders, files in os.walk(root) for name in (*folders, *files)]
+    return [*found, root]
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _damaged(path: Path, reason: str) -> StateDamaged:
+    return StateDamaged(
+        f"{path} cannot be used: {reason}.", "Move it away; edgellm makes a new one where it can.", reason
+    )
