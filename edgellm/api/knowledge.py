@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from edgellm.api.profiles import find_profile, profile_path, read_profile
+from edgellm.api.profiles import find_profile, keep_profile, profile_path, read_profile
 from edgellm.errors import ProfileUnusable
 from edgellm.spec.acceptance import Acceptance
 from edgellm.spec.budget import Ledger
@@ -16,7 +16,7 @@ from edgellm.spec.first import FirstReplies, FirstReply
 from edgellm.spec.options import ReplyOptions
 from edgellm.spec.profile import Profile
 from edgellm.spec.records import Notice
-from edgellm.store import fingerprint, quick_fingerprint
+from edgellm.store import History, fingerprint, quick_fingerprint
 
 Terms: TypeAlias = tuple[str, float | None, int | None]
 """A gate, its budget, and the tokens of its chunks."""
@@ -25,14 +25,16 @@ Terms: TypeAlias = tuple[str, float | None, int | None]
 class Knowledge:
     """Kept for as long as a pair is open. Files are read when somebody asks, and each once."""
 
-    def __init__(self, draft: Path, verifier: Path | Callable[[], str], given: Path | None = None) -> None:
+    def __init__(
+        self, draft: Path, verifier: Path | Callable[[], str], given: Path | None = None, *, history: bool = True
+    ) -> None:
         """`verifier`: its model's file, or what tells the hash of one across a link (empty: not told). `given` is a
-        profile to use.
+        profile to use. Without `history`, and while that is off, what was seen in replies stays in memory.
 
         Raises:
             ProfileUnusable: the given profile is of other models, of another version, or no profile.
         """
-        self._draft, self._verifier = draft, verifier
+        self._draft, self._verifier, self._history = draft, verifier, history
         self.economy = Economy()
         self.first = FirstReplies()
         self._ledgers: dict[Terms, Ledger] = {}
@@ -78,11 +80,14 @@ class Knowledge:
         return self._profile
 
     def use(self, profile: Profile, save: bool = True) -> Path:
-        """From now on this is the pair's profile, also for later processes where it is saved. Returns the file."""
+        """From now on this is the pair's profile, also for later processes where it is saved. Returns the file.
+
+        While the history is off, the words of prompts are left out of what is saved.
+        """
         self._profile = profile
         path = profile_path(profile.draft_hash, profile.verifier_hash)
         if save:
-            profile.save(path)
+            keep_profile(profile, path)
         with suppress(OSError):
             self._first_file().unlink(missing_ok=True)
         return path
@@ -100,7 +105,8 @@ class Knowledge:
         news = []
         if not self._told:
             self._told = True
-            self.first.load(self._first_file())
+            if self._keeps():
+                self.first.load(self._first_file())
             news.append(
                 Notice(
                     f"This pair has no profile yet: its first {self.first.enough} chunks are all verified to make one,"
@@ -117,13 +123,20 @@ class Knowledge:
         draft_hash, verifier_hash = self.hashes()
         try:
             if not self.first.ready:
-                self.first.save(self._first_file())
+                if self._keeps():
+                    self.first.save(self._first_file())
                 return None
             profile = self.first.build(draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=layers)
+            if not self._keeps():
+                self.use(profile, save=False)
+                return Notice("The pair has a profile now, for as long as this process lasts: the history is off.")
             path = self.use(profile)
         except OSError as error:
             return Notice(f"The pair's profile cannot be kept ({error}); it is made anew next time.")
         return Notice(f"The pair has a profile now ({path}), and the budget is kept from the next reply on.")
+
+    def _keeps(self) -> bool:
+        return self._history and History().on
 
     def _first_file(self) -> Path:
         path = profile_path(*self.hashes())

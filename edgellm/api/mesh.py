@@ -131,9 +131,11 @@ def open_mesh(
     *,
     draft: Named | None = None,
     threads: int | None = None,
+    history: bool = True,
     tell: Callable[[str], None] | None = None,
 ) -> Opened:
-    """Every device begins to load its layers of the model at `path`; meanwhile the rest is opened.
+    """Every device begins to load its layers of the model at `path`; meanwhile the rest is opened. `history` as for
+    `Pair.open`.
 
     Raises:
         ModelUnsupported, ModelCorrupt: a model that cannot be cut, by name.
@@ -171,7 +173,13 @@ def open_mesh(
             check_vocabularies(small, text)
         verifier = MeshVerifier(mesh, text.is_eog, min(parts.tokens, most_rows(work.n_embd)))
         pair = Pair(
-            text, draft=small, verifier=verifier, model_hash=lambda: whole.model, threads=threads, closing=closing
+            text,
+            draft=small,
+            verifier=verifier,
+            model_hash=lambda: whole.model,
+            threads=threads,
+            history=history,
+            closing=closing,
         )
     except BaseException:
         closing.close()

@@ -61,13 +61,14 @@ class Pair:
         extra: int = 0,
         model_hash: Callable[[], str] | None = None,
         profile: Path | None = None,
+        history: bool = True,
         closing: ExitStack | None = None,
     ) -> None:
         """Of parts that are already there; `open` is the usual way.
 
         `text` is the model whose tokenizer and chat template are used; `extra` as in `Limits`; `model_hash` tells the
-        hash of a verifier's model that is not in this process; `profile` is a file; `closing` is closed with the pair,
-        and closes what the pair shall own.
+        hash of a verifier's model that is not in this process; `profile` is a file; `history` as for `open`; `closing`
+        is closed with the pair, and closes what the pair shall own.
 
         Raises:
             InvalidOption: both left out, or `n_ctx` is more than the draft model was trained for.
@@ -85,7 +86,7 @@ class Pair:
         if draft is not None:
             lengths.append(positions(draft, n_ctx))
             if verifier is not None:
-                knowledge = Knowledge(draft.path, model_hash or text.path, profile)
+                knowledge = Knowledge(draft.path, model_hash or text.path, profile, history=history)
             drafters = Drafters(draft, lengths[-1], threads, partial(fingerprint, draft.path))
             self._closing.callback(drafters.close)
         if not lengths:
@@ -112,6 +113,7 @@ class Pair:
         gpu_layers: int = 0,
         progress: Progress | None = None,
         peers: Sequence[str] = (),
+        history: bool = True,
     ) -> Self:
         """Loads the models and compares their vocabularies.
 
@@ -120,7 +122,8 @@ class Pair:
         `verifier_reason` tells why. None or "none" leaves one of the two out. `tokenizer` names the model whose
         vocabulary and template are used where neither model is in this process. `profile` is a file from `edgellm
         profile`; without one the pair's own is found by the hashes of its models. `n_ctx` limits prompt and reply
-        together, in tokens. `progress` is called with a model's name and the share of it that is loaded.
+        together, in tokens. `progress` is called with a model's name and the share of it that is loaded. Without
+        `history` nothing that is derived from prompts is written to disk; so it is while `edgellm history` is off.
 
         Raises:
             InvalidOption: both left out, or `n_ctx` is more than a model was trained for.
@@ -155,7 +158,7 @@ class Pair:
                 checker = local_verifier(text, positions(text, n_ctx), threads, closing)
             pair = cls(
                 text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, extra=extra, model_hash=model_hash,
-                profile=profile, closing=closing,
+                profile=profile, history=history, closing=closing,
             )  # fmt: skip
             pair.verifier_reason, pair.verifier_up, pair.verifier_at = reason, up, where
             return pair

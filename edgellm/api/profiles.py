@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from edgellm.errors import ModelNotFound, ProfileUnusable
 from edgellm.spec.profile import Profile
-from edgellm.store import ALIASES, bundled, data_dir
+from edgellm.store import ALIASES, History, bundled, data_dir
+from edgellm.store.state import set_aside
 
 _SHOWN = 16  # characters of a hash in a file's name
 
@@ -23,8 +25,8 @@ def find_profile(draft_hash: str, verifier_hash: str) -> Profile | None:
         ProfileUnusable: the user's own is damaged or of another version.
     """
     path = profile_path(draft_hash, verifier_hash)
-    if path.is_file():
-        return read_profile(path, draft_hash, verifier_hash)
+    if os.path.lexists(path):
+        return read_profile(path, draft_hash, verifier_hash, own=True)
     try:
         shipped = bundled(next(iter(ALIASES))).with_name("profile.json")
         return read_profile(shipped, draft_hash, verifier_hash)
@@ -32,13 +34,27 @@ def find_profile(draft_hash: str, verifier_hash: str) -> Profile | None:
         return None
 
 
-def read_profile(path: Path, draft_hash: str, verifier_hash: str) -> Profile:
-    """The profile in a file.
+def keep_profile(profile: Profile, path: Path) -> None:
+    """Save a profile, without words of prompts while the history is off. One there that cannot be used is set aside.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        if os.path.lexists(path):
+            Profile.load(path, own=True)
+    except ProfileUnusable:
+        set_aside(path)
+    (profile if History().on else profile.without_words()).save(path)
+
+
+def read_profile(path: Path, draft_hash: str, verifier_hash: str, *, own: bool = False) -> Profile:
+    """Return the profile in a file; `own` as for `Profile.load`.
 
     Raises:
         ProfileUnusable: there is none, it is of another version, or of other models than these.
     """
-    profile = Profile.load(path)
+    profile = Profile.load(path, own=own)
     for name, found, wanted in (
         ("draft model", profile.draft_hash, draft_hash),
         ("verifier", profile.verifier_hash, verifier_hash),

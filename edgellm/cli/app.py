@@ -52,8 +52,8 @@ def _edgellm(
 _PROFILE = "The prompts should be such as you ask; some dozens do. The profile is found by itself from then on."
 _EVIDENCE = "Results go to bench/results/ as JSON, and as pictures where matplotlib is installed."
 _PRIVATE = (
-    "It is kept on this machine only, at most 1 MiB, readable by you alone, and never sent. "
-    "What the arrow keys bring back at the prompt is kept apart from it."
+    "It is kept on this machine only, readable by you alone, never sent, and removed after a year, or when you say. "
+    "So is everything derived from it; docs/privacy.md lists all of it."
 )
 _CODE = (
     "The code is good for two minutes and one guess, and never travels. A device that verifies for you reads your "

@@ -112,7 +112,8 @@ def chat(
         Exit, typer.Option(help="Whether what is copied may be a tree: several ways on in one check.")
     ] = Exit.AUTO,
     history: Annotated[
-        bool, typer.Option("--history/--no-history", help="Draft from past conversations, and keep this one.")
+        bool, typer.Option("--history/--no-history", help="Draft from past conversations, and keep this one, "
+                     "with whatever is derived from it.")
     ] = True,
     again: Annotated[bool, typer.Option("-c", "--continue", help="Go on with the last conversation.")] = False,
     conversation: Annotated[
@@ -138,6 +139,7 @@ def chat(
     stats: Annotated[bool, typer.Option("--stats", help="All figures behind each reply, not only a line.")] = False,
 ) -> int:  # fmt: skip
     from edgellm.api import AUTO, Pair
+    from edgellm.api.kept import tidy
     from edgellm.spec.options import ReplyOptions
 
     options = ReplyOptions(
@@ -157,15 +159,18 @@ def chat(
         raise InvalidOption("--json needs a question.", 'Write it behind the command: edgellm chat --json "..."')
     if question is not None and not question.strip():
         raise InvalidOption("The question is empty.", 'Write one: edgellm chat "Where is my mug?"')
+    tidy()
     notes = Notes.open(again, conversation, history)
     reports = None
     if mesh is not None:
-        opened, reports = over_devices(mesh, verifier, peer or (), draft, max_tokens, as_json=as_json, explain=explain)
+        opened, reports = over_devices(
+            mesh, verifier, peer or (), draft, max_tokens, as_json=as_json, explain=explain, history=history
+        )
         pair = opened.pair
     else:
         with Loading() as loading:
             where = AUTO if peer else verifier
-            pair = Pair.open(draft, where, profile=profile, progress=loading, peers=peer or ())
+            pair = Pair.open(draft, where, profile=profile, progress=loading, peers=peer or (), history=history)
     if pair.verifier_reason:
         say(pair.verifier_reason, style="dim")
     with pair:
@@ -177,7 +182,7 @@ def chat(
         if question is None:
             from edgellm.cli.interactive import converse
 
-            return converse(talk, explain=explain, stats=stats)
+            return converse(talk, explain=explain, stats=stats, history=history)
         summary = speak(talk.ask(question), as_json=as_json, explain=explain, stats=stats)
         talk.heard(summary)
         return INTERRUPTED if summary.finish_reason == "cancelled" else 0

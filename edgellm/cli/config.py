@@ -44,12 +44,11 @@ def path(
     place: Annotated[
         Place,
         typer.Argument(metavar="PLACE", help="config: the file of settings. data: profiles, identity, paired devices, "
-                       "history. cache: what can be made again. state: crash logs, and what you typed."),
+                       "history. cache: what can be made again. state: crash logs."),
     ] = Place.CONFIG,
 ) -> None:  # fmt: skip
-    from edgellm.cli.places import state_dir
     from edgellm.cli.settings import config_file
-    from edgellm.store.places import cache_dir, data_dir
+    from edgellm.store.places import cache_dir, data_dir, state_dir
 
     emit(str({"config": config_file, "data": data_dir, "cache": cache_dir, "state": state_dir}[place]()))
 

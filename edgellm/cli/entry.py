@@ -12,15 +12,16 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import typer
 from typer.main import get_command
 
 from edgellm import __version__
-from edgellm.cli.places import private_file, state_dir
 from edgellm.cli.screen import fail, forget, prepare_streams, say
 from edgellm.errors import EdgeError
+from edgellm.store.places import state_dir
+from edgellm.store.state import write_state
 
 
 def main() -> None:
@@ -73,12 +74,18 @@ def _wrong_usage(error: typer.TyperException) -> int:
 def _unexpected(error: Exception) -> int:
     what = f"Something unexpected happened: {type(error).__name__}: {error}."
     try:
-        logs = state_dir() / "logs"
-        logs.mkdir(exist_ok=True, mode=0o700)
-        path = private_file(logs / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.log")
+        path = state_dir() / "logs" / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.log"
         about = f"edgellm {__version__}, Python {platform.python_version()}, {platform.platform()}\n\n"
-        path.write_text(about + "".join(traceback.format_exception(error)), encoding="utf-8")
+        write_state(path, about + "\n".join(_places(error)))
         fail(f"{what} The details are in {path}; please report them.")
     except OSError:
         fail(f"{what} No log could be written. Set EDGELLM_HOME to a folder that can, and try again.")
     return 1
+
+
+def _places(error: BaseException) -> Iterator[str]:
+    """Yield where an error and those before it were raised, and their types. Their messages may quote a prompt."""
+    if before := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
+        yield from _places(before)
+    yield "Traceback (most recent call last):\n" + "".join(traceback.format_tb(error.__traceback__))
+    yield f"{type(error).__name__} (its message is not kept)\n"

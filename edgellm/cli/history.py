@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from edgellm.cli.screen import emit, is_terminal, out, say
 from edgellm.cli.text import one_line, size
-from edgellm.errors import InvalidOption
+from edgellm.errors import HistoryUnusable, InvalidOption
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -28,18 +29,26 @@ class Action(enum.StrEnum):
     CLEAR = "clear"
     OFF = "off"
     ON = "on"
+    KEEP = "keep"
 
 
 def history(
     action: Annotated[
         Action,
         typer.Argument(metavar="ACTION",
-                       help="show: how much is kept. path: where. clear: forget it all. "
-                       "off: keep and read nothing from now on. on: keep and read again."),
+                       help="show: how much is kept. path: where. clear: forget it all, with everything that was "
+                       "derived from it. off: keep and read nothing from now on. on: keep and read again. keep: for "
+                       "how long it is kept."),
     ] = Action.SHOW,
+    age: Annotated[
+        str | None,
+        typer.Argument(metavar="AGE", show_default=False, help="With keep: the greatest age, such as 90d, 12w, 6m or "
+                       "2y; or forever. EDGELLM_HISTORY_KEEP comes before it."),
+    ] = None,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Forget without asking.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
+    from edgellm.api.kept import tidy
     from edgellm.store import History
 
     store = History()
@@ -47,7 +56,15 @@ def history(
         raise InvalidOption(
             f"--yes means nothing to `history {action}`.", "Leave it out; it goes with `history clear`."
         )
-    if action is Action.PATH:
+    if age is not None and action is not Action.KEEP:
+        raise InvalidOption(
+            f"{age[:40]!r} means nothing to `history {action}`.", "Leave it out; it goes with `history keep`."
+        )
+    if action in (Action.SHOW, Action.CLEAR):
+        tidy()
+    if action is Action.KEEP:
+        _keep(age, as_json)
+    elif action is Action.PATH:
         emit(json.dumps({"path": str(store.path)}) if as_json else str(store.path))
     elif action is Action.CLEAR:
         _clear(store, yes, as_json)
@@ -57,27 +74,50 @@ def history(
         _turn(store, action, as_json)
 
 
-def _clear(store: History, yes: bool, as_json: bool) -> None:
-    from edgellm.store.conversations import Conversations
+def _keep(age: str | None, as_json: bool) -> None:
+    from edgellm.api.kept import expire
+    from edgellm.store.retention import VARIABLE, describe_age, max_age, parse_age, set_max_age
 
-    if not yes and (facts := store.facts()).size:
-        what = f"{_count(facts.conversations)} ({size(facts.size)})"
-        if not is_terminal(sys.stdin):
-            raise InvalidOption(f"This would forget {what}.", "Add --yes to do it without being asked.")
-        if not typer.confirm(f"Forget {what}?", err=True):
-            raise typer.Exit(1)
-    gone = store.clear()
-    Conversations().clear()  # what was said is said there, too
+    if age is not None:
+        wanted = parse_age(age)
+        try:
+            set_max_age(wanted)
+        except OSError as error:
+            raise HistoryUnusable(f"The age cannot be set: {error}.", "Check the folder.") from None
+        if max_age() != wanted:
+            say(f"{VARIABLE} says otherwise, and comes before it.", style="yellow")
+        expire()
     if as_json:
-        emit(json.dumps({"forgotten": gone}))
+        emit(json.dumps({"keep": describe_age(max_age())}))
+    elif (found := max_age()) is None:
+        say("What is asked and replied is kept until you remove it.")
     else:
-        say(f"forgot {_count(gone)}")
+        say(f"What is asked and replied, and what is derived from that, is kept for {found.days} days at most.")
+
+
+def _clear(store: History, yes: bool, as_json: bool) -> None:
+    from edgellm.api.kept import forget, kept
+
+    there = kept()
+    if not yes and (there.total or store.facts().size):
+        if not is_terminal(sys.stdin):
+            raise InvalidOption(f"This would forget {there}.", "Add --yes to do it without being asked.")
+        if not typer.confirm(f"Forget {there}?", err=True):
+            raise typer.Exit(1)
+    gone = forget()
+    if as_json:
+        emit(json.dumps({"forgotten": gone.total, **asdict(gone)}))
+    else:
+        say(f"forgot {gone}")
 
 
 def _turn(store: History, action: Action, as_json: bool) -> None:
     if action is Action.OFF:
         store.turn_off()
-        say("The history is off: conversations are neither kept nor read. What is there stays.")
+        say(
+            "The history is off: what is said, and what is derived from it, is neither kept nor read. What is "
+            "there stays."
+        )
         say("Forget it with: edgellm history clear", style="dim")
     else:
         store.turn_on()
@@ -87,17 +127,23 @@ def _turn(store: History, action: Action, as_json: bool) -> None:
 
 
 def _show(facts: HistoryFacts, as_json: bool) -> None:
+    from edgellm.api.kept import kept
+    from edgellm.store.retention import describe_age, max_age
+
+    there, age = kept(), describe_age(max_age())
     if as_json:
         emit(json.dumps({"path": str(facts.path), "on": facts.on, "conversations": facts.conversations,
                          "size": facts.size, "first": facts.first and facts.first.isoformat(),
-                         "last": facts.last and facts.last.isoformat()}, indent=2))  # fmt: skip
+                         "last": facts.last and facts.last.isoformat(), "keep": age, "all": asdict(there)},
+                        indent=2))  # fmt: skip
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in (
         ("history", "on" if facts.on else "off: nothing is kept or read"),
-        ("conversations", f"{facts.conversations:,}"),
+        ("there is", str(there)),
+        ("kept for", age),
         ("size", size(facts.size)),
         ("from", _time(facts.first)),
         ("to", _time(facts.last)),
@@ -105,10 +151,6 @@ def _show(facts: HistoryFacts, as_json: bool) -> None:
     ):
         table.add_row(name, value)
     out().print(table)
-
-
-def _count(conversations: int) -> str:
-    return f"{conversations:,} conversation{'' if conversations == 1 else 's'}"
 
 
 def _time(when: datetime | None) -> str:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.formatted_text import FormattedText
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.history import History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.defaults import create_output
 
-from edgellm.cli.places import private_file, state_dir
 from edgellm.cli.report import print_legend, print_stats
 from edgellm.cli.screen import coloured, fail, say
 from edgellm.cli.speak import speak
-from edgellm.errors import EdgeError
+from edgellm.errors import EdgeError, HistoryUnusable
 
 if TYPE_CHECKING:
     from edgellm.cli.talk import Talk
+    from edgellm.store import History as Lines
 
 HELP = """\
 /help    this page
@@ -33,9 +34,9 @@ Ctrl-C stops a reply. Arrow up brings back what you typed."""
 _COMMAND = re.compile(r"/[a-z?]*")
 
 
-def converse(talk: Talk, *, explain: bool, stats: bool) -> int:
-    """Asks and answers until the user leaves; returns the exit code."""
-    session = _session()
+def converse(talk: Talk, *, explain: bool, stats: bool, history: bool = True) -> int:
+    """Ask and answer until the user leaves; return the exit code. Without `history` nothing that is typed is kept."""
+    session = _session(_typed() if history else InMemoryHistory())
     say("Ask something. /help shows what else you can do.", style="dim")
     while True:
         try:
@@ -73,10 +74,10 @@ def _command(line: str, talk: Talk) -> None:
         say(f"There is no command {line}. /help shows those there are.", style="yellow")
 
 
-def _session() -> PromptSession[str]:
+def _session(history: History) -> PromptSession[str]:
     colours = None if coloured(sys.stderr) else ColorDepth.DEPTH_1_BIT
     return PromptSession(
-        history=_history(),
+        history=history,
         key_bindings=_keys(),
         multiline=True,
         prompt_continuation=". ",
@@ -104,9 +105,41 @@ def _keys() -> KeyBindings:
     return keys
 
 
-def _history() -> History:
+class _Typed(History):
+    """What was typed, in this process and in those before it."""
+
+    def __init__(self, lines: Lines) -> None:
+        super().__init__()
+        self._lines = lines
+        self._usable = True
+
+    def load_history_strings(self) -> Iterator[str]:
+        """Yield the texts of before, the newest first."""
+        try:
+            pasts = self._lines.recent()
+        except HistoryUnusable as error:
+            self._fail(error)
+            return
+        yield from (past.question for past in reversed(pasts))
+
+    def store_string(self, string: str) -> None:
+        """Keep what was just typed, where that is possible."""
+        if self._usable:
+            try:
+                self._lines.add(string, "")
+            except HistoryUnusable as error:
+                self._fail(error)
+
+    def _fail(self, error: HistoryUnusable) -> None:
+        self._usable = False
+        say(f"What you type is not kept: {error}", style="yellow")
+
+
+def _typed() -> History:
+    from edgellm.store.typed import take_over, typed_lines
+
     try:
-        return FileHistory(private_file(state_dir() / "history"))
-    except OSError as error:
-        say(f"What you type is not kept: {error}.", style="yellow")
-        return InMemoryHistory()
+        take_over()
+    except HistoryUnusable as error:
+        say(str(error), style="yellow")
+    return _Typed(typed_lines())

@@ -128,7 +128,7 @@ def run(
 
 def over_devices(
     mesh: str, model: str, peers: Sequence[str], draft: str, max_tokens: int, *, as_json: bool, explain: bool,
-    sessions: int = 1,
+    sessions: int = 1, history: bool = True,
 ) -> tuple[Opened, Reports]:  # fmt: skip
     """What `chat --mesh` and `serve --mesh` open: `mesh` is a split, or names a file of devices, or is AUTO, the
     measured home."""
@@ -151,7 +151,7 @@ def over_devices(
     options = Options(
         split, fleet, placed, tuple(peers), sessions=sessions, tokens_in=wanted.tokens_in, tokens_out=max_tokens
     )
-    opened = open_mesh(path, options, draft=draft, tell=lambda text: say(text, style="yellow"))
+    opened = open_mesh(path, options, draft=draft, history=history, tell=lambda text: say(text, style="yellow"))
     return opened, Reports(opened, as_json=as_json)
 
 

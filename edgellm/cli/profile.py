@@ -60,8 +60,11 @@ def profile(
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile's figures as JSON.")] = False,
 ) -> None:  # fmt: skip
     from edgellm.api import Pair
+    from edgellm.api.kept import tidy
     from edgellm.spec.options import FINE
+    from edgellm.store import History
 
+    tidy()
     asked = read_prompts(prompts)
     gamma = FINE if gamma is None else gamma
     if gamma < 1 or max_tokens < 1:
@@ -88,13 +91,17 @@ def profile(
         return
     _show(found)
     say(f"kept in {path}", style="dim")
+    if found.has_words and not History().on:
+        say("The history is off, so the words of the prompts are left out of it.", style="dim")
 
 
 def _keep(pair: Any, found: Profile, output: Path | None) -> Path:
+    from edgellm.api.profiles import keep_profile
+
     if output is None:
         kept: Path = pair.keep_profile(found)
         return kept
-    found.save(output)
+    keep_profile(found, output)
     return output
 
 

@@ -124,6 +124,9 @@ def serve(
                      show_default="a half of what is free"),
     ] = None,
 ) -> None:  # fmt: skip
+    from edgellm.api.kept import tidy
+
+    tidy()
     at_once = replies if replies is not None else {Role.PAIR: 2, Role.VERIFIER: 8, Role.WORKER: 1}[role]
     wanted = Wanted(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting, paired_only)
     _check_role(role, given)

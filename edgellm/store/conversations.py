@@ -9,16 +9,19 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from edgellm.errors import HistoryUnusable, InvalidOption
+from edgellm.errors import HistoryUnusable, InvalidOption, TrustUnusable
 from edgellm.store.places import data_dir
 from edgellm.store.private import MOST_BYTES, locked, read_private, write_private
+from edgellm.store.retention import expired, oldest
 
 MOST = 300
 _ID = re.compile(r"[0-9a-f]{8}")
+_LEFT = re.compile(r"[0-9a-f]{8}\.json\..*")
 _ROLES = ("system", "user", "assistant")
 
 
@@ -50,14 +53,18 @@ class Conversation:
 class Conversations:
     """Those in `folder`, which need not exist yet. Any number of processes may use it.
 
-    What is no conversation is passed over. Every method raises TrustUnusable where a file is a link, or cannot be
-    read or written.
+    What is no conversation, or is no plain file, is passed over. They go when nothing was added to them for longer
+    than may be kept (`store.retention`). Every method raises TrustUnusable where a file cannot be written.
     """
 
     folder: Path = field(default_factory=lambda: data_dir() / "conversations")
 
     def all(self) -> list[Conversation]:
         """The newest first."""
+        before = oldest()
+        return [one for one in self._all() if one.when >= before]
+
+    def _all(self) -> list[Conversation]:
         found = [self._read(path) for path in self._paths()]
         return sorted((one for one in found if one is not None), key=lambda one: one.when, reverse=True)
 
@@ -68,7 +75,8 @@ class Conversations:
             InvalidOption: there is none, or there are several.
         """
         paths = [path for path in self._paths() if path.stem.startswith(beginning.lower())] if beginning else []
-        found = [one for one in map(self._read, paths) if one is not None]
+        before = oldest()
+        found = [one for one in map(self._read, paths) if one is not None and one.when >= before]
         if len(found) != 1:
             what = "There is no conversation" if not found else f"There are {len(found)} conversations"
             raise InvalidOption(f"{what} whose ID begins with {beginning!r}.", "See: edgellm conversations")
@@ -101,7 +109,8 @@ class Conversations:
             )
         with locked(self.folder):
             write_private(self._path(conversation.id), data)
-            for old in self.all()[MOST:]:
+            before, there = oldest(), self._all()
+            for old in (*there[MOST:], *(one for one in there[:MOST] if one.when < before)):
                 self._path(old.id).unlink(missing_ok=True)
 
     def remove(self, conversation: Conversation) -> None:
@@ -109,13 +118,24 @@ class Conversations:
             self._path(conversation.id).unlink(missing_ok=True)
 
     def clear(self) -> int:
-        """Removes all, and returns how many there were."""
+        """Remove all, damaged ones and what a crash has left of some, too; return how many there were."""
         paths = self._paths()
-        if paths:
+        if self.folder.is_dir():
             with locked(self.folder):
-                for path in paths:
-                    path.unlink(missing_ok=True)
+                for path in (*paths, *(one for one in self.folder.iterdir() if _LEFT.fullmatch(one.name))):
+                    with suppress(OSError):  # a folder is no conversation
+                        path.unlink()
         return len(paths)
+
+    def expire(self) -> int:
+        """Remove those whose files were not written for longer than may be kept; return how many that were."""
+        before = oldest()
+        gone = [path for path in self._paths() if expired(path, before)]
+        if gone:
+            with locked(self.folder):
+                for path in gone:
+                    path.unlink(missing_ok=True)
+        return len(gone)
 
     def _path(self, number: str) -> Path:
         return self.folder / f"{number}.json"
@@ -125,12 +145,12 @@ class Conversations:
 
     def _read(self, path: Path) -> Conversation | None:
         """None where it has gone meanwhile, or is damaged."""
-        data = read_private(path)
         try:
+            data = read_private(path)
             said = json.loads((data or b"").decode())
             when = datetime.fromisoformat(said["when"])
             turns = tuple((str(role), str(text)) for role, text in said["turns"])
-        except (ValueError, TypeError, LookupError, RecursionError):
+        except (ValueError, TypeError, LookupError, RecursionError, TrustUnusable):
             return None
         if when.tzinfo is None or not all(role in _ROLES for role, _ in turns):
             return None

@@ -1,7 +1,8 @@
 """What was asked and replied before, kept on this machine alone, so that a later reply can repeat it for free.
 
 One question and its reply a line, as JSON, in a file that only the user can read. It never grows over `MOST_BYTES`:
-when it would, the oldest lines go until half of that is left. A line that a crash has cut is passed over.
+when it would, the oldest lines go until half of that is left; and lines go when they are too old (`store.retention`).
+A line that a crash has cut is passed over.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from filelock import FileLock, Timeout
 from edgellm.errors import HistoryUnusable
 from edgellm.store.past import Past, from_line, to_line
 from edgellm.store.places import data_dir
+from edgellm.store.retention import expired, oldest
+from edgellm.store.state import private_folder
 
 MOST_BYTES = 2**20
 PATIENCE = 10.0  # seconds to wait for another process; each holds the file for some milliseconds
@@ -51,11 +54,12 @@ class History:
     """
 
     folder: Path = field(default_factory=lambda: data_dir() / "history")
+    name: str = "conversations.jsonl"
 
     @property
     def path(self) -> Path:
         """The file that holds the conversations. It need not exist."""
-        return self.folder / "conversations.jsonl"
+        return self.folder / self.name
 
     @property
     def on(self) -> bool:
@@ -68,7 +72,7 @@ class History:
 
     @property
     def _beside(self) -> Path:
-        return self.folder / "conversations.jsonl.new"
+        return self.folder / f"{self.name}.new"
 
     def add(self, question: str, reply: str) -> None:
         """Keeps a question and its reply as the newest; does nothing while the history is off.
@@ -97,7 +101,8 @@ class History:
         if not self.on:
             return []
         with _told(self.path, "read"):
-            pasts = self._pasts()
+            before = oldest()
+            pasts = [past for past in self._pasts() if past.when >= before]
         found: list[Past] = []
         for past in reversed(pasts):
             size = len((past.question + past.reply).encode())
@@ -120,6 +125,25 @@ class History:
                 self.path.unlink(missing_ok=True)
                 self._beside.unlink(missing_ok=True)
                 return count
+
+    def expire(self) -> int:
+        """Remove what is older than may be kept, on or off, and return how many conversations that were.
+
+        Raises:
+            HistoryUnusable: it cannot be removed.
+        """
+        with _told(self.path, "written"):
+            if not os.path.lexists(self.path):
+                return 0
+            before = oldest()
+            with _opened(self.path, "rb") as file:
+                if not _begins_before(file, before) and not expired(self.path, before):
+                    return 0
+            with self._locked(), _opened(self.path, "rb") as file:
+                pasts = list(_readable(file))
+                young = [line for line, past in pasts if past.when >= before]
+                self._replace(b"".join(young))  # damaged lines go with the old ones: nobody knows their age
+                return len(pasts) - len(young)
 
     def turn_off(self) -> None:
         """From now on nothing is added or read, by any process, until `turn_on`. What is there stays.
@@ -163,13 +187,15 @@ class History:
             return []
 
     def _put(self, line: bytes) -> None:
+        before = oldest()
         with _opened(self.path, "rb+", os.O_CREAT) as file:
             end = file.seek(0, os.SEEK_END)
-            if end + len(line) < MOST_BYTES:
+            if end + len(line) < MOST_BYTES and not _begins_before(file, before):
                 _append(file, line, end)
                 return
-            lines = [line for line, _ in _readable(file)]
-        kept, room = [line], MOST_BYTES // 2 - len(line)
+            lines = [line for line, past in _readable(file) if past.when >= before]
+        full = sum(map(len, lines)) + len(line) >= MOST_BYTES
+        kept, room = [line], (MOST_BYTES // 2 if full else MOST_BYTES) - len(line)
         while lines and len(lines[-1]) <= room:
             kept.append(lines.pop())
             room -= len(kept[-1])
@@ -188,9 +214,9 @@ class History:
             raise
 
     def _prepare(self) -> None:
-        with suppress(FileExistsError):
-            self.folder.mkdir(parents=True, mode=0o700)
-        _own(self.folder)
+        with suppress(FileNotFoundError):
+            _own(self.folder)
+        private_folder(self.folder)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -270,6 +296,13 @@ def _append(file: FileIO, line: bytes, end: int) -> None:
         with suppress(OSError):
             file.truncate(end)
         raise
+
+
+def _begins_before(file: FileIO, time: datetime) -> bool:
+    """Return whether the first line is older than that; later lines are younger."""
+    file.seek(0)
+    past = from_line((file.read(MOST_BYTES // 2) or b"").partition(b"\n")[0])  # no line is longer
+    return past is not None and past.when < time
 
 
 def _write(file: FileIO, data: bytes) -> None:

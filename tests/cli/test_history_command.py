@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def test_show_tells_how_much_is_kept_and_since_when(edge: Edge, kept: History, w
     shown = dict(line.split(maxsplit=1) for line in done.out.splitlines())
     assert {name: value.strip() for name, value in shown.items()} == {
         "history": "on",
-        "conversations": "2",
+        "there": "is  2 replies",
+        "kept": "for  365d",
         "size": f"{facts.size} B",
         "from": f"{facts.first:%Y-%m-%d %H:%M} UTC",
         "to": f"{facts.last:%Y-%m-%d %H:%M} UTC",
@@ -54,11 +56,13 @@ def test_show_as_json(edge: Edge, kept: History) -> None:
     assert edge("history", "--json").answer == {
         "path": str(kept.path), "on": True, "conversations": 2, "size": facts.size,
         "first": facts.first.isoformat(), "last": facts.last.isoformat(),
+        "keep": "365d",
+        "all": {"replies": 2, "conversations": 0, "typed": 0, "profiles": 0, "curves": 0, "logs": 0},
     }  # fmt: skip
 
 
 def test_show_where_nothing_is_kept(edge: Edge) -> None:
-    assert "conversations  0" in edge("history").out
+    assert "there is  nothing" in edge("history").out
     answer = edge("history", "show", "--json").answer
     assert (answer["conversations"], answer["first"], answer["last"]) == (0, None, None)
 
@@ -66,10 +70,10 @@ def test_show_where_nothing_is_kept(edge: Edge) -> None:
 def test_clear_wants_yes_where_it_cannot_ask(edge: Edge, kept: History) -> None:
     refused = edge("history", "clear", stdin=b"y\n")
     assert (refused.code, refused.out) == (2, "")
-    assert "This would forget 2 conversations (" in refused.err
+    assert "This would forget 2 replies." in refused.err
     assert "Add --yes" in refused.err
     assert len(kept.recent()) == 2
-    assert edge("history", "clear", "--yes") == Done(0, "", "forgot 2 conversations\n")
+    assert edge("history", "clear", "--yes") == Done(0, "", "forgot 2 replies\n")
     assert not kept.path.exists()
 
 
@@ -80,14 +84,15 @@ def test_clear_asks_at_a_terminal(
     monkeypatch.setattr(command, "is_terminal", lambda _: True)
     done = edge("history", "clear", stdin=answer)
     assert (done.code, done.out.strip()) == (code, "")
-    assert "Forget 2 conversations (" in done.err
+    assert "Forget 2 replies?" in done.err
     assert len(kept.recent()) == left
 
 
 def test_clear_of_nothing_needs_no_yes(edge: Edge) -> None:
-    assert edge("history", "clear").err == "forgot 0 conversations\n"
+    assert edge("history", "clear").err == "forgot nothing\n"
     History().add("q", "r")
-    assert edge("history", "clear", "-y", "--json").answer == {"forgotten": 1}
+    answer = edge("history", "clear", "-y", "--json").answer
+    assert (answer["forgotten"], answer["replies"]) == (1, 1)
 
 
 def test_clear_asks_for_damaged_remains_too(edge: Edge, kept: History) -> None:
@@ -112,7 +117,7 @@ def test_off_and_on_say_what_they_did(edge: Edge, kept: History) -> None:
     assert edge("history", "on", "--json").answer == {"on": True}
 
 
-@pytest.mark.parametrize("action", ["path", "show", "off", "on"])
+@pytest.mark.parametrize("action", ["path", "show", "off", "on", "keep"])
 def test_yes_to_what_asks_nothing_is_wrong_usage(edge: Edge, kept: History, action: str) -> None:
     done = edge("history", action, "--yes")
     assert (done.code, done.out) == (2, "")
@@ -145,3 +150,22 @@ def test_the_help_says_that_it_is_private(edge: Edge) -> None:
     assert "never sent" in shown
     for action in command.Action:
         assert f"{action}: " in shown
+
+
+def test_keep_sets_the_greatest_age_of_everything(edge: Edge, kept: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert edge("history", "keep", "--json").answer == {"keep": "365d"}
+    old = kept.path.read_text().replace(str(datetime.now(UTC).year), "2020", 1)
+    kept.path.write_text(old)
+    assert edge("history", "keep", "forever").code == 0
+    assert len(kept.recent()) == 2
+    monkeypatch.setenv("EDGELLM_HISTORY_KEEP", "2w")
+    assert edge("history", "keep", "--json").answer == {"keep": "14d"}
+    assert [past.question for past in kept.recent()] == ["And the drill?"]
+    monkeypatch.delenv("EDGELLM_HISTORY_KEEP")
+    assert "90 days" in edge("history", "keep", "90d").err
+    assert "mug" not in kept.path.read_text()
+    for wrong in ("90", "0d", "-1d", "9" * 9 + "y", "ever"):
+        assert edge("history", "keep", wrong).code == 2
+    monkeypatch.setenv("EDGELLM_HISTORY_KEEP", "soon")
+    assert "EDGELLM_HISTORY_KEEP: 'soon' is no age" in edge("chat", "Hello").err
+    assert "means nothing" in edge("history", "show", "90d").err

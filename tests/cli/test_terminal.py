@@ -11,12 +11,13 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from edgellm.store import pull
+from tests.cli.conftest import Done
 from tests.store.hub import REPO, Hub
 
 ROOT = Path(__file__).parents[2]
@@ -108,9 +109,30 @@ def test_a_conversation(screens: list[Screen], tmp_path: Path) -> None:
     screen.wait_for(">")
     screen.type("\x04")
     assert screen.end() == 0
-    history = tmp_path / "home" / "state" / "history"
-    assert "my mug?" in history.read_text()
-    assert history.stat().st_mode & 0o077 == 0
+    typed = tmp_path / "home" / "data" / "history" / "typed.jsonl"
+    assert "my mug?" in typed.read_text()
+    assert typed.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("switch", ["--no-history", "off"])
+def test_nothing_that_is_typed_is_kept_without_the_history(
+    screens: list[Screen], tmp_path: Path, switch: str, edge: Callable[..., Done]
+) -> None:
+    more = [switch] if switch != "off" else []
+    if not more:
+        assert edge("history", "off").code == 0
+    screens.append(screen := Screen("edgellm", "chat", "--max-tokens", "3", *more))
+    screen.wait_for(">")
+    screen.type("my PIN is 4711\r")
+    screen.wait_for("first after")
+    screen.wait_for(">")
+    screen.type("\x1b[A")  # the arrow key brings it back all the same
+    screen.wait_for("my PIN is 4711")
+    screen.type("\x15\x04")
+    assert screen.end() == 0
+    files = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if b"4711" in path.read_bytes()]
 
 
 def test_ctrl_c_stops_the_reply_and_not_the_program(screens: list[Screen]) -> None:
