@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Self
 
 from edgellm.engine import native
+from edgellm.engine.crowding import Crowding
 
 try:
     import fcntl
@@ -185,12 +186,14 @@ class Computation:
     It belongs to one thread, and holds a slot as long as that lives.
     """
 
-    __slots__ = ("__weakref__", "_at", "_slot", "_table", "_threads")
+    __slots__ = ("__weakref__", "_at", "_crowding", "_share", "_slot", "_table", "_threads")
 
-    def __init__(self, table: CoreTable | None) -> None:
+    def __init__(self, table: CoreTable | None, crowding: Crowding | None = None) -> None:
         slot = None if table is None else table.claim()
         self._table = None if slot is None else table
-        self._slot, self._threads, self._at = slot or 0, 1, 0
+        self._slot, self._at = slot or 0, 0
+        self._threads = self._share = 1
+        self._crowding = crowding or Crowding()
         if table is not None and slot is not None:
             weakref.finalize(self, table.release, slot).atexit = False  # then the kernel does it
 
@@ -206,14 +209,20 @@ class Computation:
         now = time.monotonic_ns()
         self._at = at = (self._at + 1) % _PAUSES
         table.pauses[slot * _PAUSES + at] = now - table.ended[slot]
-        share = threads if threads == 1 else table.share(slot, threads, now)
-        table.wanted[slot] = threads
+        if threads > 1:
+            threads = self._crowding.limit(table.share(slot, threads, now), now)
+        self._share = threads
+        table.wanted[slot] = self._threads
         table.began[slot] = now
-        return share
+        return threads
 
     def __exit__(self, *_raised: object) -> None:
-        if self._table is not None:
-            self._table.ended[self._slot] = time.monotonic_ns()
+        table, slot, share = self._table, self._slot, self._share
+        if table is None:
+            return
+        table.ended[slot] = now = time.monotonic_ns()
+        if share > 1:
+            self._crowding.observe(share, now - table.began[slot], now)
 
 
 @functools.cache

@@ -17,6 +17,7 @@ import pytest
 
 from edgellm.engine import Context, Model, core_sharing
 from edgellm.engine.core_sharing import Computation, CoreTable, core_table, fair_share
+from edgellm.engine.crowding import Crowding, Gauges
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="cores are shared on Linux")
 
@@ -45,6 +46,11 @@ def file(tmp_path: Path) -> Path:
 
 def opened(file: Path, cpus: int = 0b1111) -> CoreTable:
     return CoreTable(os.open(file, os.O_RDWR), CORES, cpus)
+
+
+def calm() -> Crowding:
+    """As if no other programs ran."""
+    return Crowding(Gauges(lambda: 0, lambda: 0, lambda: 1))
 
 
 class Other:
@@ -99,7 +105,7 @@ def test_shares_use_all_cores_and_no_more(n: int) -> None:
 
 
 def test_another_process_that_computes_takes_its_share(file: Path) -> None:
-    mine = Computation(opened(file))
+    mine = Computation(opened(file), calm())
     with other(file) as chat:
         assert share_of(mine) == CORES  # it has computed nothing
         chat.do("begin")
@@ -110,7 +116,7 @@ def test_another_process_that_computes_takes_its_share(file: Path) -> None:
 
 
 def test_processes_on_other_processors_share_nothing(file: Path) -> None:
-    mine = Computation(opened(file, cpus=0b0011))
+    mine = Computation(opened(file, cpus=0b0011), calm())
     with other(file, cpus=0b1100) as elsewhere:
         elsewhere.do("begin")
         assert share_of(mine) == CORES
@@ -118,7 +124,7 @@ def test_processes_on_other_processors_share_nothing(file: Path) -> None:
 
 def test_a_killed_process_gives_its_cores_back(file: Path) -> None:
     table = opened(file)
-    mine = Computation(table)
+    mine = Computation(table, calm())
     with other(file) as chat:
         chat.do("begin")
         assert share_of(mine) == CORES // 2
@@ -132,7 +138,7 @@ def test_a_killed_process_gives_its_cores_back(file: Path) -> None:
 
 
 def test_a_stopped_process_holds_no_cores_until_it_goes_on(file: Path) -> None:
-    mine = Computation(opened(file))
+    mine = Computation(opened(file), calm())
     with other(file) as chat:
         chat.do("begin")
         for number, expected in ((signal.SIGSTOP, CORES), (signal.SIGCONT, CORES // 2)):
@@ -145,10 +151,10 @@ def test_a_stopped_process_holds_no_cores_until_it_goes_on(file: Path) -> None:
 
 def test_threads_of_one_process_share_as_well_and_leave_when_they_end(file: Path) -> None:
     table = opened(file)
-    mine, computes, ends = Computation(table), threading.Event(), threading.Event()
+    mine, computes, ends = Computation(table, calm()), threading.Event(), threading.Event()
 
     def run() -> None:
-        with Computation(table).of(CORES):
+        with Computation(table, calm()).of(CORES):
             computes.set()
             ends.wait()
 
@@ -181,7 +187,7 @@ def test_who_pauses_shortly_is_waited_for_and_who_pauses_long_is_not(file: Path)
 def test_without_a_free_slot_a_thread_computes_as_if_alone(file: Path) -> None:
     table = opened(file)
     assert [table.claim() for _ in range(core_sharing.SLOTS)] == list(range(core_sharing.SLOTS))
-    with Computation(table).of(CORES) as share:
+    with Computation(table, calm()).of(CORES) as share:
         assert share == CORES
 
 
@@ -229,7 +235,7 @@ def test_a_decode_beside_another_process_says_the_same_with_fewer_threads(
     verifier_model: Model, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = (np.arange(32) % 400 + 300).astype(np.int32)
-    mine = Computation(opened(file))
+    mine = Computation(opened(file), calm())
     monkeypatch.setattr(core_sharing, "computing", mine.of)
     with other(file) as chat, Context(verifier_model, n_ctx=64, threads=2, exact=True) as context:
         alone = [context.decode(ids, outputs=3).copy(), context.decode(ids[:1]).copy()]
