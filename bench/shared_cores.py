@@ -3,9 +3,10 @@
     python -m bench.shared_cores [--model PATH] [--draft PATH] [--repeats 4] [--seconds 2.5]
 
 Tokens a second of processes that begin at the same time: some that decode token by token and do nothing else; a chat
-whose served verifier is another process, drafting on while it is verified; and the same beside two that decode. Each is
-measured with cores shared and with every process for itself, in turn, with OpenMP's settings of
-`edgellm/engine/openmp.py` in both. Default: the bundled pair; both may be a file of `bench.random_gguf`.
+whose served verifier is another process, drafting on while it is verified; the same beside two that decode; and one
+that decodes beside programs that compute something else. Each is measured with cores shared and with every process for
+itself, in turn, with OpenMP's settings of `edgellm/engine/openmp.py` in both. Default: the bundled pair; both may be a
+file of `bench.random_gguf`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ SCENES: dict[str, tuple[str, ...]] = {
     "one decodes": ("decode",),
     "two decode": ("decode",) * 2,
     "four decode": ("decode",) * 4,
+    "one decodes, one busy program": ("decode", "busy"),
+    "one decodes, four busy programs": ("decode", *("busy",) * 4),
     "chat and verifier": ("chat",),
     "chat, verifier, two decode": ("chat", "decode", "decode"),
 }
@@ -68,6 +71,10 @@ def play(arguments: argparse.Namespace) -> None:
         print("ready", flush=True)
         server.wait()
         return
+    if arguments.role == "busy":
+        print("ready", flush=True)
+        while True:
+            pass
     chats = arguments.role == "chat"
     tokens = tokens_of_chat(arguments.draft, arguments.port) if chats else tokens_of_decodes(arguments.model)
     for _ in zip(range(40 if chats else 5), tokens, strict=False):  # a chat measures what decodes cost at first
@@ -109,16 +116,18 @@ def rates(roles: Sequence[str], arguments: argparse.Namespace, apart: bool, home
         if "chat" in roles:
             stack.enter_context(playing("verify", arguments, apart, port, home))
         started = [stack.enter_context(playing(role, arguments, apart, port, home)) for role in roles]
-        for process in started:
+        counting = [process for role, process in zip(roles, started, strict=True) if role != "busy"]
+        for process in counting:
             print("go", file=process.stdin, flush=True)
-        return [float(process.stdout.readline()) for process in started]
+        return [float(process.stdout.readline()) for process in counting]
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return for each scene the tokens a second of each process, both ways, with every repetition."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, roles in SCENES.items():
+        for name in arguments.scenes:
+            roles = SCENES[name]
             shared: list[list[float]] = []
             apart: list[list[float]] = []
 
@@ -127,7 +136,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
                 return sum(kept[-1])
 
             alternate(arguments.repeats, lambda: run(shared, False), lambda: run(apart, True))  # noqa: B023
-            found[name] = {"roles": roles, "shared": shared, "apart": apart}
+            found[name] = {"roles": [role for role in roles if role != "busy"], "shared": shared, "apart": apart}
             print(f"{name}: shared {shared}, apart {apart}", file=sys.stderr, flush=True)
     return found
 
@@ -159,6 +168,7 @@ def main() -> None:
     parser.add_argument("--draft", default="edgellm-draft")
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=2.5)
+    parser.add_argument("--scenes", nargs="+", choices=SCENES, default=list(SCENES))
     parser.add_argument("--name", default="shared_cores", help="of the results' file")
     for hidden in ("--role", "--port"):
         parser.add_argument(hidden, type=int if hidden == "--port" else str, default=0, help=argparse.SUPPRESS)
