@@ -77,8 +77,9 @@ def rows_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     be copied is copied."""
     curve = CostCurve((1, 64), (1.0, 1.1))
     monkeypatch.setattr("edgellm.api.retrieval.measure_curve", lambda _context: curve)
-    monkeypatch.setattr("edgellm.api.retrieval.read_curve", lambda _path: None)
+    monkeypatch.setattr("edgellm.api.retrieval.read_curve", lambda *_: None)
     monkeypatch.setattr("edgellm.spec.curve._REFIT", 10**9)
+    monkeypatch.setattr("edgellm.spec.curve.WILD", float("inf"))
 
 
 @pytest.fixture

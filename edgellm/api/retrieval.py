@@ -5,17 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, time
 
 import numpy as np
 
 from edgellm.api.loading import verifier_of
 from edgellm.engine import HEADS, Context, Head, Message, Model, head_pays, why_late
+from edgellm.engine.timing import BUSY, Waiting, least, repaired
 from edgellm.errors import EdgeError
-from edgellm.spec.curve import KNOTS, CostCurve, twigs
+from edgellm.link.versions import program
+from edgellm.mesh.measure import processor
+from edgellm.spec.curve import DRIFT, KNOTS, CostCurve, LengthRule, twigs
 from edgellm.spec.local import Foretold, LocalVerifier
 from edgellm.spec.protocols import Drafter, LooksAhead, Suggests, Verifier, VerifierSession
 from edgellm.spec.records import Ids, Sampling
@@ -23,14 +27,16 @@ from edgellm.spec.retrieval.drafter import RetrievalDrafter
 from edgellm.spec.retrieval.memory import Memory, Talk, recent
 from edgellm.spec.retrieval.mixed import MixedAheadDrafter, MixedDrafter
 from edgellm.store import fingerprint
-from edgellm.store.curves import curve_path, forget_curve, keep_curve, read_curve
+from edgellm.store.curves import CHANGE_MOST, KeptCurve, curve_path, keep_curve, read_curve
 
 _BEHIND = 16  # positions that a measured decode stands behind
-_REPEATS = 5
+_ROUNDS = 12  # fewer where all lengths took as long twice
 _FEWEST = 3  # lengths that are measured on any device, however slow
 _PATIENCE = 3.0  # seconds, after which nothing more is measured: what is beyond is as slow a row as the last
 _ORDER = (1, 4, 2, 8, 16, 3, 6, 12, 32, 5, 10, 24, 64, 48)
 _QUICK = 0.01  # seconds
+_LOAD = 16.0
+"""Other programs make decodes take up to so many times as long."""
 MEMORIES = 4
 """Choices of sources for which is remembered what was indexed and learned: each reply may choose its own."""
 FAR = CostCurve((1, KNOTS[-1]), (0.05, 0.1))
@@ -47,6 +53,7 @@ class Retrieval:
         self._memories: dict[tuple[str, ...], Memory] = {}
         self._curve: CostCurve | None = None
         self._path: Path | None = None  # where it is kept
+        self._waiting = Waiting()
         self._past: list[Talk] = []
         self._texts: list[tuple[str, str]] = []  # not yet tokens
         self._lock = threading.RLock()  # replies may be written by several threads
@@ -93,7 +100,23 @@ class Retrieval:
         with self._lock:
             if self._curve is None:
                 self._curve, self._path = (FAR, None) if self._linked else curve_of(self.model, self._threads)
+                self._waiting = Waiting()
             return self._curve
+
+    def correct(self, rule: LengthRule) -> None:
+        """Keep the curve that decodes really followed, where that is another one, and not for the load of the
+        machine."""
+        with self._lock:
+            if self._path is None or self._curve is None or not rule.drifted:
+                return
+            waited = self._waiting.share()
+            if waited > BUSY and 1.0 <= rule.factor <= _LOAD:
+                return
+            curve = replace(rule.corrected(), doubtful=waited > BUSY)
+            moved = np.log(np.array(curve.seconds) / np.array(self._curve.seconds))
+            if np.abs(moved).max() > np.log(1.0 + DRIFT):
+                self._curve = curve
+                keep_curve(self._path, _kept(curve, waited))
 
     def twigs(self, wanted: str) -> tuple[int, str]:
         """How many twigs a draft may have where trees are `wanted` (auto, on, off), and why."""
@@ -127,9 +150,9 @@ class Retrieval:
         return self._itself
 
     def close(self) -> None:
-        """A curve that was wrong all the time is measured anew next time."""
-        if self._path is not None and any(memory.length.drifted for memory in self._memories.values()):
-            forget_curve(self._path)
+        """Keep the curve if it was corrected, and close the verifier."""
+        for memory in self._memories.values():
+            self.correct(memory.length)
         if self._itself is not None:
             self._itself.close()
 
@@ -138,17 +161,27 @@ def curve_of(model: Model, threads: int | None) -> tuple[CostCurve, Path]:
     """How long a decode of `model` takes here, measured once and kept in the file that is named."""
     with Context(model, n_ctx=_BEHIND + KNOTS[-1], threads=threads, late=head_pays(model)) as context:
         path = curve_path(fingerprint(model.path), context.threads)
-        if (known := read_curve(path)) is not None and bool(known[3]) == (context.late is not None):
-            rows, seconds, change, heads = known
-            return CostCurve(rows, seconds, change, filled=True, heads=heads), path
+        if (known := read_curve(path, _device())) is not None and bool(known.heads) == (context.late is not None):
+            return CostCurve(known.rows, known.seconds, known.change, True, known.heads, known.doubtful), path
+        waiting = Waiting()
         curve = measure_curve(context)
-    keep_curve(path, curve.rows, curve.seconds, curve.change, curve.heads)
-    return curve, path
+        waited = waiting.share()
+    keep_curve(path, _kept(curve, waited))
+    return replace(curve, doubtful=waited > BUSY), path
+
+
+def _kept(curve: CostCurve, waited: float) -> KeptCurve:
+    return KeptCurve(curve.rows, curve.seconds, curve.change, curve.heads, time(), waited, _device())
+
+
+def _device() -> str:
+    """What a curve holds for, beside the model and its threads."""
+    return f"edgellm {program()} on {processor()}"
 
 
 def measure_curve(context: Context) -> CostCurve:
-    """The time of one decode of 1, 2, 3 … 64 rows with all their logits looked at, the median of a few; and how much
-    longer it takes behind one of another number of rows. Where the context decodes late, the heads' time is told apart.
+    """Return the least time of one decode of 1, 2, 3 … 64 rows with all their logits looked at, and how much longer it
+    takes behind one of another number of rows. Where the context decodes late, the heads' time is told apart.
 
     A reply waits for it, so a slow device measures fewer lengths, those first that tell most, and once.
     """
@@ -160,9 +193,8 @@ def measure_curve(context: Context) -> CostCurve:
         context.decode_late(ids[:2], outputs=2)  # which finds out whether it can be
         context.rollback(_BEHIND)
     late = context.late
-    times: dict[int, list[float]] = {}
-    changes = []
-    started = perf_counter()
+    changes: list[float] = []
+    singles: list[float] = []
 
     def timed(rows: int) -> float:
         began = perf_counter()
@@ -174,25 +206,26 @@ def measure_curve(context: Context) -> CostCurve:
         context.rollback(_BEHIND)
         return taken
 
+    def settled(rows: int) -> float:
+        """Seconds of such a decode behind one of as many rows, where that is quickly found out."""
+        fresh = timed(rows)
+        if fresh < _QUICK:
+            again = timed(rows)
+            changes.append(fresh - again)
+            return again
+        if rows > 1:  # single rows come in runs, and are what all else is compared with
+            behind, single = timed(1), timed(1)
+            changes.append(behind - single)
+            singles.append(single)
+        return fresh
+
     # a small model is slower behind a decode of many more rows, which has taken its place in the processor's cache
     order = KNOTS if min(timed(1), timed(1)) < _QUICK else _ORDER
-    for _ in range(_REPEATS):  # in turns, so that what else the device does slows all of them down
-        for rows in order:
-            if len(times) >= _FEWEST and perf_counter() - started > _PATIENCE:
-                break
-            fresh = again = timed(rows)
-            if fresh < _QUICK:
-                again = timed(rows)
-                changes.append(fresh - again)
-            elif rows > 1:  # single rows come in runs, and are what all else is compared with
-                behind, single = timed(1), timed(1)
-                changes.append(behind - single)
-                times[1].append(single)
-            times.setdefault(rows, []).append(again)
-    known = sorted(times)
-    # of two, one that was disturbed is the longer one
-    seconds = tuple(float((median if len(times[rows]) > 2 else min)(times[rows])) for rows in known)
-    change = max(0.0, float(median(changes or [0.0])))
+    found = least(settled, order, rounds=_ROUNDS, seconds=_PATIENCE, at_least=_FEWEST, clock=perf_counter)
+    found[1] = min(found[1], *singles) if singles else found[1]
+    known = sorted(found)
+    seconds = repaired(known, [found[rows] for rows in known])
+    change = min(max(0.0, float(median(changes or [0.0]))), CHANGE_MOST * seconds[0])
     if late is None:
         return CostCurve(tuple(known), seconds, change, filled=True)
     heads = measure_heads(late.head)
@@ -201,21 +234,20 @@ def measure_curve(context: Context) -> CostCurve:
 
 
 def measure_heads(head: Head) -> tuple[float, ...]:
-    """The time of the heads of 1, 2, 3 … 64 rows together, as far as there is time for that; then in proportion."""
-    found: list[float] = []
-    started = perf_counter()
-    for rows in HEADS:
-        if perf_counter() - started > _PATIENCE / 3.0:
-            found.append(found[-1] * rows / HEADS[len(found) - 1])
-            continue
-        taken = []
-        for _ in range(3):
-            began = perf_counter()
-            head.compute(0, rows)
-            head.logits[:rows].argmax(axis=1)
-            taken.append(perf_counter() - began)
-        found.append(min(taken[1:]))  # the first one is built
-    return tuple(np.maximum.accumulate(found).tolist())
+    """Return the least time of the heads of 1, 2, 3 … 64 rows together, as far as there is time for that; then in
+    proportion."""
+
+    def timed(rows: int) -> float:
+        began = perf_counter()
+        head.compute(0, rows)
+        head.logits[:rows].argmax(axis=1)
+        return perf_counter() - began
+
+    timed(HEADS[0])  # the first one is built
+    found = least(timed, HEADS, rounds=_ROUNDS, seconds=_PATIENCE / 3.0, clock=perf_counter)
+    last = max(found)
+    taken = [found.get(rows, found[last] * rows / last) for rows in HEADS]
+    return tuple(np.minimum.accumulate(taken[::-1])[::-1].tolist())
 
 
 class Copying:
@@ -258,6 +290,7 @@ class Copying:
         return self._drafter.copied
 
     def close(self) -> None:
+        self._retrieval.correct(self._memory.length)
         self._memory.give()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log
+from math import ceil, exp, log
+from statistics import median
 
 import numpy as np
 
@@ -30,12 +32,18 @@ FLAT = 1.5
 """A tree pays where a decode of eight rows takes less than so many times as long as one of a single row; see
 `bench.retrieval_tree`."""
 DRIFT = 0.25
-"""A curve that is wrong by more than this share, in the mean, is measured anew."""
+"""A curve that is wrong by more than this share, in the mean, is replaced by what decodes really take."""
+WILD = 2.0
+"""Decodes that take so many times longer or shorter than expected, `WITNESSES` in a row, are believed at once."""
+WITNESSES = 3
 _ROUNDS = 50  # that a curve is judged by, at least
 _REFIT = 8  # rounds, after which what they took goes into the table for the first time
 _SELDOM = 64  # rounds between two times, once there were many
 _FRESH = 0.1  # weight of the last round in what rounds of its length take
 _MEMORY = 0.98  # what a round counts for the next one: a memory of about fifty
+_LATE = 32  # rounds, for which a length that was tried is known to be right
+_MOST_TRY = 2.0  # decodes of one row, that a try costs at most, whatever the curve says of two rows
+_TRIES = 8.0  # decodes of one row, that may go into tries at once where the curve is doubtful
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,8 @@ class CostCurve:
 
     `filled`: decodes are filled up to a number of rows that was measured. What lies between two of them may take longer
     than both: a quantised model of half a billion parameters takes 34 ms for 4 rows, 66 for 7 and 44 for 8.
+
+    `doubtful`: the machine was busy while the curve was measured.
     """
 
     rows: tuple[int, ...]
@@ -55,6 +65,16 @@ class CostCurve:
     change: float = 0.0
     filled: bool = False
     heads: tuple[float, ...] = ()
+    doubtful: bool = False
+
+    def scaled(self, factor: float) -> CostCurve:
+        """Return the curve of a device on which everything takes `factor` times as long."""
+        return replace(
+            self,
+            seconds=tuple(factor * taken for taken in self.seconds),
+            change=factor * self.change,
+            heads=tuple(factor * taken for taken in self.heads),
+        )
 
     def prices(self) -> list[float]:
         """Seconds of the heads of 0, 1, 2 … `MOST + 1` rows together; 0 where they are in the decode's time."""
@@ -128,22 +148,32 @@ class LengthRule:
     """
 
     def __init__(self, curve: CostCurve) -> None:
-        self._curve = curve
         self._rows = np.log(curve.rows)
         self._widths = curve.widths()
         nearest = np.abs(np.log(self._widths[1:])[:, None] - self._rows).argmin(axis=1)
         self._nearest: list[int] = nearest.tolist()  # what was measured, for drafts of 0, 1, 2 ... tokens
         self._off = [0.0] * len(curve.rows)  # the logarithm of how much longer decodes take than the curve says
         self._tries = [0.0] * len(curve.rows)
-        self._plain = self._table = curve.table()
-        self._heads = curve.prices()
-        self._slopes = _least_slopes(self._table)
-        self._tokens, self._seconds = 1.0, self._single  # of late
+        self._recent: list[deque[float]] = [deque(maxlen=WITNESSES) for _ in curve.rows]  # as `_off`, decode by decode
+        self._seen = [0] * len(curve.rows)  # the round in which a length was tried last
+        self._scale = 0.0  # the logarithm of how much longer they take than the curve that was given says
+        self._take(curve)
         self._last = -1  # rows of the last decode; -1: nobody knows
         self._explored = 0.0
+        self._doubtful = False
+        if curve.doubtful:
+            self._doubt()
         self._all = 0.0
         self._rounds = 0
         self._refit_at = _REFIT
+
+    def _take(self, curve: CostCurve) -> None:
+        """Goes by another curve with the same rows and widths."""
+        self._curve = curve
+        self._plain = self._table = curve.table(self._widths)
+        self._heads = curve.prices()
+        self._slopes = _least_slopes(self._table)
+        self._tokens, self._seconds = 1.0, self._single  # of late
 
     @property
     def rate(self) -> float:
@@ -161,10 +191,27 @@ class LengthRule:
         return min(expected * self._heads[1], self._heads[rows])
 
     @property
+    def factor(self) -> float:
+        """How many times as long decodes take as the curve that was given says, of the length where it is farthest
+        off."""
+        return exp(max((self._scale + off for off in self._off), key=abs))
+
+    @property
     def drifted(self) -> bool:
-        """Whether decodes have long taken another time than the curve says."""
+        """Whether decodes have long taken another time than the curve says, or were `WILD`ly off it."""
+        if max(self.factor, 1.0 / self.factor) > WILD:
+            return True
         wrong = float(np.average(self._off, weights=self._tries)) if any(self._tries) else 0.0
-        return self._rounds >= _ROUNDS and abs(wrong) > log(1.0 + DRIFT)
+        return self._rounds >= _ROUNDS and abs(self._scale + wrong) > log(1.0 + DRIFT)
+
+    def corrected(self) -> CostCurve:
+        """Return the curve that decodes really follow; lengths that were not tried lean on their neighbours."""
+        tried = np.array(self._tries) > 0
+        if not tried.any():
+            return self._curve
+        off = np.interp(self._rows, self._rows[tried], np.array(self._off)[tried])
+        seconds = np.array(self._curve.seconds) * np.exp(off)
+        return replace(self._curve, seconds=tuple(seconds.tolist()))
 
     def choose(self, survives: Sequence[float], instead: tuple[float, float] | None = None) -> int:
         """How many of the offered tokens to draft; `survives[i]` is the chance that the first i + 1 are all accepted.
@@ -187,13 +234,23 @@ class LengthRule:
         as_before = best < last - 1 > len(survives) > 0
         if as_before and expected - price * (table[last] + self._looked_at(last, expected)) > gain:
             return last - 1  # a row that says nothing is cheaper than another number of rows
+        if self._doubtful and best < (longest := min(len(survives), MOST)) and self._untried(longest):
+            cost = min(table[longest + 1] - table[best + 1], _MOST_TRY * self._single)
+            if self._explored + cost <= EXPLORED * self._all:
+                self._explored += cost
+                return longest
         if best or not survives:
             return best
         cost = max(table[2] - table[1] + 2.0 * change, LEAST * self._single)  # to another number of rows, and back
+        cost = min(cost, _MOST_TRY * self._single)  # a curve that is wrong must not keep it from being found out
         if self._explored + cost > EXPLORED * self._all:
             return 0
         self._explored += cost
         return 1
+
+    def _untried(self, drafted: int) -> bool:
+        """Whether it is not known yet how long a decode with so many drafted tokens takes."""
+        return self._tries[self._nearest[drafted]] < WITNESSES
 
     def saved(self, tokens: int, seconds: float) -> float:
         """Seconds by which `tokens` in so many `seconds` are ahead of decodes without drafts."""
@@ -249,19 +306,56 @@ class LengthRule:
         expected += self._looked_at(drafted + 1, tokens)
         off = log(max(seconds, 1e-9) / expected)
         self._tries[at] += 1.0
-        weight = max(_FRESH, 1.0 / (self._tries[at] + 1.0))  # the curve itself was a try
-        self._off[at] += weight * max(-1.0, min(1.0, off - self._off[at]))  # an interruption is one slow round
         self._rounds += 1
+        self._seen[at] = self._rounds
+        gap, recent = off - self._off[at], self._recent[at]
+        if abs(gap) > log(WILD):  # an interruption is one slow round
+            if recent and (recent[-1] > self._off[at]) != (gap > 0.0):
+                recent.clear()
+            recent.append(off)
+            if len(recent) == WITNESSES:
+                self._jump(at)
+            return
+        recent.clear()
+        weight = max(_FRESH, 1.0 / (self._tries[at] + 1.0))  # the curve itself was a try
+        self._off[at] += weight * gap
         if self._rounds >= self._refit_at:
             self._refit_at += min(self._rounds, _SELDOM)
             self._refit()
 
+    def _jump(self, at: int) -> None:
+        """Believes them; where no other length is known to be right of late, the same holds for all, and for heads."""
+        off, lengths = median(self._recent[at]), range(len(self._off))
+        self._recent[at].clear()
+        late = self._rounds - _LATE
+        known = [n for n in lengths if n != at and self._tries[n] >= WITNESSES and self._seen[n] > late]
+        if any(abs(self._off[n]) <= log(WILD) for n in known):
+            if off < self._off[at]:  # others may be as much too long
+                self._doubt()
+            self._off[at] = off
+            self._refit()
+            return
+        for n in lengths:
+            self._recent[n].clear()
+            if n in known:
+                self._off[n] -= off
+            elif self._tries[n] < WITNESSES:
+                self._off[n], self._tries[n] = 0.0, 0.0
+        self._off[at] = 0.0
+        self._scale += off
+        self._explored *= exp(off)
+        self._take(self._curve.scaled(exp(off)))
+        self._refit()
+
+    def _doubt(self) -> None:
+        """Lets some time go into tries of lengths of which nothing but a doubtful curve tells."""
+        if not self._doubtful:
+            self._doubtful = True
+            self._explored -= _TRIES * self._single
+
     def _refit(self) -> None:
-        """Makes the table that of decodes as they are now; lengths that were not tried lean on their neighbours."""
-        tried = np.array(self._tries) > 0
-        off = np.interp(self._rows, self._rows[tried], np.array(self._off)[tried])
-        seconds = np.array(self._curve.seconds) * np.exp(off)
-        self._table = replace(self._curve, seconds=tuple(seconds.tolist())).table(self._widths)
+        """Makes the table that of decodes as they are now."""
+        self._table = self.corrected().table(self._widths)
         self._slopes = _least_slopes(self._table)
 
 

@@ -4,11 +4,51 @@ from __future__ import annotations
 
 import json
 import platform
+import time
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 
+from edgellm.engine.timing import BUSY, possible
 from edgellm.store.places import cache_dir
+
+OLDEST = 30 * 86_400.0  # seconds
+DOUBTFUL_OLDEST = 600.0
+"""Seconds for which figures are used that were measured while the machine was busy."""
+CHANGE_MOST = 4.0
+"""Another number of rows than before costs at most so many decodes of one row: llama.cpp builds its graph again."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCurve:
+    """A cost curve as it is kept: `seconds[i]` for a decode of `rows[i]` rows, the cost of a `change`, and the seconds
+    of `heads`. It was measured at `taken` (seconds since 1970, UTC), on what `device` says, while the process waited
+    for a processor for the share `waited` of its time."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+    change: float
+    heads: tuple[float, ...]
+    taken: float
+    waited: float
+    device: str
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the machine was busy."""
+        return self.waited > BUSY
+
+    @property
+    def sound(self) -> bool:
+        """Whether a device can take such times."""
+        rows, seconds, heads = self.rows, self.seconds, self.heads
+        if not (len(rows) == len(seconds) > 0 and rows[0] == 1 and list(rows) == sorted(set(rows))):
+            return False
+        if not (all(0.0 < taken < inf for taken in (*seconds, *heads)) and self.change >= 0.0):
+            return False
+        one = seconds[0] + heads[0] if heads else seconds[0]  # a row alone is measured with its head
+        return self.change <= CHANGE_MOST * one and possible(rows, (one, *seconds[1:]))
 
 
 def curve_path(model_hash: str, threads: int) -> Path:
@@ -16,33 +56,25 @@ def curve_path(model_hash: str, threads: int) -> Path:
     return cache_dir() / "curves" / f"{model_hash[:16]}-{threads}-{platform.node() or 'here'}.json"
 
 
-def read_curve(path: Path) -> tuple[tuple[int, ...], tuple[float, ...], float, tuple[float, ...]] | None:
-    """Rows, seconds, the cost of a change and the heads' seconds of a curve that was kept; None where there is none, or
-    it is damaged."""
+def read_curve(path: Path, device: str) -> KeptCurve | None:
+    """Return the curve that was kept for `device`; None where there is none, or it is damaged, impossible or too
+    old."""
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        rows, seconds = tuple(map(int, kept["rows"])), tuple(map(float, kept["seconds"]))
-        change, heads = float(kept["change"]), tuple(map(float, kept["heads"]))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        kept = KeptCurve(
+            tuple(map(int, found["rows"])), tuple(map(float, found["seconds"])), float(found["change"]),
+            tuple(map(float, found["heads"])), float(found["taken"]), float(found["waited"]), str(found["device"]),
+        )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    sound = len(rows) == len(seconds) > 0 and rows[0] == 1 and min(seconds) > 0.0 <= change < inf
-    sound = sound and list(rows) == sorted(set(rows)) and all(0.0 < price < inf for price in heads)
-    return (rows, seconds, change, heads) if sound else None
+    young = 0.0 <= time.time() - kept.taken <= (DOUBTFUL_OLDEST if kept.doubtful else OLDEST)
+    return kept if young and kept.sound and kept.device == device else None
 
 
-def keep_curve(
-    path: Path, rows: tuple[int, ...], seconds: tuple[float, ...], change: float, heads: tuple[float, ...]
-) -> None:
-    """Keeps a curve. Where that fails it is measured anew next time."""
+def keep_curve(path: Path, kept: KeptCurve) -> None:
+    """Keep a curve. Where that fails it is measured again next time."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".partial")
-        kept = {"rows": rows, "seconds": seconds, "change": change, "heads": heads}
-        partial.write_text(json.dumps(kept), encoding="utf-8")
+        partial.write_text(json.dumps(asdict(kept)), encoding="utf-8")
         partial.replace(path)
-
-
-def forget_curve(path: Path) -> None:
-    """A curve that has turned out wrong is measured anew."""
-    with suppress(OSError):
-        path.unlink(missing_ok=True)

@@ -12,10 +12,12 @@ import pytest
 from edgellm.api import Pair
 from edgellm.api.retrieval import MEMORIES, Retrieval, measure_curve
 from edgellm.engine import HEADS, Context, Model
-from edgellm.spec.curve import KNOTS, CostCurve, twigs
+from edgellm.engine.timing import Waiting
+from edgellm.spec.curve import KNOTS, CostCurve, LengthRule, twigs
 from edgellm.spec.options import SOURCES
 from edgellm.spec.records import Explanation, Ids, Source, Token
 from edgellm.spec.retrieval.memory import MOST_TOKENS, Memory
+from edgellm.store import fingerprint
 from edgellm.store.curves import curve_path
 from tests.spec.real import case, ids
 
@@ -221,16 +223,39 @@ def test_measuring_a_slow_device_takes_little_time(
     assert slow.now <= longest
 
 
-def test_a_curve_that_proves_wrong_is_measured_anew(f32_pair: tuple[Path, Path], home: Path) -> None:
+@pytest.mark.parametrize("factor", [300.0, 1.0 / 300.0])
+def test_a_curve_that_proves_wrong_is_corrected_and_kept(
+    f32_pair: tuple[Path, Path], home: Path, factor: float
+) -> None:
     with Pair.open("none", f32_pair[1], threads=1) as pair:
         ids(pair.reply(case(5), max_tokens=2))
     (kept,) = (home / "cache" / "curves").iterdir()
     curve = json.loads(kept.read_text())
-    kept.write_text(json.dumps({**curve, "seconds": [second * 100 for second in curve["seconds"]]}))
+    spoiled = [second * factor for second in curve["seconds"]]
+    kept.write_text(json.dumps({**curve, "seconds": spoiled, "change": curve["change"] * factor}))
     with Pair.open("none", f32_pair[1], threads=1) as pair:
-        for number in range(6):
-            ids(pair.reply(case(number), max_tokens=MOST))
-    assert not kept.exists()
+        ids(pair.reply(case(5), max_tokens=MOST))  # before the pair is closed, it is kept already
+        corrected = json.loads(kept.read_text())
+    assert corrected["seconds"][0] == pytest.approx(curve["seconds"][0], rel=15.0)
+    assert corrected["seconds"][0] > curve["seconds"][0] / 15.0
+
+
+@pytest.mark.usefixtures("home")
+def test_a_correction_that_load_may_explain_is_not_kept(verifier_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    retrieval = Retrieval(verifier_model, 64, 1, linked=False)
+    curve = retrieval.curve()
+    path = curve_path(fingerprint(verifier_model.path), 1)
+    before = path.read_text()
+    monkeypatch.setattr(Waiting, "share", lambda _self: 0.5)
+    for factor, same in ((4.0, True), (0.25, False)):  # load makes nothing faster
+        rule = LengthRule(curve)
+        for _ in range(5):
+            rule.learn(0, 1, factor * (curve.seconds[0] + sum(curve.heads[:1])))
+        retrieval.correct(rule)
+        assert (path.read_text() == before) is same
+    assert json.loads(path.read_text())["waited"] == 0.5
+    assert retrieval.curve().doubtful
+    retrieval.close()
 
 
 def test_a_curve_belongs_to_a_model_and_its_threads(verifier_model: Model) -> None:
@@ -282,6 +307,7 @@ def test_a_short_prompt_is_not_calibrated_unless_that_is_asked_for(
 ) -> None:
     told: list[int] = []
     monkeypatch.setattr(Memory, "expect", lambda _self, expected: told.append(len(expected.ids)))
+    monkeypatch.setattr("edgellm.api.writing.fewest", lambda _curve: 1000)  # measured, it is more on a busy machine
     with Pair.open("none", f32_pair[1], threads=1) as pair:
         heard: list[Explanation] = []
         reply = pair.reply(case(2), max_tokens=2)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import HEADS
-from edgellm.spec.curve import DRIFT, EXPLORED, KNOTS, LEAST, MOST, CostCurve, LengthRule, fewest
+from edgellm.spec.curve import DRIFT, EXPLORED, KNOTS, LEAST, MOST, WITNESSES, CostCurve, LengthRule, fewest
 
 FLAT = CostCurve((1, 64), (1.0, 1.0))
 LINEAR = CostCurve((1, 64), (1.0, 64.0))
@@ -251,3 +251,40 @@ def test_a_change_is_not_taken_for_a_slow_device() -> None:
 def test_calibration_is_for_prompts_beside_which_a_decode_more_is_little() -> None:
     assert fewest(CostCurve((1, 64), (1.0, 8.0), change=0.5)) == 320
     assert fewest(CostCurve((1, 64), (1.0, 64.0))) == 20
+
+
+@given(curves, st.floats(3.0, 1e4), st.booleans(), st.integers(0, 20))
+def test_a_curve_that_is_wildly_off_is_corrected_at_once(
+    curve: CostCurve, factor: float, slower: bool, drafted: int
+) -> None:
+    real = replace(curve, change=0.1, heads=HEADS_MS)
+    rule = LengthRule(real.scaled(1.0 / factor if slower else factor))
+    first = LengthRule(real)
+    rows = drafted + 1
+    for _ in range(WITNESSES + 1):  # one pays for another number of rows
+        seconds = first._table[rows] + first._looked_at(rows, 1)
+        rule.learn(drafted, 1, seconds)
+    assert rule.drifted
+    corrected = rule.corrected()
+    assert corrected.seconds == pytest.approx(real.seconds, rel=0.2)
+    assert corrected.heads == pytest.approx(real.heads, rel=0.2)
+
+
+def test_a_length_that_is_wildly_off_beside_one_that_is_right_is_corrected_alone() -> None:
+    rule = LengthRule(CostCurve((1, 4, 64), (1.0, 2.0, 60.0)))
+    for _ in range(4):
+        rule.learn(0, 1, 1.0)
+        rule.learn(3, 1, 10.0)
+    assert rule.corrected().seconds[:2] == pytest.approx((1.0, 10.0))
+    assert rule.drifted
+
+
+def test_a_curve_that_makes_drafts_look_dear_is_tried_within_200_tokens() -> None:
+    wrong = CostCurve((1, 2, 4, 8, 64), (1.0, 4.0, 8.0, 16.0, 128.0), doubtful=True)
+    rule, drafted = LengthRule(wrong), []
+    for _ in range(200):
+        n = rule.choose([0.9**n for n in range(1, 8)])
+        rule.learn(n, n + 1 if n else 1, 1.0 + 0.1 * n)
+        drafted.append(n)
+    assert drafted[-1] >= 4
+    assert sum(drafted) > 500

@@ -259,13 +259,14 @@ class RetrievalDrafter:
             found.sort(key=_chance, reverse=True)
         return found
 
-    def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
-        """The verdict on the last chunk is here, `seconds` after it was asked for (drafting included)."""
+    def told(self, chunk: Chunk, verdict: Verdict, seconds: float, *, shared: bool = False) -> None:
+        """The verdict on the last chunk is here, `seconds` after it was asked for (drafting included). `shared`:
+        another drafter has used some of them, even where its draft was dropped."""
         began = perf_counter()
         n, accepted = len(chunk), verdict.accepted
         first = self._first
         if not first:  # whose time is the prompt's
-            drafts = None if n and not chunk.retrieved else max(n, self._rows)  # else seconds are of drafting, too
+            drafts = None if shared or (n and not chunk.retrieved) else max(n, self._rows)
             self._length.learn(drafts, accepted + len(verdict.tokens), seconds)
             if self._looks is not None:
                 self._looks.passed(seconds)

@@ -191,7 +191,7 @@ class MixedDrafter:
 
     def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
         """See `Learns.told`."""
-        self._retrieval.told(chunk, verdict, seconds)
+        self._retrieval.told(chunk, verdict, seconds, shared=self.asked)
         tokens = verdict.accepted + len(verdict.tokens)
         self._rounds.acceptance.told(chunk, verdict.accepted)
         if self._number and not self._reads:  # else the time is a prompt's, too

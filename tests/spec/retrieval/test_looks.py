@@ -14,7 +14,7 @@ from edgellm.spec.retrieval.memory import Memory
 
 LOOK = 1e-4  # seconds
 NOWHERE = list(range(1000, 3000))
-CURVE = CostCurve((1, 64), (LOOK / 1e3, LOOK))  # a model so small that any look is dear
+CURVE = CostCurve((1, 64), (LOOK / 1e3, LOOK / 5e2))  # a model so small that any look is dear
 
 
 def looked(looks: Looks, rounds: int, seconds: float, brought: Callable[[int], float]) -> list[int]:

@@ -1,0 +1,125 @@
+"""Time measurements that hold on a busy machine: the least of interleaved repetitions, and how busy it was.
+
+What else a machine does makes a measurement longer, never shorter. So the least of several counts, taken in rounds over
+everything that is measured, because load comes and goes; and what is still impossible is cut down to what is not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Sequence
+from math import ceil, inf
+from pathlib import Path
+from time import perf_counter
+from typing import TypeVar
+
+BUSY = 0.1
+"""Share of its time that a process waits for a processor, beyond which what it measures is doubtful."""
+AGREE = 0.1
+"""Two measurements agree where they differ by no more than this share."""
+DIP = 4.0
+"""A decode takes at most this many times as long as one of more rows. llama.cpp computes quantised rows in fours, and
+what is left over one by one: 3 rows may take 3 times as long as 4."""
+GROWTH = 2.0
+"""A decode takes at most this many times as long as several decodes of fewer rows that add up to it."""
+_LEAST_WAIT = 0.02  # share of the wall time: shorter waits disturb nothing
+_TASKS = Path("/proc/self/task")
+
+K = TypeVar("K", bound=Hashable)
+
+
+def least(
+    measure: Callable[[K], float], keys: Sequence[K], *, rounds: int, seconds: float, at_least: int = 1,
+    clock: Callable[[], float] = perf_counter,
+) -> dict[K, float]:  # fmt: skip
+    """Return the least measurement of each key, in the order of their first ones.
+
+    All keys are measured in turns, for `rounds` rounds at most. It ends early once the least of every key has been
+    measured twice (see `AGREE`), and after `seconds` of `clock`, provided that `at_least` keys were measured.
+    """
+    samples: dict[K, list[float]] = {}
+    began = clock()
+    for _ in range(rounds):
+        for key in keys:
+            if len(samples) >= at_least and clock() - began > seconds:
+                return {key: min(taken) for key, taken in samples.items()}
+            samples.setdefault(key, []).append(measure(key))
+        if all(map(_repeated, samples.values())):
+            break
+    return {key: min(taken) for key, taken in samples.items()}
+
+
+def _repeated(samples: Sequence[float]) -> bool:
+    return sum(one <= (1.0 + AGREE) * min(samples) for one in samples) >= 2
+
+
+def low(samples: Sequence[float]) -> float:
+    """Return the lower quartile of samples that also vary without a disturbance, as those of a disk or a network do."""
+    return sorted(samples)[(len(samples) - 1) // 4]
+
+
+def repaired(counts: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...]:
+    """Return the seconds for ascending `counts` of rows, cut down where a disturbance has made them longer than any
+    device takes; see `DIP` and `GROWTH`. Dips that a device really has are kept."""
+    found = list(seconds)
+    shortest = inf
+    for at in range(len(found) - 1, -1, -1):
+        found[at] = min(found[at], DIP * shortest)
+        shortest = min(shortest, found[at])
+    for at in range(1, len(found)):
+        pieces = (ceil(counts[at] / counts[less]) * found[less] for less in range(at))
+        found[at] = min(found[at], GROWTH * min(pieces))
+    return tuple(found)
+
+
+def possible(counts: Sequence[int], seconds: Sequence[float]) -> bool:
+    """Return whether a device can take so many seconds for ascending `counts` of rows."""
+    return repaired(counts, seconds) == tuple(seconds)
+
+
+class Waiting:
+    """How much of its time this process waits for a processor, from the creation of this object on."""
+
+    def __init__(self) -> None:
+        self._began, self._before = perf_counter(), _scheduled()
+
+    def share(self) -> float:
+        """Return the share of the time in which threads wanted to run that they spent waiting for a processor.
+
+        Waits that are short beside the time that has passed count as none. Where the system does not tell, it is the
+        share by which the load average exceeds the processors.
+        """
+        now = _scheduled()
+        if not now:
+            return _overload()
+        ran = waited = 0.0
+        for thread, (running, waiting) in now.items():
+            before = self._before.get(thread, (0.0, 0.0))
+            ran, waited = ran + running - before[0], waited + waiting - before[1]
+        if waited <= _LEAST_WAIT * (perf_counter() - self._began):
+            return 0.0
+        return waited / (ran + waited)
+
+
+def _scheduled() -> dict[str, tuple[float, float]]:
+    """Return the seconds that each thread of this process has run and has waited for a processor; empty where the
+    system does not tell."""
+    found = {}
+    try:
+        threads = list(_TASKS.iterdir())
+    except OSError:
+        return {}
+    for thread in threads:
+        try:
+            running, waiting, _ = (thread / "schedstat").read_text(encoding="ascii").split()
+            found[thread.name] = float(running) * 1e-9, float(waiting) * 1e-9
+        except (OSError, ValueError):  # a thread that has just ended, or a kernel without the file
+            continue
+    return found
+
+
+def _overload() -> float:
+    if not hasattr(os, "getloadavg"):
+        return 0.0
+    load, processors = os.getloadavg()[0], os.cpu_count() or 1
+    return max(0.0, 1.0 - processors / load) if load > 0.0 else 0.0

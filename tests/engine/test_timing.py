@@ -1,0 +1,118 @@
+"""Measurements on a busy machine: what disturbs some changes nothing, and what is impossible is not believed."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.engine import timing
+from edgellm.engine.timing import AGREE, Waiting, least, low, possible, repaired
+
+COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+ROUNDS = 6
+
+
+@st.composite
+def in_fours(draw: st.DrawFn) -> list[float]:
+    """Return the seconds of a device that computes rows in fours or eights, and what is left over one by one."""
+    one = draw(st.floats(1e-4, 1.0))
+    together = draw(st.sampled_from([4, 8]))
+    all_at_once = one * draw(st.floats(together / 4, together))
+    return [rows // together * all_at_once + rows % together * one for rows in COUNTS]
+
+
+growing = st.lists(st.floats(0.0, 1.0), min_size=len(COUNTS) - 1, max_size=len(COUNTS) - 1).map(
+    lambda more: [1.0 + sum(more[:n]) * (COUNTS[n] - 1) / max(1, n) for n in range(len(COUNTS))]
+)
+true = st.one_of(in_fours(), growing)
+spikes = st.sets(st.tuples(st.integers(0, ROUNDS - 1), st.sampled_from(COUNTS)))
+
+
+@given(true, spikes, st.floats(1.5, 1e4))
+def test_spikes_do_not_move_the_result(seconds: list[float], spiked: set[tuple[int, int]], factor: float) -> None:
+    real = dict(zip(COUNTS, seconds, strict=True))
+    calm = {key: [n for n in range(ROUNDS) if (n, key) not in spiked] for key in COUNTS}
+    number = dict.fromkeys(COUNTS, -1)
+
+    def measure(key: int) -> float:
+        number[key] += 1
+        disturbed = (number[key], key) in spiked and len(calm[key]) > 1
+        return real[key] * (factor * (1.0 + number[key]) if disturbed else 1.0)
+
+    assert least(measure, COUNTS, rounds=ROUNDS, seconds=60.0) == real
+
+
+@given(true, st.integers(1, len(COUNTS) - 1), st.floats(300.0, 1e6))
+def test_repairs_keep_real_dips_and_cut_spikes(seconds: list[float], at: int, factor: float) -> None:
+    assert repaired(COUNTS, seconds) == tuple(seconds)
+    assert possible(COUNTS, seconds)
+    spoiled = [*seconds[:at], factor * seconds[at], *seconds[at + 1 :]]
+    assert not possible(COUNTS, spoiled)
+    mended = repaired(COUNTS, spoiled)
+    assert [*mended[:at], *mended[at + 1 :]] == [*seconds[:at], *seconds[at + 1 :]]
+    assert seconds[at] <= mended[at] <= 16.0 * seconds[at]
+
+
+@given(true, st.integers(0, len(COUNTS) - 1))
+def test_a_single_figure_that_is_far_too_small_is_noticed(seconds: list[float], at: int) -> None:
+    assert not possible(COUNTS, [*seconds[:at], seconds[at] / 300.0, *seconds[at + 1 :]])
+
+
+@given(st.lists(st.floats(1e-9, 1e9), min_size=len(COUNTS), max_size=len(COUNTS)))
+def test_what_was_repaired_is_possible(seconds: list[float]) -> None:
+    assert possible(COUNTS, repaired(COUNTS, seconds))
+
+
+def test_it_ends_when_everything_was_measured_twice_and_when_the_time_is_over() -> None:
+    times = itertools.count()
+    measured: list[str] = []
+
+    def measure(key: str) -> float:
+        measured.append(key)
+        return 1.0 + AGREE * (len(measured) % 2)
+
+    assert least(measure, "ab", rounds=9, seconds=60.0) == {"a": 1.1, "b": 1.0}
+    assert "".join(measured) == "abab"
+    measured.clear()
+    found = least(measure, "abcd", rounds=9, seconds=1.5, at_least=2, clock=lambda: float(next(times)))
+    assert "".join(found) == "abc"
+    measured.clear()
+    assert set(least(measure, "abcd", rounds=9, seconds=0.0, at_least=2)) == {"a", "b"}
+
+
+def test_the_lower_quartile_is_moved_neither_by_stalls_nor_by_one_quick_sample() -> None:
+    assert low([1.0, 900.0, 1.0, 800.0, 1e-9, 1.0, 1.0, 700.0]) == 1.0
+    assert low([5.0]) == 5.0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the scheduler tells it on Linux")
+def test_a_process_that_shares_its_processor_knows_that_it_waits() -> None:
+    """In a process of its own, which has one processor with three others."""
+    code = """
+import os, subprocess, sys
+from edgellm.engine.timing import BUSY, Waiting
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+waiting, n = Waiting(), 0
+while waiting.share() <= BUSY:
+    n += sum(range(10**5))
+for other in others:
+    other.kill()
+    other.wait()
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
+
+
+def test_where_the_system_does_not_tell_the_load_average_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(timing, "_TASKS", tmp_path / "none")
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.getloadavg", lambda: (8.0, 0.0, 0.0))
+    assert Waiting().share() == 0.75
+    monkeypatch.setattr("os.getloadavg", lambda: (0.5, 0.0, 0.0))
+    assert Waiting().share() == 0.0
