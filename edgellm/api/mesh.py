@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -97,7 +97,8 @@ class LocalMember:
 class Opened:
     """A pair whose verifier is a mesh; the plan where one was made, and why the prompt goes through in such parts.
 
-    `began` is when the devices began to load, as `perf_counter` has it."""
+    `began` is when the devices began to load, as `perf_counter` has it. `workers`: the devices whose figures were
+    measured, beside this one; None where they were described."""
 
     pair: Pair
     verifier: MeshVerifier
@@ -106,6 +107,7 @@ class Opened:
     fleet: Fleet | None
     reason: str
     began: float
+    workers: Mapping[str, Worker] | None = None
 
     def foreseen(self, tokens_in: int, tokens_out: int, *, cold: bool = True) -> Way | None:
         """What such a reply takes by the planner's model, with the layers where they are now, loaded or not.
@@ -184,7 +186,8 @@ def open_mesh(
     except BaseException:
         closing.close()
         raise
-    return Opened(pair, verifier, plan, model, fleet, parts.reason, began)
+    workers = None if options.placed is None else options.placed.workers
+    return Opened(pair, verifier, plan, model, fleet, parts.reason, began, workers)
 
 
 def positions_of(header: GgufHeader, asked: int | None) -> int:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 from edgellm.api.mesh import Opened
-from edgellm.coldstart.plan import Stage, Way
+from edgellm.coldstart.plan import Stage, Way, told
+from edgellm.link.workers import Worker
+from edgellm.mesh.doubts import disproved
 from edgellm.mesh.pipeline import Lane
+from edgellm.mesh.split import HERE
+from edgellm.mesh.survey import doubt_figures
 from edgellm.spec.records import Summary
 
 _KEYS = ("load_s", "wait_s", "network_s", "received_s", "compute_s", "finish_s")
@@ -28,10 +33,12 @@ class Did:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A reply as it was: until the first token, stage by stage, and what each further token took."""
+    """A reply as it was: until the first token, stage by stage, and what each further token took. `disproved`: a
+    sentence for each figure that it has shown to be wrong, which is measured again before the next plan."""
 
     way: Way
     did: tuple[Did, ...]
+    disproved: tuple[str, ...] = ()
 
 
 def measured(opened: Opened, since: float, ttft: float, tokens: int, seconds: float) -> Measured:
@@ -81,9 +88,26 @@ def planned_for(stage: Stage, plan: Way | None) -> Stage | None:
     return None
 
 
-def beside(found: Way | None, plan: Way | None) -> dict[str, Any]:
+def disproved_by(found: Way, plan: Way | None, workers: Mapping[str, Worker]) -> tuple[str, ...]:
+    """Have the figures of measured devices, this one and the `workers`, that a reply has disproved measured again;
+    return a sentence for each."""
+    sentences = []
+    for stage in found.stages:
+        planned, worker = planned_for(stage, plan), workers.get(stage.device)
+        if planned is None or (worker is None and stage.device != HERE):
+            continue
+        for what, took, expected in disproved(stage, planned):
+            if doubt_figures(worker, what):
+                sentences.append(
+                    f"{stage.device}: {what} took {told(took)} and not {told(expected)} as planned: the figures of it"
+                    " are wrong, and are measured again before the next plan."
+                )
+    return tuple(sentences)
+
+
+def beside(found: Way | None, plan: Way | None, disproved: Sequence[str] = ()) -> dict[str, Any]:
     """What was measured and what was planned, for a script or the page: None where there is nothing of it; layers
-    counted from 1. One of the two is there."""
+    counted from 1. One of the two is there. `disproved`: as of `Measured`."""
     shown = found or plan
     return {
         "ttft_s": None if found is None else found.ttft_s, "token_s": None if found is None else found.token_s,
@@ -94,6 +118,7 @@ def beside(found: Way | None, plan: Way | None) -> dict[str, Any]:
              "measured": None if found is None else _numbers(one), "planned": _numbers(planned_for(one, plan))}
             for one in (() if shown is None else shown.stages)
         ],
+        "disproved": list(disproved),
     }  # fmt: skip
 
 
@@ -135,4 +160,7 @@ class Replies:
         rest = (summary.tokens - 1) / summary.tokens_per_second if summary.tokens_per_second else 0.0
         ttft = summary.first_at - since  # the reply's own clock starts later than either
         found = measured(self._opened, since, ttft, summary.tokens, ttft + rest)
-        return found, self._opened.foreseen(summary.prompt_tokens, summary.tokens, cold=cold)
+        plan = self._opened.foreseen(summary.prompt_tokens, summary.tokens, cold=cold)
+        if self._opened.workers is not None:
+            found = replace(found, disproved=disproved_by(found.way, plan, self._opened.workers))
+        return found, plan

@@ -45,6 +45,8 @@ def surveyed(model: Path, workers: Sequence[Worker], fresh: bool) -> Survey:
     with doing("asking the devices") as tell:
         found = look(model, workers, fresh, lambda who, what: tell(f"{who}: {what}"))
     left_out(found.left_out)
+    for sentence in found.doubts():
+        say(sentence, style="yellow")
     return found
 
 
@@ -94,7 +96,7 @@ def _cells(row: Mapping[str, Any]) -> Iterator[str]:
         yield from ("-", "-", "-", "-")
     else:
         slow, fast = speed["gflops"][0], max(speed["gflops"])
-        yield f"{slow:.0f}-{fast:.0f} GFLOP/s"
+        yield f"{_rate(slow)}-{_rate(fast)} GFLOP/s"
         yield f"{speed['weights_gb_s']:.1f} GB/s" if speed["weights_gb_s"] else "-"
         yield f"{speed['disk_mb_s']:.0f} MB/s"
         yield size(speed["memory"])
@@ -102,7 +104,7 @@ def _cells(row: Mapping[str, Any]) -> Iterator[str]:
         yield "-"
     else:
         yield f"{line['round_trip_ms']:.1f} ms, {line['up_mbps']:.0f}/{line['down_mbps']:.0f} Mbit/s"
-    yield "never" if speed is None else ago(speed["age_s"])
+    yield "never" if speed is None else ago(speed["age_s"]) + (", doubtful" if speed["doubt"] else "")
     held = [f"{one['model']} {one['layers']}" for one in row["held"]]
     yield row["trouble"] if row["trouble"] and not held else ", ".join(held) or "none"
 
@@ -127,7 +129,7 @@ def row_of(
         "line": None if line is None else {
             "round_trip_ms": round(1e3 * line.line.round_trip, 3), "up_mbps": round(line.line.up / 1e6, 1),
             "down_mbps": round(line.line.down / 1e6, 1), "taken": line.taken, "age_s": _age(line.taken),
-            "reason": line.reason,
+            "reason": line.reason, "doubtful": line.doubtful,
         },
         "held": list(held),
     }  # fmt: skip
@@ -144,7 +146,12 @@ def _speed(speed: Speed) -> dict[str, Any]:
         "disk_mb_s": round(figures.disk / 1e6, 1), "disk_reason": figures.disk_reason, "memory": figures.memory,
         "memory_reason": figures.memory_reason, "threads": figures.threads, "processor": figures.processor,
         "taken": figures.taken, "age_s": _age(figures.taken), "reason": figures.reason,
+        "doubt": figures.doubt,
     }  # fmt: skip
+
+
+def _rate(gflops: float) -> str:
+    return f"{gflops:.0f}" if gflops >= 10.0 else f"{gflops:.2g}"
 
 
 def _age(taken: int) -> int:

@@ -109,7 +109,8 @@ def plan(
     if plot is not None:
         _drawn(found, planned, plot)
     if as_json:
-        emit(json.dumps(figures(found, milliseconds, overlap.value) | _moves_row(moves)))
+        doubts = {} if home is None else {"doubtful": home.doubts()}
+        emit(json.dumps(figures(found, milliseconds, overlap.value) | _moves_row(moves) | doubts))
         return
     from edgellm.cli.planned import show
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgellm.api.mesh_times import Replies, beside
 from edgellm.cli.measured import show
-from edgellm.cli.screen import emit, err
+from edgellm.cli.screen import emit, err, say
 
 if TYPE_CHECKING:
     from edgellm.api.mesh import Opened
@@ -31,6 +31,8 @@ class Reports:
             return
         did, plan = found
         if self._as_json:
-            emit(json.dumps({"mesh": beside(did.way, plan)}))
+            emit(json.dumps({"mesh": beside(did.way, plan, did.disproved)}))
         else:
             show(err(), did, plan)
+            for sentence in did.disproved:
+                say(sentence, style="yellow")

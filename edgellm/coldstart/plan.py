@@ -130,7 +130,9 @@ def plan(
     warm_cut = best_single(warm(task)) if kept is None else None
     loaded = _way(devices, model, warm(task), further, warm_cut) if warm_cut else None
     return Plan(
-        best, found.optimal, found.gap, _reason(found), advice(best, ways["single"], ways["even"], loaded, score),
+        best, found.optimal, found.gap, _reason(found),
+        advice(best, ways["single"], ways["even"], loaded, score)
+        + whole_reply(best, [way for way in ways.values() if way is not None], tokens_out, score),
         ways["even"], ways["heuristic"], ways["single"],
         _way(devices, model, anywhere, further, ideal_single(peak, task)), loaded,
         _unused(devices, asked, found, kept), objective,
@@ -242,6 +244,21 @@ def _too_big(devices: Sequence[Device], task: Task) -> PlanImpossible:
 def told(seconds: float) -> str:
     """Seconds for a reader: 2.50 s, 91.7 ms."""
     return f"{seconds:.2f} s" if seconds >= 0.1 or seconds == 0.0 else f"{seconds * 1e3:.1f} ms"
+
+
+def whole_reply(best: Way, others: Sequence[Way], tokens: int, score: Callable[[Way], float]) -> str:
+    """Return what to say where the way that is advised for the first token takes longer to the end of a reply of so
+    many `tokens` than another way does; empty where it does not."""
+    single = min((way for way in others if way.alone), key=score, default=best)
+    advised = best if best.alone or score(best) < (1.0 - WORTH) * score(single) else single
+    sooner = min((best, *others), key=lambda way: way.reply_s)
+    if tokens < 2 or sooner.reply_s >= (1.0 - WORTH) * advised.reply_s:
+        return ""
+    names = " and ".join(stage.device for stage in sooner.stages) + (" alone" if sooner.alone else "")
+    return (
+        f" But a whole reply of {tokens} tokens then takes {told(advised.reply_s)}, and {told(sooner.reply_s)} on"
+        f" {names}: plan with --objective reply."
+    )
 
 
 def advice(best: Way, single: Way | None, other: Way | None, loaded: Way | None, score: Callable[[Way], float]) -> str:

@@ -22,6 +22,7 @@ from edgellm.engine.gguf import TensorInfo, check_gguf
 from edgellm.engine.model import Model
 from edgellm.engine.shard import check_cuttable, cut_bytes
 from edgellm.engine.tensor_types import TENSOR_TYPES
+from edgellm.engine.timing import least, repaired
 from edgellm.errors import InvalidOption, ModelUnsupported
 
 ENOUGH = 192 * 2**20  # bytes of weights: more than a processor's caches hold
@@ -29,7 +30,7 @@ HEADER_MOST = 2**20  # bytes
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _PASS_MOST, _ROUND_MOST = 1.5, 10.0  # seconds
 _REPEATS, _SPELL = 4, 0.25  # passes, and seconds of them, at the least
-_ROUNDS = 2  # apart in time: what else the device does comes and goes
+_ROUNDS = 4  # apart in time, as what else the device does comes and goes; fewer where two of them agree
 _SIGMA = 0.02
 
 # ggml type -> where in a block a 16-bit scale stands (IQ1_M has none of its own, and is filled with small numbers)
@@ -114,7 +115,7 @@ def write_random(blocks: Blocks, dst: Path) -> None:
 def time_passes(
     path: Path, blocks: Blocks, threads: int | None = None, doing: Callable[[str], None] = lambda _: None
 ) -> tuple[tuple[int, ...], tuple[float, ...], int]:
-    """Seconds of a pass through one layer for growing numbers of tokens; and the threads taken.
+    """Return the least seconds of a pass through one layer for growing numbers of tokens, and the threads taken.
 
     A device that takes too long for some number is not asked for a larger one.
 
@@ -127,15 +128,19 @@ def time_passes(
         capture = Capture(outputs=(last,), stop_after=last)
         with Context(model, n_ctx=max(ROWS), n_batch=max(ROWS), threads=threads, capture=capture) as context:
             context.decode_embeddings(np.zeros((1, blocks.width), dtype=np.float32))  # the weights come from the disk
-            for number in range(_ROUNDS):
-                until = time.perf_counter() + _ROUND_MOST
-                for rows in ROWS if not number else tuple(best):
-                    doing(f"computing {rows} tokens")
-                    given = rng.standard_normal((rows, blocks.width), dtype=np.float32)
-                    best[rows] = min(best.get(rows, math.inf), _pass(context, given))
-                    if best[rows] > _PASS_MOST or time.perf_counter() > until:
-                        break
-            return tuple(best), tuple(taken / blocks.layers for taken in best.values()), context.threads
+
+            def timed(rows: int) -> float:
+                doing(f"computing {rows} tokens")
+                return _pass(context, rng.standard_normal((rows, blocks.width), dtype=np.float32))
+
+            until = time.perf_counter() + _ROUND_MOST
+            for rows in ROWS:
+                best[rows] = timed(rows)
+                if best[rows] > _PASS_MOST or time.perf_counter() > until:
+                    break
+            best = least(timed, tuple(best), rounds=_ROUNDS - 1, seconds=_ROUND_MOST, seen=best)
+            seconds = repaired(tuple(best), tuple(best.values()))
+            return tuple(best), tuple(taken / blocks.layers for taken in seconds), context.threads
 
 
 def _pass(context: Context, rows: npt.NDArray[np.float32]) -> float:

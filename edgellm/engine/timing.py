@@ -7,10 +7,11 @@ everything that is measured, because load comes and goes; and what is still impo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import ceil, inf
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import TypeVar
 
 BUSY = 0.1
@@ -30,14 +31,14 @@ K = TypeVar("K", bound=Hashable)
 
 def least(
     measure: Callable[[K], float], keys: Sequence[K], *, rounds: int, seconds: float, at_least: int = 1,
-    clock: Callable[[], float] = perf_counter,
+    clock: Callable[[], float] = perf_counter, seen: Mapping[K, float] = MappingProxyType({}),
 ) -> dict[K, float]:  # fmt: skip
-    """Return the least measurement of each key, in the order of their first ones.
+    """Return the least measurement of each key, in the order of their first ones. `seen`: an earlier one of each.
 
     All keys are measured in turns, for `rounds` rounds at most. It ends early once the least of every key has been
     measured twice (see `AGREE`), and after `seconds` of `clock`, provided that `at_least` keys were measured.
     """
-    samples: dict[K, list[float]] = {}
+    samples = {key: [taken] for key, taken in seen.items()}
     began = clock()
     for _ in range(rounds):
         for key in keys:

@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from edgellm.engine.blocks import HEADER_MOST, Blocks
+from edgellm.engine.timing import BUSY, possible
 from edgellm.errors import ProtocolError
 from edgellm.link import layers_pb2 as pb
 from edgellm.link.pieces import PROTOCOL, method, told
@@ -24,6 +25,7 @@ class Figures:
 
     `seconds[i]` is what a pass of `rows[i]` tokens takes through one layer of the shape and quantisation `block` (the
     hash of a header), whose weights are `layer` bytes. `disk`: bytes/s of a cold load. `memory`: bytes free for layers.
+    `waited`: the share of its time that the process waited for a processor.
     """
 
     taken: int
@@ -39,6 +41,7 @@ class Figures:
     threads: int
     processor: str
     version: str
+    waited: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises ProtocolError for numbers that cannot have been measured."""
@@ -47,8 +50,16 @@ class Figures:
             0 < len(self.rows) == len(self.seconds) <= _ROWS_MOST
             and all(math.isfinite(number) and number > 0 for number in numbers)
             and self.memory >= 0
+            and 0.0 <= self.waited <= 1.0
         ):
             raise ProtocolError("The figures of a device are none.", "Measure it again.")
+
+    @property
+    def doubt(self) -> str:
+        """Why these figures are doubtful; empty where they are not."""
+        if self.waited > BUSY:
+            return f"measured while the machine was busy ({self.waited:.0%} of the time was waiting for a processor)"
+        return "" if possible(self.rows, self.seconds) else "no device can take such times"
 
 
 def write_figures(figures: Figures) -> pb.Figures:
@@ -56,7 +67,7 @@ def write_figures(figures: Figures) -> pb.Figures:
         taken=figures.taken, reason=figures.reason, block=bytes.fromhex(figures.block), rows=figures.rows,
         seconds=figures.seconds, layer=figures.layer, disk=figures.disk, disk_reason=figures.disk_reason,
         memory=figures.memory, memory_reason=figures.memory_reason, threads=figures.threads,
-        processor=figures.processor, version=figures.version,
+        processor=figures.processor, version=figures.version, waited=figures.waited,
     )  # fmt: skip
 
 
@@ -65,7 +76,7 @@ def read_figures(said: pb.Figures) -> Figures:
     return Figures(
         said.taken, said.reason[:200], said.block.hex()[:64], tuple(said.rows), tuple(said.seconds), said.layer,
         said.disk, said.disk_reason[:200], said.memory, said.memory_reason[:200], said.threads, said.processor[:100],
-        said.version[:40],
+        said.version[:40], said.waited,
     )  # fmt: skip
 
 

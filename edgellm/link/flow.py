@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import statistics
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from edgellm.engine.timing import low
 from edgellm.errors import DeviceLost, ProtocolError
 from edgellm.link import layers_pb2 as pb
 from edgellm.link.address import Address
@@ -25,6 +25,7 @@ _FRAME = 2**16
 _FIRST, _MOST = 2**18, 2**25  # bytes
 _SENT_MOST = 2**26
 _WORDS = 9
+_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,8 @@ async def measure_line(channel: grpc.aio.Channel, who: str) -> Line:
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             words = [await _word(call) for _ in range(_WORDS)]
-            up, down = await _up(call), await _down(call)
-            return Line(statistics.median(words), up, down)
+            up, down = await _rates(call)
+            return Line(low(words), up, down)
     except grpc.aio.AioRpcError as error:
         raise told(error.code(), error.details(), who) from None
     except asyncio.InvalidStateError:
@@ -101,40 +102,43 @@ async def _ask(call: Any) -> tuple[int, float]:
     return reply.come, reply.seconds
 
 
-async def _up(call: Any) -> float:
-    async def send(size: int) -> tuple[int, float]:
-        for part in _sizes(size):
-            await call.write(pb.FlowFrame(data=bytes(part)))
-        return await _ask(call)
+async def _rates(call: Any) -> tuple[float, float]:
+    """Bits/s there and back, each way in turns with the other; the lower quartile of the times counts."""
+    there, back = _enough(*await _sent(call, _FIRST)), _enough(*await _received(call, _FIRST))
+    up: list[float] = []
+    down: list[float] = []
+    until = time.perf_counter() + 2.0 * SECONDS
+    while not up or (len(up) < _ROUNDS and time.perf_counter() < until):
+        before = await _sent(call, there // 4)
+        after = await _sent(call, there)
+        up.append(max(after[1] - before[1], 1e-9) / max(8 * (after[0] - before[0]), 1))
+        size, taken = await _received(call, back)
+        down.append(max(taken, 1e-9) / (8 * size))
+    return 1.0 / low(up), 1.0 / low(down)
 
-    size, taken = await send(_FIRST)
-    more = _enough(size, taken)
-    before = await send(more // 4)
-    after = await send(more)
-    return 8.0 * (after[0] - before[0]) / max(after[1] - before[1], 1e-9)
+
+async def _sent(call: Any, size: int) -> tuple[int, float]:
+    for part in _sizes(size):
+        await call.write(pb.FlowFrame(data=bytes(part)))
+    return await _ask(call)
 
 
-async def _down(call: Any) -> float:
-    async def receive(size: int) -> tuple[int, float]:
-        await call.write(pb.FlowFrame(want=size))
-        come, first = 0, 0.0
-        marks = []
-        while come < size:
-            come += len((await _read(call)).data)
-            now = time.perf_counter()
-            first = first or now
-            marks.append((come, now - first))
-        begun = next(mark for mark in marks if mark[0] >= size // 5)
-        return marks[-1][0] - begun[0], marks[-1][1] - begun[1]
-
-    size, taken = await receive(_FIRST)
-    size, taken = await receive(_enough(size, taken))
-    return 8.0 * size / max(taken, 1e-9)
+async def _received(call: Any, size: int) -> tuple[int, float]:
+    await call.write(pb.FlowFrame(want=size))
+    come, first = 0, 0.0
+    marks = []
+    while come < size:
+        come += len((await _read(call)).data)
+        now = time.perf_counter()
+        first = first or now
+        marks.append((come, now - first))
+    begun = next(mark for mark in marks if mark[0] >= size // 5)
+    return marks[-1][0] - begun[0], marks[-1][1] - begun[1]
 
 
 def _enough(size: int, taken: float) -> int:
-    """Bytes that take about SECONDS on a line on which `size` took so long."""
-    return int(min(_MOST, max(_FIRST, SECONDS * size / max(taken, 1e-6))))
+    """Bytes of one of several rounds, which together take about SECONDS on a line on which `size` took so long."""
+    return int(min(_MOST, max(_FIRST, SECONDS / _ROUNDS * size / max(taken, 1e-6))))
 
 
 def _sizes(size: int) -> list[int]:

@@ -17,6 +17,7 @@ from edgellm.coldstart.fit import Utilisation, fit_utilisation
 from edgellm.coldstart.hardware import Device, Link
 from edgellm.coldstart.model import Shape
 from edgellm.engine.blocks import Blocks
+from edgellm.engine.timing import BUSY, Waiting
 from edgellm.errors import EdgeError, InvalidOption, NotPermitted
 from edgellm.link.figures import Figures, measure
 from edgellm.link.flow import Line, ask_line, measure_line
@@ -24,9 +25,11 @@ from edgellm.link.loop import run_there
 from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
 from edgellm.link.workers import Worker, reach_worker
+from edgellm.mesh.doubts import doubt, read_doubts, settle
 from edgellm.mesh.fleet import Fleet
 from edgellm.mesh.measure import OLDEST, figures_here
 from edgellm.mesh.split import HERE
+from edgellm.store.curves import DOUBTFUL_OLDEST
 from edgellm.store.places import cache_dir
 
 LINE_OLDEST = 86_400.0  # seconds; who has moved to another room since has another line
@@ -52,11 +55,18 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class KeptLine:
-    """A line, when it was measured (seconds since 1970, UTC), and why then."""
+    """A line, when it was measured (seconds since 1970, UTC), why then, and for which share of its time this process
+    waited for a processor."""
 
     line: Line
     taken: int
     reason: str
+    waited: float = 0.0
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether this device was busy while the line was measured."""
+        return self.waited > BUSY
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,15 @@ class Survey:
             links[one, other] = Link(kept.line.up, latency)
             links[other, one] = Link(kept.line.down, latency)
         return Fleet(devices, links)
+
+    def doubts(self) -> list[str]:
+        """Return a sentence for each figure that is doubtful."""
+        found = [f"The figures of {name} are doubtful: {speed.figures.doubt}." for name, speed in self.speeds.items()
+                 if speed.figures.doubt]  # fmt: skip
+        for (one, other), kept in self.lines.items():
+            if kept.doubtful:
+                found.append(f"The line from {one} to {other} was measured while this machine was busy.")
+        return [*found, "Run again with --measure when the devices are idle."] if found else []
 
     def _device(self, name: str, speed: Speed) -> Device:
         """Where two devices have no measured line, what they send passes through the home's network as it does between
@@ -117,6 +136,7 @@ class _Surveying:
         self._fresh, self._tell = fresh, tell
         self._left: list[tuple[str, EdgeError]] = []
         self._lines = read_lines()
+        self._doubts = read_doubts()
 
     async def all(self, workers: Sequence[Worker], with_here: bool) -> Survey:
         named = [None, *workers] if with_here else list(workers)
@@ -139,7 +159,8 @@ class _Surveying:
         return Survey(speeds, lines, {worker.name: worker for worker in reached}, tuple(self._left))
 
     async def _speed(self, worker: Worker | None) -> Speed | None:
-        oldest = 0.0 if self._fresh else OLDEST
+        again = self._again(_key(worker))
+        oldest = 0.0 if self._fresh or again else OLDEST
         name = HERE if worker is None else worker.name
         try:
             if worker is None:
@@ -152,6 +173,8 @@ class _Surveying:
         except EdgeError as error:
             self._left.append((name, error))
             return None
+        if again:
+            settle(_key(worker), said.taken)
         speed = Speed(said, self._model, self._shape)
         keep_speed(_key(worker), speed)
         return speed
@@ -163,7 +186,9 @@ class _Surveying:
         self._tell(worker.name, "the line from here")
         try:
             async with await reach_worker(self._trust, worker) as channel:
-                return self._keep(key, await measure_line(channel, worker.name))
+                waiting = Waiting()
+                line = await measure_line(channel, worker.name)
+                return self._keep(key, line, waiting.share())
         except EdgeError as error:
             self._left.append((worker.name, error))
             return None
@@ -182,12 +207,23 @@ class _Surveying:
 
     def _known(self, key: tuple[str, str]) -> KeptLine | None:
         known = self._lines.get(key)
-        return known if known is not None and not self._fresh and _young(known) else None
+        if known is None or self._fresh or self._again(line_key(*key)) or not _young(known):
+            return None
+        return known
 
-    def _keep(self, key: tuple[str, str], line: Line) -> KeptLine:
+    def _again(self, key: str) -> bool:
+        doubt = self._doubts.get(key)
+        return doubt is not None and doubt.again
+
+    def _keep(self, key: tuple[str, str], line: Line, waited: float = 0.0) -> KeptLine:
         before = self._lines.get(key)
         why = "asked for" if self._fresh else "never measured" if before is None else "too old"
-        self._lines[key] = KeptLine(line, int(time.time()), why)
+        if before is not None and not self._fresh and self._again(line_key(*key)):
+            why = "a reply took another time"
+        elif before is not None and not self._fresh and time.time() - before.taken <= LINE_OLDEST:
+            why = "this machine was busy"
+        self._lines[key] = KeptLine(line, int(time.time()), why, waited)
+        settle(line_key(*key), self._lines[key].taken)
         return self._lines[key]
 
 
@@ -206,7 +242,22 @@ def _may_compute(worker: Worker) -> None:
 
 
 def _young(kept: KeptLine) -> bool:
-    return -60.0 <= time.time() - kept.taken <= LINE_OLDEST
+    return -60.0 <= time.time() - kept.taken <= (min(DOUBTFUL_OLDEST, LINE_OLDEST) if kept.doubtful else LINE_OLDEST)
+
+
+def line_key(one: str, other: str) -> str:
+    """What the line between two devices is called in files."""
+    return f"{one} {other}"
+
+
+def doubt_figures(worker: Worker | None, what: str) -> bool:
+    """Have what a reply has disproved measured again, "computing", "loading" or "network" of a device; return whether
+    it will be."""
+    if what != "network":
+        speed = known_speed(worker)
+        return speed is not None and doubt(_key(worker), speed.figures.taken)
+    line = None if worker is None else known_line(worker)
+    return line is not None and doubt(line_key(HERE, _key(worker)), line.taken)
 
 
 def _key(worker: Worker | None) -> str:
@@ -241,15 +292,17 @@ def read_lines() -> dict[tuple[str, str], KeptLine]:
     with suppress(OSError, ValueError, TypeError, LookupError, EdgeError):
         for row in json.loads(_lines().read_text(encoding="utf-8")):
             line = Line(float(row["round_trip"]), float(row["up"]), float(row["down"]))
-            found[str(row["from"]), str(row["to"])] = KeptLine(line, int(row["taken"]), str(row["reason"]))
+            waited = float(row.get("waited", 0.0))
+            found[str(row["from"]), str(row["to"])] = KeptLine(line, int(row["taken"]), str(row["reason"]), waited)
     return found
 
 
 def keep_lines(lines: Mapping[tuple[str, str], KeptLine]) -> None:
     rows = [
-        {"from": ends[0], "to": ends[1], **asdict(kept.line), "taken": kept.taken, "reason": kept.reason}
+        {"from": ends[0], "to": ends[1], **asdict(kept.line), "taken": kept.taken, "reason": kept.reason,
+         "waited": kept.waited}
         for ends, kept in lines.items()
-    ]
+    ]  # fmt: skip
     _write(_lines(), rows)
 
 

@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from edgellm.engine.timing import low
+
 MOST_BYTES = 512 * 2**20
 LEAST_SECONDS, MOST_SECONDS = 0.5, 4.0
 _STEP, _STEP_MOST = 2**20, 16 * 2**20  # bytes that are asked for at once
@@ -16,11 +18,14 @@ def cold_read(path: Path) -> tuple[float, str]:
     """Bytes/s of reading a file, and how its pages were kept out of memory.
 
     A large one as far as it gets in some seconds; a small one again and again, as some disks are faster for a moment.
+    What counts is the lower quartile over portions, which neither such a moment nor a stall moves.
 
     Raises:
         OSError: it cannot be read.
     """
     size, taken, step = 0, 0.0, _STEP
+    portions: list[float] = []  # seconds for a byte
+    some, lasted = 0, 0.0  # bytes and seconds of a portion that is too small yet
     with path.open("rb", buffering=0) as file:
         if hasattr(os, "posix_fadvise"):  # what were read ahead, megabytes on some systems, would not be counted
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
@@ -36,11 +41,16 @@ def cold_read(path: Path) -> tuple[float, str]:
             ):
                 size += n
                 before, now = now, time.perf_counter()
+                some, lasted = some + n, lasted + now - before
+                if some >= _STEP:
+                    portions.append(lasted / some)
+                    some, lasted = 0, 0.0
                 if now - before < _QUICK:
                     step = min(2 * step, _STEP_MOST)
             taken += time.perf_counter() - began
         _forget(file.fileno())
-    return size / max(taken, 1e-9), f"{size / 1e6:.0f} MB read, {how}"
+    pace = low(portions) if portions else taken / max(size, 1)
+    return 1.0 / max(pace, 1e-12), f"{size / 1e6:.0f} MB read, {how}"
 
 
 def forget(path: Path) -> None:

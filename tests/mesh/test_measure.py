@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 from dataclasses import replace
@@ -148,3 +149,32 @@ def test_where_loading_is_slower_than_reading_that_is_what_counts(
     monkeypatch.setattr(measure, "cold_read", lambda _path: (1.0, "drop by drop"))
     found = figures_here(blocks, oldest=0.0, folder=tmp_path / "layers", threads=1)
     assert (found.disk, found.disk_reason) == (1.0, "drop by drop")
+
+
+@pytest.mark.parametrize("factor", [300.0, 1.0 / 300.0])
+def test_a_kept_figure_that_no_device_can_have_is_measured_again(blocks: Blocks, tmp_path: Path, factor: float) -> None:
+    first = figures_here(blocks, folder=tmp_path, threads=1)
+    (kept,) = (tmp_path / "home").rglob("figures/*.json")
+    found = json.loads(kept.read_text())
+    kept.write_text(
+        json.dumps({**found, "waited": 0.0, "seconds": [found["seconds"][0], factor * found["seconds"][1]]})
+    )
+    again = figures_here(blocks, folder=tmp_path, threads=1)
+    assert again.reason == "no device can take such times"
+    assert again.seconds[1] < 20.0 * first.seconds[1]
+
+
+def test_stalls_of_the_reader_do_not_move_the_speed_of_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(8 * 2**20))
+    now, reads = [0.0], [0]
+
+    def clock() -> float:
+        reads[0] += 1
+        now[0] += 30.0 if reads[0] % 3 == 0 else 0.1  # in the middle of every third portion something else ran
+        return now[0]
+
+    monkeypatch.setattr("edgellm.store.disk.time.perf_counter", clock)
+    monkeypatch.setattr(disk, "LEAST_SECONDS", 100.0)
+    monkeypatch.setattr(disk, "MOST_SECONDS", 1e9)
+    assert cold_read(path)[0] == pytest.approx(2**20 / 0.1)

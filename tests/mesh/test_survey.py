@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edgellm.coldstart.plan import plan
+from edgellm.api.mesh_times import disproved_by
+from edgellm.coldstart.plan import Way, plan
 from edgellm.engine import blocks as timing
 from edgellm.engine.blocks import Blocks, blocks_of
+from edgellm.engine.timing import Waiting
 from edgellm.errors import VerifierUnreachable
 from edgellm.link import flow
 from edgellm.link.rights import Right
@@ -22,6 +25,7 @@ from edgellm.mesh.layers import model_of
 from edgellm.mesh.measure import figures_here
 from edgellm.mesh.split import HERE
 from edgellm.mesh.survey import Survey, known_line, known_speed, survey
+from edgellm.store.curves import DOUBTFUL_OLDEST
 from edgellm.store.layers import LayerStore
 from tests.link.layering import device_taking
 from tests.link.strangers import befriend, device
@@ -149,3 +153,42 @@ def test_who_cannot_be_measured_is_left_out_and_it_is_said_why(
     assert list(alone.speeds) == [HERE]
     assert list(survey(owner, [desk], blocks, "verifier", shape, with_here=False).speeds) == ["desk"]
     assert time.time() - alone.speeds[HERE].figures.taken < 60
+
+
+def test_figures_that_a_reply_has_disproved_are_measured_again_once(
+    owner: Trust, blocks: Blocks, verifier_path: Path
+) -> None:
+    first, _ = look(owner, blocks, verifier_path)
+    desk = first.workers["desk"]
+    planned = plan(first.fleet().devices, model_of(verifier_path), 64, 16, links=first.fleet().links).way.stages[0]
+    planned = replace(planned, device="desk", compute_s=1.0, load_s=1.0, network_s=1.0)
+    way = Way((replace(planned, compute_s=300.0, load_s=2.0, network_s=1.0 / 300.0),), 1.0, 1.0, 1.0)
+    told = disproved_by(way, Way((planned,), 1.0, 1.0, 1.0), {"desk": desk})
+    assert [sentence.split(" took ")[0] for sentence in told] == ["desk: computing", "desk: network"]
+    again, _ = look(owner, blocks, verifier_path)
+    assert again.speeds["desk"].figures.reason == "asked for"
+    assert again.lines[HERE, "desk"].reason == "a reply took another time"
+    assert again.lines[HERE, "attic"] == first.lines[HERE, "attic"]
+    assert again.speeds["attic"].figures.taken == first.speeds["attic"].figures.taken
+    assert disproved_by(way, Way((planned,), 1.0, 1.0, 1.0), {"desk": desk}) == ()  # it is the planner's model, then
+    third, heard = look(owner, blocks, verifier_path)
+    assert third.lines == again.lines
+    assert not [what for _, what in heard if what == "the line from here"]
+
+
+def test_figures_of_a_busy_machine_are_doubtful_and_short_lived(
+    owner: Trust, blocks: Blocks, verifier_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Waiting, "share", lambda _self: 0.6)
+    first, _ = look(owner, blocks, verifier_path)
+    said = first.doubts()
+    assert any(one.startswith("The figures of desk are doubtful: measured while the machine was") for one in said)
+    assert "The line from here to desk was measured while this machine was busy." in said
+    assert said[-1].startswith("Run again with --measure")
+    monkeypatch.setattr(Waiting, "share", lambda _self: 0.0)
+    assert look(owner, blocks, verifier_path)[0].doubts() == said
+    now = time.time()
+    monkeypatch.setattr("edgellm.mesh.measure.time.time", lambda: now + DOUBTFUL_OLDEST + 60.0)
+    again, _ = look(owner, blocks, verifier_path)
+    assert again.doubts() == []
+    assert again.speeds["desk"].figures.reason.startswith("measured while the machine was busy")
