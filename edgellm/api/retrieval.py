@@ -35,6 +35,8 @@ _FEWEST = 3  # lengths that are measured on any device, however slow
 _PATIENCE = 3.0  # seconds, after which nothing more is measured: what is beyond is as slow a row as the last
 _ORDER = (1, 4, 2, 8, 16, 3, 6, 12, 32, 5, 10, 24, 64, 48)
 _QUICK = 0.01  # seconds
+SHARED = 0.5
+"""Decodes that shared the cores count as if they had waited for this share of their time."""
 _LOAD = 16.0
 """Other programs make decodes take up to so many times as long."""
 MEMORIES = 4
@@ -54,6 +56,8 @@ class Retrieval:
         self._curve: CostCurve | None = None
         self._path: Path | None = None  # where it is kept
         self._waiting = Waiting()
+        self._local: LocalVerifier | None = None  # of the last reply
+        self._shared = 0  # decodes of it that shared the cores, before the last correction
         self._past: list[Talk] = []
         self._texts: list[tuple[str, str]] = []  # not yet tokens
         self._lock = threading.RLock()  # replies may be written by several threads
@@ -103,13 +107,20 @@ class Retrieval:
                 self._waiting = Waiting()
             return self._curve
 
+    def uses(self, verifier: LocalVerifier) -> None:
+        """`verifier` computes the decodes that the curve is corrected by."""
+        self._local, self._shared = verifier, verifier.shared
+
     def correct(self, rule: LengthRule) -> None:
         """Keep the curve that decodes really followed, where that is another one, and not for the load of the
         machine."""
         with self._lock:
             if self._path is None or self._curve is None or not rule.drifted:
                 return
-            waited = self._waiting.share()
+            waited, shared = self._waiting.share(), self._local.shared if self._local is not None else 0
+            if shared > self._shared:
+                waited = max(waited, SHARED)
+            self._shared = shared
             if waited > BUSY and 1.0 <= rule.factor <= _LOAD:
                 return
             curve = replace(rule.corrected(), doubtful=waited > BUSY)
@@ -165,7 +176,7 @@ def curve_of(model: Model, threads: int | None) -> tuple[CostCurve, Path]:
             return CostCurve(known.rows, known.seconds, known.change, True, known.heads, known.doubtful), path
         waiting = Waiting()
         curve = measure_curve(context)
-        waited = waiting.share()
+        waited = max(waiting.share(), SHARED if context.shared else 0.0)
     keep_curve(path, _kept(curve, waited))
     return replace(curve, doubtful=waited > BUSY), path
 
@@ -278,6 +289,7 @@ class Copying:
         """The verifier of the reply: the one given, or the model itself. It tells what it expects, where it can."""
         verifier = given or self._retrieval.itself()
         if isinstance(verifier, LocalVerifier):
+            self._retrieval.uses(verifier)
             verifier.twigs = max(verifier.twigs, self._memory.twigs)
             verifier.filling = self._retrieval.curve().filling()
         if self._memory.calibrates and isinstance(verifier, LocalVerifier):

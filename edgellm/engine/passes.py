@@ -55,6 +55,8 @@ class Passes(Cache):
         self.n_batch = max(n_seq, min(n_batch, cells))
         self.threads = self.threads_used = threads or native.default_threads(model.n_params)
         """Threads of a decode alone, and of the last one: it had fewer where others computed at the same time."""
+        self.shared = 0
+        """Decodes that had fewer threads than one alone has."""
         self.exact = model.is_f32 if exact is None else exact
         flash = native.flash_pays(model.n_params, self.n_batch) if flash is None else flash
         self.flash = flash and not self.exact and not (capture and capture.attention)
@@ -154,6 +156,7 @@ class Passes(Cache):
             if share != self.threads_used:
                 driver.set_threads(context, share)
                 self.threads_used = share
+            self.shared += share < self.threads
             driver.decode(context, batch, n)
 
     def _views(self, rows: Sequence[tuple[int, int]]) -> list[Floats]:

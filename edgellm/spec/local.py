@@ -48,6 +48,11 @@ class LocalVerifier:
         return self._lens
 
     @property
+    def shared(self) -> int:
+        """Decodes that shared the cores with others; what they took is not what a decode alone takes."""
+        return self._contexts.shared
+
+    @property
     def name(self) -> str:
         return self._model.name
 

@@ -27,6 +27,11 @@ class ContextPool:
     def give(self, context: Context) -> None:
         self._idle.append(context)
 
+    @property
+    def shared(self) -> int:
+        """Decodes of all contexts that had fewer threads than one alone has."""
+        return sum(context.shared for context in self._all)
+
     def close(self) -> None:
         """Closes every context, also those that are still out."""
         self._idle.clear()

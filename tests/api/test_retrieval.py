@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,7 @@ from edgellm.engine import HEADS, Context, Model
 from edgellm.engine.timing import Waiting
 from edgellm.spec.curve import KNOTS, CostCurve, LengthRule, twigs
 from edgellm.spec.options import SOURCES
+from edgellm.spec.pool import ContextPool
 from edgellm.spec.records import Explanation, Ids, Source, Token
 from edgellm.spec.retrieval.memory import MOST_TOKENS, Memory
 from edgellm.store import fingerprint
@@ -241,12 +243,19 @@ def test_a_curve_that_proves_wrong_is_corrected_and_kept(
 
 
 @pytest.mark.usefixtures("home")
-def test_a_correction_that_load_may_explain_is_not_kept(verifier_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_correction_that_load_may_explain_is_not_kept(
+    verifier_model: Model, monkeypatch: pytest.MonkeyPatch, shares: bool
+) -> None:
     retrieval = Retrieval(verifier_model, 64, 1, linked=False)
     curve = retrieval.curve()
     path = curve_path(fingerprint(verifier_model.path), 1)
     before = path.read_text()
-    monkeypatch.setattr(Waiting, "share", lambda _self: 0.5)
+    if shares:
+        retrieval.uses(retrieval.itself())
+        decodes = itertools.count(1)
+        monkeypatch.setattr(ContextPool, "shared", property(lambda _self: next(decodes)))
+    monkeypatch.setattr(Waiting, "share", lambda _self: 0.0 if shares else 0.5)
     for factor, same in ((4.0, True), (0.25, False)):  # load makes nothing faster
         rule = LengthRule(curve)
         for _ in range(5):
