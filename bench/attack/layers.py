@@ -62,6 +62,8 @@ class Home:
     owner: Trust
     attacker: Trust
     options: tuple[str, ...] = ()
+    role: str = "worker"
+    host: str = "127.0.0.1"
     process: subprocess.Popen[bytes] | None = field(default=None)
 
     @property
@@ -69,7 +71,18 @@ class Home:
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
-        words = ("serve", "--role", "worker", "--port", str(self.port), "--paired-only", "--no-announce", "--no-http")
+        words = (
+            "serve",
+            "--role",
+            self.role,
+            "--host",
+            self.host,
+            "--port",
+            str(self.port),
+            "--paired-only",
+            "--no-announce",
+            "--no-http",
+        )
         self.process = subprocess.Popen(
             [sys.executable, "-m", "edgellm", *words, *self.options], cwd=ROOT,
             env=os.environ | {"EDGELLM_HOME": str(self.folder / "worker")}, stdin=subprocess.DEVNULL,
@@ -77,7 +90,7 @@ class Home:
         )  # fmt: skip
         end = time.monotonic() + 60.0
         while time.monotonic() < end and self.alive:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0):
+            with suppress(OSError), socket.create_connection((self.host, self.port), 1.0):
                 return
             time.sleep(0.05)
         raise RuntimeError("the worker did not start")
@@ -101,9 +114,9 @@ class Home:
 
 
 @contextmanager
-def household(rights: str = "files", *options: str) -> Iterator[Home]:
+def household(rights: str = "files", *options: str, role: str = "worker", host: str = "127.0.0.1") -> Iterator[Home]:
     """Three devices, paired with each other as far as they need be; the attacker has these `rights` at the worker."""
-    with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0)) as free:
+    with tempfile.TemporaryDirectory() as name, socket.create_server((host, 0)) as free:
         folder, port = Path(name), int(free.getsockname()[1])
         free.close()
         worker, owner, attacker = (
@@ -112,8 +125,8 @@ def household(rights: str = "files", *options: str) -> Iterator[Home]:
         for trust, granted in ((owner, "compute files"), (attacker, rights)):
             worker.peers.add(_peer(trust.identity, "device", granted))
             trust.peers.add(_peer(worker.identity, "desk", granted))
-            trust.peers.saw(worker.identity.id, Address("127.0.0.1", port))
-        home = Home(folder, port, owner, attacker, options)
+            trust.peers.saw(worker.identity.id, Address(host, port))
+        home = Home(folder, port, owner, attacker, options, role, host)
         try:
             home.start()
             yield home
@@ -209,7 +222,7 @@ class Attacker:
 
     def _ask(self, work: Callable[[grpc.aio.Channel], object]) -> None:
         async def asked() -> None:
-            address = Address("127.0.0.1", self._home.port)
+            address = Address(self._home.host, self._home.port)
             async with (await meet(address, self._home.attacker))[0] as channel:
                 await work(channel)  # type: ignore[misc]
 

@@ -1,0 +1,28 @@
+"""Every call with every set of rights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.attack.rights import SUBSETS, VERIFIER, WORKER, broken
+from edgellm.engine import Model
+from edgellm.link.trust import Trust
+from edgellm.mesh.shelf import Shelf
+from edgellm.mesh.stored import StoredLayers
+from edgellm.serve.server import VerifierServer
+from edgellm.serve.worker import WorkerServer
+from edgellm.store.layers import LayerStore
+from tests.serve.conftest import ANYWHERE
+
+
+def test_a_worker_answers_a_call_with_its_right_alone(host: Trust, guest: Trust, tmp_path: Path) -> None:
+    stored = StoredLayers(LayerStore(tmp_path / "store", 10**9))
+    with WorkerServer(Shelf(stored), ANYWHERE, threads=1, trust=host, stored=stored) as worker:
+        tried, wrong = broken(host, guest, worker.address, WORKER)
+    assert (tried, wrong) == (len(SUBSETS) * 9, [])
+
+
+def test_a_verifier_answers_with_the_right_to_verify_alone(host: Trust, guest: Trust, exact: Model) -> None:
+    with VerifierServer(exact, ANYWHERE, sessions=1, context=64, threads=1, trust=host) as server:
+        tried, wrong = broken(host, guest, server.address, VERIFIER)
+    assert (tried, wrong) == (len(SUBSETS) * 3, [])
