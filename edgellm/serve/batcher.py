@@ -13,6 +13,7 @@ import numpy as np
 
 from edgellm.engine import Rows, SeqRows, known
 from edgellm.errors import EdgeError, EngineFailed
+from edgellm.serve.fairness import HERE, PassCost, Tenant, Turns
 from edgellm.serve.jobs import Answer, Counters, Deliver, Job, Missing, Pace, Request
 from edgellm.serve.scheduler import Batch, Kind, Limits, Want, next_batch
 from edgellm.serve.sessions import SessionTable, common_prefix
@@ -58,14 +59,15 @@ class Batcher:
         self._context = context
         self._is_eog = is_eog
         self._limits = limits or Limits()
-        self._table = SessionTable(slots, context.cached)
+        self._table = SessionTable(slots, context.cached, context.clear)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._queue: dict[int, Request] = {}  # requests without a slot, and requests with one: by session, which
-        self._jobs: dict[int, Job] = {}  #      has one at a time; oldest first
+        self._queue: dict[int, Job] = {}  # requests without a slot, and requests with one: by session, which
+        self._jobs: dict[int, Job] = {}  #  has one at a time; oldest first
         self._wants: dict[int, Want] = {}  # of the jobs that can be computed, least recently served first
         self._followers: list[Job] = []  # the jobs that wait for another one's prefix
         self._totals = asdict(Counters())
         self._pace = Pace()
+        self._turns, self._cost = Turns(), PassCost()
         self._over = False
         self._thread = threading.Thread(target=self._run, name="edgellm-verifier", daemon=True)
 
@@ -86,13 +88,14 @@ class Batcher:
         """How long it will take to answer what waits now, going by the answers of late."""
         return self._pace.seconds(self.waiting)
 
-    def submit(self, session: int, sampling: Sampling, ask: Ask, deliver: Deliver) -> None:
-        """Asks for a verdict; `deliver` is called from the worker's thread, unless the session leaves before.
+    def submit(self, session: int, sampling: Sampling, ask: Ask, deliver: Deliver, tenant: Tenant = HERE) -> None:
+        """Asks for a verdict for `tenant`, always the same one for a session. `deliver` is called from the worker's
+        thread, unless the session leaves before.
 
         Where the worker has ended it may be called twice, with the same error.
         """
         since = self._totals["prefills"]  # now, since one that is being computed goes ahead of this request
-        self._inbox.put(lambda: self._admit(session, sampling, ask, deliver, since))
+        self._inbox.put(lambda: self._admit(session, tenant, sampling, ask, deliver, since))
         if self._over:  # perhaps nobody hears it any more
             deliver(_ended())
 
@@ -116,13 +119,20 @@ class Batcher:
             while self._hear():
                 self._release_followers()
                 self._claim_slots()
-                batch = next_batch(self._wants.values(), self._limits, self._totals["prefills"], self._table.alone)
+                batch = self._next()
                 if batch is not None:
                     self._compute(batch)
         finally:
             self._over = True
-            for request in [*self._queue.values(), *(job.request for job in self._jobs.values())]:
-                request.deliver(_ended())
+            for job in [*self._queue.values(), *self._jobs.values()]:
+                job.request.deliver(_ended())
+
+    def _next(self) -> Batch | None:
+        """The next batch: as in the paper, and by turns where several devices ask."""
+        wants, prefills = self._wants.values(), self._totals["prefills"]
+        if not self._turns.shared():
+            return next_batch(wants, self._limits, prefills, self._table.alone)
+        return next_batch(self._turns.order(wants), self._limits, prefills, budget=self._cost.budget(self._limits))
 
     def _hear(self) -> bool:
         """Takes in what has arrived, waiting for it where there is nothing to do. False: it is time to go."""
@@ -133,32 +143,67 @@ class Batcher:
             message()
         return True
 
-    def _admit(self, session: int, sampling: Sampling, ask: Ask, deliver: Deliver, since: int) -> None:
+    def _admit(self, session: int, tenant: Tenant, sampling: Sampling, ask: Ask, deliver: Deliver, since: int) -> None:
         slot = self._table.slot(session)
         held = self._context.cached(slot) if slot is not None else NO_IDS
         if ask.position > len(held):
             deliver(Missing(len(held)))
             return
         ids = np.concatenate((held[: ask.position], ask.prefix))
-        request = Request(session, sampling, ids, ask.chunk, ask.extra, since, deliver, ask.logprobs)
-        self._queue[session] = request
+        request = Request(session, tenant, sampling, ids, ask.chunk, ask.extra, since, deliver, ask.logprobs)
+        job = self._queue[session] = Job(request, ids, ask.chunk)
+        self._turns.asked(tenant.device)
         if slot is not None:
-            self._claim(request)  # now, lest its slot goes to an older request while it waits
+            self._claim(job)  # now, lest its slot goes to an older request while it waits
 
     def _claim_slots(self) -> None:
-        for request in list(self._queue.values()):
-            if not self._claim(request):
-                return  # every slot is pinned, for the others too
+        """Gives slots to requests that wait for one: the oldest first, of the device that has the fewest."""
+        refused: set[str] = set()
+        waiting = list(self._queue.values())
+        if self._turns.shared():
+            waiting.sort(key=lambda job: self._table.held(job.request.tenant.device))
+        for job in waiting:
+            device = job.request.tenant.device
+            if device in refused:
+                continue
+            if not self._claim(job) and not (self._preempt(device) and self._claim(job)):
+                refused.add(device)  # so do its other requests
 
-    def _claim(self, request: Request) -> bool:
-        """Makes a job of a request; False where it gets no slot."""
+    def _claim(self, job: Job) -> bool:
+        """Gives a slot to a request; False where it gets none."""
+        request = job.request
         fresh = self._table.slot(request.session) is None
-        slot = self._table.claim(request.session, request.ids)
+        slot = self._table.claim(request.session, job.ids, request.tenant)
         if slot is None:
             return False
         del self._queue[request.session]
-        job = self._jobs[request.session] = Job(request, slot, request.ids, request.chunk)
+        self._jobs[request.session] = job
+        job.slot, job.held = slot, 0
         self._start(job, fresh)
+        return True
+
+    def _preempt(self, device: str) -> bool:
+        """Takes a slot from a request of another device, which goes on when it gets one again, so that `device` gets
+        it: from the device with the most slots, or, where none has more than one, from a request that has had its
+        portion. False where nobody has more than is due."""
+        mine = self._table.held(device)
+        due = [job for job in self._jobs.values() if self._table.held(job.request.tenant.device) >= mine + 2]
+        if due:
+            most = max(self._table.held(job.request.tenant.device) for job in due)
+            due = [job for job in due if self._table.held(job.request.tenant.device) == most]
+        elif not mine:
+            due = [job for job in self._jobs.values() if job.held >= max(_PORTION, len(job.ids) // 8)]
+        if not due:
+            return False
+        job = max(due, key=lambda job: job.held)
+        session = job.request.session
+        del self._jobs[session]
+        self._wants.pop(session, None)
+        self._followers = [other for other in self._followers if other is not job]
+        job.slot, job.done, job.leader, job.common = -1, 0, None, 0
+        self._table.drop(session)
+        self._queue[session] = job
+        self._totals["preemptions"] += 1
         return True
 
     def _start(self, job: Job, fresh: bool) -> None:
@@ -182,7 +227,7 @@ class Batcher:
         held_by, held = self._table.likest(ids, but=job.slot)
         most = max(own, held) + self._limits.chunk
         for other in self._jobs.values():
-            if other is not job and other.leader is None:  # so nobody waits for somebody who waits
+            if other is not job and other.leader is None and _alike(other, job):  # nobody waits for one who waits
                 common = common_prefix(other.ids, ids)
                 if common >= most:
                     job.leader, job.common, most = other, common, common + 1
@@ -211,7 +256,8 @@ class Batcher:
         """Lines a job up for the next batch, behind the others."""
         session = job.request.session
         self._wants.pop(session, None)
-        self._wants[session] = Want(session, len(job.ids) - job.done, len(job.chunk), since)
+        device = job.request.tenant.device
+        self._wants[session] = Want(session, len(job.ids) - job.done, len(job.chunk), since, device)
 
     def _forget(self, session: int) -> None:
         self._queue.pop(session, None)
@@ -226,7 +272,7 @@ class Batcher:
         for job, share in work:
             ids = job.ids[job.done : job.done + share.tokens]
             if share.outputs:
-                ids = np.concatenate((ids, job.chunk.ids))
+                ids = np.concatenate((ids, job.chunk.ids[: share.outputs - 1]))
             rows.append(SeqRows(job.slot, ids, share.outputs))
         began = perf_counter()
         try:
@@ -237,11 +283,13 @@ class Batcher:
             return
         seconds = perf_counter() - began
         self._count(batch)
+        self._cost.add(sum(share.weight for share in batch.shares), seconds)
+        self._turns.served({job.request.tenant.device for job, _ in work})
         before = len(self._jobs)
         for (job, share), views in zip(work, logits, strict=True):
             job.seconds += seconds
             if share.outputs:
-                self._judge(job, views)
+                self._judge(job, views, share.outputs - 1)
             else:
                 job.done += share.tokens
                 self._want(job, self._totals["prefills"])
@@ -252,36 +300,45 @@ class Batcher:
         if len(rows) > 1 or rows[0].outputs <= 1 or self._context.late is None:
             return list(self._context.decode_rows(rows))
         only = rows[0]
-        return [self._context.decode_late(only.ids, seq=only.seq, outputs=only.outputs, reached=survives(chunk))]
+        reached = survives(_cut(chunk, only.outputs - 1)[0])
+        return [self._context.decode_late(only.ids, seq=only.seq, outputs=only.outputs, reached=reached)]
 
-    def _judge(self, job: Job, logits: Rows) -> None:
-        """Applies the rule to a decoded chunk, then either answers or goes on with the verifier's own last token."""
+    def _judge(self, job: Job, logits: Rows, drafted: int) -> None:
+        """Applies the rule to the first `drafted` tokens of a chunk, which are decoded; then either answers, or goes on
+        with the others, or with the verifier's own last token."""
         request = job.request
+        chunk, rest = _cut(job.chunk, drafted)
         try:
-            accepted, token = judge(job.chunk, logits, request.sampling, position=len(job.ids))
+            accepted, token = judge(chunk, logits, request.sampling, position=len(job.ids))
         except EdgeError as error:
             self._fail(job, error)
             return
         job.passes += 1
+        job.held += 1
         if not job.tokens:
-            job.accepted = accepted
-            job.plausible = plausible(job.chunk, logits, accepted) if job.chunk.retrieved else None
-        if request.logprobs is not None:
-            stands = np.append(job.chunk.ids[:accepted], np.int32(token))
+            job.accepted += accepted
+            if chunk.retrieved:
+                job.plausible += plausible(chunk, logits, accepted)
+        stands = chunk.ids[:accepted]
+        more = accepted == drafted and len(rest) > 0
+        if not more:
+            stands = np.append(stands, np.int32(token))
+            job.tokens.append(token)
+        if request.logprobs is not None and len(stands):
             job.logprobs.extend(logprobs(known(logits, len(stands)), stands, request.logprobs))
-        job.tokens.append(token)
-        job.done = len(job.ids) + accepted
+        job.done = len(job.ids) + accepted - more  # the last token is decoded again: its row judges the next one
         self._context.rollback(job.done, job.slot)
-        if len(job.tokens) <= request.extra and not self._is_eog(token):
-            job.ids = np.concatenate((job.ids, job.chunk.ids[:accepted], np.array([token], dtype=np.int32)))
-            job.chunk = _NOTHING
+        if more or (len(job.tokens) <= request.extra and not self._is_eog(token)):
+            job.ids = np.concatenate((job.ids, stands))
+            job.chunk = rest if more else _NOTHING
             self._want(job, self._totals["prefills"])
             return
         tokens = np.array(job.tokens, np.int32)
         said = tuple(job.logprobs)
-        verdict = Verdict(
-            job.accepted, tokens, job.seconds, passes=job.passes, plausible=job.plausible, logprobs=said
-        )  # fmt: skip
+        likely = None
+        if (asked := request.chunk).retrieved:  # of what was not decoded nothing is known to the contrary
+            likely = (*job.plausible, *[True] * (len(asked) - len(job.plausible)))
+        verdict = Verdict(job.accepted, tokens, job.seconds, passes=job.passes, plausible=likely, logprobs=said)
         self._answer(job, verdict)
 
     def _fail(self, job: Job, error: EdgeError) -> None:
@@ -312,4 +369,27 @@ def _ended() -> EngineFailed:
     return EngineFailed("The verifier's worker has ended.", "Start the verifier again.")
 
 
+def _alike(one: Job, other: Job) -> bool:
+    """Whether the two may share what is cached."""
+    return one.request.tenant.cache_salt == other.request.tenant.cache_salt
+
+
+def _cut(chunk: Chunk, n: int) -> tuple[Chunk, Chunk]:
+    """The first `n` tokens of a chunk, and the others."""
+    if n >= len(chunk):
+        return chunk, _NOTHING
+    drawn, left = chunk.distributions, len(chunk) - n
+    first, rest = (None, None) if drawn is None else (drawn[:n], drawn[n:])
+    head = Chunk(
+        chunk.ids[:n], chunk.confidence[:n], distributions=first, retrieved=chunk.retrieved,
+        tail=max(0, chunk.tail - left),
+    )  # fmt: skip
+    tail = Chunk(
+        chunk.ids[n:], chunk.confidence[n:], distributions=rest, retrieved=chunk.retrieved,
+        tail=min(chunk.tail, left),
+    )  # fmt: skip
+    return head, tail
+
+
 _NOTHING = Chunk()
+_PORTION = 32  # passes after which a request may lose its slot to a device that has none

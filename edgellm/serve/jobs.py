@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from edgellm.errors import EdgeError
+from edgellm.serve.fairness import Tenant
 from edgellm.spec.records import Chunk, Ids, Logprobs, Sampling, Verdict
 
 
@@ -26,6 +27,7 @@ class Counters:
     """What the worker has done so far. `shared` batches held several sessions, the `widest` that many.
 
     `rows` were computed; `copied` tokens at the beginning of a session were not, as another session's cache had them.
+    `preemptions`: a request under way lost its slot to another device's, and goes on when it gets one again.
     """
 
     batches: int = 0
@@ -37,6 +39,7 @@ class Counters:
     verdicts: int = 0
     verified: int = 0
     evictions: int = 0
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Request:
     """
 
     session: int
+    tenant: Tenant
     sampling: Sampling
     ids: Ids
     chunk: Chunk
@@ -58,22 +62,24 @@ class Request:
 
 @dataclass(slots=True)
 class Job:
-    """A request that has a slot. The slot's cache holds the first `done` of `ids`; `chunk` comes behind them. What is
-    known of the verdict is in the fields of its names.
+    """A request that is being computed. The cache of its `slot` (-1: it waits for one) holds the first `done` of `ids`;
+    `chunk` comes behind them. What is known of the verdict is in the fields of its names. `held` are the passes since
+    it got its slot.
 
     While it has a `leader`, another job that computes the first `common` of these ids, it waits for that one.
     """
 
     request: Request
-    slot: int
     ids: Ids
     chunk: Chunk
+    slot: int = -1
     done: int = 0
+    held: int = 0
     accepted: int = 0
     tokens: list[int] = field(default_factory=list)
     seconds: float = 0.0
     passes: int = 0
-    plausible: tuple[bool, ...] | None = None
+    plausible: tuple[bool, ...] = ()
     logprobs: list[Logprobs] = field(default_factory=list)
     leader: Job | None = None
     common: int = 0

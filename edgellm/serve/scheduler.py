@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -35,13 +35,16 @@ class Limits:
 class Want:
     """What one request needs: `unseen` tokens (at least 1) before its `drafted` ones are to be decoded.
 
-    `since` is the number of prefill batches that had been computed when it came, or was last served.
+    `since` is the number of prefill batches that had been computed when it came, or was last served. `device` asks;
+    `turn` counts the wants of the same device that go first (see `edgellm.serve.fairness`).
     """
 
     session: int
     unseen: int
     drafted: int
     since: int = 0
+    device: str = ""
+    turn: int = 0
 
     @property
     def rows(self) -> int:
@@ -55,6 +58,12 @@ class Share:
     session: int
     tokens: int
     outputs: int
+    turn: int = 0
+
+    @property
+    def weight(self) -> int:
+        """Rows that could be computed in the time that this share takes, about: a further sequence costs two."""
+        return self.tokens + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,41 +74,59 @@ class Batch:
     shares: tuple[Share, ...]
 
 
-def next_batch(wants: Iterable[Want], limits: Limits, prefills: int, alone: bool = False) -> Batch | None:
+def next_batch(
+    wants: Collection[Want], limits: Limits, prefills: int, alone: bool = False, budget: int | None = None
+) -> Batch | None:
     """The next batch over `wants` (least recently served first), when `prefills` prefill batches have been computed.
-    `alone`: there is no session but the one that wants something.
+    `alone`: there is no session but the one that wants something. `budget`: several devices ask by turns, and beyond
+    the first turn a batch is no heavier than that.
 
     Prefill goes first, as in the paper; but not where one has gone ahead of a waiting verification already. So a
     verification waits behind one prefill batch, of `limits.ahead` chunks; and a prefill waits until the verifications
     that the last one went ahead of are done, and no longer. None where nobody wants anything.
     """
     step = min(limits.alone, limits.rows) if alone else limits.chunk
+    most = None  # rows of one request
+    if budget is not None:
+        most = max(budget, _PORTION if any(want.turn for want in wants) else limits.chunk)
+        step = min(step, most)
     prefill: list[Want] = []
     verify: list[Want] = []
     for want in wants:
         (prefill if want.unseen > step else verify).append(want)
-    verify.sort(key=_since)
-    if prefill and not (verify and verify[0].since < prefills):
-        pieces = [Share(want.session, step, 0) for want in prefill]
-        return Batch(Kind.PREFILL, _fitting(pieces, min(limits.rows, limits.ahead * limits.chunk)))
+    verify.sort(key=_place)
+    hurry = bool(verify) and (verify[0].since < prefills or (bool(prefill) and verify[0].turn < prefill[0].turn))
+    if prefill and not hurry:
+        pieces = [Share(want.session, step, 0, want.turn) for want in prefill]
+        return Batch(Kind.PREFILL, _fitting(pieces, min(limits.rows, limits.ahead * min(limits.chunk, step)), budget))
     if verify:
-        rows = verify[0].rows
-        alike = [want for want in verify if want.rows == rows] if limits.even else verify
-        whole = [Share(want.session, want.rows, want.drafted + 1) for want in alike]
-        return Batch(Kind.VERIFY, _fitting(whole, limits.rows))
+        whole = [_verification(want, most) for want in verify]
+        alike = [share for share in whole if share.tokens == whole[0].tokens] if limits.even else whole
+        return Batch(Kind.VERIFY, _fitting(alike, limits.rows, budget))
     return None
 
 
-def _since(want: Want) -> int:
-    return want.since
+def _place(want: Want) -> tuple[int, int]:
+    return want.turn, want.since
 
 
-def _fitting(shares: list[Share], rows: int) -> tuple[Share, ...]:
-    """As many of `shares` as fit in `rows`, in their order; the first one always."""
-    taken = 0
+def _verification(want: Want, most: int | None) -> Share:
+    """All of it, or its first `most` drafted tokens: the others are verified when these stand."""
+    drafted = min(want.drafted, most or want.drafted)
+    return Share(want.session, want.unseen + drafted, drafted + 1, want.turn)
+
+
+def _fitting(shares: list[Share], rows: int, budget: int | None) -> tuple[Share, ...]:
+    """As many of `shares` as fit in `rows`, in their order; the first one always. Beyond the first turn they have to
+    fit in `budget` as well, if there is one."""
+    taken, weight = 0, 0
     for share in shares:
         rows -= share.tokens
-        if taken and rows < 0:
+        weight += share.weight
+        if taken and (rows < 0 or (budget is not None and share.turn and weight > budget)):
             break
         taken += 1
     return tuple(shares[:taken])
+
+
+_PORTION = 16  # rows of one request in a batch, where a device asks for several at once beside other devices

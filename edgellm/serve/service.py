@@ -26,9 +26,10 @@ from edgellm.errors import (
 from edgellm.link import edgellm_pb2 as pb
 from edgellm.link.channel import HEARTBEAT_SECONDS, LONGEST_BUSY_MS, PROTOCOL, SERVICE, TAKE_SECONDS
 from edgellm.link.frames import VOCABULARY, parsed
-from edgellm.link.guard import Guard, Method
+from edgellm.link.guard import Guard, Method, who
 from edgellm.link.rights import Right
 from edgellm.serve.batcher import Batcher
+from edgellm.serve.fairness import Pacing, Queue, Tenant
 from edgellm.serve.handshake import check_protocol, first_different_block
 from edgellm.serve.jobs import Answer, Missing
 from edgellm.serve.wire import Ask, Bounds, read_sampling, read_verify, write_verdict
@@ -72,7 +73,8 @@ class Service:
         tell: Callable[[ServerEvent], None],
         guard: Guard | None = None,
     ) -> None:
-        """`model_hash` is hex, or empty. Beyond `max_waiting` requests at once, further ones are answered *busy*.
+        """`model_hash` is hex, or empty. Beyond `max_waiting` requests at once, further ones are answered *busy*,
+        first those of the devices that have the most there.
 
         With a `guard`, paired devices alone are answered, and of them those with the right to have drafts verified.
         """
@@ -81,7 +83,7 @@ class Service:
         self._fingerprint = bytes.fromhex(vocabulary.fingerprint)
         self._model, self._model_hash = model, bytes.fromhex(model_hash)
         self._bounds = Bounds(vocabulary.size, context)
-        self._max_waiting = max_waiting
+        self._queue, self._pacing = Queue(max_waiting), Pacing()
         self._tell = tell
         self._guard = guard
         self._numbers = count(1)
@@ -135,7 +137,7 @@ class Service:
         number = next(self._numbers)
         self._tell(ServerEvent(Happened.CONNECTED, f"Session {number} from {stream.peer()} begins."))
         try:
-            await self._serve(number, stream)
+            await self._serve(number, self._tenant(stream), stream)
         except EdgeError as error:
             self._batcher.leave(number)  # before the goodbye, which a device that does not read never takes
             self._tell(ServerEvent(_happened(error), f"Session {number} is closed: {error.what}"))
@@ -144,8 +146,17 @@ class Service:
             self._batcher.leave(number)
             self._tell(ServerEvent(Happened.ENDED, f"Session {number} ends."))
 
-    async def _serve(self, number: int, stream: Stream) -> None:
+    def _tenant(self, stream: Stream) -> Tenant:
+        """A paired device is one however many connections it has; on this machine each connection counts as one, and
+        all may know of each other's prompts."""
+        if self._guard is None:
+            return Tenant(stream.peer())
+        device = who(stream).digest.hex()
+        return Tenant(device, cache_salt=device)
+
+    async def _serve(self, number: int, tenant: Tenant, stream: Stream) -> None:
         sampling: Sampling | None = None
+        await self._hold(tenant)
         last, again = 0, False  # the latest round, and whether it was answered with NeedPrefix
         while (frame := await self._next(stream)) is not None:
             if sampling is None:
@@ -157,21 +168,28 @@ class Service:
             if ask.round < last or (ask.round == last and not again):
                 raise ProtocolError(f"Round {ask.round} comes after round {last}.", _UPDATE)
             last, again = ask.round, False
-            if self._batcher.waiting >= self._max_waiting:
+            if self._queue.full(tenant.device):
                 busy = pb.Busy(round=ask.round, retry_ms=_milliseconds(self._batcher.wait_seconds()))
                 await _write(stream, pb.VerifierFrame(busy=busy))
+                await self._hold(tenant, busy.retry_ms / 1e3)  # it is not heard before
                 continue
-            answer = await self._answer(number, sampling, ask, stream)
+            answer = await self._answer(number, tenant, sampling, ask, stream)
             if isinstance(answer, EdgeError):
                 raise answer
             if isinstance(answer, Missing):
                 again = True
                 need = pb.NeedPrefix(round=ask.round, position=answer.position)
                 await _write(stream, pb.VerifierFrame(need_prefix=need))
+                await self._hold(tenant)
             else:
                 await _write(stream, write_verdict(ask.round, answer))
         if self._draining.done():
             await _write(stream, pb.VerifierFrame(draining=pb.Draining()))
+
+    async def _hold(self, tenant: Tenant, seconds: float = 0.0) -> None:
+        """Does not listen for so long, or until a device that asks in vain too often may be heard again."""
+        if (seconds := max(seconds, self._pacing.delay(tenant.device))) > 0.0:
+            await asyncio.wait({self._draining}, timeout=seconds)
 
     def _opened(self, frame: pb.DeviceFrame) -> Sampling:
         if frame.WhichOneof("frame") != "open":
@@ -181,7 +199,7 @@ class Service:
             raise VocabularyMismatch("The device has another vocabulary.", "Use models of one family on both sides.")
         return read_sampling(frame.open.sampling)
 
-    async def _answer(self, number: int, sampling: Sampling, ask: Ask, stream: Stream) -> Answer:
+    async def _answer(self, number: int, tenant: Tenant, sampling: Sampling, ask: Ask, stream: Stream) -> Answer:
         """What the worker says to `ask`, with signs of life while it takes its time."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
@@ -189,10 +207,14 @@ class Service:
         def deliver(answer: Answer) -> None:
             loop.call_soon_threadsafe(_settle, future, answer)
 
-        self._batcher.submit(number, sampling, ask, deliver)
-        while not (await asyncio.wait({future}, timeout=HEARTBEAT_SECONDS))[0]:
-            working = pb.Working(round=ask.round, step=self._batcher.counters.batches)
-            await _write(stream, pb.VerifierFrame(working=working))
+        self._queue.enter(tenant.device)
+        try:
+            self._batcher.submit(number, sampling, ask, deliver, tenant)
+            while not (await asyncio.wait({future}, timeout=HEARTBEAT_SECONDS))[0]:
+                working = pb.Working(round=ask.round, step=self._batcher.counters.batches)
+                await _write(stream, pb.VerifierFrame(working=working))
+        finally:
+            self._queue.leave(tenant.device)
         return future.result()
 
     async def _next(self, stream: Stream) -> pb.DeviceFrame | None:

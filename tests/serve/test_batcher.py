@@ -13,9 +13,10 @@ import pytest
 from edgellm.engine import Context, Model, SeqRows
 from edgellm.errors import EngineFailed
 from edgellm.serve.batcher import Batcher
+from edgellm.serve.fairness import HERE, Tenant
 from edgellm.serve.jobs import Answer, Missing
 from edgellm.serve.wire import Ask
-from edgellm.spec.records import GREEDY, NO_IDS, Chunk, Floats, Ids, Verdict
+from edgellm.spec.records import GREEDY, NO_IDS, Chunk, Floats, Ids, Sampling, Verdict
 from tests.serve.conftest import Alone
 
 SLOTS = 3
@@ -57,13 +58,27 @@ def batcher(gate: Gate, exact: Model) -> Iterator[Batcher]:
 class Asker:
     """One session at the worker."""
 
-    def __init__(self, batcher: Batcher, session: int) -> None:
-        self.batcher, self.session = batcher, session
-        self.answers: SimpleQueue[Answer] = SimpleQueue()
+    def __init__(
+        self, batcher: Batcher, session: int, tenant: Tenant = HERE, answers: SimpleQueue[Answer] | None = None
+    ) -> None:
+        self.batcher, self.session, self.tenant = batcher, session, tenant
+        self.answers: SimpleQueue[Answer] = answers or SimpleQueue()
 
-    def ask(self, prefix: Ids, position: int = 0, chunk: Ids = NO_IDS, extra: int = 0) -> None:
+    def ask(
+        self,
+        prefix: Ids,
+        position: int = 0,
+        chunk: Ids = NO_IDS,
+        extra: int = 0,
+        sampling: Sampling = GREEDY,
+        copied: bool = False,
+    ) -> None:
         self.batcher.submit(
-            self.session, GREEDY, Ask(1, position, prefix[position:], Chunk(ids=chunk), extra), self.answers.put
+            self.session,
+            sampling,
+            Ask(1, position, prefix[position:], Chunk(ids=chunk, retrieved=copied), extra),
+            self.answers.put,
+            self.tenant,
         )
 
     def answer(self) -> Answer:
@@ -293,3 +308,68 @@ def test_closing_answers_everybody(gate: Gate, exact: Model, prompt: Ids) -> Non
     gate.allowed.set()
     closing.join()
     assert all(isinstance(asker.answer(), (EngineFailed, Verdict)) for asker in askers)
+
+
+@pytest.mark.parametrize("devices", ["flood", "012"], ids=["one device", "each its own"])
+def test_a_device_without_a_slot_takes_one_from_a_long_request(
+    gate: Gate, batcher: Batcher, prompt: Ids, alone: Alone, devices: str
+) -> None:
+    """At once from a device that has several; from one that has one when its request has had its portion."""
+    answers: SimpleQueue[Answer] = SimpleQueue()
+    gate.allowed.clear()
+    for session in range(SLOTS):
+        device = devices if devices == "flood" else devices[session]
+        Asker(batcher, session, Tenant(device), answers).ask(prompt, extra=60)
+    last = Asker(batcher, 10, Tenant("last"), answers)
+    last.ask(prompt)
+    gate.allowed.set()
+    assert last.tokens() == alone(prompt, 1)  # the first of all answers
+    assert [last.tokens() for _ in range(SLOTS)] == [alone(prompt, 61)] * SLOTS  # each goes on where it was
+    assert batcher.counters.preemptions == 1
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0, seed=3)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("wrong", [None, 3, 20, 39])
+def test_a_verification_in_portions_has_the_same_verdict(
+    batcher: Batcher, prompt: Ids, monkeypatch: pytest.MonkeyPatch, sampling: Sampling, wrong: int | None
+) -> None:
+    monkeypatch.setattr("edgellm.serve.fairness.PassCost.budget", lambda _self, _limits: 10)
+    one = Asker(batcher, 1, Tenant("one"))
+    one.ask(prompt, extra=40, sampling=sampling)
+    chunk = np.array(one.tokens()[:40], dtype=np.int32)
+    if wrong is not None:
+        chunk[wrong] ^= 1
+    one.ask(prompt, position=len(prompt), chunk=chunk, extra=2, sampling=sampling, copied=True)
+    whole = one.answer()
+    other = Asker(batcher, 2, Tenant("other"))
+    other.ask(prompt)
+    other.tokens()
+    batches = batcher.counters.batches
+    one.ask(prompt, position=len(prompt), chunk=chunk, extra=2, sampling=sampling, copied=True)
+    cut = one.answer()
+    assert isinstance(whole, Verdict)
+    assert isinstance(cut, Verdict)
+    assert (cut.accepted, cut.tokens.tolist()) == (whole.accepted, whole.tokens.tolist())
+    assert cut.plausible is not None
+    assert whole.plausible is not None
+    assert len(cut.plausible) == 40
+    assert cut.plausible[: cut.accepted + 1] == whole.plausible[: cut.accepted + 1]
+    portions = {None: 2, 3: 1, 20: 1, 39: 2}[wrong]
+    assert batcher.counters.batches - batches == portions + 2  # of them for the extra tokens
+
+
+@pytest.mark.parametrize("salt", ["one", "other"])
+def test_prompts_are_shared_within_one_device_only(batcher: Batcher, prompt: Ids, alone: Alone, salt: str) -> None:
+    long = np.concatenate([prompt] * 5)
+    first = Asker(batcher, 1, Tenant("one", cache_salt="one"))
+    first.ask(long)
+    assert first.tokens() == alone(long, 1)
+    second = Asker(batcher, 2, Tenant(salt, cache_salt=salt))
+    second.ask(long)
+    assert second.tokens() == alone(long, 1)
+    assert bool(batcher.counters.copied) == (salt == "one")
+    batcher.leave(1)
+    third, rows = Asker(batcher, 3, Tenant("third", cache_salt="third")), batcher.counters.rows
+    third.ask(long)
+    third.tokens()
+    assert batcher.counters.rows - rows == len(long)

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from edgellm.serve.fairness import Tenant
 from edgellm.serve.sessions import SessionTable, common_prefix
 from edgellm.spec.records import Ids
 
@@ -23,10 +24,13 @@ class Caches:
     def __call__(self, slot: int) -> Ids:
         return self.held[slot]
 
+    def clear(self, slot: int) -> None:
+        self.held[slot] = ids()
+
 
 def table(slots: int) -> tuple[SessionTable, Caches]:
     caches = Caches(slots)
-    return SessionTable(slots, caches), caches
+    return SessionTable(slots, caches, caches.clear), caches
 
 
 def serve(sessions: SessionTable, caches: Caches, session: int, *tokens: int) -> int:
@@ -78,6 +82,48 @@ def test_no_session_is_evicted_while_a_slot_is_free() -> None:
     serve(sessions, caches, 1, 7, 8, 9)
     assert serve(sessions, caches, 2, 7, 8, 9) != sessions.slot(1)
     assert sessions.evictions == 0
+
+
+def test_a_cached_prompt_is_not_given_up_for_two_tokens_of_a_template() -> None:
+    sessions, caches = table(2)
+    first = serve(sessions, caches, 1, 1, 2, 30, 31, 32, 33)
+    sessions.drop(1)
+    assert serve(sessions, caches, 2, 1, 2, 40, 41, 42, 43) != first
+    sessions.drop(2)
+    assert serve(sessions, caches, 3, 1, 2, 30, 31, 32, 33, 34) == first
+
+
+def test_what_one_device_asked_is_removed_before_another_one_gets_the_slot() -> None:
+    sessions, caches = table(1)
+    sessions.claim(1, ids(1, 2, 3), Tenant("a", cache_salt="a"))
+    caches.held[0] = ids(1, 2, 3)
+    sessions.drop(1)
+    sessions.claim(2, ids(1, 2, 3), Tenant("a", cache_salt="a"))
+    assert caches.held[0].tolist() == [1, 2, 3]
+    sessions.drop(2)
+    sessions.claim(3, ids(1, 2, 3), Tenant("b", cache_salt="b"))
+    assert not len(caches.held[0])
+
+
+def test_caches_of_other_devices_are_not_looked_at() -> None:
+    sessions, caches = table(3)
+    for session, salt in enumerate("aba"):
+        sessions.claim(session, ids(1, 2, 3), Tenant(salt, cache_salt=salt))
+    caches.held[1:] = [ids(1, 2, 3), ids(1, 2)]
+    assert sessions.likest(ids(1, 2, 3), but=0) == (2, 2)
+
+
+def test_a_device_with_more_slots_evicts_its_own_sessions() -> None:
+    sessions, _caches = table(3)
+    much, little = Tenant("much"), Tenant("little")
+    sessions.claim(1, ids(1), little)
+    sessions.release(1)
+    for session in (2, 3):
+        sessions.claim(session, ids(session), much)
+        sessions.release(session)
+    assert sessions.claim(4, ids(4), much) is not None
+    assert (sessions.slot(1), sessions.slot(2)) == (0, None)  # though the first was idle for longer
+    assert (sessions.held("little"), sessions.held("much")) == (1, 2)
 
 
 def test_common_prefix() -> None:

@@ -1,0 +1,150 @@
+"""Fair shares of the verifier between devices: rows of a batch, and places in the queue (slots: `SessionTable`).
+
+Devices are served by turns, the least recently served first (round robin; the requests of one device among themselves
+as they come). Deleting this module would leave Synera's Algorithm 1, which knows sessions only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from time import monotonic
+
+from edgellm.serve.scheduler import Limits, Want
+
+RECENT = 30.0  # seconds for which a device that has asked counts as one that may ask again at any time
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who asks. Verdicts are computed by turns between values of `device`; cached prompts are shared between sessions
+    of the same `cache_salt` only, since the time of a verdict would otherwise tell one device what another one asked.
+    """
+
+    device: str = ""
+    cache_salt: str = ""
+
+
+HERE = Tenant()
+"""Requests from the verifier's own process."""
+
+
+class Turns:
+    """Orders requests by device. Used by the worker's thread alone."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, float] = {}  # when each device asked last, the oldest first
+        self._served: dict[str, int] = {}  # number of the last batch with something of it
+        self._batches = 0
+
+    def asked(self, device: str) -> None:
+        """A request of `device` has come."""
+        self._asked.pop(device, None)
+        self._asked[device] = monotonic()
+
+    def shared(self) -> bool:
+        """Whether more than one device has asked within the last `RECENT` seconds."""
+        if len(self._asked) < 2:
+            return False
+        oldest = monotonic() - RECENT
+        while self._asked and self._asked[device := next(iter(self._asked))] < oldest:
+            del self._asked[device]
+            self._served.pop(device, None)
+        return len(self._asked) > 1
+
+    def order(self, wants: Iterable[Want]) -> list[Want]:
+        """Return `wants` (least recently served first) with their `turn`, those of the first turn first.
+
+        The first turn has one want of each device, the second turn the second one of each, and so on.
+        """
+        before: Counter[str] = Counter()
+        ordered = []
+        for want in wants:
+            ordered.append(replace(want, turn=before[want.device]) if before[want.device] else want)
+            before[want.device] += 1
+        ordered.sort(key=lambda want: (want.turn, self._served.get(want.device, 0)))
+        return ordered
+
+    def served(self, devices: Iterable[str]) -> None:
+        """A batch had something of each of `devices`."""
+        self._batches += 1
+        for device in devices:
+            self._served[device] = self._batches
+
+
+class PassCost:
+    """What a pass costs, a + b * weight seconds, fitted to the passes of late; `Share.weight` is its weight."""
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+
+    def add(self, weight: int, seconds: float) -> None:
+        """A pass of this weight took `seconds`."""
+        self._n = _FADE * self._n + 1.0
+        self._x = _FADE * self._x + weight
+        self._y = _FADE * self._y + seconds
+        self._xx = _FADE * self._xx + weight * weight
+        self._xy = _FADE * self._xy + weight * seconds
+
+    def budget(self, limits: Limits) -> int:
+        """Return the weight of a pass that takes little longer than a pass for one usual request.
+
+        Where the weights of the model have to be fetched from memory, which takes the same time for few rows and for
+        many, that is many rows; where computing takes the time, it is few.
+        """
+        fixed = 0.0  # a / b: the rows that could be computed in the time that every pass takes
+        spread = self._n * self._xx - self._x * self._x
+        if spread > 1e-6 * self._xx:
+            slope = (self._n * self._xy - self._x * self._y) / spread
+            base = (self._y - slope * self._x) / self._n
+            fixed = base / slope if slope > 0.0 else float(limits.rows) if base > 0.0 else 0.0
+        return min(limits.rows, int(_LONGER * _USUAL + (_LONGER - 1.0) * max(0.0, fixed)))
+
+
+class Queue:
+    """How many requests of each device wait. Used by the network's thread alone."""
+
+    def __init__(self, longest: int) -> None:
+        """`longest`: requests that may wait in all."""
+        self._longest = longest
+        self._waiting: Counter[str] = Counter()
+
+    def full(self, device: str) -> bool:
+        """Whether `device` has its share of the queue: an even one between the devices that have something waiting."""
+        others = len(self._waiting) - (device in self._waiting)
+        return self._waiting[device] >= self._longest // (others + 1)
+
+    def enter(self, device: str) -> None:
+        """A request of `device` waits."""
+        self._waiting[device] += 1
+
+    def leave(self, device: str) -> None:
+        """A request of `device` is answered, or given up."""
+        self._waiting[device] -= 1
+        if self._waiting[device] <= 0:
+            del self._waiting[device]
+
+
+class Pacing:
+    """A token bucket for each device, of what costs the network's thread time and brings no verdict: a session, *busy*,
+    a missing prefix. Used by that thread alone; it shares the interpreter with the worker's."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}  # when the bucket of each device is full again, the soonest first
+
+    def delay(self, device: str) -> float:
+        """Count one such event, and return the seconds for which `device` is not to be heard."""
+        now = monotonic()
+        while self._due and (soonest := next(iter(self._due.items())))[1] <= now:
+            del self._due[soonest[0]]
+        due = max(now, self._due.pop(device, now)) + 1.0 / EVENTS
+        self._due[device] = due
+        return max(0.0, due - now - BURST / EVENTS)
+
+
+EVENTS = 50.0  # a second, of one device
+BURST = 128  # at once
+_FADE = 0.98  # what a pass counts for after the next one: the last fifty or so are remembered
+_USUAL = 8  # the weight of a usual request: a chunk of four or five tokens and the token before it
+_LONGER = 1.25  # so much longer than a pass for such a request may a pass be, where several devices ask
