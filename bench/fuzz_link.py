@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,8 +31,10 @@ from edgellm.link.trust import Trust
 from edgellm.link.versions import LINK, PAIRING, check_version
 from edgellm.link.welcome import LABEL, read_welcome
 from edgellm.serve.connection import Timing
+from edgellm.serve.fairness import Tenant
 from edgellm.serve.handshake import greet
 from edgellm.serve.jobs import Counters, Missing
+from edgellm.serve.patience import Patience
 from edgellm.serve.service import Service
 from edgellm.serve.stream import RemotePending, Stream
 from edgellm.serve.wire import Ask, write_open, write_verdict, write_verify
@@ -41,6 +43,7 @@ from edgellm.spec.sampling import rounded
 from edgellm.spec.verify import judge
 
 WORDS, CONTEXT = 300, 512
+_PORTS = count(1)  # each session from a device of its own: those of one device are paced
 VOCABULARY = Vocabulary.of([b"%d" % i for i in range(WORDS)], bytes(WORDS))
 ROUND = 7
 
@@ -67,6 +70,7 @@ class _Line:
         self._said: asyncio.Queue[Any] = asyncio.Queue()
         self.waits = False
         self.wrote = 0
+        self._peer = f"ipv4:127.0.0.1:{next(_PORTS)}"
 
     async def read(self) -> Any:
         self.waits = True
@@ -82,7 +86,7 @@ class _Line:
         raise Refused(f"{code.name}: {label(details)}")
 
     def peer(self) -> str:
-        return "ipv4:127.0.0.1:1"
+        return self._peer
 
     def cancel(self) -> None:
         pass
@@ -105,7 +109,6 @@ class _Worker:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._rows = np.random.default_rng(0).normal(0, 3, (257, WORDS)).astype(np.float32)
-        self.waiting = 0
 
     def wait_seconds(self) -> float:
         return 0.1
@@ -113,8 +116,9 @@ class _Worker:
     def leave(self, _session: int) -> None:
         pass
 
-    def submit(self, _session: int, sampling: Sampling, ask: Ask, deliver: Callable[[Any], None]) -> None:
-        self.waiting = 999 if self._rng.random() < 0.01 else 0  # the next one hears that it is busy
+    def submit(
+        self, _session: int, sampling: Sampling, ask: Ask, deliver: Callable[[Any], None], _tenant: Tenant
+    ) -> None:
         if ask.position and self._rng.random() < 0.1:
             deliver(Missing(self._rng.randrange(ask.position)))
             return
@@ -159,6 +163,7 @@ class _Device:
 
     def __init__(self, logprobs: int | None = None) -> None:
         self.timing, self._logprobs = Timing(), logprobs
+        self.patience = Patience(self.timing.least)
         self._line: Any = None
         self._stream: Stream | None = None
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -161,6 +161,10 @@ class VerifierBusy(VerifierLost):
         self.seconds = seconds
 
 
+class VerifierSlow(VerifierLost):
+    """The verifier is there, and has not answered within the time that this device waits for one verdict."""
+
+
 class DeviceStuck(EdgeError):
     """A device does not read what the verifier has for it."""
 

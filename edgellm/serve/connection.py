@@ -25,6 +25,7 @@ from edgellm.link.reach import answered
 from edgellm.link.trust import Trust
 from edgellm.link.welcome import meet
 from edgellm.serve.handshake import Peer, greet
+from edgellm.serve.patience import Patience
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,15 @@ class Timing:
 
     A verifier that owes an answer is lost after `silent_beats` heartbeats without a frame (beats are counted here, so
     that a device which itself stood still does not blame the verifier), or after `stall` during which it computed
-    nothing. Retries start `retry` behind a loss and double up to `retry_most`, shortened at random by up to a half.
+    nothing. Whatever it says meanwhile, a verdict is given up after `least`, or several times what it takes: see
+    `Patience`. Retries start `retry` behind a loss and double up to `retry_most`, shortened at random by up to a half.
     """
 
     hello: float = HELLO_SECONDS
     beat: float = HEARTBEAT_SECONDS
     silent_beats: int = 4
     stall: float = 30.0
+    least: float = 2.0
     retry: float = 0.2
     retry_most: float = 8.0
 
@@ -67,6 +70,7 @@ class Connection:
         self._trust = trust
         self._device = device
         self.timing = timing
+        self.patience = Patience(timing.least)
         self._vocabulary = vocabulary
         self._up = False
         self._not_before = 0.0
@@ -124,7 +128,7 @@ class Connection:
         """The verifier is there but refused: asks nothing for `seconds`, or for longer with each refusal."""
         # told a time, it waits a little longer at random, lest all who were told the same come back at once
         wait = self._backoff() if seconds is None else seconds * self._jitter.uniform(1.0, 1.25)
-        self._not_before = monotonic() + wait
+        self._not_before = max(self._not_before, monotonic() + wait)  # several sessions may have been told
 
     def loop_proved(self) -> None:
         """The verifier has answered: the next trouble is the first again."""

@@ -14,11 +14,12 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from edgellm.errors import EdgeError, ProtocolError, VerifierBusy, VerifierLost
+from edgellm.errors import EdgeError, ProtocolError, VerifierBusy, VerifierLost, VerifierSlow
 from edgellm.link import edgellm_pb2 as pb
 from edgellm.link.channel import LONGEST_BUSY_MS, SESSION
 from edgellm.link.frames import parsed
 from edgellm.serve.connection import Connection
+from edgellm.serve.patience import Work
 from edgellm.serve.wire import Ask, read_verdict, write_verify
 from edgellm.spec.records import Ids, Verdict
 from edgellm.spec.waiting import settled
@@ -63,6 +64,11 @@ class RemotePending:
         self.bytes_up += len(data)
         return data
 
+    @property
+    def work(self) -> Work:
+        """What the verifier has to do for it."""
+        return Work(len(self.ask.prefix) - self.position + len(self.ask.chunk), 1 + self.ask.extra)
+
     def settle(self, verdict: Verdict) -> None:
         self._future.set_result(replace(verdict, bytes_up=self.bytes_up, bytes_down=self.bytes_down))
 
@@ -93,6 +99,8 @@ class Stream:
         self._writing = asyncio.Lock()
         self._pending: RemotePending | None = None
         self._silent = 0  # heartbeats since the last frame
+        self._waited = 0  # heartbeats since the request
+        self._asked = 0.0  # when that was
         self._step, self._moved = -1, 0.0  # of the verifier's worker, and when it last changed
         self._watched = False
         self._due = 0.0  # by the loop's clock, when the next heartbeat is looked for
@@ -114,7 +122,9 @@ class Stream:
             pending.fail(lost("The verifier has ended the session."))
             return
         self._pending = pending
-        self._silent, self._step, self._moved = 0, -1, monotonic()
+        self._silent = self._waited = 0
+        self._step, self._moved = -1, monotonic()
+        self._asked = self._moved
         self._watch()
         self._connection.loop_task(self._write(self._call, frames))
 
@@ -162,6 +172,8 @@ class Stream:
             verdict = read_verdict(frame.verdict, pending.ask, self._vocabulary)
             self._pending = None
             self._connection.loop_proved()
+            work = Work(pending.work.unseen, len(verdict.tokens))
+            self._connection.patience.came(work, monotonic() - self._asked)
             pending.settle(verdict)
         elif kind == "need_prefix":
             if frame.need_prefix.position >= pending.position:
@@ -203,18 +215,36 @@ class Stream:
     def _beat(self) -> None:
         """Looks whether the verifier that owes an answer is alive."""
         self._watched = False
-        if self._pending is None:
+        pending = self._pending
+        if pending is None:
             return
         timing = self._connection.timing
         # a process that did not get the processor itself has no evidence that the other side is silent
         if asyncio.get_running_loop().time() - self._due < timing.beat:
             self._silent += 1
+        self._waited += 1
+        limit = self._connection.patience.limit(pending.work)
         if self._silent >= timing.silent_beats:
             self._hangs("gives no sign of life")
         elif monotonic() - self._moved > timing.stall:
             self._hangs(f"has computed nothing for {timing.stall:g} seconds")
+        elif self._waited * timing.beat > limit:
+            self._gives_up(limit)
         else:
             self._watch()
+
+    def _gives_up(self, limit: float) -> None:
+        """The verifier is there, and too slow: it is asked again later, over the same connection."""
+        self._connection.loop_pause()
+        self._connection.patience.missed()
+        self._fail(
+            VerifierSlow(
+                f"The verifier has not answered within {limit:.1f} seconds, many times what it needs for that.",
+                "The device goes on alone and asks again by itself; is the verifier overloaded?",
+            )
+        )
+        if self._call is not None:
+            self._call.cancel()
 
     def _hangs(self, how: str) -> None:
         self._lost(how)

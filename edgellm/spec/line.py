@@ -7,11 +7,14 @@ from contextlib import suppress
 from dataclasses import replace
 from time import monotonic, sleep
 
-from edgellm.errors import MeshBroken, ProtocolError, VerifierBusy, VerifierLost
+from edgellm.errors import MeshBroken, ProtocolError, VerifierBusy, VerifierLost, VerifierSlow
 from edgellm.spec.protocols import Heeds, Pending, VerifierSession
 from edgellm.spec.records import Chunk, Decision, Ids, Notice, Verdict
 
 LOST = Notice("The verifier is gone: the reply goes on from the draft model alone, and what it writes is not checked.")
+SLOW = Notice(
+    "The verifier takes too long: the reply goes on from the draft model alone, and what it writes is not checked."
+)
 BACK = Notice("The verifier is back: drafts are checked again.")
 FREE = Notice("The verifier has time again: drafts are checked again.")
 
@@ -19,7 +22,10 @@ _NOTHING = Chunk()
 _AWAY = Decision(False, "the verifier is away")
 _BUSY = Decision(False, "the verifier is busy")
 _NO_VERIFIER = Decision(False, "there is no verifier")
+_STARVED = 300.0  # seconds without a verdict that a reply waits, where nobody else can write
+_AGAIN = 10.0  # seconds in which a verifier that was too slow is asked again
 _GLANCE = 0.02  # seconds between two looks whether a busy verifier has time
+_TRIES = 3  # of a verifier that has become too slow, where nobody else can write
 _LONGER = 1.5  # a busy verifier may take so much longer than it said, and a second, before it counts as gone
 
 
@@ -39,8 +45,10 @@ class Line:
         self._session = session
         self._alone, self._stopped = alone, stopped
         self._lost = False
-        self._broken: MeshBroken | None = None
+        self._reason: VerifierLost | None = None  # why it is lost, where that says more than that it is gone
         self._busy: float | None = None  # seconds, as it was told
+        self._late: int | None = None  # verdicts in a row that did not come in time; None: none ever came
+        self._heard = monotonic()  # when a verdict came last
         self._news: list[Notice] = []
         self._reading: Pending | None = None
         if isinstance(session, Heeds):
@@ -83,16 +91,28 @@ class Line:
             if any(sent):
                 up, down = verdict.bytes_up + sent[0], verdict.bytes_down + sent[1]
                 verdict = replace(verdict, bytes_up=up, bytes_down=down)
+            self._late, self._heard = 0, monotonic()
             return verdict
         except VerifierBusy as busy:
             self._busy = busy.seconds
             goes_on = "the reply waits for it" if self._alone else "the reply goes on from the draft model alone"
             self._news.append(Notice(f"The verifier is busy for about {busy.seconds:.1f} seconds: {goes_on}."))
+        except VerifierSlow as error:
+            self._slow(error)
         except VerifierLost as error:
             self._lost = True
-            self._broken = error if isinstance(error, MeshBroken) else None
+            self._reason = error if isinstance(error, MeshBroken) else None
             self._tell(LOST)
         return None
+
+    def _slow(self, error: VerifierSlow) -> None:
+        """No verdict came in time. Where nobody else can write, a verifier that was faster is asked again."""
+        self._late = None if self._late is None else self._late + 1
+        if self._alone and self._late is not None and self._late < _TRIES:
+            self._busy = _AGAIN
+            return
+        self._lost, self._reason = True, error
+        self._tell(SLOW)
 
     def tell(self) -> Iterator[Notice]:
         """What has happened since it was asked last."""
@@ -111,6 +131,11 @@ class Line:
             )
         if self._session is not None and self._busy is not None:
             yield from self.tell()
+            if (waited := monotonic() - self._heard) > _STARVED:
+                raise VerifierLost(
+                    f"The verifier has been too busy for {waited:.0f} seconds, and no draft model is there to go on.",
+                    "Ask again later, ask another verifier, or draft with a small model.",
+                )
             end = monotonic() + _LONGER * self._busy + 1.0
             while monotonic() < end:
                 if self._stopped() or self._session.ready():
@@ -118,8 +143,8 @@ class Line:
                 sleep(_GLANCE)
             self._lost = True
         if self._lost:
-            if self._broken is not None:
-                raise self._broken
+            if self._reason is not None:
+                raise self._reason
             raise VerifierLost(
                 "The verifier is gone, and no draft model is there to go on.",
                 "Start it again, or draft with a small model.",

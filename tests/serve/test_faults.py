@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import grpc
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Model, Vocabulary
-from edgellm.errors import VerifierLost
+from edgellm.errors import VerifierLost, VerifierSlow
 from edgellm.link import edgellm_pb2 as pb
 from edgellm.link.loop import run_there
 from edgellm.serve.connection import Timing
@@ -118,6 +119,34 @@ def test_a_verifier_whose_worker_stands_still_is_lost(vocabulary: Vocabulary) ->
 
     with asking(vocabulary, script) as session:
         assert "computed nothing" in lost(session)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_verifier_that_works_for_ever_is_waited_for_no_longer_than_its_work_takes(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    """Whether it was fast before, or never answered."""
+    monkeypatch.setattr("edgellm.serve.patience.FIRST_SECONDS", 0.2)
+    monkeypatch.setattr("edgellm.serve.patience.UNKNOWN_PASS", 0.01)
+
+    def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
+        for ask in rounds:
+            if fast and len(ask.prefix) == len(TEXT):
+                yield verdict(ask.round, 5)
+                continue
+            for step in count():
+                if not context.is_active():
+                    return
+                yield working(ask.round, step)
+                time.sleep(0.02)
+
+    with asking(vocabulary, script, Timing(beat=0.05, least=0.3, retry=0.5)) as session:
+        if fast:
+            assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
+        with pytest.raises(VerifierSlow, match="has not answered within"):
+            session.submit(np.append(TEXT, 5).astype(np.int32), Chunk()).result()
+        assert not session.ready()
+        assert eventually(session.ready)  # over the same connection
 
 
 @pytest.mark.parametrize(

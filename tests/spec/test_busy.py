@@ -7,8 +7,8 @@ from time import monotonic
 
 import pytest
 
-from edgellm.errors import VerifierBusy, VerifierLost
-from edgellm.spec.line import FREE, LOST
+from edgellm.errors import VerifierBusy, VerifierLost, VerifierSlow
+from edgellm.spec.line import FREE, LOST, SLOW
 from edgellm.spec.records import Chunk, Ids, Sampling, Source, Verdict
 from tests.spec.fakes import FakeDrafter, FakePending, FakeSession, FakeVerifier
 from tests.spec.running import BIG, SMALL, alone, ids, notices, run, tokens
@@ -37,6 +37,8 @@ class BusyPending(FakePending):
         assert isinstance(self.session, BusySession)
         if self.session.asked in verifier.busy:
             self.session.until = monotonic() + (SECONDS if verifier.comes_back else 1e9)
+            if verifier.slow:
+                raise VerifierSlow("It is slow.", "Ask again.")
             raise VerifierBusy("It is busy.", "Ask again.", SECONDS)
         return super().result()
 
@@ -45,6 +47,7 @@ class BusyPending(FakePending):
 class Busy(FakeVerifier):
     busy: set[int] = field(default_factory=set)  # numbers of requests, from 1 on
     comes_back: bool = True
+    slow: bool = False  # it says nothing of being busy
 
     def open(self, sampling: Sampling) -> FakeSession:
         self.sessions.append(BusySession(self, sampling))
@@ -74,3 +77,26 @@ def test_without_a_drafter_a_busy_verifier_is_waited_for() -> None:
 def test_one_that_stays_away_longer_than_it_said_is_gone() -> None:
     with pytest.raises(VerifierLost, match="no draft model"):
         run(None, Busy(BIG, busy={2}, comes_back=False), max_tokens=12)
+
+
+def test_from_one_that_is_too_slow_the_device_goes_on_alone() -> None:
+    events, summary = run(FakeDrafter(SMALL), Busy(BIG, busy={2}, slow=True), max_tokens=60)
+    assert next(iter(notices(events))).text == SLOW.text
+    assert summary.tokens == 60
+
+
+def test_without_a_drafter_one_that_was_faster_is_asked_again() -> None:
+    events, _ = run(None, Busy(BIG, busy={2, 3}, slow=True), max_tokens=12)
+    assert ids(events) == alone(BIG, 12)
+
+
+@pytest.mark.parametrize("busy", [{1}, {2, 3, 4}])
+def test_without_a_drafter_a_reply_does_not_wait_for_ever(busy: set[int]) -> None:
+    with pytest.raises(VerifierSlow, match="slow"):
+        run(None, Busy(BIG, busy=busy, slow=True), max_tokens=12)
+
+
+def test_without_a_drafter_one_that_is_always_busy_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgellm.spec.line._STARVED", 0.2)
+    with pytest.raises(VerifierLost, match="too busy for"):
+        run(None, Busy(BIG, busy=set(range(2, 1000))), max_tokens=12)
