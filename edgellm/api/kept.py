@@ -72,11 +72,20 @@ def forget() -> Kept:
     Raises:
         HistoryUnusable, TrustUnusable: something cannot be removed.
     """
-    replies, conversations = History().clear(), Conversations().clear()
-    typed = typed_lines().clear() + sum(1 for _ in _removed([old_lines()]))
+    counts, errors = [], []
+    for store in (History(), Conversations(), typed_lines()):
+        try:
+            counts.append(store.clear())
+        except EdgeError as error:  # what can be removed goes first
+            errors.append(error)
     profiles = sum(1 for path in list(_profiles()) if _forget_words(path))
-    curves = sum(1 for _ in _removed(_files(_curves(), "*")))
-    return Kept(replies, conversations, typed, profiles, curves, sum(1 for _ in _removed(_files(_logs(), "*"))))
+    old, curves, logs = (
+        sum(1 for _ in _removed(paths)) for paths in ([old_lines()], _files(_curves(), "*"), _files(_logs(), "*"))
+    )
+    if errors:
+        raise errors[0]
+    replies, conversations, typed = counts
+    return Kept(replies, conversations, typed + old, profiles, curves, logs)
 
 
 def tidy() -> None:

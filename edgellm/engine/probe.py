@@ -193,6 +193,8 @@ def _last_words(said: IO[bytes]) -> str:
 def _read(kept: Path) -> str | None:
     """Return what ended the child when it was tried, nothing where it lived, None where it was not tried."""
     try:
+        if kept.is_symlink() or not kept.is_file():  # a pipe would be waited for
+            return None
         found = json.loads(kept.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
@@ -207,5 +209,6 @@ def _write(kept: Path, fatal: str) -> None:
         others = sorted(kept.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for old in others[: max(0, len(others) - _MOST_KEPT + 1)]:
             old.unlink(missing_ok=True)
+        partial.touch(mode=0o600)
         partial.write_text(json.dumps({"fatal": fatal}), encoding="utf-8")
         partial.replace(kept)

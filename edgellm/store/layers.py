@@ -196,7 +196,7 @@ class LayerStore:
             for piece in pieces:
                 if piece in missing:
                     self._whole(piece.sha256).unlink(missing_ok=True)  # of another length: cut by a crash of the system
-                    self._partial(piece, owner).touch()
+                    self._partial(piece, owner).touch(mode=0o600)
                 else:
                     self._partial(piece, owner).unlink(missing_ok=True)
                     with suppress(OSError):
@@ -278,7 +278,7 @@ class LayerStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        lock = FileLock(self.root / "lock", timeout=_PATIENCE, thread_local=False)
+        lock = FileLock(self.root / "lock", timeout=_PATIENCE, mode=0o600, thread_local=False)
         with told(self.root):
             try:
                 lock.acquire(poll_interval=0.01)

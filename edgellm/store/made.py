@@ -73,7 +73,7 @@ class MadePieces:
                     return
             with told(self._folder):
                 private_folder(path.parent)
-                with FileLock(self._folder / "lock", thread_local=False):
+                with FileLock(self._folder / "lock", mode=0o600, thread_local=False):
                     if not path.is_file():
                         self._make(path, size, make)
 
@@ -125,6 +125,7 @@ class MadePieces:
             make(half)
             with half.open("rb") as written:  # nobody looks again whether its weights are those of the model
                 os.fsync(written.fileno())
+            half.chmod(0o600)
             half.replace(path)
         finally:
             half.unlink(missing_ok=True)

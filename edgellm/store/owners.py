@@ -104,7 +104,7 @@ class Owners:
                 names = [owner] if owner is not None else [path.name for path in sorted(self._folder.glob("*"))]
                 for name in filter(_OWNER.fullmatch, names):
                     private_folder(self._folder / name)
-                    locks.append(FileLock(self._folder / name / "lock", timeout=0, thread_local=False))
+                    locks.append(FileLock(self._folder / name / "lock", timeout=0, mode=0o600, thread_local=False))
                     self._acquire(locks[-1])
             yield
         finally:

@@ -16,6 +16,7 @@ from edgellm.api import Pair, profile_path
 from edgellm.api.kept import LOGS_MOST, Kept, expire, forget, kept
 from edgellm.api.profiles import keep_profile
 from edgellm.cli.entry import run
+from edgellm.errors import HistoryUnusable
 from edgellm.spec.profile import Profile
 from edgellm.store import History, fingerprint
 from edgellm.store.conversations import Conversation, Conversations
@@ -75,6 +76,16 @@ def test_forgetting_counts_what_it_removes_and_leaves_nothing(profile: Profile) 
     left = {path.name: Profile.load(path) for path in (data_dir() / "profiles").iterdir()}
     assert set(left) == {"words.json", "none.json"}
     assert left["words.json"] == profile.without_words()
+
+
+@pytest.mark.usefixtures("_everything")
+def test_what_cannot_be_removed_is_told_and_the_rest_goes() -> None:
+    path = History().path
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(HistoryUnusable, match="cannot be removed"):
+        forget()
+    assert found(SECRET) == []
 
 
 @pytest.mark.usefixtures("_everything")
