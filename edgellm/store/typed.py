@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgellm.errors import HistoryUnusable, StateDamaged
-from edgellm.store.history import MOST_BYTES, History
+from edgellm.store.history import History
 from edgellm.store.places import state_dir
 from edgellm.store.state import read_plain
 
@@ -33,12 +33,12 @@ def take_over() -> None:
     if not lines.on:
         return
     try:
-        kept = read_plain(old_lines(), MOST_BYTES)
+        kept = read_plain(old_lines())
         if kept is None:
             return
         for text in _texts(kept.decode("utf-8", "replace"))[-_TAKEN_OVER:]:
             lines.add(text, "")
-        old_lines().unlink()
+        old_lines().unlink(missing_ok=True)
     except (OSError, StateDamaged) as error:
         raise HistoryUnusable(f"{old_lines()} cannot be taken over: {error}.", "Remove it.") from None
 
