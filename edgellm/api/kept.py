@@ -6,7 +6,7 @@ docs/privacy.md lists the same for users.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -72,7 +72,8 @@ def forget() -> Kept:
     Raises:
         HistoryUnusable, TrustUnusable: something cannot be removed.
     """
-    counts, errors = [], []
+    counts: list[int] = []
+    errors: list[EdgeError] = []
     for store in (History(), Conversations(), typed_lines()):
         try:
             counts.append(store.clear())
@@ -142,7 +143,7 @@ def _forget_words(path: Path) -> bool:
     return bool(list(_removed([path])))
 
 
-def _removed(paths: Iterator[Path] | list[Path]) -> Iterator[Path]:
+def _removed(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         with suppress(OSError):
             path.unlink()

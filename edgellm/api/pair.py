@@ -93,7 +93,7 @@ class Pair:
             raise InvalidOption("Neither a draft model nor a verifier is given.", "Give at least one of the two.")
         self.context_length = min(lengths)
         linked = model_hash is not None
-        retrieval = Retrieval(text, self.context_length, threads, linked)
+        retrieval = Retrieval(text, self.context_length, threads, linked, history=history)
         self._closing.callback(retrieval.close)
         self._retrieval = retrieval
         self._parts = Parts(

@@ -26,7 +26,7 @@ from edgellm.spec.records import Ids, Sampling
 from edgellm.spec.retrieval.drafter import RetrievalDrafter
 from edgellm.spec.retrieval.memory import Memory, Talk, recent
 from edgellm.spec.retrieval.mixed import MixedAheadDrafter, MixedDrafter
-from edgellm.store import fingerprint
+from edgellm.store import History, fingerprint
 from edgellm.store.curves import CHANGE_MOST, KeptCurve, curve_path, keep_curve, read_curve
 
 _BEHIND = 16  # positions that a measured decode stands behind
@@ -48,8 +48,10 @@ FAR = CostCurve((1, KNOTS[-1]), (0.05, 0.1))
 class Retrieval:
     """Of one verifier. Opened with the pair; nothing is measured before it is used."""
 
-    def __init__(self, model: Model, n_ctx: int, threads: int | None, linked: bool) -> None:
-        """`model` verifies in this process, or, where the verifier is `linked`, has its vocabulary."""
+    def __init__(self, model: Model, n_ctx: int, threads: int | None, linked: bool, *, history: bool = True) -> None:
+        """`model` verifies in this process, or, where the verifier is `linked`, has its vocabulary. Without `history`,
+        and while that is off, what decodes of replies took is not kept."""
+        self._history = history
         self.model, self._n_ctx, self._threads, self._linked = model, n_ctx, threads, linked
         self._itself: LocalVerifier | None = None
         self._memories: dict[tuple[str, ...], Memory] = {}
@@ -127,7 +129,8 @@ class Retrieval:
             moved = np.log(np.array(curve.seconds) / np.array(self._curve.seconds))
             if np.abs(moved).max() > np.log(1.0 + DRIFT):
                 self._curve = curve
-                keep_curve(self._path, _kept(curve, waited))
+                if self._history and History().on:
+                    keep_curve(self._path, _kept(curve, waited))
 
     def twigs(self, wanted: str) -> tuple[int, str]:
         """How many twigs a draft may have where trees are `wanted` (auto, on, off), and why."""

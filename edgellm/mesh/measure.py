@@ -6,7 +6,6 @@ Kept with the time and the reason, and measured again when asked, or when someth
 from __future__ import annotations
 
 import json
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -19,13 +18,14 @@ from filelock import FileLock
 from edgellm.engine import Model, cut
 from edgellm.engine.blocks import Blocks, time_passes, write_random
 from edgellm.engine.timing import Waiting, possible
-from edgellm.errors import EdgeError, MeasureFailed
+from edgellm.errors import EdgeError, MeasureFailed, StateDamaged
 from edgellm.link.figures import Figures
 from edgellm.link.versions import program
 from edgellm.mesh.memory import free_memory
 from edgellm.store.curves import DOUBTFUL_OLDEST
 from edgellm.store.disk import cold_read, forget
 from edgellm.store.places import cache_dir
+from edgellm.store.state import read_json, typed, write_state
 
 OLDEST = 30 * 86_400.0  # seconds; older figures are not used unasked
 _AHEAD = 60.0  # seconds by which a clock may have been set back
@@ -53,8 +53,8 @@ def figures_here(
     if kept is None:
         place = folder or cache_dir() / "layers"
         try:
-            place.mkdir(parents=True, exist_ok=True)
-            with FileLock(place / "measuring.lock"):  # others may have asked for the same
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with FileLock(place / "measuring.lock", mode=0o600):  # others may have asked for the same
                 kept, why = _kept(blocks, oldest, threads)
                 kept = kept or _measured(blocks, why, doing, place / f"measuring-{blocks.key[:16]}.gguf", threads)
         except OSError as error:
@@ -125,9 +125,10 @@ def _kept(blocks: Blocks, oldest: float, threads: int | None) -> tuple[Figures |
     """What was kept and is good enough; else None, and why it is measured."""
     path = _place(blocks.key, threads)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        figures = Figures(**(found | {"rows": tuple(found["rows"]), "seconds": tuple(found["seconds"])}))
-    except (OSError, ValueError, TypeError, LookupError, EdgeError):
+        figures = read_json(path, lambda found: typed(Figures, found))
+    except StateDamaged:
+        figures = None
+    if figures is None:
         return None, "never measured with such layers"
     age = time.time() - figures.taken
     if figures.processor != processor():
@@ -145,7 +146,4 @@ def _keep(figures: Figures, threads: int | None) -> None:
     """Where that fails it is measured anew next time."""
     path = _place(figures.block, threads)
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(asdict(figures)), encoding="utf-8")
-        partial.replace(path)
+        write_state(path, json.dumps(asdict(figures)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ from edgellm.coldstart.hardware import Device, Link
 from edgellm.coldstart.model import Shape
 from edgellm.engine.blocks import Blocks
 from edgellm.engine.timing import BUSY, Waiting
-from edgellm.errors import EdgeError, InvalidOption, NotPermitted
+from edgellm.errors import EdgeError, InvalidOption, NotPermitted, StateDamaged
 from edgellm.link.figures import Figures, measure
 from edgellm.link.flow import Line, ask_line, measure_line
 from edgellm.link.loop import run_there
@@ -31,6 +30,7 @@ from edgellm.mesh.measure import OLDEST, figures_here
 from edgellm.mesh.split import HERE
 from edgellm.store.curves import DOUBTFUL_OLDEST
 from edgellm.store.places import cache_dir
+from edgellm.store.state import read_json, typed, write_state
 
 LINE_OLDEST = 86_400.0  # seconds; who has moved to another room since has another line
 _NO_LIMIT = 1e12  # bits/s of this device's own side: what limits is in the lines
@@ -270,11 +270,13 @@ def _key(worker: Worker | None) -> str:
 def known_speed(worker: Worker | None) -> Speed | None:
     """What was last measured of a device, whatever the model."""
     try:
-        found = json.loads(_speeds(_key(worker)).read_text(encoding="utf-8"))
-        told = found["figures"] | {key: tuple(found["figures"][key]) for key in ("rows", "seconds")}
-        return Speed(Figures(**told), str(found["model"]), Shape(**found["shape"]))
-    except (OSError, ValueError, TypeError, LookupError, EdgeError):
+        return read_json(_speeds(_key(worker)), _speed)
+    except StateDamaged:
         return None
+
+
+def _speed(found: Any) -> Speed:
+    return Speed(typed(Figures, found["figures"]), str(found["model"]), Shape(**found["shape"]))
 
 
 def known_line(worker: Worker) -> KeptLine | None:
@@ -288,13 +290,16 @@ def keep_speed(key: str, speed: Speed) -> None:
 
 def read_lines() -> dict[tuple[str, str], KeptLine]:
     """All lines that were measured, by the keys of both ends."""
-    found = {}
-    with suppress(OSError, ValueError, TypeError, LookupError, EdgeError):
-        for row in json.loads(_lines().read_text(encoding="utf-8")):
-            line = Line(float(row["round_trip"]), float(row["up"]), float(row["down"]))
-            waited = float(row.get("waited", 0.0))
-            found[str(row["from"]), str(row["to"])] = KeptLine(line, int(row["taken"]), str(row["reason"]), waited)
-    return found
+    try:
+        return read_json(_lines(), lambda rows: dict(map(_line, rows))) or {}
+    except StateDamaged:
+        return {}
+
+
+def _line(row: Any) -> tuple[tuple[str, str], KeptLine]:
+    line = Line(float(row["round_trip"]), float(row["up"]), float(row["down"]))
+    kept = KeptLine(line, int(row["taken"]), str(row["reason"]), float(row.get("waited", 0.0)))
+    return (str(row["from"]), str(row["to"])), kept
 
 
 def keep_lines(lines: Mapping[tuple[str, str], KeptLine]) -> None:
@@ -309,10 +314,7 @@ def keep_lines(lines: Mapping[tuple[str, str], KeptLine]) -> None:
 def _write(path: Path, found: Any) -> None:
     """Where that fails it is measured anew next time."""
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(found), encoding="utf-8")
-        partial.replace(path)
+        write_state(path, json.dumps(found))
 
 
 def _speeds(key: str) -> Path:

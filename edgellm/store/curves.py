@@ -11,7 +11,9 @@ from math import inf
 from pathlib import Path
 
 from edgellm.engine.timing import BUSY, possible
+from edgellm.errors import StateDamaged
 from edgellm.store.places import cache_dir
+from edgellm.store.state import read_json, typed, write_state
 
 OLDEST = 30 * 86_400.0  # seconds
 DOUBTFUL_OLDEST = 600.0
@@ -60,12 +62,10 @@ def read_curve(path: Path, device: str) -> KeptCurve | None:
     """Return the curve that was kept for `device`; None where there is none, or it is damaged, impossible or too
     old."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        kept = KeptCurve(
-            tuple(map(int, found["rows"])), tuple(map(float, found["seconds"])), float(found["change"]),
-            tuple(map(float, found["heads"])), float(found["taken"]), float(found["waited"]), str(found["device"]),
-        )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError):
+        kept = read_json(path, lambda found: typed(KeptCurve, found))
+    except StateDamaged:
+        return None
+    if kept is None:
         return None
     young = 0.0 <= time.time() - kept.taken <= (DOUBTFUL_OLDEST if kept.doubtful else OLDEST)
     return kept if young and kept.sound and kept.device == device else None
@@ -74,7 +74,4 @@ def read_curve(path: Path, device: str) -> KeptCurve | None:
 def keep_curve(path: Path, kept: KeptCurve) -> None:
     """Keep a curve. Where that fails it is measured again next time."""
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps(asdict(kept)), encoding="utf-8")
-        partial.replace(path)
+        write_state(path, json.dumps(asdict(kept)))
