@@ -15,6 +15,7 @@ from edgellm.link.channel import open_channel
 from edgellm.link.discovery import Kind, browse
 from edgellm.link.loop import run_there
 from edgellm.link.peers import Peer
+from edgellm.link.reach import PATIENCE
 from edgellm.link.rights import Right, Rights
 from edgellm.link.roll_call import ASK_SECONDS, LOOK_SECONDS, any_of, longest_look
 from edgellm.link.trust import Trust
@@ -130,5 +131,5 @@ async def _one(trust: Trust, peer: Peer, place: Address, seconds: float) -> Work
 
 
 async def _met(channel: grpc.aio.Channel, name: str, place: Address, welcomed: Welcomed, seconds: float) -> Worker:
-    facts = await held(channel, name, seconds)
+    facts = await held(channel, name, PATIENCE * seconds)  # it has just answered: it is there, and perhaps busy
     return Worker(name, welcomed.peer, place, facts, welcomed.rights, welcomed.seconds, welcomed.version)

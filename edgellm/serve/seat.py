@@ -244,10 +244,12 @@ class RemoteSeat:
         patience = self._patience
         self._moved = monotonic()
         while True:
+            began = monotonic()
             await asyncio.sleep(patience.beat)
             if self._waiting():
                 self._orders.put_nowait(_WAITING)
-            self._heard += 1
+            if monotonic() - began < 2 * patience.beat:  # who is late itself has no evidence that the other is silent
+                self._heard += 1
             if self._heard > patience.silent_beats:
                 raise DeviceLost("it gives no sign of life.", "Is it asleep, or out of reach?")
             if monotonic() - self._moved > patience.stall:
