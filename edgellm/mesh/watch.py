@@ -15,7 +15,7 @@ from edgellm.mesh.records import Parcel
 
 IDLE_SECONDS = 60.0  # a question is open, and every device says that it has nothing to do
 ANSWER_SECONDS = 300.0  # for each parcel of a question, where all layers are loaded
-LOAD_SECONDS = 1800.0  # until all layers are loaded
+LOAD_SECONDS = 1800.0  # until the next piece is loaded
 STOOD_SECONDS = 5.0  # between two looks, which come several times a second
 
 
