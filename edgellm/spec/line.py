@@ -25,7 +25,7 @@ _NO_VERIFIER = Decision(False, "there is no verifier")
 _STARVED = 300.0  # seconds without a verdict that a reply waits, where nobody else can write
 _AGAIN = 10.0  # seconds in which a verifier that was too slow is asked again
 _GLANCE = 0.02  # seconds between two looks whether a busy verifier has time
-_TRIES = 3  # of a verifier that has become too slow, where nobody else can write
+_TRIES = 3  # of a verifier that is too slow, where nobody else can write
 _LONGER = 1.5  # a busy verifier may take so much longer than it said, and a second, before it counts as gone
 
 
@@ -47,7 +47,7 @@ class Line:
         self._lost = False
         self._reason: VerifierLost | None = None  # why it is lost, where that says more than that it is gone
         self._busy: float | None = None  # seconds, as it was told
-        self._late: int | None = None  # verdicts in a row that did not come in time; None: none ever came
+        self._late = 0  # verdicts in a row that did not come in time
         self._heard = monotonic()  # when a verdict came last
         self._news: list[Notice] = []
         self._reading: Pending | None = None
@@ -106,9 +106,9 @@ class Line:
         return None
 
     def _slow(self, error: VerifierSlow) -> None:
-        """No verdict came in time. Where nobody else can write, a verifier that was faster is asked again."""
-        self._late = None if self._late is None else self._late + 1
-        if self._alone and self._late is not None and self._late < _TRIES:
+        """No verdict came in time. Where nobody else can write, the verifier is asked again, and waited for longer."""
+        self._late += 1
+        if self._alone and self._late < _TRIES:
             self._busy = _AGAIN
             return
         self._lost, self._reason = True, error
