@@ -121,7 +121,7 @@ def _chats(quick: bool, *, linked: bool) -> Found:
 
 
 def _chat(tally: Tally, folder: str, ways: list[str], what: str) -> None:
-    command = [sys.executable, "-m", "edgellm", "chat", *ways, "-n", "2", "?"]
+    command = [sys.executable, "-m", "edgellm", "chat", *ways, "--max-tokens", "2", "?"]
     began = time.perf_counter()
     tally.tried += 1
     try:

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from edgellm.api import Pair
-from edgellm.errors import VerifierLost
+from edgellm.errors import Stopped, VerifierLost
 from edgellm.http.admission import Turns
 from edgellm.http.door import Door
 from edgellm.http.reception import Writer
@@ -172,6 +172,38 @@ def _until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_tokenising_holds_nobody_up_and_ends_when_its_client_leaves() -> None:
+    """As `Pair.reply` does, whose prompt is tokenised at once."""
+    began, over = threading.Event(), threading.Event()
+
+    class Tokenising(Scripted):
+        def reply(self, *given: Any, **options: Any) -> Reply:
+            if given[0][-1].content != "long":
+                return scripted(self._script)
+            began.set()
+            while not options["stopped"]():
+                time.sleep(0.005)
+            over.set()
+            raise Stopped("Tokenising was stopped.")
+
+    with Door(HOME, replies=2, waiting=0) as door:
+        door.open(Writer(cast(Pair, Tokenising(lambda *_: iter(said(b"hello")))), "made-up", in_turns=True))  # type: ignore[arg-type]
+        ask = asker(door)
+        connection = http.client.HTTPConnection(door.address.host, door.address.port, timeout=60)
+        body = json.dumps({"messages": [{"role": "user", "content": "long"}]})
+        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        assert began.wait(30)
+        answer = ask("POST", "/v1/chat/completions", conversation())
+        assert answer.json["choices"][0]["message"]["content"] == "hello"
+        assert not over.is_set()
+        assert connection.sock is not None
+        connection.sock.shutdown(socket.SHUT_RDWR)
+        connection.close()
+        assert over.wait(30)
+        # the made-up reply does not say how it ended, and counts as cancelled, too
+        _until(lambda: b'edgellm_requests_total{outcome="cancelled"} 2.0' in ask("GET", "/metrics").body)
 
 
 def test_too_many_at_once_are_refused_and_one_in_line_that_leaves_makes_room() -> None:
