@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgellm.errors import DiskFull, PullFailed
+from edgellm.store.listing import raise_for_status
 
 ATTEMPTS = 5  # in a row without a single new byte
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+_SIZE = re.compile(r"[0-9]{1,18}")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +115,14 @@ def _receive_all(
 def _receive(remote: Remote, headers: dict[str, str], file: BinaryIO) -> Iterator[int]:
     """Appends one answer of the server to `file`, from where it ends; yields the length of each block."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import get_session, hf_raise_for_status
+    from huggingface_hub.utils import get_session
 
     at = file.seek(0, os.SEEK_END)
     asked = {**headers, "Accept-Encoding": "identity"}
     if at:
         asked["Range"] = f"bytes={at}-"
     with get_session().stream("GET", remote.url, headers=asked, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT) as response:
-        if response.status_code >= 400:
-            response.read()
-        hf_raise_for_status(response)
+        raise_for_status(response)
         if at and response.status_code != 206:  # the server sends everything again
             at = _restart(file)
         if (total := _announced(response.headers, at)) not in (None, remote.size):
@@ -149,7 +149,7 @@ def _announced(headers: Mapping[str, str], at: int) -> int | None:
         match = _RANGE.fullmatch(headers.get("Content-Range", ""))
         return int(match[2]) if match and int(match[1]) == at else -1
     length = headers.get("Content-Length", "")
-    return int(length) if length.isdecimal() else None
+    return int(length) if _SIZE.fullmatch(length) else None
 
 
 def _check_space(partial: Path, size: int) -> None:

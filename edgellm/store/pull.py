@@ -6,7 +6,9 @@ over plain HTTP: current versions of huggingface_hub throw a partial download aw
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from filelock import FileLock, Timeout
 from edgellm.errors import EdgeError, ModelCorrupt, ModelNotFound, ModelUnsupported, PullFailed
 from edgellm.store.cache import find, hub_cache
 from edgellm.store.download import Remote, Transfer, download
+from edgellm.store.listing import read_listing
 from edgellm.store.names import HubName, parse_hub_name
 from edgellm.store.quants import choose
 
@@ -28,6 +31,7 @@ _ETAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _LIBRARY = "edgellm"
+_LONGEST_NAME = 255  # bytes
 
 _T = TypeVar("_T")
 
@@ -117,13 +121,13 @@ def fetch(plan: Plan, progress: Callable[[Transfer], None] = lambda _: None) -> 
 
 
 def _ask(name: HubName) -> Plan:
-    from huggingface_hub import HfApi, constants, get_hf_file_metadata
+    from huggingface_hub import constants, get_hf_file_metadata
+    from huggingface_hub.utils import build_hf_headers
 
-    api = HfApi(endpoint=constants.ENDPOINT, library_name=_LIBRARY)
-    info = _hub(name, lambda: api.model_info(name.repo_id, timeout=constants.HF_HUB_ETAG_TIMEOUT))
-    files = [sibling.rfilename for sibling in info.siblings or []]
+    url = f"{constants.ENDPOINT}/api/models/{name.repo_id}"
+    headers = build_hf_headers(library_name=_LIBRARY)
+    commit, files = _hub(name, lambda: read_listing(url, headers, constants.HF_HUB_ETAG_TIMEOUT))
     choice = choose(name.repo_id, files, name.quant)
-    commit = info.sha or ""
     if not _COMMIT.fullmatch(commit) or not _is_inside(choice.file):
         raise PullFailed(f"The hub at {constants.ENDPOINT} gave an answer that makes no sense.", "Check HF_ENDPOINT.")
     plan = Plan(name, choice.file, choice.reason, 0, commit=commit)
@@ -131,7 +135,7 @@ def _ask(name: HubName) -> Plan:
     if snapshot.is_file():
         return Plan(name, choice.file, choice.reason, snapshot.stat().st_size, snapshot, commit)
     meta = _hub(name, lambda: get_hf_file_metadata(plan.url, library_name=_LIBRARY, endpoint=constants.ENDPOINT))
-    if not meta.size or not _ETAG.fullmatch(meta.etag or ""):
+    if not meta.size or meta.size < 0 or not _ETAG.fullmatch(meta.etag or ""):
         raise PullFailed(f"The hub does not say how large {choice.file} is.", "Check HF_ENDPOINT, or try again later.")
     return Plan(name, choice.file, choice.reason, meta.size, commit=commit, etag=meta.etag or "")
 
@@ -153,23 +157,21 @@ def _complete(plan: Plan, blob: Path, progress: Callable[[Transfer], None]) -> N
 
 
 def _link(plan: Plan, folder: Path) -> Path:
-    """Makes the snapshot's link to the blob, by the hub's own library, and notes the newest commit."""
-    from huggingface_hub import constants, hf_hub_download
+    """Make the snapshot's link to the blob as the hub's own library does, and note the newest commit.
 
-    path = _hub(
-        plan.name,
-        lambda: hf_hub_download(
-            plan.name.repo_id,
-            plan.file,
-            revision=plan.commit,
-            cache_dir=hub_cache(),
-            endpoint=constants.ENDPOINT,
-            library_name=_LIBRARY,
-        ),
-    )
+    The library itself is not asked: it would ask the hub once more, and take whatever it is told then.
+    """
+    path = folder / "snapshots" / plan.commit / plan.file
+    blob = folder / "blobs" / plan.etag
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    try:
+        path.symlink_to(os.path.relpath(blob, path.parent))
+    except OSError:  # some systems, and some drives, have no links
+        shutil.copyfile(blob, path)
     (folder / "refs").mkdir(exist_ok=True)
     (folder / "refs" / "main").write_text(plan.commit, encoding="utf-8")
-    return Path(path)
+    return path
 
 
 def _hub(name: HubName, ask: Callable[[], _T]) -> _T:
@@ -196,6 +198,11 @@ def _hub(name: HubName, ask: Callable[[], _T]) -> _T:
         status = error.response.status_code
         step = "Set HF_TOKEN to a token that may read it." if status in (401, 403) else "Try again later."
         raise PullFailed(f"{host} answered {status} for {name.repo_id}.", step) from error
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        why = f"{type(error).__name__}: {error}"[:200]
+        raise PullFailed(
+            f"What {host} answers for {name.repo_id} makes no sense: {why}.", "Check HF_ENDPOINT."
+        ) from error
     except (AnyHttpError, OSError) as error:
         raise PullFailed(
             f"{host} cannot be reached: {str(error) or type(error).__name__}.",
@@ -204,5 +211,7 @@ def _hub(name: HubName, ask: Callable[[], _T]) -> _T:
 
 
 def _is_inside(file: str) -> bool:
-    """Whether a repository's file name stays inside its folder."""
+    """Whether a repository's file name stays inside its folder, and every part of it may be a file's name."""
+    if any(len(part.encode()) > _LONGEST_NAME for part in file.split("/")):
+        return False
     return not file.startswith("/") and "\\" not in file and not {"", ".", ".."} & set(file.split("/"))

@@ -39,6 +39,9 @@ def quant_of(file: str) -> str | None:
     return str(found[-1]).upper() if found else None
 
 
+_NAMED = 40  # quantisations that a message names
+
+
 def label(file: str) -> str:
     """What to write behind the colon to mean this file."""
     return quant_of(file) or file.removesuffix(".gguf").rsplit("/", 1)[-1]
@@ -70,7 +73,8 @@ def choose(repo: str, files: Iterable[str], wanted: str | None) -> Choice:
         raise _split(repo, split)
     labels = list(dict.fromkeys(label(file) for file in whole))
     near = difflib.get_close_matches(wanted.upper(), labels, n=1, cutoff=0.5)
-    listed = ", ".join(labels) or "only models that are split over several files"
+    more = f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else ""
+    listed = ", ".join(labels[:_NAMED]) + more or "only models that are split over several files"
     raise ModelNotFound(
         f"{repo} has no {wanted}; it has: {listed}.",
         f"Ask for one of them, such as {repo}:{(near or labels or [DEFAULT])[0]}.",

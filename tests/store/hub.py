@@ -44,6 +44,8 @@ class Hub:
     ignore_range: bool = False
     announce: int | None = None  # a size to lie with
     status: int | None = None  # answer this to everything
+    listing: tuple[bytes, str] | None = None  # what it lists a repository's files by, and its content encoding
+    chatter: int = 0  # bytes behind each error status
     sent: list[tuple[str, int, int]] = field(default_factory=list)  # (file, first byte, bytes sent)
     tokens: set[str] = field(default_factory=set)  # when not empty, one of them is needed
     url: str = ""
@@ -104,8 +106,10 @@ class _Handler(BaseHTTPRequestHandler):
         if repo not in self.state.repos:
             return self.fail(404, "RepoNotFound")
         siblings = [{"rfilename": file} for file in self.state.repos[repo]]
-        body = json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode()
+        body, encoding = json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode(), "identity"
+        body, encoding = self.state.listing or (body, encoding)
         self.send_response(200)
+        self.send_header("Content-Encoding", encoding)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -137,16 +141,18 @@ class _Handler(BaseHTTPRequestHandler):
             if self.state.cut_after:
                 body = body[: self.state.cut_after.pop(0)]
                 self.close_connection = True
+            self.state.sent.append((name, start, len(body)))  # before the client can know
             self.wfile.write(body)
-            self.state.sent.append((name, start, len(body)))
         return None
 
     def fail(self, status: int, code: str = "") -> None:
         self.send_response(status)
         if code:
             self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(self.state.chatter))
         self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(bytes(self.state.chatter))
 
 
 @pytest.fixture

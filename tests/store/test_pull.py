@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import gzip
+import json
 import os
 import shutil
 import subprocess
@@ -18,6 +20,7 @@ from huggingface_hub import constants, scan_cache_dir
 
 from edgellm.errors import DiskFull, InvalidOption, ModelCorrupt, ModelNotFound, PullFailed
 from edgellm.store import Transfer, download, plan, pull, resolve
+from edgellm.store.pull import fetch
 from tests.store.hub import COMMIT, REPO, Hub, tiny_gguf
 
 Q4 = "tiny-Q4_K_M.gguf"
@@ -247,3 +250,85 @@ def test_the_environment_says_where(hub: Hub, tmp_path: Path) -> None:
     expected = home / "hub" / "models--ann--tiny-GGUF" / "snapshots" / COMMIT / Q4
     assert done.stdout.strip() == str(expected)
     assert expected.read_bytes() == hub.repos[REPO][Q4]
+
+
+@pytest.mark.parametrize(
+    ("listing", "encoding", "said"),
+    [
+        (b"[" * 200_000, "identity", "no JSON of a model"),
+        (b"7", "identity", "no JSON of a model"),
+        (b'{"sha": ' + b"9" * 9_999 + b"}", "identity", "no JSON of a model"),
+        (b"\x1f\x8b\x08", "identity", "no JSON of a model"),
+        (b"no gzip", "gzip", "no JSON"),
+        (b'{"x": "' + b"x" * 2_000_000 + b'"}', "identity", "more than 1 MiB"),
+        (gzip.compress(bytes(2_000_000)), "gzip", "more than 1 MiB"),
+    ],
+)
+def test_a_listing_without_sense_or_end_is_refused(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, listing: bytes, encoding: str, said: str
+) -> None:
+    monkeypatch.setattr("edgellm.store.listing.MOST_BYTES", 2**20)
+    hub.listing = listing, encoding
+    with pytest.raises(PullFailed, match=f"makes no sense: it is {said}"):
+        pull(REPO)
+
+
+def test_a_packed_listing_is_read(hub: Hub) -> None:
+    listed = {"sha": COMMIT, "siblings": [{"rfilename": Q4}]}
+    hub.listing = gzip.compress(json.dumps(listed).encode()), "gzip"
+    assert pull(REPO).path.read_bytes() == hub.repos[REPO][Q4]
+
+
+@pytest.mark.parametrize("siblings", ["x", 7, [7, None, [], {}, {"rfilename": 7}], [{"rfilename": "\x1b[2J.gguf"}]])
+def test_names_that_are_no_names_are_left_out(hub: Hub, siblings: object) -> None:
+    hub.listing = json.dumps({"sha": COMMIT, "siblings": siblings}).encode(), "identity"
+    with pytest.raises(ModelNotFound, match="holds no GGUF model"):
+        pull(REPO)
+
+
+@pytest.mark.parametrize("name", ["a" * 300 + ".gguf", "/a.gguf", "a/../b.gguf", "./a.gguf", "a\\b.gguf"])
+def test_names_that_no_file_may_have_are_refused(hub: Hub, name: str) -> None:
+    hub.repos[REPO] = {name: tiny_gguf()}
+    with pytest.raises(PullFailed, match="makes no sense"):
+        pull(REPO)
+
+
+def test_only_some_of_many_quantisations_are_named(hub: Hub) -> None:
+    hub.repos[REPO] = {f"tiny-{i}.gguf": tiny_gguf() for i in range(99)}
+    with pytest.raises(ModelNotFound, match=r"and 59 more\."):
+        pull(f"{REPO}:Q2_K")
+
+
+def test_the_body_of_an_error_is_not_read(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = plan(REPO)
+    hub.status, hub.chatter = 403, 2**30  # longer than anybody would wait for
+    for ask in (lambda: fetch(planned), lambda: pull(REPO)):
+        with pytest.raises(PullFailed, match="403"):
+            ask()
+
+
+def test_what_was_checked_is_what_is_linked(hub: Hub) -> None:
+    data = hub.repos[REPO][Q4]
+
+    def change(transfer: Transfer) -> None:
+        if transfer.done == transfer.total:
+            hub.repos[REPO][Q4] = tiny_gguf(50_000, 9)
+
+    assert pull(REPO, change).path.read_bytes() == data
+
+
+@pytest.mark.parametrize("size", [-5, 10**400])
+def test_a_size_that_is_none_is_refused(hub: Hub, size: int) -> None:
+    hub.announce = size
+    with pytest.raises(PullFailed):
+        pull(REPO)
+
+
+def test_without_links_the_model_is_copied(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(Path, "symlink_to", refused)
+    path = pull(REPO).path
+    assert path.read_bytes() == hub.repos[REPO][Q4]
+    assert not path.is_symlink()
