@@ -22,6 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 LOG = VENV / "setup.log"
+LOCKS = ROOT / "tools" / "locks"  # made by tools/lock.py
+BY_HASH = ("--require-hashes", "--no-build-isolation")
 CORE_MINUTES = 9.0  # llama.cpp took four and a half minutes on two cores
 QUIET_SECONDS = 30.0  # between two lines of progress where the screen cannot be rewritten
 
@@ -65,9 +67,11 @@ def set_up(kind: str) -> None:
     say("Setting up edgellm in .venv. This happens once.")
     if needs_compiler:
         say(f"llama.cpp is compiled on {os.cpu_count()} cores, about {minutes} min, unless pip has kept it.")
-    what = f"{ROOT}[dev]" if kind == "dev" else str(ROOT)
-    pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "-v", "--no-input"]
-    watch([*pip, "-c", str(ROOT / "constraints.txt"), "-e", what])
+    pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "-v", "--no-input", "--no-deps"]
+    # What builds comes first, since pip's isolated builds would fetch it again without looking at hashes.
+    for lock in ("build", "dev" if kind == "dev" else "run"):
+        watch([*pip, *BY_HASH, "-r", str(LOCKS / f"{lock}.txt")])
+    watch([*pip, "--no-build-isolation", "--no-index", "-e", str(ROOT)])
     watch([str(VENV / "bin" / "python"), "-c", "import llama_cpp, edgellm.cli"])
 
 
@@ -87,7 +91,8 @@ def make_venv() -> None:
     elif works([sys.executable, "-m", "pip", "--version"]):
         # Debian keeps ensurepip in a package of its own; the pip that is there can fill the environment as well.
         watch([sys.executable, "-m", "venv", "--without-pip", str(VENV)])
-        watch([sys.executable, "-m", "pip", "--python", str(python), "install", "pip"])
+        watch([sys.executable, "-m", "pip", "--python", str(python), "install", *BY_HASH, "--no-deps",
+               "-r", str(LOCKS / "build.txt")])  # fmt: skip
     else:
         raise SetupFailed(f"This Python can make no virtual environment with pip. {install_hint('venv')}")
 

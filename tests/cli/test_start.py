@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tools import bootstrap
+from tools import audit, bootstrap, lock
 
 ROOT = Path(__file__).parents[2]
 EACH_CORE = "-n logical --maxprocesses 4 --dist loadfile"
@@ -34,6 +38,7 @@ def checkout(tmp_path: Path) -> Path:
     (root / "tools").mkdir(parents=True)
     for name in ("start", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, root / name)
+    shutil.copytree(ROOT / "tools" / "locks", root / "tools" / "locks")
     (root / "tools" / "bootstrap.py").write_text(
         "import pathlib, sys\n"
         "root = pathlib.Path(__file__).parent.parent\n"
@@ -231,3 +236,83 @@ def test_progress_is_read_from_what_pip_and_ninja_print() -> None:
     assert "compiling llama.cpp, step 17 of 212" in progress.text()
     progress.read("Installing collected packages: numpy\n")
     assert "installing" in progress.text()
+
+
+def test_everything_is_installed_by_its_hash(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[Sequence[str]] = []
+    monkeypatch.setattr(bootstrap, "has_llama", lambda: True)
+    monkeypatch.setattr(bootstrap, "make_venv", lambda: None)
+    monkeypatch.setattr(bootstrap, "watch", commands.append)
+    for kind in ("run", "dev"):
+        commands.clear()
+        bootstrap.set_up(kind)
+        pip = [command for command in commands if "pip" in command]
+        locks = [Path(command[command.index("-r") + 1]).name for command in pip if "--require-hashes" in command]
+        assert locks == ["build.txt", f"{kind}.txt"]
+        (rest,) = (command for command in pip if "--require-hashes" not in command)
+        assert {"--no-index", "--no-deps", "--no-build-isolation"} < set(rest)  # this checkout, and nothing else
+        assert all("--no-build-isolation" in command and "--no-deps" in command for command in pip)
+
+
+@pytest.mark.parametrize("name", ["build", "run", "dev"])
+def test_the_locks_name_hashes_and_no_place(name: str) -> None:
+    text = (lock.LOCKS / f"{name}.txt").read_text(encoding="utf-8")
+    lines = text.replace("\\\n", "").splitlines()
+    required = [line for line in lines if line and not line.startswith("#")]
+    assert all("==" in line and "--hash=sha256:" in line for line in required)
+    assert "://" not in text
+    assert "--index" not in text
+
+
+def test_the_locks_have_the_versions_that_are_tested() -> None:
+    pinned = {lock.normal(name): version for name, version in lock.PIN.findall((ROOT / "constraints.txt").read_text())}
+    run, dev, build = (lock.pins(name) for name in ("run", "dev", "build"))
+    assert run.items() <= dev.items()
+    for there in (run, dev, build):
+        assert {name: pinned.get(name, version) for name, version in there.items()} == there
+    assert not list(lock.missing(dev))
+
+
+def test_a_hash_that_differs_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "thing-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("thing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n")
+        wheel.writestr("thing-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr("thing-1.0.dist-info/RECORD", "")
+    digest = hashlib.sha256((folder / "thing-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    for hashed, code in ((digest, 0), ("0" * 64, 1)):
+        (tmp_path / "lock.txt").write_text(f"thing==1.0 --hash=sha256:{hashed}\n")
+        pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--dry-run", *bootstrap.BY_HASH]
+        done = subprocess.run(
+            [*pip, "--find-links", str(folder), "-r", str(tmp_path / "lock.txt")], capture_output=True, text=True,
+            check=False, env={**os.environ, "PIP_CONFIG_FILE": os.devnull},
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+
+
+def audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> int:
+    """What the audit returns where pip-audit does what `program` does."""
+    stand_in = tmp_path / "pip-audit"
+    stand_in.write_text(f"#!/bin/sh\n{program}\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stand_in))
+    return audit.main([])
+
+
+def test_the_audit_tells_what_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flaw = {"id": "CVE-1", "fix_versions": ["2.0"]}
+    found = {
+        "dependencies": [{"name": "a", "version": "1.0", "vulns": [flaw]}, {"name": "b", "version": "1", "vulns": []}]
+    }
+    assert audited(tmp_path, monkeypatch, f"echo '{json.dumps(found)}'; exit 1") == 1
+    assert capsys.readouterr().out == ("a 1.0: CVE-1, mended in 2.0\n2 packages looked up, 1 known vulnerabilities.\n")
+
+
+def test_the_audit_is_passed_over_where_nobody_can_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert audited(tmp_path, monkeypatch, "echo 'no network here' >&2; exit 2") == 0
+    assert "cannot be asked: no network here" in capsys.readouterr().out
