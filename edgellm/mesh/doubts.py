@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgellm.coldstart.plan import Stage
+from edgellm.errors import StateDamaged
 from edgellm.store.places import cache_dir
+from edgellm.store.state import read_json, typed, write_state
 
 FAR = 8.0
 """A time that was so many times longer or shorter than planned says that a figure is wrong, and not that the planner's
@@ -58,20 +60,16 @@ def settle(key: str, taken: int) -> None:
 
 
 def read_doubts() -> dict[str, Doubt]:
-    """Return all doubts, by device or by both ends of a line."""
-    with suppress(OSError, ValueError, TypeError, AttributeError, LookupError):
-        found = json.loads(_path().read_text(encoding="utf-8"))
-        return {str(key): Doubt(int(row["taken"]), bool(row["again"])) for key, row in found.items()}
+    """Return all doubts, by device or by both ends of a line; none where the file is damaged."""
+    with suppress(StateDamaged):
+        return read_json(_path(), lambda found: {key: typed(Doubt, row) for key, row in found.items()}) or {}
     return {}
 
 
 def _keep(doubts: Mapping[str, Doubt]) -> None:
     """Where that fails the figures are doubted again after the next reply."""
     with suppress(OSError):
-        _path().parent.mkdir(parents=True, exist_ok=True)
-        partial = _path().with_suffix(".partial")
-        partial.write_text(json.dumps({k: {"taken": one.taken, "again": one.again} for k, one in doubts.items()}))
-        partial.replace(_path())
+        write_state(_path(), json.dumps({key: asdict(one) for key, one in doubts.items()}))
 
 
 def _path() -> Path:
