@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from math import exp, log
 from pathlib import Path
 
@@ -47,13 +48,22 @@ Spoil = Callable[[list[float]], list[float]]
 
 def _curves() -> dict[str, Spoil]:
     """Return the ways to spoil the seconds of a curve."""
-    ways: dict[str, Spoil] = {}
-    for sign, factor in (("x", FACTOR), ("/", 1.0 / FACTOR)):
-        ways[f"all {sign} 300"] = lambda seconds, f=factor: [f * one for one in seconds]
-        ways[f"one row {sign} 300"] = lambda seconds, f=factor: [f * seconds[0], *seconds[1:]]
-        ways[f"three rows {sign} 300"] = lambda seconds, f=factor: [*seconds[:2], f * seconds[2], *seconds[3:]]
-        ways[f"drafts {sign} 300"] = lambda seconds, f=factor: [seconds[0], *(f * one for one in seconds[1:])]
-    return ways
+    rows: dict[str, tuple[int, int | None]]
+    rows = {"all": (0, None), "one row": (0, 1), "three rows": (2, 3), "drafts": (1, None)}
+    return {
+        f"{name} {sign} 300": partial(_scaled, factor=factor, first=first, end=end)
+        for sign, factor in (("x", FACTOR), ("/", 1.0 / FACTOR))
+        for name, (first, end) in rows.items()
+    }
+
+
+def _scaled(seconds: list[float], *, factor: float, first: int, end: int | None) -> list[float]:
+    """Return the seconds with those from place `first` up to `end` times `factor`."""
+    return [
+        *seconds[:first],
+        *(factor * one for one in seconds[first:end]),
+        *(seconds[end:] if end is not None else []),
+    ]
 
 
 def spoil_curves(quick: bool) -> Iterator[str]:
