@@ -31,7 +31,7 @@ _ETAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _LIBRARY = "edgellm"
-_LONGEST_NAME = 255  # bytes
+_LONGEST_NAME, _LONGEST_PATH = 255, 1_024  # bytes
 
 _T = TypeVar("_T")
 
@@ -212,6 +212,6 @@ def _hub(name: HubName, ask: Callable[[], _T]) -> _T:
 
 def _is_inside(file: str) -> bool:
     """Whether a repository's file name stays inside its folder, and every part of it may be a file's name."""
-    if any(len(part.encode()) > _LONGEST_NAME for part in file.split("/")):
+    if len(file.encode()) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in file.split("/")):
         return False
     return not file.startswith("/") and "\\" not in file and not {"", ".", ".."} & set(file.split("/"))
