@@ -182,6 +182,8 @@ def _hub(name: HubName, ask: Callable[[], _T]) -> _T:
     host = constants.ENDPOINT
     try:
         return ask()
+    except EdgeError:
+        raise
     except errors.OfflineModeIsEnabled as error:
         raise PullFailed("HF_HUB_OFFLINE is set, so nothing can be fetched.", "Unset it to download.") from error
     except errors.GatedRepoError as error:
@@ -198,15 +200,15 @@ def _hub(name: HubName, ask: Callable[[], _T]) -> _T:
         status = error.response.status_code
         step = "Set HF_TOKEN to a token that may read it." if status in (401, 403) else "Try again later."
         raise PullFailed(f"{host} answered {status} for {name.repo_id}.", step) from error
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        why = f"{type(error).__name__}: {error}"[:200]
-        raise PullFailed(
-            f"What {host} answers for {name.repo_id} makes no sense: {why}.", "Check HF_ENDPOINT."
-        ) from error
     except (AnyHttpError, OSError) as error:
         raise PullFailed(
             f"{host} cannot be reached: {str(error) or type(error).__name__}.",
             "Check the network, then pull again; what has arrived is kept.",
+        ) from error
+    except Exception as error:  # what a library raises for an answer that its authors did not think of
+        why = f"{type(error).__name__}: {error}"[:200]
+        raise PullFailed(
+            f"What {host} answers for {name.repo_id} makes no sense: {why}.", "Check HF_ENDPOINT."
         ) from error
 
 
