@@ -36,7 +36,10 @@ def take_over() -> None:
         kept = read_plain(old_lines())
         if kept is None:
             return
-        for text in _texts(kept.decode("utf-8", "replace"))[-_TAKEN_OVER:]:
+        texts = _texts(kept.decode("utf-8", "replace"))
+        if not texts:  # damaged: it stays until it is cleared
+            return
+        for text in texts[-_TAKEN_OVER:]:
             lines.add(text, "")
         old_lines().unlink(missing_ok=True)
     except (OSError, StateDamaged) as error:
