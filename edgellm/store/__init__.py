@@ -3,6 +3,12 @@
 Knows no network but the model hub's.
 """
 
+import os
+
+# Read when the hub's library is first imported: with telemetry on, it asks the hub for a list of agents before every
+# request, and reads whatever comes, without a limit.
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
 from edgellm.store.cache import StoredModel, find, list_models, removable, remove
 from edgellm.store.fingerprint import fingerprint, quick_fingerprint
 from edgellm.store.history import History, HistoryFacts

@@ -334,3 +334,10 @@ def test_without_links_the_model_is_copied(hub: Hub, monkeypatch: pytest.MonkeyP
     path = pull(REPO).path
     assert path.read_bytes() == hub.repos[REPO][Q4]
     assert not path.is_symlink()
+
+
+def test_the_hubs_library_asks_for_nothing_of_its_own() -> None:
+    """With telemetry on it fetches a list of agents before every request, and reads whatever comes."""
+    code = "import edgellm.store, huggingface_hub.constants as told, sys; sys.exit(not told.HF_HUB_DISABLE_TELEMETRY)"
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_DISABLE_TELEMETRY"}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
