@@ -27,4 +27,4 @@ def _compile(_quick: bool) -> Found:
     return Found(len(LONG_TO_COMPILE), tuple(wrong), {"longest s": longest})
 
 
-ATTACKS = (Attack("template compiling", "64 KiB of statements that take Jinja half a minute to compile", _compile),)
+ATTACKS = (Attack("template-compiling", "64 KiB of statements that take Jinja half a minute to compile", _compile),)

@@ -227,9 +227,9 @@ def _home(folder: str) -> dict[str, str]:
 
 
 ATTACKS = (
-    Attack("text tokenizers", "12 texts of up to 4 MiB with 35 pre-tokenizers, tokenised", _in_process),
-    Attack("text command line", "the same through `edgellm chat --context`", _command_line),
-    Attack("text HTTP", "the same through /v1/completions of a server, and a small request after it", _http),
-    Attack("text link", "the same through a chat whose verifier is across a link", _link),
-    Attack("text held up", "a small request beside megabytes of control tokens", _held_up),
+    Attack("text-tokenizers", "12 texts of up to 4 MiB with 35 pre-tokenizers, tokenised", _in_process),
+    Attack("text-command-line", "the same through `edgellm chat --context`", _command_line),
+    Attack("text-http", "the same through /v1/completions of a server, and a small request after it", _http),
+    Attack("text-link", "the same through a chat whose verifier is across a link", _link),
+    Attack("text-held-up", "a small request beside megabytes of control tokens", _held_up),
 )
