@@ -6,7 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,14 +67,14 @@ def shown(part: Part) -> str:
     return f"{part.about}\n{found['command']}\non {where}\n\n{part.table(found) if part.table else ''}".rstrip("\n")
 
 
-def main(parts: Mapping[str, Part], about: str | None) -> None:
-    """The command line of a suite, with `parts` by their short names."""
+def main(parts: Mapping[str, Part], about: str | None, words: Sequence[str] | None = None) -> None:
+    """Run the command line of a suite, with `parts` by their short names and the program's own `words` by default."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}; all by default")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--list", action="store_true", help="what there is")
     parser.add_argument("--show", action="store_true", help="print the tables of the last results, and run nothing")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if arguments.list:
         print("\n".join(f"{name:12} {part.about}" for name, part in parts.items()))
         return

@@ -6,14 +6,19 @@ a test compares them. Figures that differ from run to run (times, speeds, probab
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
+from contextlib import redirect_stdout
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+
+from bench.suite import main as main_of_suite
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = tuple(
@@ -31,6 +36,7 @@ PAGES = tuple(
 )
 
 _BLOCK = re.compile(r"(<!-- \$ (?P<command>.+?) -->\n```\w*\n)(?:.*?\n)??(```\n<!-- end -->)", re.DOTALL)
+_SUITE = re.compile(r"python -m (bench\.\w+) (--show.*)")
 _SLOW = re.compile(r"^loading \S+\n", re.MULTILINE)  # said only where a model takes long
 _VARIES = (
     (re.compile(r"\d[\d,.]* tokens/s"), "N tokens/s"),
@@ -97,6 +103,13 @@ def output(command: str, home: str) -> str:
         "NO_COLOR": "1",
         "LC_ALL": "C.UTF-8",
     }
+    said = _results(*found.groups()) if (found := _SUITE.fullmatch(command)) else _said(command, environment)
+    shown = _SLOW.sub("", said).strip("\n")
+    lines = "\n".join(line.rstrip() for line in shown.splitlines()).strip("\n")
+    return lines if command.endswith("--help") else f"$ {command}\n{lines}"
+
+
+def _said(command: str, environment: dict[str, str]) -> str:
     # As at a terminal, both streams are shown; the answer comes before its figures.
     done = subprocess.run(
         ["sh", "-c", f"({command}) 2>&1"], capture_output=True, text=True, cwd=ROOT, env=environment, check=False,
@@ -104,9 +117,15 @@ def output(command: str, home: str) -> str:
     )  # fmt: skip
     if done.returncode:
         raise SystemExit(f"`{command}` ended with {done.returncode}, so nothing is written:\n{done.stdout}")
-    shown = _SLOW.sub("", done.stdout).strip("\n")
-    lines = "\n".join(line.rstrip() for line in shown.splitlines()).strip("\n")
-    return lines if command.endswith("--help") else f"$ {command}\n{lines}"
+    return done.stdout
+
+
+def _results(suite: str, words: str) -> str:
+    """The tables of the last results; two dozen of them would each start a Python of their own."""
+    module, said = import_module(suite), io.StringIO()
+    with redirect_stdout(said):
+        main_of_suite(module.PARTS, module.__doc__, shlex.split(words))
+    return said.getvalue()
 
 
 def comparable(text: str) -> str:

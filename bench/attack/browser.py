@@ -104,7 +104,7 @@ class Made:
         self._text = text
         self.replies = 0
 
-    def reply(self, *_: object) -> Reply:
+    def reply(self, *_: object, **_more: object) -> Reply:
         """A reply of hostile pieces, hostile notices, and an error with a hostile message at its end."""
         self.replies += 1
 

@@ -171,7 +171,7 @@ class Service:
             if self._queue.full(tenant.device):
                 busy = pb.Busy(round=ask.round, retry_ms=_milliseconds(self._batcher.wait_seconds()))
                 await _write(stream, pb.VerifierFrame(busy=busy))
-                await self._hold(tenant, busy.retry_ms / 1e3)  # it is not heard before
+                await self._hold(tenant, min(busy.retry_ms / 1e3, _HELD_SECONDS))
                 continue
             answer = await self._answer(number, tenant, sampling, ask, stream)
             if isinstance(answer, EdgeError):
@@ -272,4 +272,5 @@ _STATUS = {
     DeviceStuck: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 _SHORTEST_BUSY_MS = 50
+_HELD_SECONDS = 1.0  # at most, for which a session that was told *busy* is not heard: the queue may be free sooner
 _UPDATE = "Run the same version of edgellm on both sides."

@@ -12,6 +12,7 @@ MOST_BYTES = 512 * 2**20
 LEAST_SECONDS, MOST_SECONDS = 0.5, 4.0
 _STEP, _STEP_MOST = 2**20, 16 * 2**20  # bytes that are asked for at once
 _QUICK = 0.1  # seconds: if they come sooner, more are asked for
+_PORTION = 0.2  # seconds: for less time than that many disks are faster than they can go on
 
 
 def cold_read(path: Path) -> tuple[float, str]:
@@ -25,7 +26,7 @@ def cold_read(path: Path) -> tuple[float, str]:
     """
     size, taken, step = 0, 0.0, _STEP
     portions: list[float] = []  # seconds for a byte
-    some, lasted = 0, 0.0  # bytes and seconds of a portion that is too small yet
+    some, lasted = 0, 0.0  # bytes and seconds of a portion that is too short yet
     with path.open("rb", buffering=0) as file:
         if hasattr(os, "posix_fadvise"):  # what were read ahead, megabytes on some systems, would not be counted
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
@@ -42,7 +43,7 @@ def cold_read(path: Path) -> tuple[float, str]:
                 size += n
                 before, now = now, time.perf_counter()
                 some, lasted = some + n, lasted + now - before
-                if some >= _STEP:
+                if lasted >= _PORTION:
                     portions.append(lasted / some)
                     some, lasted = 0, 0.0
                 if now - before < _QUICK:

@@ -13,7 +13,7 @@ import pytest
 from edgellm.api import Pair
 from edgellm.engine import Context, Model
 from edgellm.link.address import Address
-from edgellm.serve.batcher import Batcher
+from edgellm.serve.fairness import Queue
 from edgellm.serve.server import VerifierServer
 from edgellm.spec.records import Notice, Source, Token
 from tests.spec.real import case, ids
@@ -91,7 +91,7 @@ def test_a_busy_verifier_is_told_as_busy_and_asked_again(
 ) -> None:
     full: list[bool] = []
     monkeypatch.setattr("edgellm.serve.batcher.Batcher.wait_seconds", lambda _self: 0.06)
-    monkeypatch.setattr(Batcher, "waiting", property(lambda _self: 10**6 if full and full.pop() else 0))
+    monkeypatch.setattr(Queue, "full", lambda _self, _device: bool(full and full.pop()))
     with (
         serve(big) as server,
         Pair.open(f32_pair[0], str(server.address), threads=1) as pair,
