@@ -23,14 +23,15 @@ from edgellm.link.channel import PROTOCOL, SERVICE
 from edgellm.store import resolve
 
 ROOT = Path(__file__).parents[2]
-HONEST = 4  # verdicts before it stops answering
+HONEST = 4  # verdicts, in all sessions together, before it stops answering
 MOST = 150.0  # seconds that a reply may take with a verifier that nobody knows
 MOST_KNOWN = 45.0  # and with one that was fast at first
 
 
 @contextmanager
 def hostile(model: Model, honest: int) -> Iterator[Address]:
-    """Serve a verifier that gives `honest` verdicts in each session and then works for ever."""
+    """Serve a verifier that gives `honest` verdicts and then works for ever."""
+    answers = count()
 
     def greet(_request: bytes, _context: grpc.ServicerContext) -> pb.HelloReply:
         return pb.HelloReply(
@@ -43,9 +44,9 @@ def hostile(model: Model, honest: int) -> Iterator[Address]:
 
     def session(frames: Iterator[pb.DeviceFrame], context: grpc.ServicerContext) -> Iterator[pb.VerifierFrame]:
         next(frames)
-        for number, frame in enumerate(frames):
+        for frame in frames:
             ask = frame.verify
-            if number < honest:
+            if next(answers) < honest:
                 yield pb.VerifierFrame(
                     verdict=pb.Verdict(round=ask.round, accepted=len(ask.chunk), tokens=[300], passes=1)
                 )
@@ -83,6 +84,7 @@ def endless(quick: bool) -> Found:
             name = f"{'fast at first' if known else 'never an answer'}, {'drafting' if draft else 'no draft model'}"
             with hostile(model, HONEST if known else 0) as address:
                 command = [sys.executable, "-m", "edgellm", "chat", "--verifier", str(address), "--max-tokens", "200"]
+                command += ["--retrieval", "off", "--no-history"]  # else one verdict may end the reply
                 command += [] if draft else ["--draft", "none"]
                 began = time.monotonic()
                 try:
