@@ -40,7 +40,7 @@ def test_the_official_client_lists_and_chats(client: openai.OpenAI, pair: Pair) 
     }  # fmt: skip
     timings = extra["timings"]
     assert timings["predicted_n"] == done.usage.completion_tokens
-    assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
+    assert 0 <= timings["draft_n_accepted"] <= timings["draft_n"]  # none, where that does not pay
 
 
 def test_a_stream_says_the_same_in_chunks(client: openai.OpenAI, pair: Pair) -> None:
