@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 
 
 class Kind(Enum):
@@ -83,7 +84,8 @@ def next_batch(
 
     Prefill goes first, as in the paper; but not where one has gone ahead of a waiting verification already. So a
     verification waits behind one prefill batch, of `limits.ahead` chunks; and a prefill waits until the verifications
-    that the last one went ahead of are done, and no longer. None where nobody wants anything.
+    that the last one went ahead of are done, and no longer. Where several devices ask, the first in line decides which
+    of both is computed, and its device then goes to the end of the line. None where nobody wants anything.
     """
     step = min(limits.alone, limits.rows) if alone else limits.chunk
     most = None  # rows of one request
@@ -94,8 +96,11 @@ def next_batch(
     verify: list[Want] = []
     for want in wants:
         (prefill if want.unseen > step else verify).append(want)
-    verify.sort(key=_place)
-    hurry = bool(verify) and (verify[0].since < prefills or (bool(prefill) and verify[0].turn < prefill[0].turn))
+    if budget is None:
+        verify.sort(key=_since)
+        hurry = bool(verify) and verify[0].since < prefills
+    else:  # whoever is first in line: requests of others that have waited for longer are none of a device's concern
+        hurry = any(want.unseen <= step for want in islice(wants, 1))
     if prefill and not hurry:
         pieces = [Share(want.session, step, 0, want.turn) for want in prefill]
         return Batch(Kind.PREFILL, _fitting(pieces, min(limits.rows, limits.ahead * min(limits.chunk, step)), budget))
@@ -106,8 +111,8 @@ def next_batch(
     return None
 
 
-def _place(want: Want) -> tuple[int, int]:
-    return want.turn, want.since
+def _since(want: Want) -> int:
+    return want.since
 
 
 def _verification(want: Want, most: int | None) -> Share:

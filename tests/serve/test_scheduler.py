@@ -136,3 +136,14 @@ def test_over_time_nobody_waits_longer_than_promised(comings: list[tuple[int, in
             else:
                 waiting[share.session] = Want(want.session, want.unseen - share.tokens, want.drafted, prefills)
         assert step < 2000
+
+
+def test_a_prefill_does_not_wait_for_what_another_device_has_asked_before() -> None:
+    flood = [Want(session, 1, 0, since=0, device="flood", turn=session) for session in range(8)]
+    honest = Want(9, 28, 4, since=2, device="honest")
+    first = next_batch([honest, *flood], Limits(), prefills=2, budget=10)
+    assert first is not None
+    assert (first.kind, [share.session for share in first.shares]) == (Kind.PREFILL, [9])
+    then = next_batch([flood[0], honest, *flood[1:]], Limits(), prefills=3, budget=10)
+    assert then is not None
+    assert then.kind is Kind.VERIFY
