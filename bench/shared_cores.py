@@ -5,8 +5,8 @@
 Tokens a second of processes that begin at the same time: some that decode token by token and do nothing else; a chat
 whose served verifier is another process, drafting on while it is verified; the same beside two that decode; and one
 that decodes beside programs that compute something else. Each is measured with cores shared and with every process for
-itself, in turn, with OpenMP's settings of `edgellm/engine/openmp.py` in both. Default: the bundled pair; both may be a
-file of `bench.random_gguf`.
+itself, in turn, with OpenMP's settings of `edgellm/engine/cores/openmp.py` in both. Default: the bundled pair; both may
+be a file of `bench.random_gguf`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ import numpy as np
 from bench.answers import questions
 from bench.report import alternate, spread, write
 from edgellm.api import Pair
-from edgellm.engine import Context, Model, core_sharing
+from edgellm.engine import Context, Model
+from edgellm.engine.cores import sharing
 from edgellm.serve.server import serve_verifier
 from edgellm.store import resolve
 
@@ -177,7 +178,7 @@ def main() -> None:
     arguments.model, arguments.draft = resolve(str(arguments.model)), resolve(str(arguments.draft))
     if arguments.role:
         nowhere = Path(os.devnull, "nowhere")
-        with patch.object(core_sharing, "FOLDER", nowhere if arguments.apart else core_sharing.FOLDER):
+        with patch.object(sharing, "FOLDER", nowhere if arguments.apart else sharing.FOLDER):
             play(arguments)
         return
     found = measured(arguments)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgellm.engine.template import Template
-from edgellm.engine.tokenizer import never
+from edgellm.engine.tokenizing.tokenizer import never
 from edgellm.engine.types import Ids
 from edgellm.errors import InvalidOption, ModelUnsupported
 

@@ -18,9 +18,9 @@ from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
 
-from edgellm.engine.fatal import MAX_LAYERS, MAX_TOKENS, fatal_claims, fatal_tensors
 from edgellm.engine.gguf_records import GgufArray, GgufHeader, TensorInfo
 from edgellm.engine.tensor_types import TENSOR_TYPES
+from edgellm.engine.trial.fatal import MAX_LAYERS, MAX_TOKENS, fatal_claims, fatal_tensors
 from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 
 __all__ = ["MAX_LAYERS", "MAX_TOKENS", "GgufArray", "GgufHeader", "TensorInfo", "check_gguf"]

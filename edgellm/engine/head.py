@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from edgellm.engine import core_sharing, native
+from edgellm.engine import native
+from edgellm.engine.cores import sharing
 from edgellm.engine.gguf import TensorInfo
 from edgellm.engine.model import Model
 from edgellm.engine.native import lib
@@ -105,7 +106,7 @@ class Head:
         """
         if (first, end) not in self._graphs:
             self._graphs[first, end] = self._build(first, end)
-        with self._guard, core_sharing.computing(self._threads) as share:
+        with self._guard, sharing.computing(self._threads) as share:
             if share != self._share:
                 self._ggml.set_threads(self._backend.pointer, share)
                 self._share = share

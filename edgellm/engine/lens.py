@@ -15,10 +15,10 @@ from threadpoolctl import ThreadpoolController
 
 from edgellm.engine.context import Context
 from edgellm.engine.convert import dequantised
+from edgellm.engine.cores.openmp import binding
 from edgellm.engine.gguf import TensorInfo
 from edgellm.engine.head import head_of
 from edgellm.engine.model import Model
-from edgellm.engine.openmp import binding
 from edgellm.engine.types import Floats, Ids
 from edgellm.errors import ModelUnsupported
 

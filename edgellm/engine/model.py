@@ -17,8 +17,8 @@ from edgellm.engine import native
 from edgellm.engine.chat import ChatTemplate, Message, Tokenizer
 from edgellm.engine.gguf import GgufArray, GgufHeader, check_gguf
 from edgellm.engine.native import lib
-from edgellm.engine.probe import Probe, require_loadable
-from edgellm.engine.tokenizer import VocabTokenizer, Wanted, attributes, never
+from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, Wanted, attributes, never
+from edgellm.engine.trial.probe import Probe, require_loadable
 from edgellm.engine.types import Ids
 from edgellm.engine.vocabulary import Vocabulary
 from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelUnsupported
@@ -88,7 +88,7 @@ class Model:
         """Checks the header, then loads. `progress` hears shares from 0 to 1; what it raises stops the loading.
 
         With `text_only` no weights are loaded: the model tokenises, and no context can be opened over it. A header that
-        is new on this machine is loaded in a child process first, unless `probe` is False: see `edgellm.engine.probe`.
+        is new on this machine is loaded in a child process first, unless `probe` is False: see `engine.trial.probe`.
 
         Raises:
             ModelNotFound: no such file.

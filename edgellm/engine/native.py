@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgellm.engine.openmp import binding
+from edgellm.engine.cores.openmp import binding
 
 # its declarations are functions without bodies, which a type checker takes at their word in the wrong places
 lib: Any = binding

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Self
 
-from edgellm.engine import core_sharing, driver, native
+from edgellm.engine import driver, native
 from edgellm.engine.batch import Batch
 from edgellm.engine.cache import Cache
 from edgellm.engine.capture import Capture, Recorder
+from edgellm.engine.cores import sharing
 from edgellm.engine.head import Head
 from edgellm.engine.late import Late
 from edgellm.engine.model import Model
@@ -152,7 +153,7 @@ class Passes(Cache):
         if self.captured is not None:
             self.captured.rows, self.captured.copies = n, copies
         context = self._open()
-        with self.captured or self._late or _UNWATCHED, core_sharing.computing(self.threads) as share:
+        with self.captured or self._late or _UNWATCHED, sharing.computing(self.threads) as share:
             if share != self.threads_used:
                 driver.set_threads(context, share)
                 self.threads_used = share

@@ -13,7 +13,8 @@ import pytest
 
 from bench.attack.crafted_models import BASE, BIASED, EXPERTS, KNOWN, Crafted, crafted, made
 from bench.random_gguf import Shape, write
-from edgellm.engine import Model, check_gguf, cut, gguf, probe
+from edgellm.engine import Model, check_gguf, cut, gguf
+from edgellm.engine.trial import probe
 from edgellm.errors import EngineFailed, ModelCorrupt, ModelUnsupported
 from tests.engine.conftest import TINY
 
@@ -45,9 +46,10 @@ class Children:
 
 IGNORANT = """
 import sys
-from edgellm.engine import gguf, probe_child
+from edgellm.engine import gguf
+from edgellm.engine.trial import child
 gguf.fatal_tensors = lambda tensors: ()
-probe_child.main(sys.argv[1:])
+child.main(sys.argv[1:])
 """
 
 

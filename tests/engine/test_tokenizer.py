@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from bench.attack.texts import PRE_TOKENIZERS, TEXTS
 from bench.random_gguf import CONTROL, Shape, write
 from edgellm.engine import Model
-from edgellm.engine.slicing import DEPTH, Slicer, Special, any_of, apart
-from edgellm.engine.tokenizer_process import TokenizerProcess, TokenizerProcesses
+from edgellm.engine.tokenizing.processes import TokenizerProcess, TokenizerProcesses
+from edgellm.engine.tokenizing.slicing import DEPTH, Slicer, Special, any_of, apart
 from edgellm.errors import PromptTooLong, Stopped, TextRefused
 
 SHAPE = Shape("llama", 400, 1, 32, 2, 1, 64, 512)
@@ -126,8 +126,8 @@ def test_what_takes_too_long_is_ended(model_of: ModelOf, monkeypatch: pytest.Mon
     model = model_of("exaone-moe")
     process = TokenizerProcess(model.path, model.n_vocab)
     process.tokenize(b"one", False, lambda: False)
-    monkeypatch.setattr("edgellm.engine.tokenizer_process.SECONDS", 0.0)
-    monkeypatch.setattr("edgellm.engine.tokenizer_process.BYTES_A_SECOND", 2**60)
+    monkeypatch.setattr("edgellm.engine.tokenizing.processes.SECONDS", 0.0)
+    monkeypatch.setattr("edgellm.engine.tokenizing.processes.BYTES_A_SECOND", 2**60)
     with pytest.raises(TextRefused, match="of the processor"):
         process.tokenize(b"\r\n" * 2**20, False, lambda: False)
     process.close()

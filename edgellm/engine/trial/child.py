@@ -1,4 +1,4 @@
-"""The child process of `edgellm.engine.probe`: load a model, decode some rows, say what came of it.
+"""The child process of `edgellm.engine.trial.probe`: load a model, decode some rows, say what came of it.
 
 Standard output has a line of JSON each: shares of the progress, and in the end an object, which holds the error where
 loading raises one. The process ends before that where the file ends it, or takes more than it is granted.

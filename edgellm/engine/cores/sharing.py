@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Self
 
 from edgellm.engine import native
-from edgellm.engine.crowding import Crowding
+from edgellm.engine.cores.crowding import Crowding
 
 try:
     import fcntl

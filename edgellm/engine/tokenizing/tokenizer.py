@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from edgellm.engine import native
 from edgellm.engine.native import lib
-from edgellm.engine.slicing import Slicer, Special
-from edgellm.engine.tokenizer_process import TokenizerProcesses
+from edgellm.engine.tokenizing.processes import TokenizerProcesses
+from edgellm.engine.tokenizing.slicing import Slicer, Special
 from edgellm.engine.types import Ids
 from edgellm.errors import EngineFailed, ModelUnsupported, PromptTooLong, Stopped
 

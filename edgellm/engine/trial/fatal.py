@@ -1,7 +1,7 @@
 """What llama.cpp answers by ending the process, as far as a GGUF header shows it.
 
 Tensor types by role, and hyperparameters by what `llama_model::load_hparams` asserts. The rules are strict on what is
-known to kill and silent on what is unknown: `edgellm.engine.probe` takes care of that. Read from the source of the
+known to kill and silent on what is unknown: `engine.trial.probe` takes care of that. Read from the source of the
 llama.cpp in llama-cpp-python 0.3.36.
 """
 

@@ -8,7 +8,7 @@ as long before they sleep, which is enough. How long they spin where nothing is 
 which that policy would raise to minutes.
 
 All that is about the threads of one process. GNU's OpenMP knows nothing of other processes, whose threads take the
-cores from under those that are waited for: `core_sharing` sees to that.
+cores from under those that are waited for: `sharing` sees to that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The process that tokenises what could take this one down: `python -m edgellm.engine.tokenizer_main MODEL`.
+"""The process that tokenises what could take this one down: `python -m edgellm.engine.tokenizing.child MODEL`.
 
 It loads the vocabulary alone, and answers requests on its standard input until that ends, or nobody asks for a while.
 A text that overflows its stack or its memory ends it, and nothing else.

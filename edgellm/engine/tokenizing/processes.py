@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 
 import edgellm
-from edgellm.engine.tokenizer_main import READY, REPLY, REQUEST
+from edgellm.engine.tokenizing.child import READY, REPLY, REQUEST
 from edgellm.engine.types import Ids
 from edgellm.errors import EngineFailed, Stopped, TextRefused
 
@@ -50,7 +50,7 @@ class TokenizerProcess:
             "CUDA_VISIBLE_DEVICES": "",
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "edgellm.engine.tokenizer_main", str(path)],
+            [sys.executable, "-P", "-m", "edgellm.engine.tokenizing.child", str(path)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
             start_new_session=True,  # Ctrl-C is for the caller, who decides
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """A model whose header has not been loaded on this machine before is loaded in a child process first.
 
-llama.cpp answers some files by ending the process. `edgellm.engine.fatal` refuses those that are known; what it does
+llama.cpp answers some files by ending the process. `engine.trial.fatal` refuses those that are known; what it does
 not know ends the child instead. The verdict is kept by a hash of the header: types, shapes and hyperparameters decide
 what kills, while weights are numbers whatever they are, and hashing gigabytes would take longer than the loading. So
 copies of a file share a verdict, and so do equal blocks of layers. `EDGELLM_PROBE=off` loads without asking.
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import IO
 
 from edgellm import errors, places
-from edgellm.engine.fatal import is_index
 from edgellm.engine.gguf_records import GgufHeader
+from edgellm.engine.trial.fatal import is_index
 from edgellm.errors import EdgeError, EngineFailed, ModelUnsupported
 
 _FORMAT = 1  # to be raised when the child tries more than before
@@ -124,7 +124,7 @@ def _run(probe: Probe, progress: Callable[[float], None] | None) -> str:
         EdgeError: what the child says that loading here would raise.
     """
     size = sum(header.file_size for header in probe.headers)
-    command = [sys.executable, "-P", "-m", "edgellm.engine.probe_child", str(probe.paths[0])]
+    command = [sys.executable, "-P", "-m", "edgellm.engine.trial.child", str(probe.paths[0])]
     command += [str(size), str(probe.gpu_layers), str(int(probe.text_only))]
     package = str(Path(errors.__file__).parents[1])
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])

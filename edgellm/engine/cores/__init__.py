@@ -1,0 +1,1 @@
+"""Threads and cores: OpenMP as it is loaded, and fewer threads while others compute."""
