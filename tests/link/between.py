@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
 
+from bench.attack import pairing as relays
 from edgellm.link import trust_pb2 as pb
 from edgellm.link.address import Address
 from edgellm.link.identity import Identity
@@ -61,7 +61,7 @@ def hello(identity: Identity, spake: bytes, protocol: int = PAIRING) -> pb.PairF
     return pb.PairFrame(hello=pb.PairHello(protocol=protocol, certificate=identity.certificate.der, spake=spake))
 
 
-class Relay:
+class Relay(relays.Relay):
     """A man in the middle: everything passes through him, and he may change it. His address is what `with` gives."""
 
     def __init__(
@@ -71,37 +71,10 @@ class Relay:
         up: Callable[[bytes], Any] = lambda _frame: None,
     ) -> None:
         """`up` hears every frame to the window, `change` may change those of either way."""
-        self._at, self._up, self._change = at, up, change
 
-    def __enter__(self) -> Address:
-        self._pool = ThreadPoolExecutor(4)
-        self._server = grpc.server(self._pool, options=[("grpc.so_reuseport", 0)])
-        method = grpc.stream_stream_rpc_method_handler(self._pass)
-        handlers = grpc.method_handlers_generic_handler("edgellm.v1.Pairing", {"Pair": method})
-        self._server.add_generic_rpc_handlers((handlers,))
-        port = self._server.add_insecure_port("127.0.0.1:0")
-        self._server.start()
-        return Address("127.0.0.1", port)
+        def passing(frame: pb.PairFrame, upwards: bool) -> None:
+            if upwards:
+                up(frame.SerializeToString())
+            change(frame)
 
-    def __exit__(self, *_raised: object) -> None:
-        self._server.stop(None).wait()
-        self._pool.shutdown()
-
-    def _pass(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        def upwards() -> Iterator[bytes]:
-            for frame in frames:
-                self._up(frame)
-                yield self._changed(frame)
-
-        with grpc.insecure_channel(str(self._at)) as channel:
-            stream: Any = channel.stream_stream
-            try:
-                for frame in stream(PAIR)(upwards()):
-                    yield self._changed(frame)
-            except grpc.RpcError as error:
-                context.abort(error.code(), error.details() or "")
-
-    def _changed(self, data: bytes) -> bytes:
-        frame = pb.PairFrame.FromString(data)
-        self._change(frame)
-        return frame.SerializeToString()
+        super().__init__(at, passing)
