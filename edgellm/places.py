@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import platformdirs
@@ -12,28 +13,29 @@ _PACKAGE = Path(__file__).parent
 
 def config_dir() -> Path:
     """Return the folder of what the user has written: `config.toml`. It need not exist."""
-    home = os.environ.get("EDGELLM_HOME")
-    return Path(home).expanduser() / "config" if home else platformdirs.user_config_path("edgellm")
+    return _folder("config", platformdirs.user_config_path)
 
 
 def data_dir() -> Path:
     """Return the folder of what took work to find out, such as profiles of pairs. It need not exist."""
-    home = os.environ.get("EDGELLM_HOME")
-    return Path(home).expanduser() / "data" if home else platformdirs.user_data_path("edgellm")
+    return _folder("data", platformdirs.user_data_path)
 
 
 def cache_dir() -> Path:
     """Return the folder of what can be made again, such as fingerprints and shards. It need not exist."""
-    home = os.environ.get("EDGELLM_HOME")
-    return Path(home).expanduser() / "cache" if home else platformdirs.user_cache_path("edgellm")
+    return _folder("cache", platformdirs.user_cache_path)
 
 
 def state_dir() -> Path:
     """Return the folder of what comes of running it, such as crash logs. It need not exist."""
-    home = os.environ.get("EDGELLM_HOME")
-    return Path(home).expanduser() / "state" if home else platformdirs.user_state_path("edgellm")
+    return _folder("state", platformdirs.user_state_path)
 
 
 def bundled_dirs() -> tuple[Path, Path]:
     """Return the folders that may hold the bundled models: that of an installed package, and that of a checkout."""
     return _PACKAGE / "bundled", _PACKAGE.parent / "models"
+
+
+def _folder(name: str, usual: Callable[[str], Path]) -> Path:
+    home = os.environ.get("EDGELLM_HOME")
+    return Path(home).expanduser() / name if home else usual("edgellm")

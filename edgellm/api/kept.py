@@ -13,10 +13,10 @@ from datetime import datetime
 from pathlib import Path
 
 from edgellm.errors import EdgeError, ProfileUnusable
+from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.spec.profile import Profile
 from edgellm.store import History
 from edgellm.store.conversations import Conversations
-from edgellm.store.places import cache_dir, data_dir, state_dir
 from edgellm.store.retention import expired, oldest
 from edgellm.store.state import close_to_others
 from edgellm.store.typed import old_lines, typed_lines

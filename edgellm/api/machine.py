@@ -14,8 +14,8 @@ from edgellm.api.findings import Finding, fine, note, problem
 from edgellm.errors import TrustUnusable
 from edgellm.link.identity import Identity, trust_folder
 from edgellm.link.peers import Peers
+from edgellm.places import data_dir
 from edgellm.store.cache import hub_cache
-from edgellm.store.places import data_dir
 
 GIB = 2**30
 _LEAST_DISK, _LITTLE_DISK = GIB // 4, 4 * GIB

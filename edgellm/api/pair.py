@@ -28,10 +28,11 @@ from edgellm.api.loading import (
     remote_verifier,
 )
 from edgellm.api.profiling import profile_pair
-from edgellm.api.prompts import chat_ids, never, plain_ids
+from edgellm.api.prompts import chat_ids, plain_ids
 from edgellm.api.retrieval import Retrieval
 from edgellm.api.writing import Parts, telling, write
 from edgellm.engine import Message, Model
+from edgellm.engine.stop import ShouldStop, never
 from edgellm.errors import InvalidOption
 from edgellm.spec.curve import CostCurve
 from edgellm.spec.options import FINE, ReplyOptions
@@ -171,7 +172,7 @@ class Pair:
         prompt: str | Sequence[Message],
         options: ReplyOptions | None = None,
         *,
-        stopped: Callable[[], bool] = never,
+        stopped: ShouldStop = never,
         **changes: Any,
     ) -> Reply:
         """A reply to a question, or to a conversation as `compose` makes it. The prompt is tokenised at once, until
@@ -196,7 +197,7 @@ class Pair:
         prompt: str | Sequence[int],
         options: ReplyOptions | None = None,
         *,
-        stopped: Callable[[], bool] = never,
+        stopped: ShouldStop = never,
         **changes: Any,
     ) -> Reply:
         """What follows `prompt` as it stands, without the chat template. As `reply` otherwise, also in what it raises.
@@ -271,7 +272,7 @@ class Pair:
             raise InvalidOption("This is no pair: a draft model or a verifier is missing.", "Open both.")
         return self._parts.knowledge.use(profile)
 
-    def prompt_ids(self, prompt: str | Sequence[Message], stopped: Callable[[], bool] = never) -> Ids:
+    def prompt_ids(self, prompt: str | Sequence[Message], stopped: ShouldStop = never) -> Ids:
         """The prompt as the models see it, shape (n,). Raises what `reply` raises for a prompt."""
         return chat_ids(self._text, prompt, self.context_length, stopped)
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from edgellm.api.compose import compose
 from edgellm.engine import Message, Model
+from edgellm.engine.stop import ShouldStop, never
 from edgellm.errors import InputNotText, InvalidOption, PromptTooLong
 from edgellm.spec.records import Ids
 
 
-def never() -> bool:
-    """Nobody gives up."""
-    return False
-
-
-def chat_ids(model: Model, prompt: str | Sequence[Message], context: int, stopped: Callable[[], bool] = never) -> Ids:
+def chat_ids(model: Model, prompt: str | Sequence[Message], context: int, stopped: ShouldStop = never) -> Ids:
     """Return a question or a conversation in the model's chat template, shape (n,), n below `context`. `stopped` tells
     whether the caller has given up.
 
@@ -36,7 +32,7 @@ def chat_ids(model: Model, prompt: str | Sequence[Message], context: int, stoppe
     return _fitting(model.chat_prompt(messages, most=context - 1, stopped=stopped), context)
 
 
-def plain_ids(model: Model, prompt: str | Sequence[int], context: int, stopped: Callable[[], bool] = never) -> Ids:
+def plain_ids(model: Model, prompt: str | Sequence[int], context: int, stopped: ShouldStop = never) -> Ids:
     """Return a text as it stands, or tokens. Raises what `chat_ids` raises, and InvalidOption for what is no token."""
     if isinstance(prompt, str):
         _check_text(prompt)

@@ -48,7 +48,7 @@ def path(
     ] = Place.CONFIG,
 ) -> None:  # fmt: skip
     from edgellm.cli.settings import config_file
-    from edgellm.store.places import cache_dir, data_dir, state_dir
+    from edgellm.places import cache_dir, data_dir, state_dir
 
     emit(str({"config": config_file, "data": data_dir, "cache": cache_dir, "state": state_dir}[place]()))
 

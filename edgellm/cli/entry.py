@@ -20,7 +20,7 @@ from typer.main import get_command
 from edgellm import __version__
 from edgellm.cli.screen import fail, forget, prepare_streams, say
 from edgellm.errors import EdgeError
-from edgellm.store.places import state_dir
+from edgellm.places import state_dir
 from edgellm.store.state import write_state
 
 

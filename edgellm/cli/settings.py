@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgellm.errors import ConfigUnusable, StateDamaged
-from edgellm.store.places import config_dir
+from edgellm.places import config_dir
 from edgellm.store.state import read_toml
 
 FILE = "file"

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from edgellm.engine.stop import ShouldStop, never
 from edgellm.engine.template import Template
-from edgellm.engine.tokenizing.tokenizer import never
 from edgellm.engine.types import Ids
 from edgellm.errors import InvalidOption, ModelUnsupported
 
@@ -66,7 +66,7 @@ class ChatTemplate:
         except Exception as error:  # noqa: BLE001  whatever its compiler raises
             raise self._refused(error) from None
 
-    def prompt(self, messages: Sequence[Message], most: int | None = None, stopped: Callable[[], bool] = never) -> Ids:
+    def prompt(self, messages: Sequence[Message], most: int | None = None, stopped: ShouldStop = never) -> Ids:
         """Return the ids of the rendered conversation, shape (n,), with the opening of the assistant's turn at the end.
 
         Raises:

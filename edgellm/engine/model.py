@@ -17,7 +17,8 @@ from edgellm.engine import native
 from edgellm.engine.chat import ChatTemplate, Message, Tokenizer
 from edgellm.engine.gguf import GgufArray, GgufHeader, check_gguf
 from edgellm.engine.native import lib
-from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, Wanted, attributes, never
+from edgellm.engine.stop import ShouldStop, never
+from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
 from edgellm.engine.trial.probe import Probe, require_loadable
 from edgellm.engine.types import Ids
 from edgellm.engine.vocabulary import Vocabulary
@@ -174,7 +175,9 @@ class Model:
         )
         return Vocabulary.of(pieces, kinds)
 
-    def tokenize(self, text: str, *, special: bool = False, most: int | None = None, stopped: Wanted = never) -> Ids:
+    def tokenize(
+        self, text: str, *, special: bool = False, most: int | None = None, stopped: ShouldStop = never
+    ) -> Ids:
         """Return the ids of `text`, shape (n,), without BOS or EOS. `special` parses control tokens such as
         `<|im_end|>` in it; `stopped` tells whether the caller has given up.
 
@@ -216,7 +219,7 @@ class Model:
         ends = (lib.llama_vocab_eot(self._vocab), lib.llama_vocab_eos(self._vocab))
         return next((end for end in ends if end >= 0), None)
 
-    def chat_prompt(self, messages: Sequence[Message], *, most: int | None = None, stopped: Wanted = never) -> Ids:
+    def chat_prompt(self, messages: Sequence[Message], *, most: int | None = None, stopped: ShouldStop = never) -> Ids:
         """Return the ids of the conversation in the model's chat template, shape (n,), ready for the assistant's turn.
 
         Raises:
@@ -226,7 +229,7 @@ class Model:
         """
         return self._begun(self._template.prompt(messages, most, stopped))
 
-    def plain_prompt(self, text: str, *, most: int | None = None, stopped: Wanted = never) -> Ids:
+    def plain_prompt(self, text: str, *, most: int | None = None, stopped: ShouldStop = never) -> Ids:
         """Return the ids of `text`, shape (n,), with BOS before it, if the model wants one. Names of control tokens
         mean those tokens. Raises what `tokenize` does."""
         return self._begun(self.tokenize(text, special=True, most=most, stopped=stopped))

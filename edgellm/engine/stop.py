@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from edgellm.engine.native import lib
 
+ShouldStop: TypeAlias = Callable[[], bool]
+"""Whether the caller has given up; polled between steps."""
+
 _HEARD = b"\1"
+
+
+def never() -> bool:
+    """Return False: the default of what may be stopped."""
+    return False
 
 
 class Stop:

@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from edgellm.errors import InvalidOption
-from edgellm.store.places import data_dir
+from edgellm.places import data_dir
 from edgellm.store.private import locked, read_private, write_private
 
 _FIT = re.compile(r"[!-~]{16,500}")

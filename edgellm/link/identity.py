@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 
 from edgellm.errors import NotPaired, TrustUnusable
 from edgellm.link.device import DeviceID
-from edgellm.store.places import data_dir
+from edgellm.places import data_dir
 from edgellm.store.private import locked, read_private, write_private
 
 SERVER_NAME = "edgellm"  # in every certificate: TLS asks for a name, and the device's own is nobody's business

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from edgellm.coldstart.plan import Stage
 from edgellm.errors import StateDamaged
-from edgellm.store.places import cache_dir
-from edgellm.store.state import read_json, typed, write_state
+from edgellm.places import cache_dir
+from edgellm.store.state import from_json, read_json, write_state
 
 FAR = 8.0
 """A time that was so many times longer or shorter than planned says that a figure is wrong, and not that the planner's
@@ -62,7 +62,7 @@ def settle(key: str, taken: int) -> None:
 def read_doubts() -> dict[str, Doubt]:
     """Return all doubts, by device or by both ends of a line; none where the file is damaged."""
     with suppress(StateDamaged):
-        return read_json(_path(), lambda found: {key: typed(Doubt, row) for key, row in found.items()}) or {}
+        return read_json(_path(), lambda found: {key: from_json(Doubt, row) for key, row in found.items()}) or {}
     return {}
 
 

@@ -22,10 +22,10 @@ from edgellm.errors import EdgeError, MeasureFailed, StateDamaged
 from edgellm.link.figures import Figures
 from edgellm.link.versions import program
 from edgellm.mesh.memory import free_memory
+from edgellm.places import cache_dir
 from edgellm.store.curves import DOUBTFUL_OLDEST
 from edgellm.store.disk import cold_read, forget
-from edgellm.store.places import cache_dir
-from edgellm.store.state import read_json, typed, write_state
+from edgellm.store.state import from_json, read_json, write_state
 
 OLDEST = 30 * 86_400.0  # seconds; older figures are not used unasked
 _AHEAD = 60.0  # seconds by which a clock may have been set back
@@ -125,7 +125,7 @@ def _kept(blocks: Blocks, oldest: float, threads: int | None) -> tuple[Figures |
     """What was kept and is good enough; else None, and why it is measured."""
     path = _place(blocks.key, threads)
     try:
-        figures = read_json(path, lambda found: typed(Figures, found))
+        figures = read_json(path, lambda found: from_json(Figures, found))
     except StateDamaged:
         figures = None
     if figures is None:

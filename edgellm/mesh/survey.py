@@ -28,9 +28,9 @@ from edgellm.mesh.doubts import doubt, read_doubts, settle
 from edgellm.mesh.fleet import Fleet
 from edgellm.mesh.measure import OLDEST, figures_here
 from edgellm.mesh.split import HERE
+from edgellm.places import cache_dir
 from edgellm.store.curves import DOUBTFUL_OLDEST
-from edgellm.store.places import cache_dir
-from edgellm.store.state import read_json, typed, write_state
+from edgellm.store.state import from_json, read_json, write_state
 
 LINE_OLDEST = 86_400.0  # seconds; who has moved to another room since has another line
 _NO_LIMIT = 1e12  # bits/s of this device's own side: what limits is in the lines
@@ -276,7 +276,7 @@ def known_speed(worker: Worker | None) -> Speed | None:
 
 
 def _speed(found: Any) -> Speed:
-    return Speed(typed(Figures, found["figures"]), str(found["model"]), Shape(**found["shape"]))
+    return Speed(from_json(Figures, found["figures"]), str(found["model"]), Shape(**found["shape"]))
 
 
 def known_line(worker: Worker) -> KeptLine | None:

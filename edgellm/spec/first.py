@@ -14,7 +14,7 @@ from edgellm.spec.profile import Profile, build
 from edgellm.spec.profiling import Observed, Run, observed
 from edgellm.spec.records import Chunk, Verdict
 from edgellm.spec.signals import NAMES, surprise
-from edgellm.store.state import read_json_lines, typed_fields, write_state
+from edgellm.store.state import fields_from_json, read_json_lines, write_state
 
 ENOUGH = 64
 """Verified chunks that make a profile."""
@@ -101,7 +101,7 @@ class FirstReply:
 def _run(fields: dict[str, Any]) -> Run:
     """Return one line of the file. Raises whatever is raised over other JSON."""
     seen = tuple(_observed(dict(row)) for row in fields["verified"])
-    times = typed_fields(Run, {name: fields[name] for name in ("confidence", "draft_seconds", "verify_seconds")})
+    times = fields_from_json(Run, {name: fields[name] for name in ("confidence", "draft_seconds", "verify_seconds")})
     return Run(verified=seen, alone=seen, **times)
 
 
@@ -111,4 +111,4 @@ def _observed(row: dict[str, Any]) -> Observed:
         raise ValueError("chunks of another version")
     if set(row) != {"confidence", "importance", "accepted", "tokens"}:
         raise ValueError("no chunk")
-    return Observed(signals, **typed_fields(Observed, row))
+    return Observed(signals, **fields_from_json(Observed, row))

@@ -21,7 +21,7 @@ from edgellm.spec.rejection import KINDS, LINEAR, TREES, as_fields, fit_rejectio
 from edgellm.spec.signals import JUDGED
 from edgellm.spec.trees import Trees
 from edgellm.spec.trouble import NO_TROUBLE, Trouble, fit_trouble
-from edgellm.store.state import read_json, typed, typed_fields, write_state
+from edgellm.store.state import fields_from_json, from_json, read_json, write_state
 
 VERSION = 6
 _GAMMA_MOST = 1024
@@ -188,9 +188,9 @@ def _parse(found: dict[str, Any]) -> Profile:
         raise ValueError(f"it is not of version {VERSION}")
     rejected = from_fields(fields.pop("rejected"))
     policies = tuple(_policy(fitted, rejected) for fitted in fields.pop("policies"))
-    trouble = typed(Trouble, fields.pop("trouble"))
+    trouble = from_json(Trouble, fields.pop("trouble"))
     evidence = {str(name): float(value) for name, value in fields.pop("evidence").items()}  # some are NaN
-    profile = Profile(**typed_fields(Profile, fields), policies=policies, trouble=trouble, evidence=evidence)
+    profile = Profile(**fields_from_json(Profile, fields), policies=policies, trouble=trouble, evidence=evidence)
     if not (policies and profile.confidence and profile.importance and profile.tokens and profile.perplexities):
         raise ValueError("figures are missing")
     if len(trouble.tokens) != len(trouble.weights) or not 1 <= profile.gamma <= _GAMMA_MOST:

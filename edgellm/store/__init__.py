@@ -9,12 +9,12 @@ import os
 # request, and reads whatever comes, without a limit.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
+from edgellm.places import cache_dir, data_dir
 from edgellm.store.cache import StoredModel, find, list_models, removable, remove
 from edgellm.store.fingerprint import fingerprint, quick_fingerprint
 from edgellm.store.history import History, HistoryFacts
 from edgellm.store.names import ALIASES, HubName, bundled, parse_hub_name, resolve
 from edgellm.store.past import Past
-from edgellm.store.places import cache_dir, data_dir
 from edgellm.store.pull import Plan, Pulled, Transfer, fetch, plan, pull
 
 __all__ = [

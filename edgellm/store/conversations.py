@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from edgellm.errors import HistoryUnusable, InvalidOption, TrustUnusable
-from edgellm.store.places import data_dir
+from edgellm.places import data_dir
 from edgellm.store.private import MOST_BYTES, locked, read_private, write_private
 from edgellm.store.retention import expired, oldest
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from edgellm.engine.timing import BUSY, possible
 from edgellm.errors import StateDamaged
-from edgellm.store.places import cache_dir
-from edgellm.store.state import read_json, typed, write_state
+from edgellm.places import cache_dir
+from edgellm.store.state import from_json, read_json, write_state
 
 OLDEST = 30 * 86_400.0  # seconds
 DOUBTFUL_OLDEST = 600.0
@@ -62,7 +62,7 @@ def read_curve(path: Path, device: str) -> KeptCurve | None:
     """Return the curve that was kept for `device`; None where there is none, or it is damaged, impossible or too
     old."""
     try:
-        kept = read_json(path, lambda found: typed(KeptCurve, found))
+        kept = read_json(path, lambda found: from_json(KeptCurve, found))
     except StateDamaged:
         return None
     if kept is None:

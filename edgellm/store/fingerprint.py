@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgellm.errors import StateDamaged
-from edgellm.store.places import cache_dir
+from edgellm.places import cache_dir
 from edgellm.store.state import read_json, write_state
 
 _BLOB = re.compile(r"[0-9a-f]{64}")  # the hub's cache names a model's file by this very hash

@@ -20,8 +20,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from edgellm.errors import HistoryUnusable
+from edgellm.places import data_dir
 from edgellm.store.past import Past, from_line, to_line
-from edgellm.store.places import data_dir
 from edgellm.store.retention import expired, oldest
 from edgellm.store.state import private_folder
 

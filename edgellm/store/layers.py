@@ -23,11 +23,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from edgellm.errors import InvalidOption, LayersMissing, LayersRefused, StoreBusy
+from edgellm.places import cache_dir
 from edgellm.store.in_use import kept_in_use, remove_unused
 from edgellm.store.made import MadePieces
 from edgellm.store.owners import OWN, Owners
 from edgellm.store.partial import Partial, told
-from edgellm.store.places import cache_dir
 from edgellm.store.recipe import Piece, Recipe, cut_piece, recipe_of
 from edgellm.store.room import Stored, partial_name, stored, to_go
 from edgellm.store.state import private_folder

@@ -19,8 +19,8 @@ from typing import Any
 from edgellm.engine import check_cuttable, check_gguf, cut_bytes
 from edgellm.engine.gguf import MAX_LAYERS
 from edgellm.errors import InvalidOption, LayersRefused, StateDamaged
+from edgellm.places import cache_dir
 from edgellm.store.fingerprint import QUICK, fingerprint
-from edgellm.store.places import cache_dir
 from edgellm.store.state import read_json, write_state
 
 NAME_MOST = 200  # characters

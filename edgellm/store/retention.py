@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from edgellm.errors import InvalidOption, StateDamaged
-from edgellm.store.places import data_dir
+from edgellm.places import data_dir
 from edgellm.store.state import read_plain, write_state
 
 VARIABLE = "EDGELLM_HISTORY_KEEP"

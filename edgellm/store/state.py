@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from edgellm.errors import EdgeError, StateDamaged
-from edgellm.store.places import cache_dir, data_dir, state_dir
+from edgellm.places import cache_dir, data_dir, state_dir
 
 MOST_BYTES = 64 * 2**20
 NOT_BLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -172,7 +172,7 @@ def close_to_others() -> None:
                     path.chmod(mode & 0o700)
 
 
-def typed(kind: type[_T], found: Mapping[str, Any]) -> _T:
+def from_json(kind: type[_T], found: Mapping[str, Any]) -> _T:
     """Return a dataclass of JSON: every field is there, or has a default, and is of the type that it is declared as.
 
     Lists become tuples; whole numbers may stand for floats. NaN and infinity are refused.
@@ -180,11 +180,11 @@ def typed(kind: type[_T], found: Mapping[str, Any]) -> _T:
     Raises:
         TypeError, ValueError, LookupError: a field is missing, strange or of another type; says which.
     """
-    return kind(**typed_fields(kind, found))
+    return kind(**fields_from_json(kind, found))
 
 
-def typed_fields(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a dataclass that are in JSON, each checked. Raises as `typed` does; one may be missing."""
+def fields_from_json(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a dataclass that are in JSON, each checked; one may be missing. Raises as `from_json`."""
     hints = get_type_hints(kind)
     if strange := set(found) - {one.name for one in fields(kind) if one.init}:
         raise LookupError(f"it has a field {min(strange)!r}")
@@ -198,7 +198,7 @@ def _as(hint: Any, value: Any, name: str) -> Any:
     if origin is dict and isinstance(value, dict):
         return {key: _as(inner[1], one, name) for key, one in value.items()}
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
-        return typed(hint, value)
+        return from_json(hint, value)
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         if not abs(number := float(value)) < float("inf"):
             raise ValueError(f"{name} is {value}")

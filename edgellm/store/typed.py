@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgellm.errors import HistoryUnusable, StateDamaged
+from edgellm.places import state_dir
 from edgellm.store.history import History
-from edgellm.store.places import state_dir
 from edgellm.store.state import read_plain
 
 _TAKEN_OVER = 1000  # lines

@@ -17,10 +17,10 @@ from edgellm.api.kept import LOGS_MOST, Kept, expire, forget, kept
 from edgellm.api.profiles import keep_profile
 from edgellm.cli.entry import run
 from edgellm.errors import HistoryUnusable
+from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.spec.profile import Profile
 from edgellm.store import History, fingerprint
 from edgellm.store.conversations import Conversation, Conversations
-from edgellm.store.places import cache_dir, data_dir, state_dir
 from edgellm.store.retention import set_max_age
 from edgellm.store.state import write_state
 from edgellm.store.typed import old_lines, take_over, typed_lines

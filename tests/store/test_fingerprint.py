@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from edgellm.places import cache_dir, data_dir
 from edgellm.store.fingerprint import fingerprint
-from edgellm.store.places import cache_dir, data_dir
 
 
 @pytest.fixture(autouse=True)

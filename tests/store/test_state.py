@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from edgellm.errors import StateDamaged
-from edgellm.store.places import cache_dir, data_dir, state_dir
+from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.store.state import (
     close_to_others,
+    from_json,
     private_folder,
     read_json,
     read_json_lines,
     read_plain,
     read_toml,
     set_aside,
-    typed,
     write_state,
 )
 
@@ -131,11 +131,11 @@ def test_what_was_open_to_others_is_closed(own_home: Path, tmp_path: Path) -> No
 
 
 def test_a_record_is_of_the_types_that_it_declares() -> None:
-    assert typed(Kind, json.loads('{"name": "a", "size": 1, "rates": [1, 2.5]}')) == Kind("a", 1, (1.0, 2.5))
+    assert from_json(Kind, json.loads('{"name": "a", "size": 1, "rates": [1, 2.5]}')) == Kind("a", 1, (1.0, 2.5))
     for wrong in (
         {"name": 1, "size": 1}, {"name": "a", "size": True}, {"name": "a", "size": 1.0}, {"name": "a", "size": None},
         {"name": "a", "size": 1, "rates": [float("nan")]}, {"name": "a", "size": 1, "rates": ["1"]},
         {"name": "a", "size": 1, "rates": 1}, {"name": "a"}, {"name": "a", "size": 1, "more": 1},
     ):  # fmt: skip
         with pytest.raises((TypeError, ValueError, LookupError)):
-            typed(Kind, wrong)
+            from_json(Kind, wrong)

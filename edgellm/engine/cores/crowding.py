@@ -23,10 +23,8 @@ DELAYED = 0.1
 _WINDOW = 20_000_000  # nanoseconds that are judged together: to ask for the processor time takes some microseconds
 _MOSTLY = 0.5  # of which so great a share was computed
 _AGAIN = 100_000_000  # nanoseconds after which fewer threads are thought over
-_FIRST, _LONGEST = (
-    1_000_000_000,
-    60_000_000_000,
-)  # nanoseconds until all are tried where the system says there is no room
+_FIRST, _LONGEST = 1_000_000_000, 60_000_000_000
+"""Nanoseconds until all threads are tried again where the system says there is no room."""
 _COST = 20  # times as long as the last try took, at least
 OVERRUN = 2
 """Running threads for each processor, from which on one thread computes without a try."""

@@ -14,18 +14,16 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TypeAlias, cast
+from typing import IO, cast
 
 import numpy as np
 import psutil
 
 import edgellm
+from edgellm.engine.stop import ShouldStop
 from edgellm.engine.tokenizing.child import READY, REPLY, REQUEST
 from edgellm.engine.types import Ids
 from edgellm.errors import EngineFailed, Stopped, TextRefused
-
-Wanted: TypeAlias = Callable[[], bool]
-"""Whether the caller has given up."""
 
 SECONDS = 1.0  # of the processor, whatever the text
 BYTES_A_SECOND = 250_000  # more of it: a third of the slowest rate measured of a text that works
@@ -62,7 +60,7 @@ class TokenizerProcess:
         """Whether it can be given a text."""
         return self._process.poll() is None
 
-    def tokenize(self, data: bytes, special: bool, stopped: Wanted) -> Ids:
+    def tokenize(self, data: bytes, special: bool, stopped: ShouldStop) -> Ids:
         """Return the ids of a text in UTF-8, shape (n,).
 
         Raises:
@@ -89,7 +87,7 @@ class TokenizerProcess:
         self._end()
 
     def _exchange(
-        self, request: bytes, read: Callable[[IO[bytes]], object], allowed: float, stopped: Wanted, what: str
+        self, request: bytes, read: Callable[[IO[bytes]], object], allowed: float, stopped: ShouldStop, what: str
     ) -> object:
         """Write `request` and return what `read` makes of the reply, within `allowed` seconds of the processor."""
         pipes = self._process.stdin, self._process.stdout
@@ -162,7 +160,7 @@ class TokenizerProcesses:
         self._closed = False
         self._lock = threading.Lock()
 
-    def tokenize(self, data: bytes, special: bool, stopped: Wanted) -> Ids:
+    def tokenize(self, data: bytes, special: bool, stopped: ShouldStop) -> Ids:
         """Return the ids of a text in UTF-8, shape (n,). Raises what `TokenizerProcess.tokenize` raises."""
         with self._lock:
             process, self._kept = self._kept, None
@@ -176,7 +174,7 @@ class TokenizerProcesses:
         except BrokenPipeError:
             raise EngineFailed("The process that tokenises ended at once.", "Run it again.") from None
 
-    def _use(self, process: TokenizerProcess, data: bytes, special: bool, stopped: Wanted) -> Ids:
+    def _use(self, process: TokenizerProcess, data: bytes, special: bool, stopped: ShouldStop) -> Ids:
         try:
             ids = process.tokenize(data, special, stopped)
         except BaseException:

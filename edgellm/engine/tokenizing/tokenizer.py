@@ -11,22 +11,20 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from edgellm.engine import native
 from edgellm.engine.native import lib
+from edgellm.engine.stop import ShouldStop, never
 from edgellm.engine.tokenizing.processes import TokenizerProcesses
 from edgellm.engine.tokenizing.slicing import Slicer, Special
 from edgellm.engine.types import Ids
 from edgellm.errors import EngineFailed, ModelUnsupported, PromptTooLong, Stopped
 
-Wanted: TypeAlias = Callable[[], bool]
-"""Whether the caller has given up."""
-
 _LIKELY = 4  # bytes of a token in ordinary text: a text with more of them for each token may be too long
+_UNKNOWN = 4  # bytes at most of an unknown character, which is one token
 _TAKES_SPACE = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP
 _CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
 _SPECIAL = _CONTROL | lib.LLAMA_TOKEN_ATTR_USER_DEFINED
@@ -47,11 +45,6 @@ attributes = native.at_once(lib.llama_vocab_get_attr, ctypes.c_int, ctypes.c_voi
 _text = native.at_once(lib.llama_vocab_get_text, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int32)
 
 
-def never() -> bool:
-    """Nobody gives up."""
-    return False
-
-
 class VocabTokenizer:
     """The tokenizer of one loaded vocabulary."""
 
@@ -64,7 +57,7 @@ class VocabTokenizer:
         self._slicer = Slicer(kind, pre, partial(_specials, vocab))
         self._processes = TokenizerProcesses(path, lib.llama_vocab_n_tokens(vocab))
 
-    def encode(self, text: str, *, special: bool = False, most: int | None = None, stopped: Wanted = never) -> Ids:
+    def encode(self, text: str, *, special: bool = False, most: int | None = None, stopped: ShouldStop = never) -> Ids:
         """Return the ids of `text`, shape (n,), without BOS or EOS. `special`: control tokens in it are parsed as such.
 
         Raises:
@@ -130,9 +123,7 @@ class VocabTokenizer:
             if len(piece) == 1:
                 alone.add(piece[0])
             if new := waiting.intersection(piece):
-                shares[list(new)] = 1.0 / max(
-                    4, len(piece)
-                )  # an unknown character is one token, and four bytes at most
+                shares[list(new)] = 1.0 / max(_UNKNOWN, len(piece))
                 waiting -= new
         shares[list(set(range(256)) - alone)] = 0.0
         shares[list(_ESCAPED_SPACE)] = 0.0
