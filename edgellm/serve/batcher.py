@@ -319,16 +319,17 @@ class Batcher:
             job.accepted += accepted
             if chunk.retrieved:
                 job.plausible += plausible(chunk, logits, accepted)
-        stands = chunk.ids[:accepted]
         more = accepted == drafted and len(rest) > 0
         if not more:
-            stands = np.append(stands, np.int32(token))
             job.tokens.append(token)
+        goes_on = more or (len(job.tokens) <= request.extra and not self._is_eog(token))
+        if goes_on or request.logprobs is not None:
+            stands = chunk.ids[:accepted] if more else np.append(chunk.ids[:accepted], np.int32(token))
         if request.logprobs is not None and len(stands):
             job.logprobs.extend(logprobs(known(logits, len(stands)), stands, request.logprobs))
         job.done = len(job.ids) + accepted - more  # the last token is decoded again: its row judges the next one
         self._context.rollback(job.done, job.slot)
-        if more or (len(job.tokens) <= request.extra and not self._is_eog(token)):
+        if goes_on:
             job.ids = np.concatenate((job.ids, stands))
             job.chunk = rest if more else _NOTHING
             self._want(job, self._totals["prefills"])
