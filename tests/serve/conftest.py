@@ -11,6 +11,7 @@ import pytest
 
 from edgellm.engine import Context, Model, check_gguf
 from edgellm.link.address import Address
+from edgellm.serve.connection import Timing
 from edgellm.serve.remote import RemoteVerifier
 from edgellm.serve.server import VerifierServer
 from edgellm.spec.local import LocalVerifier
@@ -22,6 +23,7 @@ __all__ = ["guest", "host"]
 
 ANYWHERE = Address("127.0.0.1", 0)
 POSITIONS = 512
+PATIENT = Timing(least=600.0, silent_beats=2400)  # what a busy machine delays is not lost
 
 Alone = Callable[[Ids, int], list[int]]
 
@@ -69,7 +71,7 @@ def server(exact: Model) -> Iterator[VerifierServer]:
 
 @pytest.fixture
 def remote(server: VerifierServer) -> Iterator[RemoteVerifier]:
-    verifier = RemoteVerifier(server.address, server.model.vocabulary)
+    verifier = RemoteVerifier(server.address, server.model.vocabulary, timing=PATIENT)
     yield verifier
     verifier.close()
 

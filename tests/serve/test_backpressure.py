@@ -20,7 +20,7 @@ from edgellm.serve.server import VerifierServer
 from edgellm.serve.service import Happened, ServerEvent
 from edgellm.serve.wire import write_open
 from edgellm.spec.records import GREEDY, Chunk, Ids
-from tests.serve.conftest import ANYWHERE, POSITIONS, Alone
+from tests.serve.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 from tests.serve.test_service import Device, verify
 
 
@@ -73,7 +73,7 @@ def test_a_device_that_does_not_read_is_dropped_and_nobody_else_notices(
         grpc.insecure_channel(str(server.address), options=narrow) as channel,
     ):
         deaf = Deaf(channel, write_open(GREEDY, exact.vocabulary.fingerprint).SerializeToString())
-        remote = RemoteVerifier(server.address, exact.vocabulary)
+        remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
         session = remote.open(GREEDY)
         assert session.submit(prompt, Chunk(), extra=3).result().tokens.tolist() == alone(prompt, 4)
         assert "has not read its stream for 0.3 seconds" in eventually(Happened.REFUSED, events)
@@ -126,7 +126,7 @@ def test_a_full_verifier_tells_how_long_it_will_be_busy(
 
 def test_the_real_estimate_grows_with_the_queue(exact: Model, prompt: Ids) -> None:
     with VerifierServer(exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1) as server:
-        remote = RemoteVerifier(server.address, exact.vocabulary)
+        remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
         batcher = server._batcher
         remote.open(GREEDY).submit(prompt, Chunk(), extra=20).result()
         assert batcher.wait_seconds() == 0.0
@@ -148,8 +148,8 @@ def test_a_device_goes_on_alone_and_asks_again_after_the_time_it_was_told(
     monkeypatch.setattr("edgellm.serve.batcher.Batcher.wait_seconds", lambda _self: 0.4)
     long = np.concatenate([prompt] * 8)
     with VerifierServer(exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1, max_waiting=1) as server:
-        remote = RemoteVerifier(server.address, exact.vocabulary)
-        other = RemoteVerifier(server.address, exact.vocabulary)
+        remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
+        other = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
         session = remote.open(GREEDY)
         token = session.submit(long, Chunk()).result().tokens
         blocking = other.open(GREEDY).submit(prompt, Chunk(), extra=300)
@@ -175,7 +175,7 @@ def test_more_sessions_than_rows_of_a_batch(exact: Model, prompt: Ids, alone: Al
     """Whatever the scheduler may put together, llama.cpp wants room for one row of every sequence, and a chunk fits."""
     limits = Limits(rows=2)
     with VerifierServer(exact, ANYWHERE, sessions=4, context=POSITIONS, threads=1, limits=limits) as server:
-        remote = RemoteVerifier(server.address, exact.vocabulary)
+        remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
         verdict = remote.open(GREEDY).submit(prompt, Chunk(ids=np.array(alone(prompt, 8), dtype=np.int32))).result()
         assert verdict.accepted == 8
         remote.close()

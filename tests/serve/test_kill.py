@@ -14,7 +14,7 @@ from edgellm.engine import Model
 from edgellm.serve.remote import RemoteVerifier
 from edgellm.serve.server import VerifierServer
 from edgellm.spec.records import Ids, Sampling, Source
-from tests.serve.conftest import ANYWHERE
+from tests.serve.conftest import ANYWHERE, PATIENT
 
 
 @pytest.mark.slow
@@ -40,7 +40,7 @@ def draft(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def reply(draft: Model, exact: Model, prompt: Ids) -> Written:
     with VerifierServer(exact, ANYWHERE, sessions=1, threads=1) as server:
-        remote = RemoteVerifier(server.address, draft.vocabulary)
+        remote = RemoteVerifier(server.address, draft.vocabulary, timing=PATIENT)
         written = Device(draft, remote).write(prompt)
         remote.close()
     return written
@@ -70,7 +70,7 @@ def test_the_judge_finds_what_is_lost_repeated_or_wrongly_marked(reply: Written,
 
 def test_the_judge_replays_what_was_drawn(draft: Model, exact: Model, prompt: Ids) -> None:
     with VerifierServer(exact, ANYWHERE, sessions=1, threads=1) as server:
-        remote = RemoteVerifier(server.address, draft.vocabulary)
+        remote = RemoteVerifier(server.address, draft.vocabulary, timing=PATIENT)
         drawn = Device(draft, remote).write(prompt, sampling=Sampling(0.8, seed=5))
         remote.close()
     judge = Judge(draft, exact)

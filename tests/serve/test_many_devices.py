@@ -16,7 +16,7 @@ from edgellm.spec.gates import AlwaysGate
 from edgellm.spec.loop import Limits, generate
 from edgellm.spec.records import GREEDY, Ids, Sampling, Token
 from edgellm.spec.stats import Stats
-from tests.serve.conftest import ANYWHERE, POSITIONS, Alone
+from tests.serve.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 
 DEVICES, SLOTS, TOKENS = 8, 4, 16
 
@@ -60,7 +60,10 @@ def test_every_reply_is_the_verifiers_own(
         VerifierServer(exact, ANYWHERE, sessions=SLOTS, context=POSITIONS, threads=1) as server,
         ThreadPoolExecutor(DEVICES) as pool,
     ):
-        remotes = [RemoteVerifier(server.address, draft.vocabulary) for _ in range(1 if shared_connection else DEVICES)]
+        remotes = [
+            RemoteVerifier(server.address, draft.vocabulary, timing=PATIENT)
+            for _ in range(1 if shared_connection else DEVICES)
+        ]
         replies = [
             pool.submit(reply, draft, remotes[i % len(remotes)], prompt, GREEDY) for i, prompt in enumerate(prompts)
         ]
@@ -83,7 +86,7 @@ def test_a_seed_gives_the_same_reply_in_company_and_alone(
         VerifierServer(exact, ANYWHERE, sessions=SLOTS, context=POSITIONS, threads=1) as server,
         ThreadPoolExecutor(DEVICES) as pool,
     ):
-        remote = RemoteVerifier(server.address, draft.vocabulary)
+        remote = RemoteVerifier(server.address, draft.vocabulary, timing=PATIENT)
         together = list(pool.map(lambda prompt: reply(draft, remote, prompt, sampling), prompts))
         one_by_one = [reply(draft, remote, prompt, sampling) for prompt in prompts]
         remote.close()

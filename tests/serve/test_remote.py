@@ -13,7 +13,7 @@ from edgellm.spec.local import LocalVerifier
 from edgellm.spec.protocols import VerifierSession
 from edgellm.spec.records import GREEDY, Chunk, Distribution, Ids, Sampling, Verdict
 from edgellm.spec.sampling import Purpose, draw, rounded, uniforms
-from tests.serve.conftest import ANYWHERE, POSITIONS, Alone
+from tests.serve.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 
 
 def write(session: VerifierSession, prompt: Ids, rounds: int, rng: np.random.Generator, n_vocab: int) -> list[Verdict]:
@@ -151,7 +151,7 @@ def test_close_abandons_what_is_in_flight(remote: RemoteVerifier, prompt: Ids) -
 
 
 def test_a_closed_connection_loses_everything_in_flight(server: VerifierServer, prompt: Ids) -> None:
-    verifier = RemoteVerifier(server.address, server.model.vocabulary)
+    verifier = RemoteVerifier(server.address, server.model.vocabulary, timing=PATIENT)
     session = verifier.open(GREEDY)
     pending = session.submit(np.concatenate([prompt] * 8), Chunk(), extra=200)
     verifier.close()
@@ -214,7 +214,7 @@ def test_connections_and_servers_come_and_go_without_a_trace(
     """gRPC's poller calls into every loop that it has known; of those that have ended, asyncio complains."""
     for _ in range(4):
         with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1) as short:
-            lines = [RemoteVerifier(short.address, exact.vocabulary) for _ in range(2)]
+            lines = [RemoteVerifier(short.address, exact.vocabulary, timing=PATIENT) for _ in range(2)]
             for line in lines:
                 session = line.open(GREEDY)
                 session.submit(prompt, Chunk()).result()

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -18,16 +19,15 @@ import pytest
 from edgellm.engine import Model
 from edgellm.errors import EngineFailed, InvalidOption, ModelNotFound, PairingRequired, PortTaken, VerifierLost
 from edgellm.link.address import Address
-from edgellm.serve.connection import Timing
 from edgellm.serve.remote import RemoteVerifier
 from edgellm.serve.server import VerifierServer, serve_verifier
 from edgellm.serve.service import Happened, ServerEvent
 from edgellm.serve.wire import write_open
 from edgellm.spec.records import GREEDY, Chunk, Ids
-from tests.serve.conftest import ANYWHERE, POSITIONS, Alone
+from tests.serve.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 from tests.serve.test_service import Device, verify
 
-NEVER = Timing(retry=60.0, retry_most=60.0)
+NEVER = replace(PATIENT, retry=60.0, retry_most=60.0)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_nothing_new_is_taken_while_stopping(own: VerifierServer, events: list[S
 def test_the_same_port_can_be_served_again_at_once(exact: Model, prompt: Ids) -> None:
     with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1) as first:
         address = first.address
-        remote = RemoteVerifier(address, exact.vocabulary, timing=Timing(retry=0.02, retry_most=0.05))
+        remote = RemoteVerifier(address, exact.vocabulary, timing=replace(PATIENT, retry=0.02, retry_most=0.05))
         session = remote.open(GREEDY)
         before = session.submit(prompt, Chunk()).result()
     with VerifierServer(exact, address, sessions=1, context=POSITIONS, threads=1):
@@ -174,7 +174,7 @@ def test_sizes_that_cannot_be_meant(exact: Model, wrong: dict[str, int]) -> None
 
 def test_more_requests_than_may_wait_are_answered_busy(exact: Model, prompt: Ids) -> None:
     with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1, max_waiting=1) as server:
-        remote = RemoteVerifier(server.address, exact.vocabulary)
+        remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
         first, second = remote.open(GREEDY), remote.open(GREEDY)
         pending = first.submit(prompt, Chunk(), extra=200)
         while not server.counters.batches > 3:
@@ -189,7 +189,7 @@ def test_more_requests_than_may_wait_are_answered_busy(exact: Model, prompt: Ids
 def test_events_tell_what_happened_and_never_what_was_said(
     own: VerifierServer, events: list[ServerEvent], exact: Model, prompt: Ids
 ) -> None:
-    remote = RemoteVerifier(own.address, exact.vocabulary)
+    remote = RemoteVerifier(own.address, exact.vocabulary, timing=PATIENT)
     session = remote.open(GREEDY)
     session.submit(prompt, Chunk()).result()
     session.close()
@@ -207,7 +207,7 @@ def test_events_tell_what_happened_and_never_what_was_said(
 def test_an_engine_that_fails_costs_one_round(
     own: VerifierServer, prompt: Ids, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remote = RemoteVerifier(own.address, own.model.vocabulary, timing=Timing(retry=0.01))
+    remote = RemoteVerifier(own.address, own.model.vocabulary, timing=replace(PATIENT, retry=0.01))
     session = remote.open(GREEDY)
 
     def broken(*_args: object, **_more: object) -> None:

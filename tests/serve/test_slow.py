@@ -16,7 +16,7 @@ from edgellm.link.channel import COMPARE_VOCABULARY, MAX_MESSAGE, SESSION
 from edgellm.serve.remote import RemoteVerifier
 from edgellm.serve.server import VerifierServer
 from edgellm.spec.records import GREEDY, Chunk, Ids
-from tests.serve.conftest import ANYWHERE, POSITIONS, Alone
+from tests.serve.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 from tests.serve.raw import PREFACE, Raw
 
 LIMIT = 128 * 2**20  # bytes
@@ -86,7 +86,7 @@ def test_who_never_finishes_the_first_word_is_hung_up_on(
         silent = [stack.enter_context(Raw(server.address)) for _ in range(20)]
         for one in silent[::2]:
             one.socket.sendall(PREFACE[:5])
-        remote = RemoteVerifier(server.address, exact.vocabulary)
+        remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
         assert remote.open(GREEDY).submit(prompt, Chunk()).result().tokens.tolist() == alone(prompt, 1)
         remote.close()
         for one in silent:

@@ -81,6 +81,17 @@ async function answered(response) {
   return false;
 }
 
+// Draws once before the next frame, however often it is asked: a layout per token is too much for a slow machine.
+function oncePerFrame(draw) {
+  let frame = 0;
+  const now = () => {
+    cancelAnimationFrame(frame);
+    frame = 0;
+    draw();
+  };
+  return { now, soon: () => (frame ||= requestAnimationFrame(now)) };
+}
+
 // Writes one reply. Returns its text as far as it came.
 async function reply(body, signal) {
   const response = await fetch("/v1/chat/completions", {
@@ -91,13 +102,20 @@ async function reply(body, signal) {
   const box = add(made("div", "reply writing"));
   const words = box.appendChild(made("div", "words"));
   const said = box.appendChild(made("p", "said"));
-  const counts = {};
-  let text = "", began = 0, tokens = 0;
+  const counts = {}, fresh = document.createDocumentFragment();
+  let text = "", began = 0, tokens = 0, rate = "";
+  const view = oncePerFrame(() => {
+    if (!box.isConnected) return; // another conversation has begun
+    const follows = isAtEnd();
+    words.append(fresh);
+    at("speed").textContent = rate;
+    showLegend(counts);
+    if (follows) toEnd();
+  });
   try {
     for await (const event of events(response.body)) {
       if (event.error) throw new Error(event.error.message);
       const ours = event.edgellm ?? {};
-      const follows = isAtEnd();
       if (ours.notice) add(made("p", "notice", ours.notice));
       for (const token of ours.tokens ?? []) {
         began ||= performance.now();
@@ -105,22 +123,22 @@ async function reply(body, signal) {
         counts[token.source] = (counts[token.source] ?? 0) + 1;
         const span = made("span", token.source, token.text);
         span.title = hover(token);
-        words.append(span);
+        fresh.append(span);
         text += token.text;
       }
       const seconds = (performance.now() - began) / 1000;
-      if (tokens > 1 && seconds > 0) at("speed").textContent = `${((tokens - 1) / seconds).toFixed(1)} tokens/s`;
-      showLegend(counts);
+      if (tokens > 1 && seconds > 0) rate = `${((tokens - 1) / seconds).toFixed(1)} tokens/s`;
       if (event.timings) {
         said.textContent = showFigures(event.timings, ours.summary);
-        at("speed").textContent = "";
+        rate = "";
       }
-      if (follows) toEnd();
+      view.soon();
     }
   } catch (error) {
     if (error.name === "AbortError") said.textContent = "stopped";
     else problem(error.message === "network error" ? "The server is gone in the middle of the reply." : error.message);
   } finally {
+    view.now();
     box.classList.remove("writing");
   }
   return text;
