@@ -7,13 +7,15 @@ a test compares them. Figures that differ from run to run (times, speeds, probab
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -38,6 +40,18 @@ PAGES = tuple(
 _BLOCK = re.compile(r"(<!-- \$ (?P<command>.+?) -->\n```\w*\n)(?:.*?\n)??(```\n<!-- end -->)", re.DOTALL)
 _SUITE = re.compile(r"python -m (bench\.\w+) (--show.*)")
 _SLOW = re.compile(r"^loading \S+\n", re.MULTILINE)  # said only where a model takes long
+_HELP = """
+import io, json, sys
+from contextlib import redirect_stdout
+from edgellm.cli.entry import run
+
+pages = []
+for words in json.loads(sys.argv[1]):
+    with redirect_stdout(io.StringIO()) as page:
+        assert run(words) == 0, words
+    pages.append(page.getvalue())
+print(json.dumps(pages))
+"""
 _VARIES = (
     (re.compile(r"\d[\d,.]* tokens/s"), "N tokens/s"),
     (re.compile(r"first after \d+ ms"), "first after N ms"),
@@ -63,39 +77,61 @@ _VARIES = (
 
 def main() -> int:
     """Renews every page; one whose figures alone have changed is left as it is."""
-    for page in PAGES:
-        old = page.read_text(encoding="utf-8")
-        new = renewed(old)
-        if comparable(new) != comparable(old):
-            page.write_text(new, encoding="utf-8")
-            print(f"renewed {page.relative_to(ROOT)}")
+    with _home() as environment:
+        for page in PAGES:
+            old = page.read_text(encoding="utf-8")
+            new = renewed(old, environment)
+            if comparable(new) != comparable(old):
+                page.write_text(new, encoding="utf-8")
+                print(f"renewed {page.relative_to(ROOT)}")
     return 0
 
 
 def stale() -> list[str]:
     """The pages whose blocks are not what the commands print now."""
-    texts = ((page, page.read_text(encoding="utf-8")) for page in PAGES)
-    return [page.name for page, text in texts if comparable(renewed(text)) != comparable(text)]
+    with _home() as environment:
+        texts = ((page, page.read_text(encoding="utf-8")) for page in PAGES)
+        return [page.name for page, text in texts if comparable(renewed(text, environment)) != comparable(text)]
 
 
-def renewed(text: str) -> str:
+def renewed(text: str, environment: dict[str, str]) -> str:
     """`text` with the output of every command in it as it is now."""
+    helps = [found["command"] for found in _BLOCK.finditer(text) if found["command"].endswith("--help")]
+    pages = dict(zip(helps, _help_pages(helps, environment), strict=True)) if helps else {}
+    return _BLOCK.sub(partial(_block, environment=environment, pages=pages), text)
+
+
+@contextmanager
+def _home() -> Iterator[dict[str, str]]:
+    """The environment of a user whose home is empty, and for whom `edgellm` and `python` are this program's."""
     with tempfile.TemporaryDirectory() as folder:
         for name, words in (("edgellm", " -m edgellm"), ("python", "")):
             shim = Path(folder) / name
             shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{words} "$@"\n', encoding="utf-8")
             shim.chmod(0o755)
-        return _BLOCK.sub(partial(_block, home=folder), text)
+        yield _environment(folder)
 
 
-def _block(found: re.Match[str], home: str) -> str:
-    return f"{found[1]}{output(found['command'], home)}\n{found[3]}"
+def _block(found: re.Match[str], environment: dict[str, str], pages: dict[str, str]) -> str:
+    command = found["command"]
+    shown = _trimmed(pages[command]) if command in pages else f"$ {command}\n{output(command, environment)}"
+    return f"{found[1]}{shown}\n{found[3]}"
 
 
-def output(command: str, home: str) -> str:
-    """What a user with an empty home sees; a help page without the prompt that asks for it."""
+def output(command: str, environment: dict[str, str]) -> str:
+    """What `command` prints, on both streams."""
+    suite = _SUITE.fullmatch(command)
+    return _trimmed(_results(*suite.groups()) if suite else _said(command, environment))
+
+
+def _trimmed(said: str) -> str:
+    lines = "\n".join(line.rstrip() for line in _SLOW.sub("", said).strip("\n").splitlines())
+    return lines.strip("\n")
+
+
+def _environment(home: str) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("EDGELLM_", "HF_"))}
-    environment |= {
+    return environment | {
         "PATH": f"{home}{os.pathsep}{environment['PATH']}",
         "EDGELLM_HOME": home,
         "HF_HOME": home,
@@ -103,10 +139,16 @@ def output(command: str, home: str) -> str:
         "NO_COLOR": "1",
         "LC_ALL": "C.UTF-8",
     }
-    said = _results(*found.groups()) if (found := _SUITE.fullmatch(command)) else _said(command, environment)
-    shown = _SLOW.sub("", said).strip("\n")
-    lines = "\n".join(line.rstrip() for line in shown.splitlines()).strip("\n")
-    return lines if command.endswith("--help") else f"$ {command}\n{lines}"
+
+
+def _help_pages(commands: Sequence[str], environment: dict[str, str]) -> list[str]:
+    """The help pages of `edgellm` command lines; two dozen of them would each start a Python of their own."""
+    lines = json.dumps([shlex.split(command)[1:] for command in commands])
+    done = subprocess.run(
+        [sys.executable, "-c", _HELP, lines], capture_output=True, text=True, cwd=ROOT, env=environment, check=True
+    )
+    pages: list[str] = json.loads(done.stdout)
+    return pages
 
 
 def _said(command: str, environment: dict[str, str]) -> str:

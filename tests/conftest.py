@@ -11,6 +11,8 @@ from edgellm.api import Pair
 from edgellm.engine import Head, Model, to_f32
 from edgellm.spec.curve import CostCurve
 from tests.decodes import Watched, watch_decodes
+from tests.once import once
+from tests.spec.real import case
 
 MODELS = Path(__file__).parent.parent / "models"
 
@@ -43,6 +45,17 @@ def f32_pair(draft_path: Path, verifier_path: Path, tmp_path_factory: pytest.Tem
     for source, copy in zip((draft_path, verifier_path), copies, strict=True):
         to_f32(source, copy)
     return copies
+
+
+@pytest.fixture(scope="session")
+def profile_path(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A profile of the f32 pair, in a file of its own."""
+
+    def make(folder: Path) -> None:
+        with Pair.open(*f32_pair, threads=1) as pair:
+            pair.profile([case(number) for number in range(24)], max_tokens=40).save(folder / "profile.json")
+
+    return once(tmp_path_factory, "profile", make) / "profile.json"
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.api import Pair
 from edgellm.engine import Message, Model
 from edgellm.link.address import Address
 from edgellm.serve.server import VerifierServer
@@ -33,15 +32,6 @@ def prompt_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for messages in prompts(PROFILED, 1)
     ]
     path.write_text("\n".join(rows), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="session")
-def profile_path(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A profile of the f32 pair, in a file of its own."""
-    path = tmp_path_factory.mktemp("profile") / "profile.json"
-    with Pair.open(*f32_pair, threads=1) as pair:
-        pair.profile(prompts(PROFILED, 3), max_tokens=40).save(path)
     return path
 
 

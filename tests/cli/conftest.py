@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from edgellm.cli.entry import run
 from edgellm.engine import blocks as timing
 from edgellm.link import flow
+from tests.once import once
 from tests.store.hub import cache, hub
 
 __all__ = ["cache", "edge", "hub"]
@@ -44,9 +46,23 @@ class Piped(io.TextIOWrapper):
         super().__init__(io.BytesIO(data), encoding="utf-8")
 
 
+@pytest.fixture(scope="session")
+def curves(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home in which the cost curves of the bundled pair are known."""
+
+    def make(home: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("EDGELLM_HOME", str(home))
+            patch.setattr(sys, "stdin", Piped(b""))
+            assert run(("chat", "Hello", "--max-tokens", "2", "--no-history")) == 0
+
+    return once(tmp_path_factory, "curves", make) / "cache" / "curves"
+
+
 @pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the user's own is read or written."""
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, curves: Path) -> None:
+    """Nothing of the user's own is read or written. What decodes cost is known; only a few tests are about that."""
+    copytree(curves, tmp_path / "home" / "cache" / "curves")
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TERM", "xterm")
     for name in ("EDGELLM_DRAFT", "EDGELLM_VERIFIER", "NO_COLOR", "FORCE_COLOR", "HF_TOKEN"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -13,6 +14,11 @@ from edgellm.store import History
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]
+
+
+@pytest.fixture(autouse=True)
+def _empty_home(_alone: None, tmp_path: Path) -> None:
+    rmtree(tmp_path / "home")
 
 
 @pytest.fixture

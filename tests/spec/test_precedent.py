@@ -16,6 +16,7 @@ from edgellm.spec.ahead import joined, part
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.drafting import Drafting
 from edgellm.spec.precedent import MATCHED, Precedents, Seen, differed, hesitation
+from edgellm.spec.profile import Profile
 from edgellm.spec.records import GREEDY, Chunk, Explanation, Precedent, Sampling, Verdict
 from edgellm.spec.retrieval.sources import Context as Text
 from edgellm.spec.signals import NAMES, signals
@@ -123,11 +124,9 @@ def test_it_hesitates_as_long_as_the_context_knows_better() -> None:
 
 
 @pytest.fixture(scope="module")
-def budgeted(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
-    with Pair.open(*f32_pair, threads=1) as pair:
-        prompts = [case(number) for number in range(24)]
-        profile = pair.profile(prompts, gamma=2)
-        assert profile.hesitates > 0.0
+def budgeted(f32_pair: tuple[Path, Path], profile_path: Path) -> Iterator[Pair]:
+    assert Profile.load(profile_path).hesitates > 0.0
+    with Pair.open(*f32_pair, profile=profile_path, threads=1) as pair:
         yield pair
 
 
