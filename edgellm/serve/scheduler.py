@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
@@ -102,12 +102,14 @@ def next_batch(
     else:  # whoever is first in line: requests of others that have waited for longer are none of a device's concern
         hurry = any(want.unseen <= step for want in islice(wants, 1))
     if prefill and not hurry:
-        pieces = [Share(want.session, step, 0, want.turn) for want in prefill]
+        pieces = (Share(want.session, step, 0, want.turn) for want in prefill)
         return Batch(Kind.PREFILL, _fitting(pieces, min(limits.rows, limits.ahead * min(limits.chunk, step)), budget))
     if verify:
-        whole = [_verification(want, most) for want in verify]
-        alike = [share for share in whole if share.tokens == whole[0].tokens] if limits.even else whole
-        return Batch(Kind.VERIFY, _fitting(alike, limits.rows, budget))
+        whole = (_verification(want, most) for want in verify)
+        if limits.even:
+            first = _verification(verify[0], most).tokens
+            whole = (share for share in whole if share.tokens == first)
+        return Batch(Kind.VERIFY, _fitting(whole, limits.rows, budget))
     return None
 
 
@@ -121,17 +123,21 @@ def _verification(want: Want, most: int | None) -> Share:
     return Share(want.session, want.unseen + drafted, drafted + 1, want.turn)
 
 
-def _fitting(shares: list[Share], rows: int, budget: int | None) -> tuple[Share, ...]:
+def _fitting(shares: Iterable[Share], rows: int, budget: int | None) -> tuple[Share, ...]:
     """As many of `shares` as fit in `rows`, in their order; the first one always. Beyond the first turn they have to
-    fit in `budget` as well, if there is one."""
-    taken, weight = 0, 0
+    fit in `budget` as well, if there is one. Of dozens of requests often only the first few are looked at."""
+    taken: list[Share] = []
+    weight = 0
     for share in shares:
         rows -= share.tokens
-        weight += share.weight
-        if taken and (rows < 0 or (budget is not None and share.turn and weight > budget)):
+        if budget is not None:
+            weight += share.weight
+            if taken and share.turn and weight > budget:
+                break
+        if taken and rows < 0:
             break
-        taken += 1
-    return tuple(shares[:taken])
+        taken.append(share)
+    return tuple(taken)
 
 
 _PORTION = 16  # rows of one request in a batch, where a device asks for several at once beside other devices
