@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import sleep
 from typing import Self
 
 import grpc
@@ -18,6 +19,8 @@ from edgellm.errors import PairingRequired, TrustUnusable
 from edgellm.link.device import DeviceID
 from edgellm.link.identity import Identity
 from edgellm.link.peers import Peer, Peers
+
+_SETTLE = 0.1  # seconds in which connections that have begun are done with the list that will be replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,24 @@ class Trust:
         return peers
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Mutual TLS; the list of those let in is that of the moment of each connection."""
-        return grpc.dynamic_ssl_server_credentials(self._configuration(), self._configuration, True)
+        """Return mutual TLS with whoever is paired at the moment of each connection.
+
+        gRPC asks before each connection, one at a time, and what it is told replaces what it had, which it frees at
+        once: also under connections that have asked already and are about to use it, and that ends the process. So it
+        is told what is new alone, and only after a pause, long beside the microseconds in which they use it.
+        """
+        told = self._roots()
+
+        def news() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal told
+            roots = self._roots()
+            if roots == told:
+                return None
+            sleep(_SETTLE)
+            told = roots
+            return self._configuration(roots)
+
+        return grpc.dynamic_ssl_server_credentials(self._configuration(told), news, True)  # type: ignore[arg-type]
 
     def channel_credentials(self, device: DeviceID | None) -> grpc.ChannelCredentials:
         """Mutual TLS with one paired device, or with any of them, which then must say who it is."""
@@ -58,9 +77,9 @@ class Trust:
             self._roots() if peer is None else peer.certificate.pem, self.identity.key_pem, pem
         )
 
-    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+    def _configuration(self, roots: bytes) -> grpc.ServerCertificateConfiguration:
         own = (self.identity.key_pem, self.identity.certificate.pem)
-        return grpc.ssl_server_certificate_configuration([own], self._roots())
+        return grpc.ssl_server_certificate_configuration([own], roots)
 
     def _roots(self) -> bytes:
         """The paired certificates. This device's own is with them so that a copy of it can be told what it is."""
