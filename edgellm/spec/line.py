@@ -25,7 +25,8 @@ _NO_VERIFIER = Decision(False, "there is no verifier")
 _STARVED = 300.0  # seconds without a verdict that a reply waits, where nobody else can write
 _AGAIN = 10.0  # seconds in which a verifier that was too slow is asked again
 _GLANCE = 0.02  # seconds between two looks whether a busy verifier has time
-_TRIES = 3  # of a verifier that is too slow, where nobody else can write
+_TRIES = 3  # of a verifier that is too slow, where nobody else can write,
+_SILENT = 60.0  # and no new one after so many seconds without a verdict
 _LONGER = 1.5  # a busy verifier may take so much longer than it said, and a second, before it counts as gone
 
 
@@ -108,7 +109,7 @@ class Line:
     def _slow(self, error: VerifierSlow) -> None:
         """No verdict came in time. Where nobody else can write, the verifier is asked again, and waited for longer."""
         self._late += 1
-        if self._alone and self._late < _TRIES:
+        if self._alone and self._late < _TRIES and monotonic() - self._heard < _SILENT:
             self._busy = _AGAIN
             return
         self._lost, self._reason = True, error
