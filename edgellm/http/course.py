@@ -53,7 +53,7 @@ class Course:
 
 
 def _drawn(found: Measured, plan: Way | None) -> dict[str, Any]:
-    told = beside(found.way, plan)
+    told = beside(found.way, plan, found.disproved)
     for stage, did in zip(told["stages"], found.did, strict=True):
         stage["measured"] |= _spans(did, found.way.ttft_s)
     return told

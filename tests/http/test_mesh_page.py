@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from edgellm.api.mesh import Opened, Options, open_mesh
+from edgellm.api.mesh_times import Measured, Replies
+from edgellm.coldstart.plan import Way
 from edgellm.http.course import Course
 from edgellm.http.door import Door
 from edgellm.http.reception import Writer
@@ -18,6 +21,7 @@ from edgellm.mesh.fleet import read_fleet
 from edgellm.mesh.holding import WholeModel
 from edgellm.mesh.shelf import Shelf
 from edgellm.serve.worker import WorkerServer
+from edgellm.spec.records import Summary
 from edgellm.store.layers import LayerStore
 from tests.http.conftest import HOME, QUESTION, Answer, asker, conversation
 from tests.http.test_page import PHONE, browser, needs_browser, page, say, shot
@@ -105,7 +109,15 @@ def test_of_replies_that_share_the_devices_nothing_is_told(door: Door) -> None:
 
 
 @needs_browser
-def test_the_page_draws_both(door: Door, page: Page) -> None:
+def test_the_page_draws_both(door: Door, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = "laptop: computing took 9 s and not 1 s as planned."
+    genuine = Replies.heard
+
+    def heard(replies: Replies, summary: Summary) -> tuple[Measured, Way | None] | None:
+        told = genuine(replies, summary)
+        return None if told is None else (replace(told[0], disproved=(wrong,)), told[1])
+
+    monkeypatch.setattr(Replies, "heard", heard)
     page.goto(door.url)
     expect(page.locator("#state")).to_have_text("ready", timeout=60_000)
     expect(page.locator("#plan-advice")).to_contain_text("Behind the first reply")
@@ -121,7 +133,8 @@ def test_the_page_draws_both(door: Door, page: Page) -> None:
     assert [lanes.count("plan"), lanes.count("run")] == [2, 2]
     kinds = page.locator("#gantt rect").evaluate_all("all => all.map(one => one.getAttribute('class'))")
     assert kinds.count("compute") >= 5  # two devices, planned and measured, and the legend
-    expect(page.locator("#gantt p")).to_have_count(2)
+    expect(page.locator("#gantt p.small")).to_have_count(2)
+    expect(page.locator("#gantt .notice")).to_have_text(wrong)
     expect(page.locator("#devices")).to_contain_text("holds layers")
     page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]

@@ -178,7 +178,8 @@ export function showMesh({ last }) {
     return made("p", "small", `${called(stage.device)}: ${loaded}computed for ${both("compute_s")}, ` +
       `done after ${both("finish_s")}`);
   });
-  at("gantt").replaceChildren(chart(last.stages, [last.ttft_s ?? 0, planned ?? 0]), ...rows);
+  const wrong = last.disproved.map((sentence) => made("p", "notice", sentence));
+  at("gantt").replaceChildren(chart(last.stages, [last.ttft_s ?? 0, planned ?? 0]), ...rows, ...wrong);
 }
 
 function state(text, good) {
