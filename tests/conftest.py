@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,17 @@ from tests.once import once
 from tests.spec.real import case
 
 MODELS = Path(__file__).parent.parent / "models"
+HOMES = Path(__file__).parent / "net"
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are processors, since tests also wait."""
+    return min((os.cpu_count() or 1) + 1, 4)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The made-up homes first: they wait for most of their minutes, in which other processes have the processors."""
+    items.sort(key=lambda item: HOMES not in item.path.parents)
 
 
 @pytest.fixture(scope="session", autouse=True)
