@@ -1,4 +1,4 @@
-"""A paired device that asks a verifier for as much as it can, in one of the ways of `KINDS`.
+"""A paired device that asks a verifier for as much as it can, in one of the ways of `KINDS`; in the last a stranger.
 
     python -m bench.attack.flooder PORT HOME KIND
 
@@ -65,7 +65,9 @@ KINDS = {
     "300 streams": Flood(300, _smallest),  # more than the queue holds, and `busy` is not heeded
     "new sessions": Flood(50, _smallest, rounds=1),
     "new connections": Flood(8, _smallest, rounds=1),
+    "bare connections": Flood(8, _smallest),  # nothing is asked in them: TLS begins, or does not, and that is all
 }
+_HELLO = b"\x16\x03\x01\x00\x05\x01\x00\x01\x00\x03"  # where TLS begins
 
 
 async def _stream(channel: grpc.aio.Channel, opening: bytes, flood: Flood, rng: random.Random) -> None:
@@ -95,6 +97,15 @@ async def _churn(address: Address, trust: Trust, opening: bytes, flood: Flood, r
             await _stream(channel, opening, flood, rng)
 
 
+async def _knock(address: Address, rng: random.Random) -> None:
+    while True:
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(_HELLO[: rng.randrange(len(_HELLO))])
+            writer.close()
+        await asyncio.sleep(0)
+
+
 async def _flood(port: int, home: Path, kind: str) -> None:
     trust = Trust.here(home / "data" / "trust")
     address, flood = Address("127.0.0.1", port), KINDS[kind]
@@ -102,7 +113,9 @@ async def _flood(port: int, home: Path, kind: str) -> None:
     hello = pb.HelloReply.FromString(await channels[0].unary_unary(HELLO)(b""))  # type: ignore[call-arg]
     opening = write_open(GREEDY, hello.vocabulary.hex()).SerializeToString()
     rngs = [random.Random(i) for i in range(flood.streams)]
-    if kind == "new connections":
+    if kind == "bare connections":
+        works = [_knock(address, rng) for rng in rngs]
+    elif kind == "new connections":
         works = [_churn(address, trust, opening, flood, rng) for rng in rngs]
     else:
         works = [_endless(channels[i % len(channels)], opening, flood, rng) for i, rng in enumerate(rngs)]

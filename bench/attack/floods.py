@@ -1,4 +1,4 @@
-"""One paired device floods a verifier, while another one asks it as usual."""
+"""One device, paired but in the last flood, floods a verifier, while another one asks it as usual."""
 
 from __future__ import annotations
 
@@ -141,4 +141,4 @@ def floods(quick: bool) -> Found:
     return Found(len(KINDS), tuple(wrong), figures)
 
 
-ATTACKS = (Attack("floods", "one paired device floods the verifier in eight ways, another one asks as usual", floods),)
+ATTACKS = (Attack("floods", "one device floods the verifier in nine ways, another one asks as usual", floods),)
