@@ -24,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench import fuzz_files, fuzz_link, fuzz_mesh
+from bench import fuzz_files, fuzz_link, fuzz_mesh, fuzz_own
 from bench.fuzz_run import MEMORY, PER_BYTE, Outcome, Target, fire
 from bench.hostile import HEADERS, HOSTILE, header
 from bench.report import write
@@ -37,8 +37,9 @@ _CHILD = [sys.executable, "-m", "bench.fuzz_child"]
 
 def targets(folder: Path, stack: ExitStack) -> list[Target]:
     """Everything that takes small inputs."""
+    own = stack.enter_context(fuzz_own.targets(folder / "home"))
     link = stack.enter_context(fuzz_link.targets(folder / "link"))
-    return [*link, *fuzz_mesh.targets(), *fuzz_files.targets(folder)]
+    return [*link, *fuzz_mesh.targets(), *fuzz_files.targets(folder), *own]
 
 
 def alone(kind: str, name: str) -> dict[str, Any]:

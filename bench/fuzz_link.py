@@ -254,6 +254,7 @@ def _targets(folder: Path, loop: asyncio.AbstractEventLoop) -> list[Target]:
 
     opening = write_open(GREEDY, VOCABULARY.fingerprint)
     warm = write_open(Sampling(0.8, 40, 0.9, 5), VOCABULARY.fingerprint)
+    hot = write_open(Sampling(1e300, 0, 1.0, 5), VOCABULARY.fingerprint)
     likely = [Logprobs(-0.5, ids(5, 6), np.array([-0.5, -2.0])) for _ in range(4)]
     telling = write_verdict(ROUND, Verdict(2, ids(5, 6), 0.1, logprobs=tuple(likely)))
     asks = [write_verify(Ask(ROUND, at, ids(*range(1, 9)), chunk(n, drawn), 3))
@@ -294,7 +295,7 @@ def _targets(folder: Path, loop: asyncio.AbstractEventLoop) -> list[Target]:
     host = Address("10.0.0.2", 1)
     session, device = _Session(opening.SerializeToString(), warm.SerializeToString()), _Device()
     return [
-        Target("session", [warm, opening, *asks], run(session.feed), 400_000),
+        Target("session", [warm, opening, hot, *asks], run(session.feed), 400_000),
         Target("verdict", frames, run(device.feed), 250_000),
         Target("probabilities", [telling], run(_Device(logprobs=2).feed), 60_000),
         Target(

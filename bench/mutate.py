@@ -1,4 +1,4 @@
-"""Bad input from good: bytes that are changed at random, and messages whose fields are."""
+"""Bad input from good: bytes that are changed at random, and messages and JSON whose values are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import random
 import struct
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -52,6 +53,40 @@ def tweaked(message: Message, rng: random.Random) -> bytes:
     for _ in range(rng.choice((1, 1, 2))):
         _tweak(made, rng)
     return made.SerializeToString()
+
+
+_ODD: tuple[Any, ...] = (
+    None, True, -1, 0, 1, 0.5, -1e308, math.nan, math.inf, 2**63, 10**400, "", "x", "\ud800", "../../x", "\0", [], {},
+    [[]], {"a": {}}, [None] * 300, "9" * 5000,
+)  # fmt: skip
+
+
+def tweaked_json(found: Any, rng: random.Random) -> Any:
+    """Change one to three values, keys or lengths of `found`, which is what JSON may hold, and return it."""
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        place = _place(found, rng)
+        if place is None:
+            break
+        holder, key = place
+        match rng.randrange(4):
+            case 0:
+                del holder[key]
+            case 1 if isinstance(holder, list):
+                holder.insert(key, deepcopy(rng.choice(_ODD)))
+            case 1:
+                holder[rng.choice(("", "x", f"{key}s"))] = holder.pop(key)
+            case _:
+                holder[key] = deepcopy(rng.choice(_ODD))
+    return found
+
+
+def _place(found: Any, rng: random.Random) -> tuple[Any, Any] | None:
+    """Return a list or object in `found`, and a place in it, None where there is none; any depth is as likely."""
+    place = None
+    while isinstance(found, dict | list) and found and (place is None or rng.random() < 0.7):
+        key = rng.choice(list(found)) if isinstance(found, dict) else rng.randrange(len(found))
+        place, found = (found, key), found[key]
+    return place
 
 
 def _tweak(message: Any, rng: random.Random) -> None:

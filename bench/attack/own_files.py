@@ -63,8 +63,8 @@ class Own:
     users: bool = False
 
 
-def _sound(home: Path) -> None:
-    """Fill a home with a sound file of every kind."""
+def sound_home(home: Path) -> None:
+    """Fill the home, which EDGELLM_HOME names, with a sound file of every kind."""
     here, there = Trust.here(), Trust.here(home / "there")
     now = datetime.now(UTC).replace(microsecond=0)
     verify = frozenset({Right.VERIFY})
@@ -295,7 +295,7 @@ def own_files(quick: bool) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         sound = Path(folder) / "sound"
         os.environ["EDGELLM_HOME"] = str(sound)
-        _in_child(lambda: _sound(sound))
+        _in_child(lambda: sound_home(sound))
         for own, damage in _pairs(quick):
             tried += 1
             home = Path(folder) / f"home-{tried}"
@@ -316,7 +316,7 @@ def own_modes(_quick: bool) -> Found:
 
         def use() -> None:
             os.umask(0)
-            _sound(home)
+            sound_home(home)
             for path in (home / "data", home / "cache", home / "state"):
                 for one in (path, *path.rglob("*")):
                     one.chmod(0o777 if one.is_dir() else 0o666)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from edgellm.errors import FleetUnreadable, InvalidOption
 
 PRESETS = ("csgo",)
 MAX_BYTES = 2**20
+_MOST = 1e15  # of any number, which what is computed from it does not take for infinite
 MAX_DEVICES = 20
 
 _DEVICE = {"tflops": 1e12, "util_a": 1.0, "util_b": 1.0, "disk_mb_s": 1e6, "memory_gb": 1e9, "uplink_mbps": 1e6,
@@ -58,7 +58,7 @@ def read_fleet(path: Path) -> Fleet:
         raise FleetUnreadable(f"{path} has {len(data)} bytes.", "A file of devices has a few hundred.")
     try:
         found = tomllib.loads(data.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise FleetUnreadable(f"{path} is no TOML: {error}.", "See: edgellm mesh plan --help") from None
     return _Reader(path).fleet(found)
 
@@ -129,9 +129,9 @@ class _Reader:
         least = "above 0" if above is not None else "of 0 or more"
         if value is None:
             raise self._wrong(f"{where}: {key} is missing", f"Write {key} = and a number {least}.")
-        good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not good or value < 0 or (above is not None and value <= above):
-            raise self._wrong(f"{where}: {key} is {value!r}", f"Give a number {least}.")
+        good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MOST  # NaN is not
+        if not good or (above is not None and value <= above):
+            raise self._wrong(f"{where}: {key} is {repr(value)[:40]}", f"Give a number {least}, at most {_MOST:g}.")
         return float(value)
 
     def _tables(self, found: Mapping[str, Any], key: str) -> list[dict[str, Any]]:

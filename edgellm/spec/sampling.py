@@ -23,6 +23,7 @@ SHARE, LEAST = 200, 12  # it has one of so many tokens of the vocabulary, and no
 _WORDS = 4  # a Philox block is four 64-bit words: one block per position
 _MASK = 2**64 - 1
 _COLDEST = 1e-6  # a lower temperature leaves no more to chance than this, and its quotients would overflow
+_HOTTEST = 1e30  # a higher temperature leaves all tokens alike already, and would itself overflow
 
 
 class Purpose(IntEnum):
@@ -116,7 +117,7 @@ def exact_distribution(logits: Floats, sampling: Sampling) -> Distribution:
         )
     if sampling.greedy or sampling.top_k == 1:
         return Distribution(np.array([best], dtype=np.int32), np.ones(1, dtype=np.float32))
-    cold = np.float32(max(sampling.temperature, _COLDEST))
+    cold = np.float32(min(max(sampling.temperature, _COLDEST), _HOTTEST))
     if 0 < sampling.top_k < len(logits):
         ids = _largest(logits, sampling.top_k)
         weights = np.exp((logits[ids] - top) / cold)

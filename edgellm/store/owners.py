@@ -17,11 +17,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from edgellm.errors import EdgeError, StoreBusy, StoreFull, TrustUnusable
+from edgellm.errors import StoreBusy, StoreFull, TrustUnusable
 from edgellm.store.partial import told
 from edgellm.store.private import read_private, write_private
 from edgellm.store.recipe import Recipe
-from edgellm.store.state import private_folder
+from edgellm.store.state import MALFORMED, private_folder
 
 OWN = "here"
 RECIPES_MOST = 64  # of one device
@@ -49,7 +49,7 @@ class Owners:
         found = []
         for path in sorted(self._folder.glob("*/*.json")):
             owner = path.parent.name
-            with suppress(OSError, ValueError, LookupError, TypeError, RecursionError, EdgeError):
+            with suppress(OSError, *MALFORMED):
                 data = read_private(path)
                 said = json.loads(data or b"")
                 recipe = Recipe.from_json(said["recipe"])

@@ -130,7 +130,7 @@ class Recipe:
             )
             fingerprint, name, architecture = (str(found[key]) for key in ("fingerprint", "name", "architecture"))
             return cls(fingerprint, name, architecture, int(found["layers"]), pieces)
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise _refused(f"a recipe that cannot be read ({error})") from None
 
 

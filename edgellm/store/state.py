@@ -28,7 +28,8 @@ _STEP = 2**20
 HAS_MODES = os.name != "nt"  # there the user's folders are private by other means
 
 _T = TypeVar("_T")
-_MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, EdgeError)
+MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, EdgeError)
+"""What code raises that takes JSON of another form for what it expected."""
 
 
 def read_plain(path: Path, most: int = MOST_BYTES, *, links: bool = False) -> bytes | None:
@@ -213,7 +214,7 @@ def _parsed(path: Path, parse: Callable[[bytes], _T], data: bytes | None) -> _T 
         return None
     try:
         return parse(data)
-    except _MALFORMED as error:
+    except MALFORMED as error:
         why = error.what.rstrip(".") if isinstance(error, EdgeError) else str(error) or type(error).__name__
         raise _damaged(path, why[:200]) from None
 

@@ -50,6 +50,7 @@ def test_devices_links_and_a_model_are_read(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("nonsense", "is no TOML"),
+        ("a = " + "[" * 100_000, "is no TOML"),
         ("", r"names no device. Write a \[\[device\]\] table"),
         ('[device]\nname = "a"\n', "device is not a list of tables"),
         ("devices = 3\n" + DESKTOP, "has the key 'devices'. Known are device, link, model"),
@@ -57,6 +58,8 @@ def test_devices_links_and_a_model_are_read(tmp_path: Path) -> None:
         (DESKTOP.replace("= 2000", '= "fast"'), "disk_mb_s is 'fast'. Give a number above 0"),
         (DESKTOP.replace("= 2000", "= 0"), "disk_mb_s is 0. Give a number above 0"),
         (DESKTOP.replace("= 2000", "= nan"), "disk_mb_s is nan"),
+        (DESKTOP.replace("= 2000", "= 1" + 400 * "0"), "disk_mb_s is 1000.*at most 1e[+]15"),
+        (DESKTOP.replace("= 2000", "= 1" + 5000 * "0"), "is no TOML"),
         (DESKTOP.replace("= 2000", "= true"), "disk_mb_s is True"),
         (DESKTOP.replace("0.4", "40"), "util_a is 40. It is the share of the peak, at most 1"),
         (DESKTOP.replace("memory_gb", "memory_mb"), "has the key 'memory_mb'"),

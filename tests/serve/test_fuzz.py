@@ -18,8 +18,14 @@ from edgellm.errors import InvalidOption
 NAMES = ("session", "verdict", "probabilities", "hello", "vocabulary", "welcome", "pairing", "introduction",
          "certificate", "spake", "mesh orders", "mesh reports", "layers", "figures", "measuring", "lines",
          "addresses", "codes", "devices", "short devices", "model names", "models", "announcements",
-         "paired devices")  # fmt: skip
+         "paired devices", "settings", "history", "typed lines", "greatest age", "conversations", "profile",
+         "first replies", "identity", "cost curve", "fingerprints", "recipe", "owners", "device figures",
+         "line figures", "doubts", "plan", "fleet")  # fmt: skip
+# Readers for which a damaged file is one that is not there.
+PASSED_OVER = {"history", "typed lines", "greatest age", "conversations", "fingerprints", "recipe", "owners",
+               "cost curve", "device figures", "line figures", "doubts", "first replies"}  # fmt: skip
 INPUTS = 300  # of each; a few thousand in all
+SLOW = {"spake", "profile", "recipe"}
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +41,14 @@ def test_every_reader_is_here(readers: dict[str, Target]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_bad_input_does_harm(readers: dict[str, Target], name: str) -> None:
-    done = fire(readers[name], 20 if name == "spake" else INPUTS, seed=1)
+    done = fire(readers[name], 20 if name in SLOW else INPUTS, seed=1)
     assert done.strange == []
-    assert done.refused
+    assert done.refused or name in PASSED_OVER
     assert done.taken or name in ("vocabulary", "certificate", "spake")
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(name=st.sampled_from(sorted({*NAMES} - {"spake"})), data=st.binary(max_size=200))
+@given(name=st.sampled_from(sorted({*NAMES} - SLOW)), data=st.binary(max_size=200))
 def test_noise_does_no_harm(readers: dict[str, Target], name: str, data: bytes) -> None:
     done = Outcome()
     take(readers[name], data, done, weigh=False)

@@ -84,6 +84,14 @@ def test_all_mass_on_the_most_probable_token(sampling: Sampling) -> None:
     assert (found.ids.tolist(), found.probs.tolist()) == ([1], [1.0])
 
 
+def test_the_highest_temperature_keeps_masked_tokens_out() -> None:
+    logits = np.array([0.0, -np.inf, 9.0, 1.0], dtype=np.float32)
+    for top_k in (0, 3):
+        found = exact_distribution(logits, Sampling(1e300, top_k=top_k, top_p=1.0))
+        assert found.ids.tolist() == [0, 2, 3]
+        assert found.probs == pytest.approx(1 / 3)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_broken_row_is_an_error_and_not_a_token(bad: float) -> None:
     logits = np.array([0.0, bad, 1.0], dtype=np.float32)

@@ -152,6 +152,7 @@ def test_records_that_lie_or_are_damaged_are_passed_over(store: LayerStore, draf
     stranger.mkdir()
     (stranger / f"{'0' * 64}.json").write_text(good)  # of another digest
     (stranger / f"{recipe.digest}.json").write_text("[" * 100_000)
+    (stranger / f"{'2' * 64}.json").write_text(good.replace('"size": ', '"size": 1e999, "was": ', 1))
     (folder / f"{recipe.fingerprint}.json").write_text("{}")  # as earlier versions had them
     os.mkfifo(stranger / f"{'1' * 64}.json")
     assert Owners(folder).all() == [record]
