@@ -81,7 +81,10 @@ def test_context_can_be_given_several_times(edge: Edge, tmp_path: Path) -> None:
         (("--draft", "none"), {"verifier", "retrieved", "corrected", "bonus"}),
         (("--verifier", "none"), {"verifier", "retrieved", "corrected", "bonus"}),
         (("--gate", "never"), {"draft"}),
-        (("--gate", "always"), {"accepted", "corrected", "bonus", "retrieved"}),
+        (
+            ("--gate", "always"),
+            {"accepted", "corrected", "bonus", "retrieved", "verifier"},
+        ),  # where drafting costs more
         (("-m", "edgellm-verifier", "--verifier", "none", "--retrieval", "off"), {"draft"}),
     ],
 )

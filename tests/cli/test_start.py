@@ -19,7 +19,7 @@ import pytest
 from tools import audit, bootstrap, lock
 
 ROOT = Path(__file__).parents[2]
-EACH_CORE = "-n logical --maxprocesses 4 --dist loadfile"
+EACH_CORE = "-n auto --dist loadfile --no-loadscope-reorder"
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def test_a_curve_that_no_device_can_have_or_that_is_too_old_is_none(tmp_path: Pa
 
 def test_a_doubtful_curve_is_used_for_a_while(tmp_path: Path) -> None:
     path = tmp_path / "curve.json"
-    keep_curve(path, replace(KEPT, waited=0.5))
+    keep_curve(path, replace(KEPT, taken=time.time(), waited=0.5))
     kept = read_curve(path, "a chip")
     assert kept is not None
     assert kept.doubtful
