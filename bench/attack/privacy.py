@@ -70,9 +70,10 @@ def _chat(home: Path, words: Sequence[str]) -> str:
         for number, line in enumerate((f"{PHRASE}\r", f"Say\\\r{PHRASE}\r", f"/{PHRASE}\r"), 1):
             os.write(own, line.encode())
             wait_for("first after", number)
-        os.write(own, b"\x04")
         while process.poll() is None and time.monotonic() < until:
-            wait_for("\0", 1)
+            os.write(own, b"\x04")  # lost where the prompt is not back yet
+            if select.select([own], [], [], 0.5)[0]:
+                shown += os.read(own, 65536).decode(errors="replace")
     if process.poll() is None:
         process.kill()
     process.wait()
