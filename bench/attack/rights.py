@@ -55,24 +55,21 @@ Calls = Sequence[tuple[str, str, Right]]
 async def answered(channel: grpc.aio.Channel, path: str, kind: str) -> bool:
     """Return whether a call gets further than the guard: anything but a refusal, also that its bytes mean nothing."""
     data = b"\xff\xff\xff" if kind == STREAM else b""
-    call: Any = getattr(channel, kind)(path)
-    try:
-        async with asyncio.timeout(5.0):
-            if kind == UNARY:
-                await call(data)
-            elif kind == STREAM:
-                running = call()
-                await running.write(data)
-                await running.done_writing()
-                while isinstance(await running.read(), bytes):
-                    pass
-            else:
-                await call(data).read()
-    except grpc.aio.AioRpcError as error:
-        return error.code() is not grpc.StatusCode.PERMISSION_DENIED
-    except (TimeoutError, asyncio.InvalidStateError):
-        return True
-    return True
+    method: Any = getattr(channel, kind)(path)
+    call = method() if kind == STREAM else method(data)
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # what it was ended with is asked below
+        if kind == STREAM:
+            await call.write(data)
+            await call.done_writing()
+            while isinstance(await call.read(), bytes):
+                pass
+        elif kind == UNARY:
+            await call
+        else:
+            await call.read()
+            call.cancel()
+    async with asyncio.timeout(60.0):
+        return await call.code() is not grpc.StatusCode.PERMISSION_DENIED
 
 
 def broken(server: Trust, client: Trust, address: Address, calls: Calls) -> tuple[int, list[str]]:
