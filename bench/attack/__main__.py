@@ -88,7 +88,10 @@ def main() -> None:
         print(f"{name}: {rows[name]['tried']:,} tried, {rows[name]['harmed']} wrong", flush=True)
         for sentence in rows[name]["wrong"]:
             print(f"  {sentence}", flush=True)
-    figures = {"rows": [rows[name] for name in known if name in rows]}
+    figures = {
+        "command": "python -m bench.attack",  # of all rows, whichever were made again
+        "rows": [rows[name] for name in known if name in rows],
+    }
     print(f"{table(figures)}written: {write(arguments.name, 'bench.attack', figures)}")
     sys.exit(1 if any(rows[name]["harmed"] for name in arguments.attacks or known) else 0)
 

@@ -42,6 +42,9 @@ NEAR = 16.0
 """A mended figure is at most so many times off: what measured it may itself have been disturbed."""
 PROMPT = "Repeat this sentence word by word, three times: the blue mug stands beside the old lamp in the kitchen."
 BUSY = 4  # processes
+NOTES = Path(__file__).parents[2] / "docs" / "notes.txt"
+QUESTIONS = ("When is the film night?", "Who has the drill?", "Where is the blue umbrella?", "Where is the ladder?")
+LEAST_COPIED = 0.5  # of what is copied by a curve that was measured on a quiet machine
 
 Spoil = Callable[[list[float]], list[float]]
 
@@ -84,11 +87,18 @@ def spoil_curves(quick: bool) -> Iterator[str]:
             yield "" if exp(off) <= NEAR else f"curve, {name}: {exp(off):.0f} times off after {TOKENS} tokens"
 
 
-def _write(tokens: int) -> tuple[int, int]:
+def _write(tokens: int, prompt: str = PROMPT) -> tuple[int, int]:
     """Write a reply; return its tokens, and how many of them were copied."""
     with Pair.open("none", "edgellm-verifier") as pair:
-        written = list(pair.reply(PROMPT, max_tokens=tokens))
+        written = list(pair.reply(prompt, max_tokens=tokens))
     return len(written), sum(token.source is Source.RETRIEVED for token in written)
+
+
+def _copied() -> float:
+    """Return the share of copied tokens in answers that are in the notes."""
+    notes = NOTES.read_text(encoding="utf-8")
+    done = [_write(TOKENS, f"{notes}\n\n{question}") for question in QUESTIONS]
+    return sum(copied for _, copied in done) / sum(tokens for tokens, _ in done)
 
 
 def spoil_figures() -> Iterator[str]:
@@ -184,8 +194,7 @@ def measured_while_busy() -> dict[str, float]:
             os.environ["EDGELLM_HOME"] = folder
             with busy(processes):
                 _write(4)  # measures the curve
-            tokens, retrieved = _write(TOKENS)
-            copied.append(retrieved / max(1, tokens))
+            copied.append(_copied())
     return {
         "curve_off_most": max(*ratios, 1.0 / min(ratios)),
         "curve_off_median": sorted(ratios)[len(ratios) // 2],
@@ -200,7 +209,10 @@ def run(quick: bool) -> Found:
     if not quick:
         tried += [*spoil_figures(), *spoil_lines()]
     figures = {} if quick else measured_while_busy()
-    return Found(len(tried), tuple(sentence for sentence in tried if sentence), figures)
+    if figures:
+        kept = figures["copied_after_busy"] >= LEAST_COPIED * figures["copied_quiet"]
+        tried.append("" if kept else "a curve that was measured on a busy machine keeps replies from copying")
+    return Found(len(tried), tuple(filter(None, tried)), figures)
 
 
 ATTACKS = (Attack("spoiled-figures", "curves, devices, disks and lines measured 300 times too long or too short", run),)
