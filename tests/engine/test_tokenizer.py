@@ -14,7 +14,7 @@ from bench.attack.texts import PRE_TOKENIZERS, TEXTS
 from bench.random_gguf import CONTROL, Shape, write
 from edgellm.engine import Model
 from edgellm.engine.tokenizing.processes import TokenizerProcess, TokenizerProcesses
-from edgellm.engine.tokenizing.slicing import DEPTH, Slicer, Special, any_of, apart
+from edgellm.engine.tokenizing.slicing import DEPTH, SLICE, Slicer, Special, any_of, apart
 from edgellm.errors import PromptTooLong, Stopped, TextRefused
 
 SHAPE = Shape("llama", 400, 1, 32, 2, 1, 64, 512)
@@ -176,6 +176,15 @@ def test_control_tokens_by_the_megabyte_are_cut_between_them(model_of: ModelOf) 
     assert all(part.bounded for part in parts)
     assert max(len(part.text) for part in parts) < 40_000
     assert len(model.tokenize(CONTROL[0] * 80_000, special=True)) == 80_000
+
+
+def test_what_is_tokenised_elsewhere_goes_there_in_few_pieces() -> None:
+    """Each costs a round trip: where nothing is safe here, a text of 4 MiB went there a control token at a time."""
+    text = CONTROL[0] * 80_000
+    fatal = Slicer("gpt2", "whitespace", lambda: [Special(CONTROL[0], control=True)])
+    parts = list(fatal.slices(text, special=True))
+    assert "".join(part.text for part in parts) == text
+    assert len(parts) <= 1 + len(text) // SLICE
 
 
 def test_a_special_token_that_could_overlap_another_is_not_cut_at() -> None:

@@ -19,7 +19,8 @@ DEPTH = 1_000
 """Characters between safe places where a pre-tokenizer recurses: 316 bytes of stack each, and a thread may have 512 KiB
 in all."""
 SLICE = 8_192
-"""Characters of one slice at least: more of it shortens no wait, and each call costs some milliseconds."""
+"""Characters of one slice at least, in this process or another: more of it shortens no wait, and each call costs some
+milliseconds."""
 FLAT = 32_768
 """Characters between safe places where nothing recurses."""
 LONGEST = 256  # characters of a special token: nobody has longer ones
@@ -85,7 +86,7 @@ class Slicer:
             if cut is None:
                 if start < safe:
                     yield Slice(text[start:safe], bounded=True)
-                cut = _find(pattern, text, max(far, safe + 1), len(text)) or len(text)
+                cut = _find(pattern, text, max(far, safe + SLICE), len(text)) or len(text)
                 yield Slice(text[safe:cut], bounded=False)
                 start = cut
             elif cut - start >= SLICE:  # in one go, since each call prepares regular expressions anew
