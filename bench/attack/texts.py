@@ -14,10 +14,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from urllib.request import urlopen
 
 from bench.attack.harness import Attack, Found
 from bench.random_gguf import CONTROL, Shape, write
@@ -198,22 +199,25 @@ def _served(folder: str, path: Path, *more: str, verifier: bool = False) -> Iter
     command = [sys.executable, "-m", "edgellm", "serve", *way, *more]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=_home(folder))
     try:
-        _until_open(port)
+        _until_ready(port, http=not verifier)
         yield port
     finally:
         process.terminate()
         process.communicate(timeout=PATIENCE)
 
 
-def _until_open(port: int) -> None:
+def _until_ready(port: int, *, http: bool) -> None:
+    """Wait until it listens; over HTTP, until the model is loaded."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise TimeoutError("the server does not listen")
+        with suppress(OSError):
+            if not http:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                return
+            with urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE):  # an error while it is loaded
+                return
+        time.sleep(0.1)
+    raise TimeoutError("the server is not ready")
 
 
 def _free_port() -> int:
