@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import exp, log
 from pathlib import Path
 
 from bench.attack.harness import Attack, Found
+from bench.busy import busy
 from edgellm.api import Pair
 from edgellm.api.mesh_times import disproved_by
 from edgellm.api.retrieval import measure_curve
@@ -166,18 +164,6 @@ def spoil_lines() -> Iterator[str]:
                 found = look().lines[HERE, "desk"].line
                 off = max(abs(log(a / b)) for a, b in ((found.up, good.up), (found.round_trip, good.round_trip)))
                 yield "" if exp(off) <= NEAR else f"line {sign} 300: {exp(off):.0f} times off after one reply"
-
-
-@contextmanager
-def busy(processes: int) -> Iterator[None]:
-    """Keep the machine busy with so many processes of the same priority."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
-    try:
-        yield
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
 
 
 def measured_while_busy() -> dict[str, float]:

@@ -19,7 +19,7 @@ import pytest
 from tools import audit, bootstrap, lock
 
 ROOT = Path(__file__).parents[2]
-EACH_CORE = "-n auto --dist loadfile --no-loadscope-reorder"
+PROCESSES = "-n auto --dist loadfile --no-loadscope-reorder"
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_nothing_is_done_twice(checkout: Path) -> None:
 
 
 def test_what_the_tests_need_is_enough_to_run(checkout: Path) -> None:
-    assert start(checkout, "test", "-x").stdout == f"python -m pytest {EACH_CORE} -x in {checkout}\n"
+    assert start(checkout, "test", "-x").stdout == f"python -m pytest {PROCESSES} -x in {checkout}\n"
     start(checkout, "chat")
     assert calls(checkout) == ["dev"]
 
@@ -101,7 +101,7 @@ def test_check_runs_everything_and_fails_if_anything_does(checkout: Path) -> Non
     done = start(checkout, "check")
     assert done.returncode == 0
     assert [line.split(" in ")[0] for line in done.stdout.splitlines()] == [
-        "python -m ruff check .", "python -m ruff format --check .", "python -m mypy", f"python -m pytest {EACH_CORE}",
+        "python -m ruff check .", "python -m ruff format --check .", "python -m mypy", f"python -m pytest {PROCESSES}",
     ]  # fmt: skip
     python = checkout / ".venv" / "bin" / "python"
     python.write_text('#!/bin/sh\necho "$@"\n[ "$2" != mypy ]\n')
