@@ -33,9 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Profiles and caches of the user's own are neither read nor written, and the hundreds of models that tests make
     are loaded without trying each in a child process first; `tests/engine/test_probe.py` tests that."""
+    from edgellm.engine.trial.amx import amx_failure
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGELLM_PROBE", "off")
         patch.setenv("EDGELLM_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("EDGELLM_AMX", "off" if amx_failure() else "on")  # found out once, and not for each test's home
         yield
 
 

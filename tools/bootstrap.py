@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ VENV = ROOT / ".venv"
 LOG = VENV / "setup.log"
 LOCKS = ROOT / "tools" / "locks"  # made by tools/lock.py
 BY_HASH = ("--require-hashes", "--no-build-isolation")
+WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"  # see edgellm/engine/trial/amx.py
 CORE_MINUTES = 9.0  # llama.cpp took four and a half minutes on two cores
 QUIET_SECONDS = 30.0  # between two lines of progress where the screen cannot be rewritten
 
@@ -67,10 +68,11 @@ def set_up(kind: str) -> None:
     say("Setting up edgellm in .venv. This happens once.")
     if needs_compiler:
         say(f"llama.cpp is compiled on {os.cpu_count()} cores, about {minutes} min, unless pip has kept it.")
+    environment = {**os.environ, **compiler_flags()}
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "-v", "--no-input", "--no-deps"]
     # What builds comes first, since pip's isolated builds would fetch it again without looking at hashes.
     for lock in ("build", "dev" if kind == "dev" else "run"):
-        watch([*pip, *BY_HASH, "-r", str(LOCKS / f"{lock}.txt")])
+        watch([*pip, *BY_HASH, "-r", str(LOCKS / f"{lock}.txt")], environment)
     watch([*pip, "--no-build-isolation", "--no-index", "-e", str(ROOT)])
     watch([str(VENV / "bin" / "python"), "-c", "import llama_cpp, edgellm.cli"])
 
@@ -112,6 +114,19 @@ def missing_compiler() -> str | None:
     return None
 
 
+def compiler_flags() -> dict[str, str]:
+    """Return CFLAGS and CXXFLAGS that leave out what the compiler of llama.cpp gets wrong, where it knows the flags.
+
+    On a processor with AMX llama.cpp ends the process at the first decode, if GCC below 14 has compiled it.
+    """
+    flags = {}
+    for variable, compiler, usual in (("CFLAGS", "CC", "cc"), ("CXXFLAGS", "CXX", "c++")):
+        command = shlex.split(os.environ.get(compiler, "")) or [usual]
+        if works([*command, *shlex.split(WITHOUT_AMX), "-E", "-x", "c", os.devnull]):
+            flags[variable] = f"{os.environ.get(variable, '')} {WITHOUT_AMX}".strip()
+    return flags
+
+
 def install_hint(thing: str) -> str:
     """The exact command where we know the system, plain words elsewhere."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -135,7 +150,7 @@ def works(command: Sequence[str]) -> bool:
         return False
 
 
-def watch(command: Sequence[str]) -> None:
+def watch(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
     """Runs `command` with its output in the log, and shows what it is doing. Stopping this stops all of it."""
     VENV.mkdir(exist_ok=True)
     with LOG.open("a", encoding="utf-8") as log:
@@ -143,7 +158,9 @@ def watch(command: Sequence[str]) -> None:
         log.flush()
         start = LOG.stat().st_size
         # A session of its own: pip, ninja and the compilers under it are one group, and end together.
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
     try:
         with LOG.open("rb") as output:
             output.seek(start)

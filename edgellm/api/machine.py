@@ -35,6 +35,7 @@ def examine_machine() -> Iterator[Finding]:
 
 def _library() -> Iterator[Finding]:
     from edgellm.engine.features import features
+    from edgellm.engine.trial.amx import WITHOUT_AMX, amx_failure
 
     found = features()
     names = ", ".join(found.instructions) or "none"
@@ -47,6 +48,13 @@ def _library() -> Iterator[Finding]:
         )
     else:
         yield fine("llama.cpp", f"llama-cpp-python {found.version}, compiled with {names}.")
+    if failure := amx_failure():
+        yield note(
+            "llama.cpp",
+            f"Its code for this processor's matrix extension (AMX) is not used: {failure}.",
+            f'Compile it without, for more speed: CFLAGS="{WITHOUT_AMX}" CXXFLAGS="{WITHOUT_AMX}" '
+            "pip install --force-reinstall --no-cache-dir --no-binary :all: llama-cpp-python",
+        )
     if not found.gpu and shutil.which("nvidia-smi"):
         yield note(
             "llama.cpp", "There is an NVIDIA card, and llama.cpp was compiled for the processor alone.",

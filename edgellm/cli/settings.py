@@ -20,8 +20,11 @@ FILE = "file"
 DEFAULT = "default"
 _MOST_BYTES = 2**20
 _OTHER = frozenset(  # variables that are no options
-    {"EDGELLM_HOME", "EDGELLM_DRAFT", "EDGELLM_VERIFIER", "EDGELLM_INTERFACE", "EDGELLM_PROBE", "EDGELLM_HISTORY_KEEP"}
-)
+    {
+        "EDGELLM_HOME", "EDGELLM_DRAFT", "EDGELLM_VERIFIER", "EDGELLM_INTERFACE", "EDGELLM_PROBE", "EDGELLM_AMX",
+        "EDGELLM_HISTORY_KEEP",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

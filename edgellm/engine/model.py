@@ -19,6 +19,7 @@ from edgellm.engine.gguf import GgufArray, GgufHeader, check_gguf
 from edgellm.engine.native import lib
 from edgellm.engine.stop import ShouldStop, never
 from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
+from edgellm.engine.trial.amx import amx_failure
 from edgellm.engine.trial.probe import Probe, require_loadable
 from edgellm.engine.types import Ids
 from edgellm.engine.vocabulary import Vocabulary
@@ -105,6 +106,7 @@ class Model:
             progress = _second_half(progress)
         params = lib.llama_model_default_params()
         params.n_gpu_layers, params.vocab_only = gpu_layers, text_only
+        params.use_extra_bufts = text_only or not amx_failure()
         raised: list[BaseException] = []
 
         def report(share: float, _user: int | None) -> bool:

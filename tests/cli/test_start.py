@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.engine.trial import amx
 from tools import audit, bootstrap, lock
 
 ROOT = Path(__file__).parents[2]
@@ -149,6 +150,30 @@ def test_a_compiler_of_ones_own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bootstrap.missing_compiler() is None
 
 
+def test_llama_cpp_is_compiled_without_amx(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, str]] = []
+    monkeypatch.setattr(bootstrap, "make_venv", lambda: None)
+    monkeypatch.setattr(bootstrap, "works", lambda _command: True)
+    monkeypatch.setattr(bootstrap, "watch", lambda _command, environment=None: seen.append(environment or {}))
+    monkeypatch.setenv("CFLAGS", "-O2")
+
+    bootstrap.set_up("run")
+
+    with_flags = [environment for environment in seen if "CFLAGS" in environment]
+    assert with_flags[0]["CFLAGS"] == f"-O2 {amx.WITHOUT_AMX}"
+    assert with_flags[0]["CXXFLAGS"] == amx.WITHOUT_AMX
+
+
+def test_a_compiler_without_those_flags_is_not_given_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\ncase "$*" in *-mno-amx*) exit 1;; esac\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("CXX", str(compiler))
+
+    assert bootstrap.compiler_flags() == {}
+
+
 def test_a_folder_that_is_not_ours_is_left_alone(venv: Path, capsys: pytest.CaptureFixture[str]) -> None:
     venv.mkdir()
     (venv / "diary.txt").touch()
@@ -242,7 +267,7 @@ def test_everything_is_installed_by_its_hash(venv: Path, monkeypatch: pytest.Mon
     commands: list[Sequence[str]] = []
     monkeypatch.setattr(bootstrap, "has_llama", lambda: True)
     monkeypatch.setattr(bootstrap, "make_venv", lambda: None)
-    monkeypatch.setattr(bootstrap, "watch", commands.append)
+    monkeypatch.setattr(bootstrap, "watch", lambda command, _environment=None: commands.append(command))
     for kind in ("run", "dev"):
         commands.clear()
         bootstrap.set_up(kind)

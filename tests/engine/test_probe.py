@@ -165,7 +165,7 @@ def test_no_process_no_loading(guarded: Path, tiny_path: Path, monkeypatch: pyte
 def test_a_damaged_verdict_is_none(tmp_path: Path, damage: str) -> None:
     kept = tmp_path / "verdict.json"
     kept.write_text(damage, encoding="utf-8")
-    assert probe._read(kept) is None
+    assert probe.read_verdict(kept) is None
 
 
 def test_old_verdicts_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_old_verdicts_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for age in range(5):
         (tmp_path / f"{age}.json").touch()
         os.utime(tmp_path / f"{age}.json", (age, age))
-    probe._write(tmp_path / "new.json", "")
+    probe.write_verdict(tmp_path / "new.json", "")
     assert {path.name for path in tmp_path.iterdir()} == {"3.json", "4.json", "new.json"}
 
 

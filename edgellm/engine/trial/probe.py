@@ -29,7 +29,7 @@ from edgellm.engine.gguf_records import GgufHeader
 from edgellm.engine.trial.fatal import is_index
 from edgellm.errors import EdgeError, EngineFailed, ModelUnsupported
 
-_FORMAT = 1  # to be raised when the child tries more than before
+_FORMAT = 2  # to be raised when the child tries more than before
 _MOST_KEPT = 1_000  # verdicts
 _TAIL = 4_096  # bytes of what the child wrote before it ended
 _PORTION = 2**20
@@ -78,10 +78,10 @@ def require_loadable(probe: Probe, progress: Callable[[float], None] | None = No
         kept = places.cache_dir() / "probed" / f"{probe.key()}.json"
     except OSError as error:
         raise ModelUnsupported(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
-    known = _read(kept)
-    fatal = _run(probe, progress) if known is None else known
+    known = read_verdict(kept)
+    fatal = fatal_in_child(probe, progress) if known is None else known
     if known is None:
-        _write(kept, fatal)
+        write_verdict(kept, fatal)
     if fatal:
         raise ModelUnsupported(
             f"{path} ends the process that loads it: {fatal}.",
@@ -117,8 +117,8 @@ def _is_bundled(path: Path) -> bool:
     return real.name in _BUNDLED and real.parent in [folder.resolve() for folder in places.bundled_dirs()]
 
 
-def _run(probe: Probe, progress: Callable[[float], None] | None) -> str:
-    """Load the model in a child; return what ended it, or nothing where it lived.
+def fatal_in_child(probe: Probe, progress: Callable[[float], None] | None = None, **environment: str) -> str:
+    """Load the model in a child with these variables; return what ended it, or nothing where it lived.
 
     Raises:
         EdgeError: what the child says that loading here would raise.
@@ -128,11 +128,11 @@ def _run(probe: Probe, progress: Callable[[float], None] | None) -> str:
     command += [str(size), str(probe.gpu_layers), str(int(probe.text_only))]
     package = str(Path(errors.__file__).parents[1])
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "GGML_NO_BACKTRACE": "1"}
+    variables = {**os.environ, "PYTHONPATH": path, "GGML_NO_BACKTRACE": "1", **environment}
     with tempfile.TemporaryFile() as said:
         try:
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, env=environment
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, env=variables
             )
         except OSError as error:
             raise EngineFailed(
@@ -190,7 +190,7 @@ def _last_words(said: IO[bytes]) -> str:
     return "; ".join("".join(filter(str.isprintable, line)).strip() for line in lines if line.strip())
 
 
-def _read(kept: Path) -> str | None:
+def read_verdict(kept: Path) -> str | None:
     """Return what ended the child when it was tried, nothing where it lived, None where it was not tried."""
     try:
         if kept.is_symlink() or not kept.is_file():  # a pipe would be waited for
@@ -202,9 +202,10 @@ def _read(kept: Path) -> str | None:
     return fatal if isinstance(fatal, str) else None
 
 
-def _write(kept: Path, fatal: str) -> None:
+def write_verdict(kept: Path, fatal: str) -> None:
+    """Keep what ended the child, or nothing where it lived. Where that cannot be written it is tried again."""
     partial = kept.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-    with suppress(OSError):  # then it is tried again next time
+    with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         others = sorted(kept.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for old in others[: max(0, len(others) - _MOST_KEPT + 1)]:

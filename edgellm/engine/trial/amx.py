@@ -1,0 +1,67 @@
+"""Whether llama.cpp's code for Intel's matrix extension (AMX) works here: a child process tries it first.
+
+Many builds end the process with SIGSEGV at the first decode on a processor that has AMX. Before version 14 GCC's
+`_tile_loadconfig` tells its optimiser of 8 of the 64 bytes that it reads, so the configuration is never written whole;
+and no thread but the first asks the kernel for the tiles (llama.cpp's issue 20824 and pull request 26954). Weights are
+then loaded as the file lays them out, for the other instructions. `EDGELLM_AMX=on` and `off` say what is to be used.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import sys
+from pathlib import Path
+
+from edgellm import places
+from edgellm.engine.features import features
+from edgellm.engine.gguf import check_gguf
+from edgellm.engine.trial.probe import Probe, fatal_in_child, read_verdict, write_verdict
+from edgellm.errors import EdgeError
+
+INSTRUCTION = "AMX_INT8"
+WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+"""What GCC and Clang are told to compile llama.cpp without it."""
+
+
+@functools.cache
+def amx_failure() -> str:
+    """Return why AMX is not to be used, such as "it ends the process with SIGSEGV"; "" where it works or is not there.
+
+    The first call of a build on a machine takes about a second; its verdict is kept for later processes.
+    """
+    if INSTRUCTION not in features().instructions:
+        return ""
+    if (chosen := os.environ.get("EDGELLM_AMX")) in ("on", "off"):
+        return "" if chosen == "on" else "EDGELLM_AMX is off"
+    kept = places.cache_dir() / "probed" / f"amx-{_build()}.json"
+    fatal = read_verdict(kept)
+    if fatal is None and (fatal := _tried()) is not None:
+        write_verdict(kept, fatal)
+    if fatal is None:
+        return "it could not be tried"
+    return f"it ends the process with {fatal}" if fatal else ""
+
+
+def _tried() -> str | None:
+    """Return what ended the child, "" where it lived, None where there is none to try it with."""
+    model = next((path for folder in places.bundled_dirs() if (path := folder / "draft.gguf").is_file()), None)
+    if model is None or not sys.executable:
+        return None
+    try:
+        return fatal_in_child(Probe((model,), (check_gguf(model),)), EDGELLM_AMX="on")
+    except EdgeError:  # somebody ended it, or there is no memory now
+        return None
+
+
+def _build() -> str:
+    """Return a hash of the compiled library and of the kernel that grants the tiles, 16 hex digits."""
+    import llama_cpp
+
+    digest = hashlib.sha256(f"{features().version} {platform.release()}".encode())
+    for path in sorted(Path(llama_cpp.__file__).with_name("lib").glob("*ggml-cpu*")):
+        found = path.stat()
+        digest.update(f" {path} {found.st_size} {found.st_mtime_ns}".encode())
+    return digest.hexdigest()[:16]
