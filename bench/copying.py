@@ -193,12 +193,10 @@ class Ours:
     """What edgellm does, with its cost curve and all it remembers."""
 
     def __init__(
-        self, sources: Sequence[str], curve: CostCurve, model: Model, length: LengthRule | None = None, twigs: int = 0
+        self, sources: Sequence[str], curve: CostCurve, model: Model, length: LengthRule | None = None
     ) -> None:
-        """`sources` as of `edgellm chat --retrieval`; `length` instead of the rule that minds the curve; `twigs` that a
-        draft may have.
-        """
-        self._memory = Memory(sources, curve, inside_of(model), cache(model.is_eog), twigs)
+        """`sources` as of `edgellm chat --retrieval`; `length` instead of the rule that minds the curve."""
+        self._memory = Memory(sources, curve, inside_of(model), cache(model.is_eog))
         if length is not None:
             self._memory.length = length
         self.calibrates = self._memory.calibrates

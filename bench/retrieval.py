@@ -19,7 +19,6 @@ from bench import (
     retrieval_llama,
     retrieval_lossless,
     retrieval_speed,
-    retrieval_tree,
     rows,
     suite,
 )
@@ -67,12 +66,6 @@ PARTS = {
         "the time of a pass up to the head, and with the heads of what is looked at",
         ("--shapes", "tiny-verifier", "--repeats", "2"),
         lambda found: heads.table(found["models"]),
-    ),
-    "tree": Part(
-        "bench.retrieval_tree",
-        "trees of drafts against chains, by the price of rows",
-        ("--cases", "4"),
-        retrieval_tree.table,
     ),
     "lossless": Part(
         "bench.retrieval_lossless",

@@ -21,7 +21,6 @@ import numpy as np
 
 from bench.copying import SEED, TASKS, Everything, Oracle, Ours, Reply, recorded
 from bench.report import RESULTS, write
-from bench.retrieval_tree import along
 from edgellm.engine import Context, Lens, Model, block_ends
 from edgellm.spec.curve import MOST, CostCurve, LengthRule
 from edgellm.spec.local import foretell, survives
@@ -46,6 +45,14 @@ class Knowing:
         stand = along(chunk.ids.tolist(), left)
         ids = chunk.ids[: min(stand, self._rule.choose([1.0] * stand))]
         return Chunk(ids, np.ones(len(ids), dtype=np.float32), retrieved=True)
+
+
+def along(ids: Sequence[int], left: Sequence[int]) -> int:
+    """Return how many of `ids` a verifier accepts that writes `left`."""
+    accepted = 0
+    while accepted < min(len(ids), len(left)) and ids[accepted] == left[accepted]:
+        accepted += 1
+    return accepted
 
 
 def speed(cases: Sequence[Case], curve: CostCurve, method: Ours | Oracle, knowing: Knowing | None = None) -> float:

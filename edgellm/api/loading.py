@@ -12,7 +12,6 @@ from typing import TypeAlias
 
 from edgellm.engine import Context, Model, head_pays
 from edgellm.errors import InvalidOption, VocabularyMismatch
-from edgellm.spec.curve import MOST
 from edgellm.spec.local import LocalVerifier
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.protocols import Verifier
@@ -94,15 +93,12 @@ def local_verifier(model: Model, n_ctx: int, threads: int | None, closing: ExitS
 
 
 def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:
-    """A verifier over `model`, whose contexts have room for as many twigs as it is told of before they are opened."""
+    """A verifier over `model`."""
 
     def context() -> Context:
-        room = MOST if verifier.twigs else None
-        late = head_pays(model)
-        return Context(model, n_ctx=n_ctx, n_seq=1 + verifier.twigs, spare=room, threads=threads, late=late)
+        return Context(model, n_ctx=n_ctx, threads=threads, late=head_pays(model))
 
-    verifier = LocalVerifier(model, ContextPool(context), n_ctx)
-    return verifier
+    return LocalVerifier(model, ContextPool(context), n_ctx)
 
 
 @dataclass(frozen=True, slots=True)

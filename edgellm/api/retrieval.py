@@ -19,7 +19,7 @@ from edgellm.engine.timing import BUSY, Waiting, least, repaired
 from edgellm.errors import EdgeError
 from edgellm.link.versions import program
 from edgellm.mesh.measure import processor
-from edgellm.spec.curve import DRIFT, KNOTS, CostCurve, LengthRule, twigs
+from edgellm.spec.curve import DRIFT, KNOTS, CostCurve, LengthRule
 from edgellm.spec.local import Foretold, LocalVerifier
 from edgellm.spec.protocols import Drafter, LooksAhead, Suggests, Verifier, VerifierSession
 from edgellm.spec.records import Ids, Sampling
@@ -64,17 +64,16 @@ class Retrieval:
         self._texts: list[tuple[str, str]] = []  # not yet tokens
         self._lock = threading.RLock()  # replies may be written by several threads
 
-    def memory(self, sources: tuple[str, ...], most_twigs: int = 0) -> Memory:
-        """What is remembered for drafts from these sources, with so many twigs."""
+    def memory(self, sources: tuple[str, ...]) -> Memory:
+        """What is remembered for drafts from these sources."""
         with self._lock:
             self._read()
-            key = (*sources, str(most_twigs))
-            memory = self._memories.pop(key, None)
+            memory = self._memories.pop(sources, None)
             if memory is None:
-                memory = Memory(sources, self.curve(), inside_of(self.model), cache(self.model.is_eog), most_twigs)
+                memory = Memory(sources, self.curve(), inside_of(self.model), cache(self.model.is_eog))
                 for talk in self._past:
                     memory.add(talk)
-            self._memories[key] = memory  # behind those that were used before it
+            self._memories[sources] = memory  # behind those that were used before it
             while len(self._memories) > MEMORIES:
                 del self._memories[next(iter(self._memories))]
             return memory
@@ -132,21 +131,15 @@ class Retrieval:
                 if self._history and History().on:
                     keep_curve(self._path, _kept(curve, waited))
 
-    def twigs(self, wanted: str) -> tuple[int, str]:
-        """How many twigs a draft may have where trees are `wanted` (auto, on, off), and why."""
-        if self._linked:
-            return 0, "they are no trees: the verifier is across a link"
-        return twigs(self.curve(), wanted)
-
     @property
     def heads(self) -> str:
         """For which rows of a check the verifier's head is computed, and why; "" where it is across a link."""
         return "" if self._linked else f"; {why_late(self.model)[1]}"
 
-    def begin(self, prompt: Ids, sources: tuple[str, ...], most_twigs: int = 0, least: int = 2) -> Copying | None:
+    def begin(self, prompt: Ids, sources: tuple[str, ...], least: int = 2) -> Copying | None:
         """Retrieval for the reply to `prompt` (n,); None while another reply has it. It calibrates where so many tokens
         at `least` are new."""
-        memory = self.memory(sources, most_twigs)
+        memory = self.memory(sources)
         drafter = memory.take(prompt)
         return None if drafter is None else Copying(self, memory, drafter, least)
 
@@ -293,7 +286,6 @@ class Copying:
         verifier = given or self._retrieval.itself()
         if isinstance(verifier, LocalVerifier):
             self._retrieval.uses(verifier)
-            verifier.twigs = max(verifier.twigs, self._memory.twigs)
             verifier.filling = self._retrieval.curve().filling()
         if self._memory.calibrates and isinstance(verifier, LocalVerifier):
             return Foretelling(verifier, Foretold(self._memory.expect, self._least))

@@ -179,11 +179,10 @@ def _copying(parts: Parts, options: ReplyOptions, plan: Plan, prompt: Ids) -> tu
     if options.retrieval == "auto" and "calibration" in sources:
         least = fewest(parts.retrieval.curve())
         without = f"; calibration where {least} tokens of the prompt are new"
-    most_twigs, trees = parts.retrieval.twigs(options.tree)
-    copying = parts.retrieval.begin(prompt, sources, most_twigs, least)
+    copying = parts.retrieval.begin(prompt, sources, least)
     if copying is None:
         return None, "nothing is retrieved: another reply does so"
-    return copying, f"drafts are retrieved from: {', '.join(sources)}{without}; {trees}{parts.retrieval.heads}"
+    return copying, f"drafts are retrieved from: {', '.join(sources)}{without}{parts.retrieval.heads}"
 
 
 def telling(parts: Parts, options: ReplyOptions) -> Telling:

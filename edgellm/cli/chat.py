@@ -108,9 +108,7 @@ def chat(
             help=f"Copy drafts from what was seen: {', '.join(SOURCES)}, with commas between them.",
         ),
     ] = "auto",
-    tree: Annotated[
-        Exit, typer.Option(help="Whether what is copied may be a tree: several ways on in one check.")
-    ] = Exit.AUTO,
+    tree: Annotated[str | None, typer.Option(hidden=True)] = None,
     history: Annotated[
         bool, typer.Option("--history/--no-history", help="Draft from past conversations, and keep this one, "
                      "with whatever is derived from it.")
@@ -140,12 +138,14 @@ def chat(
 ) -> int:  # fmt: skip
     from edgellm.api import AUTO, Pair
     from edgellm.api.kept import tidy
-    from edgellm.spec.options import ReplyOptions
+    from edgellm.spec.options import GONE, ReplyOptions
 
+    if tree is not None:
+        say(f"--{GONE['tree']}", style="dim")
     options = ReplyOptions(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, gate=gate.value,
         budget=budget, parallel=parallel, early_exit=early_exit.value, exit_threshold=exit_threshold, economy=economy,
-        precedents=precedents, retrieval=retrieval, tree=tree.value,
+        precedents=precedents, retrieval=retrieval,
     )  # fmt: skip
     texts = [_read(path) for path in context or ()]
     question = " ".join(prompt) if prompt else None

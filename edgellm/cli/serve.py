@@ -225,7 +225,6 @@ def _serve_verifier(
     from edgellm.api.retrieval import curve_of
     from edgellm.http.reception import Writer
     from edgellm.serve.server import serve_verifier
-    from edgellm.spec.options import ReplyOptions
     from edgellm.store import resolve
 
     path = resolve(model)
@@ -243,7 +242,7 @@ def _serve_verifier(
     with ExitStack() as closing:
         if door is not None:
             pair = closing.enter_context(Pair(server.model, draft=None, verifier=server.inside()))
-            door.open(Writer(pair, called(model), in_turns=False, options=ReplyOptions(tree="off")))
+            door.open(Writer(pair, called(model), in_turns=False))
             invite(door)
         if announce:
             closing.enter_context(findable(server, interface))

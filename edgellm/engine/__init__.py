@@ -1,6 +1,6 @@
 """The engine: llama.cpp behind a small, typed door. The only package that imports `llama_cpp`."""
 
-from edgellm.engine.batch import SeqRows, Twig
+from edgellm.engine.batch import SeqRows
 from edgellm.engine.block import Block, Passage
 from edgellm.engine.capture import Capture, Recorder
 from edgellm.engine.chat import Message
@@ -42,7 +42,6 @@ __all__ = [
     "Stop",
     "TensorInfo",
     "Top2",
-    "Twig",
     "Vocabulary",
     "block_ends",
     "check_cuttable",

@@ -42,14 +42,6 @@ def split(rows: Sequence[SeqRows], most: int) -> tuple[list[SeqRows], list[SeqRo
     return heads, rest
 
 
-@dataclass(frozen=True, slots=True)
-class Twig:
-    """Other ids that may stand behind the first `at` of those that are decoded, in place of the rest of them."""
-
-    at: int
-    ids: Ids
-
-
 class Batch:
     """Room for `n` rows. `tokens` is its native form; `embeddings` makes one that takes float rows instead."""
 
@@ -80,35 +72,6 @@ class Batch:
         self._flags[at:rows] = 0
         self._flags[at : at + outputs] = 1
         return rows
-
-    def put_tree(self, start: int, ids: Ids, twigs: Sequence[Twig], outputs: int) -> tuple[int, Any]:
-        """Writes `ids` for positions `start` on of sequence 0, and each twig for those of sequence k + 1, which shares
-        the rows before it; with logits of the last `outputs` of `ids`, and of the twigs. Returns the rows, and the
-        batch's native form.
-        """
-        n = len(ids)
-        self.put(0, 0, start, ids, outputs, False)
-        total = n + sum(len(twig.ids) for twig in twigs)
-        several = np.zeros((total, 1 + len(twigs)), dtype=np.int32)
-        counts = np.ones(total, dtype=np.int32)
-        at = n
-        for number, twig in enumerate(twigs, 1):
-            shared = np.arange(twig.at)
-            several[shared, counts[shared]] = number
-            counts[shared] += 1
-            at = self.put(at, number, start + twig.at, twig.ids, len(twig.ids), False)
-        several[n:, 0] = self._seqs[n:total]
-        pointers = (several.ctypes.data + several.strides[0] * np.arange(total)).astype(np.uint64)
-        self._tree = several, counts, pointers  # llama.cpp reads them while it decodes
-        return at, lib.llama_batch(
-            0,
-            _pointer(self._ids, ctypes.c_int32),
-            _pointer(None, ctypes.c_float),
-            _pointer(self._positions, ctypes.c_int32),
-            _pointer(counts, ctypes.c_int32),
-            _pointer(pointers, ctypes.POINTER(ctypes.c_int32)),
-            _pointer(self._flags, ctypes.c_int8),
-        )
 
     def embeddings(self, rows: Floats) -> Any:
         """A batch over contiguous `rows`, which must outlive its decoding; positions and flags are this batch's."""

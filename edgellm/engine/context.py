@@ -6,12 +6,11 @@ what shows: one batch whose arrays are numpy's, one numpy view over the logits.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
-from edgellm.engine.batch import SeqRows, Twig, split
+from edgellm.engine.batch import SeqRows, split
 from edgellm.engine.head import ROWS
 from edgellm.engine.late import LateRows, Rows
 from edgellm.engine.passes import Passes
@@ -94,40 +93,6 @@ class Context(Passes):
             self._forget(seq, end)
         self._lengths[seq] = end
         return self._logits.rows(self._open(), outputs)
-
-    def decode_tree(self, ids: Ids, twigs: Sequence[Twig], *, outputs: int) -> tuple[Floats, list[Floats]]:
-        """Appends `ids` to sequence 0, and makes sequence k + 1 what it would be with twig k: one batch, in which rows
-        that several have in common are computed once.
-
-        Returns the logits of the last `outputs` rows of `ids`, (outputs, n_vocab), and of all rows of each twig.
-
-        Raises:
-            ContextFull, EngineFailed: as for `decode`; nothing was changed in sequence 0.
-            InvalidOption: too many twigs or rows, a twig that does not stand behind one of `ids`, or a context that has
-                captures or is not unified.
-        """
-        rows = len(ids) + sum(len(twig.ids) for twig in twigs)
-        if not self.unified or not self._plain or len(twigs) >= self.n_seq or rows > self.n_batch:
-            raise InvalidOption(f"A tree of {rows} rows and {len(twigs)} twigs.", "Open a wider, unified context.")
-        if not all(0 < twig.at <= len(ids) and len(twig.ids) for twig in twigs):
-            raise InvalidOption("A twig stands behind none of the ids.", f"Give places from 1 to {len(ids)}.")
-        longest = max([len(ids), *(twig.at + len(twig.ids) for twig in twigs)])
-        start = self._begin(0, longest, outputs)
-        for number, twig in enumerate(twigs, 1):
-            self.branch(0, number)
-            self._sequences.note(number, np.concatenate((ids[: twig.at], twig.ids)))
-        self._sequences.note(0, ids)
-        try:
-            self._run(*self._batch.put_tree(start, ids, twigs, outputs))
-        except BaseException:
-            self._restore(dict.fromkeys(range(len(twigs) + 1), start))
-            raise
-        self._lengths[0] = start + len(ids)
-        for number, twig in enumerate(twigs, 1):
-            self._lengths[number] = start + twig.at + len(twig.ids)
-        view = self._logits.rows(self._open(), outputs + rows - len(ids))
-        ends = np.cumsum([outputs, *(len(twig.ids) for twig in twigs)])
-        return view[:outputs], [view[a:b] for a, b in itertools.pairwise(ends.tolist())]
 
     def decode_rows(self, rows: Sequence[SeqRows], embedded: Floats | None = None) -> list[Floats]:
         """Appends to several sequences in one llama.cpp batch; one view of (outputs, n_vocab) per entry.

@@ -26,11 +26,6 @@ EXPLORED = 0.004
 of the small model. With looks for something to copy (`spec/retrieval/looks.py`) that is about a hundredth in all."""
 FORETELLING = 0.05
 """Share of a prefill that calibration may take where nobody has asked for it."""
-TWIGS = 2
-"""Twigs of a draft, at most, where it may be a tree."""
-FLAT = 1.5
-"""A tree pays where a decode of eight rows takes less than so many times as long as one of a single row; see
-`bench.retrieval_tree`."""
 DRIFT = 0.25
 """A curve that is wrong by more than this share, in the mean, is replaced by what decodes really take."""
 WILD = 2.0
@@ -127,17 +122,6 @@ def fewest(curve: CostCurve) -> int:
     expects behind each: that is a decode of its own, and its graph is another one."""
     table = curve.table()
     return ceil((table[1] + 2.0 * curve.change) / (FORETELLING * table[-1] / (MOST + 1)))
-
-
-def twigs(curve: CostCurve, wanted: str) -> tuple[int, str]:
-    """How many twigs a draft may have, and why. `wanted` is auto, on or off."""
-    if wanted != "auto":
-        return (TWIGS if wanted == "on" else 0), f"trees are {wanted}, as you said"
-    table = [body + heads for body, heads in zip(curve.table(), curve.prices(), strict=True)]
-    ratio = table[8] / table[1]
-    if ratio < FLAT:
-        return TWIGS, f"they may be trees: eight rows take {ratio:.1f} times as long as one"
-    return 0, f"they are no trees: eight rows take {ratio:.1f} times as long as one"
 
 
 class LengthRule:

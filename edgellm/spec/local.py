@@ -9,10 +9,9 @@ from time import perf_counter
 import numpy as np
 
 from edgellm.engine import Context, Lens, Model, Rows, known
-from edgellm.engine import Twig as Branch
 from edgellm.spec.curve import NOT_FILLED
 from edgellm.spec.pool import ContextPool
-from edgellm.spec.records import NO_IDS, Chunk, Expected, Floats, Ids, Logprobs, Sampling, Twig, Verdict
+from edgellm.spec.records import NO_IDS, Chunk, Expected, Ids, Logprobs, Sampling, Verdict
 from edgellm.spec.sampling import likeliest, logprobs
 from edgellm.spec.verify import judge, plausible
 
@@ -35,8 +34,6 @@ class LocalVerifier:
         self._context_length = context_length
         self._lens: Lens | None = None
         self._looked = False
-        self.twigs = 0
-        """That drafts may have: contexts that are opened from now on have room for them."""
         self.filling = NOT_FILLED
         """Of sessions from now on; see `Context.fill`."""
 
@@ -125,17 +122,11 @@ class LocalSession:
             unseen = prefix[context.sync(prefix) :]
             if self._foretold is not None and len(unseen) >= self._foretold.least:
                 unseen = foretell(context, prefix, len(prefix) - len(unseen), self._foretold.told, self._lens)
-            rows, twigs = self._decoded(context, unseen, chunk)
+            ids = np.concatenate((unseen, chunk.ids)) if len(chunk) else unseen
+            rows = context.decode_late(ids, outputs=len(chunk) + 1, reached=survives(chunk))
             accepted, answer = judge(chunk, rows, self._sampling, position=len(prefix))
             likely = plausible(chunk, rows, accepted) if chunk.retrieved else None
-            stands = self._twig(chunk, accepted, answer) if twigs else None
             said = self._said(chunk.ids[:accepted], answer, rows)
-            if stands is not None:
-                twig = chunk.twigs[stands]
-                accepted, answer = self._along(twig, twigs[stands], len(prefix) + accepted)
-                said += self._said(twig.ids[1:accepted], answer, twigs[stands])
-                accepted += twig.at
-                context.branch(stands + 1, 0)
             tokens = [answer]
             if extra > 0:
                 context.rollback(len(prefix) + accepted)
@@ -148,37 +139,13 @@ class LocalSession:
             raise
         seconds = perf_counter() - started
         answers = np.array(tokens, dtype=np.int32)
-        return Verdict(accepted, answers, seconds, passes=len(tokens), plausible=likely, twig=stands, logprobs=said)
+        return Verdict(accepted, answers, seconds, passes=len(tokens), plausible=likely, logprobs=said)
 
     def _said(self, kept: Ids, answer: int, rows: Rows) -> tuple[Logprobs, ...]:
         """What the model said of the tokens that stand, (n,), and of its own behind them; `rows` begins with theirs."""
         if self._logprobs is None:
             return ()
         return tuple(logprobs(known(rows, len(kept) + 1), np.append(kept, answer), self._logprobs))
-
-    def _decoded(self, context: Context, unseen: Ids, chunk: Chunk) -> tuple[Rows, list[Floats]]:
-        """Logits behind `unseen` and every token of `chunk`, and behind those of its twigs, in one pass; of no twigs
-        where the context has no room for them.
-        """
-        if context.n_seq <= len(chunk.twigs) or not chunk.twigs:
-            ids = np.concatenate((unseen, chunk.ids)) if len(chunk) else unseen
-            return context.decode_late(ids, outputs=len(chunk) + 1, reached=survives(chunk)), []
-        if len(unseen) > 1:  # a tree has few rows
-            context.decode(unseen[:-1], outputs=0)
-        branches = [Branch(1 + twig.at, twig.ids) for twig in chunk.twigs]
-        return context.decode_tree(np.concatenate((unseen[-1:], chunk.ids)), branches, outputs=len(chunk) + 1)
-
-    def _twig(self, chunk: Chunk, accepted: int, answer: int) -> int | None:
-        """The twig that begins with the verifier's own answer, where it answered."""
-        for number, twig in enumerate(chunk.twigs):
-            if twig.at == accepted and int(twig.ids[0]) == answer:
-                return number
-        return None
-
-    def _along(self, twig: Twig, rows: Floats, position: int) -> tuple[int, int]:
-        """How many tokens of a twig stand, whose first one does, at `position`; and the verifier's own behind them."""
-        accepted, answer = judge(Chunk(twig.ids[1:]), rows, self._sampling, position=position + 1)
-        return 1 + accepted, answer
 
     def heed(self, stopped: Callable[[], bool] | None) -> None:
         """See `Heeds`."""

@@ -24,7 +24,6 @@ from edgellm.spec.records import (
     Source,
     Token,
     Verdict,
-    standing,
 )
 from edgellm.spec.stats import Stats
 
@@ -112,7 +111,6 @@ def generate(
             verdict = line.ask(text.ids(), chunk, extra, ahead) if decision.offload else None
             if verdict is None and copies is not None:
                 chunk = copies.unchecked(chunk, text.ids(), min(limits.gamma, room), sampling)
-            chunk = standing(chunk, verdict)
             words = merge(chunk, verdict)
             now = perf_counter()
             stats.round(chunk, verdict, began, asked, now)

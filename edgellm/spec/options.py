@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from dataclasses import dataclass
+import warnings
+from dataclasses import InitVar, dataclass
 
 from edgellm.errors import InvalidOption
 from edgellm.spec.protocols import Gate
@@ -19,6 +20,8 @@ SOURCES = ("context", "history", "analogy", "calibration", "reuse")
 _FREE = ("auto", "confidence", "always", "never")  # these mean something without a budget
 
 
+GONE = {"tree": "tree has no effect any more: what is copied is one chain of tokens. Leave it out."}
+"""Options that are still accepted, and what is told of them."""
 MOST_STOPS, LONGEST_STOP, MOST_LOGPROBS = 16, 500, 20
 CHUNK = 4
 """Drafted tokens in a chunk where everything is verified, or nothing."""
@@ -42,10 +45,9 @@ class ReplyOptions:
     profile has where a budget is kept, else `CHUNK`. `confidence_threshold` is the c_th of the confidence gate without
     a budget. `retrieval`: whether drafts are also copied from what was seen, `auto`, `off`, or those of `SOURCES` that
     may be copied from, with commas between them; only where everything is
-    verified, so it never changes the text. `tree`: whether such a draft may be a tree, `on`, `off`, or `auto` where
-    that is faster. `stop`: texts that end the reply where one would begin; it is not part of the reply. `logprobs`:
-    tokens carry the probabilities that the verifier (the draft model, where that is alone) gave them and this many
-    others; only where everything is verified, in this process.
+    verified, so it never changes the text. `stop`: texts that end the reply where one would begin; it is not part of
+    the reply. `logprobs`: tokens carry the probabilities that the verifier (the draft model, where that is alone) gave
+    them and this many others; only where everything is verified, in this process.
 
     Raises:
         InvalidOption: a value that cannot be meant, named with the range that can.
@@ -66,11 +68,14 @@ class ReplyOptions:
     confidence_threshold: float = 0.8
     gamma: int | None = None
     retrieval: str = "auto"
-    tree: str = "auto"
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    tree: InitVar[str | None] = None
+    """Without effect since 0.2: what is copied is never a tree."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, tree: str | None) -> None:
+        if tree is not None:
+            warnings.warn(GONE["tree"], DeprecationWarning, stacklevel=3)
         _at_least("max_tokens", self.max_tokens, 1)
         if self.gamma is not None:
             _at_least("gamma", self.gamma, 1)
@@ -88,8 +93,6 @@ class ReplyOptions:
                 raise InvalidOption(f"{name} is {getattr(self, name)}.", "Give a number from 0 to 1, such as 0.8.")
         if self.early_exit not in SWITCH:
             raise InvalidOption(f"early_exit is {self.early_exit!r}.", f"Choose one of {', '.join(SWITCH)}.")
-        if self.tree not in SWITCH:
-            raise InvalidOption(f"tree is {self.tree!r}.", f"Choose one of {', '.join(SWITCH)}.")
         if len(self.stop) > MOST_STOPS or not all(0 < len(text) <= LONGEST_STOP for text in self.stop):
             raise InvalidOption(
                 f"stop has {len(self.stop)} texts of {[len(text) for text in self.stop[:MOST_STOPS]]} characters.",

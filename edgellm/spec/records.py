@@ -102,15 +102,6 @@ class Precedent:
 
 
 @dataclass(frozen=True, slots=True)
-class Twig:
-    """Other tokens that may stand in a chunk from place `at` on: `ids` and `confidence`, shapes (m,), m at least 1."""
-
-    at: int
-    ids: Ids
-    confidence: Floats
-
-
-@dataclass(frozen=True, slots=True)
 class Chunk:
     """Drafted tokens that are offered for verification together (gamma of them, or fewer).
 
@@ -122,8 +113,8 @@ class Chunk:
     `alternatives` are for each place the likeliest tokens beside the drafted one, and their weights, where a
     drafter was asked for them. The first `ahead` tokens were drafted while a verdict was on its way; the
     last `tail` ones were copied behind what a model drafted (of a `retrieved` chunk all were). `reason` says why
-    the chunk is as long as it is, where its drafter explains itself. With `twigs` it is a tree: only copied ones are.
-    `precedent` is there where the drafter heeds the context.
+    the chunk is as long as it is, where its drafter explains itself. `precedent` is there where the drafter heeds the
+    context.
     """
 
     ids: Ids = field(default_factory=lambda: NO_IDS)
@@ -137,7 +128,6 @@ class Chunk:
     ahead: int = 0
     tail: int = 0
     reason: str = ""
-    twigs: tuple[Twig, ...] = ()
     precedent: Precedent | None = None
 
     def __len__(self) -> int:
@@ -166,9 +156,8 @@ class Verdict:
     `tokens[0]` is the correction where `accepted < len(chunk)`, else the bonus token; further ones only where the
     verifier was asked to write on alone. `seconds` is the verifier's own computing time, queueing left out;
     `bytes_up` and `bytes_down` are what crossed a link for it (0 in one process). `plausible` says of each drafted
-    token whether the verifier gave it some probability where it stood, None where nobody asked. `twig`: the one of the
-    chunk's that stands; `accepted` counts along it. `logprobs` are those of the accepted tokens and then of `tokens`,
-    where they were asked for.
+    token whether the verifier gave it some probability where it stood, None where nobody asked. `logprobs`
+    are those of the accepted tokens and then of `tokens`, where they were asked for.
     """
 
     accepted: int
@@ -178,17 +167,7 @@ class Verdict:
     bytes_down: int = 0
     passes: int = 1
     plausible: tuple[bool, ...] | None = None
-    twig: int | None = None
     logprobs: tuple[Logprobs, ...] = ()
-
-
-def standing(chunk: Chunk, verdict: Verdict | None) -> Chunk:
-    """Of a tree the branch that the verdict speaks of, as a chunk."""
-    if verdict is None or verdict.twig is None:
-        return chunk
-    twig = chunk.twigs[verdict.twig]
-    confidence = np.concatenate((chunk.confidence[: twig.at], twig.confidence))
-    return Chunk(np.concatenate((chunk.ids[: twig.at], twig.ids)), confidence, retrieved=True, reason=chunk.reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,7 @@ from edgellm.link.address import Address
 from edgellm.serve.handshake import Peer, greet
 from edgellm.serve.remote import RemoteVerifier
 from edgellm.serve.server import VerifierServer
-from edgellm.spec.local import LocalVerifier
-from edgellm.spec.pool import ContextPool
-from edgellm.spec.records import GREEDY, NO_FLOATS, Chunk, Token, Twig
+from edgellm.spec.records import GREEDY, Chunk, Token
 from tests.spec.real import case
 
 
@@ -53,27 +51,6 @@ def test_they_are_the_writers_own(f32_pair: tuple[Path, Path], who: str, tempera
 def pair_tokens(path: Path) -> list[Token]:
     with Pair.open(path, None, threads=1) as pair:
         return list(pair.reply(case(2), max_tokens=3))
-
-
-def test_along_a_twig_that_stands(f32_pair: tuple[Path, Path], pair: Pair) -> None:
-    prompt = pair.prompt_ids(case(2))
-    tokens = list(pair.reply(case(2), max_tokens=5, logprobs=2))
-    ids = np.array([token.id for token in tokens], dtype=np.int32)
-    with Model.load(f32_pair[1]) as model:
-        verifier = LocalVerifier(
-            model, ContextPool(lambda: Context(model, n_ctx=256, n_seq=2, spare=16, threads=1)), 256
-        )
-        session = verifier.open(GREEDY, logprobs=2)
-        wrong = np.array([ids[0], ids[0], ids[0]], dtype=np.int32)
-        twig = Twig(1, ids[1:4], np.ones(3, dtype=np.float32))
-        verdict = session.verify(prompt, Chunk(wrong, NO_FLOATS, retrieved=True, twigs=(twig,)), extra=0)
-        session.close()
-        verifier.close()
-    assert (verdict.twig, verdict.accepted, verdict.tokens.tolist()) == (0, 4, [ids[4]])
-    told = [token.logprobs for token in tokens]
-    for one, other in zip(verdict.logprobs, told, strict=True):
-        assert other is not None
-        assert one.own == pytest.approx(other.own, abs=2e-3)
 
 
 @pytest.mark.parametrize("options", [{"budget": 0.3}, {"gate": "never"}, {"gate": "confidence"}], ids=str)

@@ -14,7 +14,7 @@ from edgellm.api import Pair
 from edgellm.api.retrieval import MEMORIES, Retrieval, measure_curve
 from edgellm.engine import HEADS, Context, Model
 from edgellm.engine.timing import Waiting
-from edgellm.spec.curve import KNOTS, CostCurve, LengthRule, twigs
+from edgellm.spec.curve import KNOTS, LengthRule
 from edgellm.spec.options import SOURCES
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.records import Explanation, Ids, Source, Token
@@ -272,29 +272,6 @@ def test_a_curve_belongs_to_a_model_and_its_threads(verifier_model: Model) -> No
     assert curve_path("a" * 64, 1) != curve_path("a" * 64, 2)
 
 
-@pytest.mark.usefixtures("rows_are_cheap")
-def test_where_rows_are_cheap_drafts_are_trees_and_the_text_is_the_same(
-    f32_pair: tuple[Path, Path], alone: Pair
-) -> None:
-    wanted = [ids(alone.reply(case(number), max_tokens=MOST, retrieval="off")) for number in NUMBERS]
-    for tree, reason in (("auto", "they may be trees"), ("on", "as you said"), ("off", "as you said")):
-        heard: list[Explanation] = []
-        with Pair.open("none", f32_pair[1], threads=1) as pair:
-            for number, text in zip(NUMBERS, wanted, strict=True):
-                reply = pair.reply(case(number), max_tokens=MOST, tree=tree)
-                reply.on_explain = heard.append
-                assert ids(reply) == text
-        assert any(reason in explanation.text for explanation in heard)
-
-
-def test_a_tree_is_worth_it_where_rows_are_cheap() -> None:
-    flat, steep = CostCurve((1, 64), (1.0, 1.5)), CostCurve((1, 64), (1.0, 30.0))
-    assert twigs(flat, "auto")[0] > 0
-    assert twigs(steep, "auto")[0] == 0
-    assert twigs(steep, "on")[0] > 0
-    assert twigs(flat, "off") == (0, "trees are off, as you said")
-
-
 def test_what_is_remembered_of_replies_is_bounded(verifier_model: Model) -> None:
     """A server may run for months, and whoever asks chooses the sources."""
     retrieval = Retrieval(verifier_model, 512, 1, linked=True)
@@ -308,7 +285,7 @@ def test_what_is_remembered_of_replies_is_bounded(verifier_model: Model) -> None
         retrieval.memory((name,))
         retrieval.memory(("history",))
     assert len(retrieval._memories) == MEMORIES
-    assert ("history", "0") in retrieval._memories
+    assert ("history",) in retrieval._memories
 
 
 def test_a_short_prompt_is_not_calibrated_unless_that_is_asked_for(

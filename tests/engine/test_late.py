@@ -21,7 +21,6 @@ from edgellm.engine import (
     LateRows,
     Model,
     SeqRows,
-    Twig,
     head_pays,
     in_blocks,
     known,
@@ -151,11 +150,6 @@ def test_it_finds_its_place_in_every_graph(pair: tuple[Context, Context]) -> Non
             context.branch(0, 1)
             context.decode_rows([SeqRows(0, IDS[:3], 1), SeqRows(1, IDS[4:6], 1)])
         same(1, n)
-        for context in pair:
-            context.rollback(4)
-            context.decode_tree(IDS[:3], [Twig(1, IDS[5:7])], outputs=3)
-        same(0, n)
-        same(2, n)
 
 
 def test_an_address_that_has_another_tensor_now_does_no_harm(pair: tuple[Context, Context]) -> None:

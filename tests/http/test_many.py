@@ -15,7 +15,6 @@ from edgellm.http.door import Door
 from edgellm.http.reception import Writer
 from edgellm.link.address import Address
 from edgellm.serve.server import VerifierServer
-from edgellm.spec.options import ReplyOptions
 from tests.http.conftest import HOME, Answer, asker
 from tests.spec.real import case
 
@@ -39,7 +38,7 @@ def in_batches(path: Path) -> Iterator[Door]:
         Pair(model, draft=None, verifier=server.inside(), threads=1) as pair,
         Door(HOME, replies=4, waiting=CLIENTS) as door,
     ):
-        door.open(Writer(pair, "edgellm-verifier", in_turns=False, options=ReplyOptions(tree="off")))
+        door.open(Writer(pair, "edgellm-verifier", in_turns=False))
         yield door
 
 

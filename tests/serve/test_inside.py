@@ -55,7 +55,7 @@ def test_it_copies_too_and_tells_probabilities(server: VerifierServer, plain: Pa
     with Pair(server.model, draft=None, verifier=server.inside(), threads=1) as pair:
         for number in (2, 3):
             wanted = ids(plain.reply(case(number), max_tokens=24))
-            assert ids(pair.reply(case(number), max_tokens=24, tree="off")) == wanted
+            assert ids(pair.reply(case(number), max_tokens=24)) == wanted
             told = list(pair.reply(case(number), max_tokens=24, logprobs=0))
             assert [token.id for token in told] == wanted
             assert all(token.logprobs is not None for token in told)

@@ -6,7 +6,7 @@ import pytest
 
 from edgellm.errors import InvalidOption
 from edgellm.spec.gates import NeverGate
-from edgellm.spec.options import GATES, SOURCES, ReplyOptions
+from edgellm.spec.options import GATES, GONE, SOURCES, ReplyOptions
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,12 @@ def test_a_gate_that_keeps_no_budget_is_refused_with_one(gate: str, budget: floa
 def test_a_seed_is_picked_where_none_is_given() -> None:
     assert ReplyOptions().sampling().seed != ReplyOptions().sampling().seed
     assert ReplyOptions(seed=0).sampling().seed == 0
+
+
+@pytest.mark.parametrize("option", GONE)
+def test_an_option_that_is_gone_is_accepted_with_a_notice(option: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"^{option} has no effect any more"):
+        assert ReplyOptions(**{option: "on"}, seed=1) == ReplyOptions(seed=1)  # type: ignore[arg-type]
 
 
 def test_sources_are_named_in_any_order_and_come_in_one() -> None:

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from edgellm.spec.curve import LEAST, MOST, LengthRule
-from edgellm.spec.records import NO_FLOATS, NO_IDS, Chunk, Ids, Sampling, Twig, Verdict
+from edgellm.spec.curve import LengthRule
+from edgellm.spec.records import NO_FLOATS, NO_IDS, Chunk, Ids, Sampling, Verdict
 from edgellm.spec.retrieval.chances import Chances, agrees, evidence
 from edgellm.spec.retrieval.looks import Looks
 from edgellm.spec.retrieval.reuse import Reuse
@@ -37,25 +37,21 @@ class RetrievalDrafter:
         is_eog: Callable[[int], bool],
         reuse: Reuse | None = None,
         hopeless: float = HOPELESS,
-        twigs: int = 0,
         looks: Looks | None = None,
     ) -> None:
         """`sources` by name, in the order of the priors of `chances`; `reuse` is one of them, where drafts are used
         again. `inside` says whether a token goes on with the word before it, `is_eog` whether it ends the turn. A draft
-        ends where its next token would be reached and accepted with less than `hopeless`. It gets up to `twigs` twigs,
-        where they pay. Without `looks` it looks every time.
+        ends where its next token would be reached and accepted with less than `hopeless`. Without `looks` it looks
+        every time.
         """
         self._sources = tuple(sources.values())
         self._chances, self._length, self._inside, self._is_eog = chances, length, inside, is_eog
         self._reuse, self._hopeless = reuse, hopeless
-        self._most_twigs, self._looks = twigs, looks
+        self._looks = looks
         self._looked = -1.0  # seconds that the last look took; below 0: there was none
-        self._twigs: tuple[Twig, ...] = ()
-        self._rows = 0  # of the last draft, its twigs' included
         self._known = 0  # tokens of the text that the sources know
         self._options: Options = []  # of the last draft, from place `_from` of its chunk on
         self._from = 0
-        self._behind_twigs: list[Options] = []  # what each twig may go on with
         self._found: tuple[int, list[int], list[float]] = 0, [], []  # behind a text of that length, by the last draft
         self._first = True
         self.explain = False
@@ -83,7 +79,7 @@ class RetrievalDrafter:
         """See `Drafter.draft`. `begin` has been told of the prompt. `instead` is what an empty chunk leads to: tokens,
         and seconds for them; None: the verifier's next token.
         """
-        self._twigs, self._behind_twigs, self._rows, self._from = (), [], 0, 0
+        self._from = 0
         if self._looks is None:
             return self._draft(prefix, gamma, instead)
         if not self._looks.due:
@@ -107,33 +103,7 @@ class RetrievalDrafter:
         if (more := n - len(ids)) > 0:
             ids, survives = ids + ids[-1:] * more, survives + [0.0] * more
         confidence = np.array(survives[:n], dtype=np.float32)
-        if self._most_twigs:
-            self._twigs = self._grow(ids[:n], survives, min(gamma, MOST))
-        self._rows = n + sum(len(twig.ids) for twig in self._twigs)
-        return Chunk(np.array(ids[:n], dtype=np.int32), confidence, retrieved=True, reason=reason, twigs=self._twigs)
-
-    def _grow(self, ids: list[int], survives: list[float], most: int) -> tuple[Twig, ...]:
-        """Twigs of the draft `ids`: what else was offered where its tokens are most doubtful, as far as it pays."""
-        reached = [1.0, *survives]
-        offers = [
-            (reached[at] * min(options[1][1], 1.0 - survives[at] / max(reached[at], 1e-9)), at, options[1][0])
-            for at, options in enumerate(self._options[: len(ids)])
-            if len(options) > 1
-        ]
-        twigs: list[Twig] = []
-        rows = len(ids)
-        for alive, at, token in sorted(offers, reverse=True)[: self._most_twigs]:
-            if not self._length.more(rows, [alive], LEAST):
-                break
-            floors = self._length.floors(rows + 1)
-            more, further, options = self._retrieve(most - at - 1, [*ids[:at], token], alive, floors)
-            chances = [alive, *further]
-            n = self._length.more(rows, chances, LEAST)
-            tokens = np.array([token, *more][:n], dtype=np.int32)
-            twigs.append(Twig(at, tokens, np.array(chances[:n], dtype=np.float32)))
-            self._behind_twigs.append(options)
-            rows += n
-        return tuple(twigs)
+        return Chunk(np.array(ids[:n], dtype=np.int32), confidence, retrieved=True, reason=reason)
 
     def pays(self, usual: tuple[float, float]) -> bool:
         """Whether tokens, and seconds for them, are better than a decode without drafts."""
@@ -266,20 +236,17 @@ class RetrievalDrafter:
         n, accepted = len(chunk), verdict.accepted
         first = self._first
         if not first:  # whose time is the prompt's
-            drafts = None if shared or (n and not chunk.retrieved) else max(n, self._rows)
+            drafts = None if shared or (n and not chunk.retrieved) else n
             self._length.learn(drafts, accepted + len(verdict.tokens), seconds)
             if self._looks is not None:
                 self._looks.passed(seconds)
         self._first = False
         if chunk.retrieved or not n:
             self._chances.judged(float(chunk.confidence.sum()) / self._chances.trust, accepted)
-        options = self._options
-        if verdict.twig is not None:
-            options = [*options[: self._twigs[verdict.twig].at + 1], *self._behind_twigs[verdict.twig]]
         copied = 0 if chunk.retrieved else n - chunk.tail  # from which place on
         # Whatever was offered for a place is learned of, drafted or not: that costs nothing, and favours nothing.
         truth = [*chunk.ids[:accepted].tolist(), *verdict.tokens[:1].tolist()]
-        for at, (right, offered) in enumerate(zip(truth[self._from :], options, strict=False), self._from):
+        for at, (right, offered) in enumerate(zip(truth[self._from :], self._options, strict=False), self._from):
             for token, _, kind in offered:
                 self._chances.learn(kind, token == right)
                 if token == right and copied <= at < accepted:
@@ -287,8 +254,7 @@ class RetrievalDrafter:
                     for bit, name in enumerate(self.copied):
                         self.copied[name] += agree >> bit & 1
         if self._reuse is not None and chunk.retrieved:
-            likely = verdict.plausible if verdict.twig is None else None  # which is of the draft itself
-            self._reuse.rejected(chunk.ids.tolist(), accepted, likely)
+            self._reuse.rejected(chunk.ids.tolist(), accepted, verdict.plausible)
         if self._looks is not None and self._looked >= 0.0 and not first:
             brought = self._length.saved(accepted + len(verdict.tokens), seconds - self._looked) if copied < n else 0.0
             self._looks.looked(self._looked + perf_counter() - began, brought)

@@ -52,12 +52,10 @@ class Memory:
         curve: CostCurve,
         inside: Callable[[int], bool],
         is_eog: Callable[[int], bool],
-        twigs: int = 0,
     ) -> None:
         """`sources` of `SOURCES`; `inside` says whether a token goes on with the word before it, `is_eog` whether it
-        ends the turn. `twigs` as of `RetrievalDrafter`.
+        ends the turn.
         """
-        self.twigs = twigs
         self._names = [name for name in SOURCES if name in set(sources)]
         self._inside, self._is_eog = inside, is_eog
         self._context = Context()
@@ -92,7 +90,6 @@ class Memory:
             inside=self._inside,
             is_eog=self._is_eog,
             reuse=self._reuse if "reuse" in self._names else None,
-            twigs=self.twigs,
             looks=self._looks,
         )
         ids = prompt.tolist()
