@@ -83,9 +83,7 @@ def answered(asked: Sequence[Question], answer: Callable[[Question, int], Reply]
 
 def reply_with(pair: Pair, **options: Any) -> Callable[[Question, int], Reply]:
     """Greedy replies of the pair, under `options`."""
-    return lambda question, seed: pair.reply(
-        question.messages, max_tokens=MOST, seed=seed, economy=False, retrieval="off", **options
-    )
+    return lambda question, seed: pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", **options)
 
 
 def by_family(scores: Sequence[float], asked: Sequence[Question]) -> dict[str, Any]:

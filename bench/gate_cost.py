@@ -86,9 +86,7 @@ def measured(model: Model, profile: Profile, gamma: int, threads: int, repeats: 
     token = median(plain)
     gates = {}
     for name in GATES:
-        gate = choose(
-            ReplyOptions(gate=name, budget=BUDGET, gamma=gamma), 0, profile=profile, ledger=Ledger(), economy=None
-        ).gate
+        gate = choose(ReplyOptions(gate=name, budget=BUDGET, gamma=gamma), 0, profile=profile, ledger=Ledger()).gate
         decision = deciding(gate, _first(chunk) if name == "hybrid" else chunk) / (
             1 if name == "hybrid" else len(chunk)
         )

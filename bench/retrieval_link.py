@@ -48,7 +48,7 @@ class Way:
     written: list[list[int]] = field(default_factory=list)
 
     def answer(self, messages: Sequence[Message]) -> None:
-        reply = self.pair.reply(messages, max_tokens=MOST, budget=1.0, economy=False, retrieval=self.retrieval)
+        reply = self.pair.reply(messages, max_tokens=MOST, budget=1.0, retrieval=self.retrieval)
         began = perf_counter()
         self.written.append([token.id for token in reply])
         self.took.append(perf_counter() - began)

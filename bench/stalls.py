@@ -55,9 +55,7 @@ class Way:
     share: float | None = None
 
     def answer(self, pair: Pair, question: Question, seed: int) -> None:
-        reply = pair.reply(
-            question.messages, max_tokens=MOST, seed=seed, economy=False, retrieval="off", **self.options
-        )
+        reply = pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", **self.options)
         came = [(token.round, perf_counter()) for token in reply]
         over, summary = perf_counter(), reply.summary
         if later := sum(number > 0 for number, _ in came):

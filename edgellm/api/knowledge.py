@@ -11,7 +11,6 @@ from edgellm.api.profiles import find_profile, keep_profile, profile_path, read_
 from edgellm.errors import ProfileUnusable
 from edgellm.spec.acceptance import Acceptance
 from edgellm.spec.budget import Ledger
-from edgellm.spec.economy import Economy
 from edgellm.spec.first import FirstReplies, FirstReply
 from edgellm.spec.options import ReplyOptions
 from edgellm.spec.profile import Profile
@@ -20,6 +19,9 @@ from edgellm.store import History, fingerprint, quick_fingerprint
 
 Terms: TypeAlias = tuple[str, float | None, int | None]
 """A gate, its budget, and the tokens of its chunks."""
+
+
+_LAST = 0.2  # weight of the last verdict's time
 
 
 class Knowledge:
@@ -35,7 +37,8 @@ class Knowledge:
             ProfileUnusable: the given profile is of other models, of another version, or no profile.
         """
         self._draft, self._verifier, self._history = draft, verifier, history
-        self.economy = Economy()
+        self.verdict_seconds: float | None = None
+        """From asking for a verdict on a drafted chunk to having it, of late."""
         self.first = FirstReplies()
         self._ledgers: dict[Terms, Ledger] = {}
         self._acceptances: dict[Terms, Acceptance] = {}
@@ -91,6 +94,11 @@ class Knowledge:
         with suppress(OSError):
             self._first_file().unlink(missing_ok=True)
         return path
+
+    def waited(self, seconds: float) -> None:
+        """A verdict on a drafted chunk took so long."""
+        before = seconds if self.verdict_seconds is None else self.verdict_seconds
+        self.verdict_seconds = before + _LAST * (seconds - before)
 
     def ledger(self, options: ReplyOptions) -> Ledger:
         """What this budget was spent on so far, by this gate and with chunks of this length."""

@@ -222,10 +222,7 @@ def plan_reply(parts: Parts, prompt: Ids, options: ReplyOptions, seed: int) -> P
         layers = default_layers(draft)
         choice = Choice(AlwaysGate(), "the pair has no profile yet", options.gamma or FINE, layers)
     else:
-        economy = known.economy if options.economy else None
-        choice = choose(
-            options, seed, profile=profile, ledger=ledger, economy=economy, linked=parts.linked, prompt=prompt
-        )
+        choice = choose(options, seed, profile=profile, ledger=ledger, linked=parts.linked, prompt=prompt)
     kind, early = _early(parts, options, profile, Kind(choice.layers))
     many, parallel = _parallel(parts, options, profile, kind, choice)
     if first is not None:  # of what is drafted ahead no importance is measured
@@ -272,7 +269,7 @@ def _parallel(
         return 0, "no parallel inference: nothing waits for a verdict"
     if profile is None or not profile.batch_seconds or parts.knowledge is None:
         return BRANCHES, f"parallel inference with {BRANCHES} guesses: their cost is not measured"
-    wait = parts.knowledge.economy.wait_seconds or profile.verify_seconds
+    wait = parts.knowledge.verdict_seconds or profile.verify_seconds
     return branches(profile.batch_seconds, wait, max(choice.gamma, FAR))
 
 
@@ -280,8 +277,8 @@ def _watch(knowledge: Knowledge | None, plan: Plan) -> Watch:
     """Tells of each round to all who measure."""
 
     def told(chunk: Chunk, written: int, verdict: Verdict | None, drafting: float, waiting: float) -> None:
-        if knowledge is not None:
-            knowledge.economy.round(chunk, written, verdict, drafting, waiting)
+        if knowledge is not None and verdict is not None and len(chunk) and not chunk.retrieved:
+            knowledge.waited(waiting)
         if plan.branches and verdict is not None:
             plan.acceptance.told(chunk, verdict.accepted)
         if plan.first is not None:

@@ -92,9 +92,7 @@ def chat(
     exit_threshold: Annotated[
         float, typer.Option(metavar="P", help="How sure: the likeliest token's lead over the second.")
     ] = 0.7,
-    economy: Annotated[
-        bool, typer.Option("--economy/--no-economy", help="With a budget: stop verifying what proves needless.")
-    ] = True,
+    economy: Annotated[bool | None, typer.Option("--economy/--no-economy", hidden=True)] = None,
     precedents: Annotated[
         bool,
         typer.Option(
@@ -140,11 +138,12 @@ def chat(
     from edgellm.api.kept import tidy
     from edgellm.spec.options import GONE, ReplyOptions
 
-    if tree is not None:
-        say(f"--{GONE['tree']}", style="dim")
+    for name, value in (("tree", tree), ("economy", economy)):
+        if value is not None:
+            say(f"--{GONE[name]}", style="dim")
     options = ReplyOptions(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, gate=gate.value,
-        budget=budget, parallel=parallel, early_exit=early_exit.value, exit_threshold=exit_threshold, economy=economy,
+        budget=budget, parallel=parallel, early_exit=early_exit.value, exit_threshold=exit_threshold,
         precedents=precedents, retrieval=retrieval,
     )  # fmt: skip
     texts = [_read(path) for path in context or ()]

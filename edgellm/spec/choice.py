@@ -8,7 +8,6 @@ from functools import lru_cache
 from math import inf
 
 from edgellm.spec.budget import Ledger
-from edgellm.spec.economy import Economy
 from edgellm.spec.gates import (
     AlwaysGate,
     ConfidenceGate,
@@ -75,19 +74,6 @@ class BudgetGate:
         return decision
 
 
-class EconomyGate:
-    """Asks first whether verification pays at all, by what was measured of the pair."""
-
-    def __init__(self, gate: Gate, economy: Economy) -> None:
-        self._gate, self._economy = gate, economy
-
-    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:
-        pays = self._economy.decide()
-        if not pays.offload:
-            return Decision(False, f"verification does not pay here: {pays.reason}")
-        return self._gate.decide(chunk, written, max_tokens)
-
-
 def needs_profile(options: ReplyOptions) -> bool:
     """Whether what is asked for can only be done with a profile of the pair."""
     return (
@@ -101,14 +87,13 @@ def choose(
     *,
     profile: Profile | None,
     ledger: Ledger,
-    economy: Economy | None,
     linked: bool = False,
     prompt: Ids = NO_IDS,
 ) -> Choice:
     """The gate that is asked for; its draws come from `seed`, and `ledger` is what its budget has been spent on.
 
-    `profile` is there where `needs_profile` says so. `economy` None: whether verification pays is not asked. `linked`:
-    the verifier is across a link, and the device has to wait for it. The reply is to `prompt` (n,).
+    `profile` is there where `needs_profile` says so. `linked`: the verifier is across a link, and the device has to
+    wait for it. The reply is to `prompt` (n,).
     """
     gate, budget = options.gate, options.budget
     gamma = options.gamma or CHUNK
@@ -126,7 +111,7 @@ def choose(
     gamma = options.gamma or (CHUNK if profile is None else profile.gamma)
     if gate == "random" or profile is None:
         chance = BudgetGate(lambda share: RandomGate(share, seed), budget, ledger)
-        return _limited(chance, "chunks are chosen at random", gamma, ledger, economy)
+        return _limited(chance, "chunks are chosen at random", gamma, ledger)
     if gate == "edgefm":
         aim = ledger.aim(budget)
         above = profile.reply_threshold(aim) if 0.0 < aim < 1.0 else inf if aim <= 0.0 else -inf
@@ -141,7 +126,7 @@ def choose(
     else:
         found = BudgetGate(_dial(gate, profile, seed), budget, ledger)
     layers = profile.layers if gate in ("importance", "synera") else ()
-    limited = _limited(found, reason, 1 if gate == "hybrid" else gamma, ledger, economy, layers)
+    limited = _limited(found, reason, 1 if gate == "hybrid" else gamma, ledger, layers)
     if gate != "worth":
         return limited
     heeds = profile.hesitates if options.precedents else 0.0
@@ -183,11 +168,6 @@ def _counted(gate: Gate, reason: str, gamma: int, ledger: Ledger) -> Choice:
     return Choice(CountingGate(gate, ledger), reason, gamma, layers, ledger=ledger)
 
 
-def _limited(
-    gate: Gate, reason: str, gamma: int, ledger: Ledger, economy: Economy | None, layers: tuple[int, ...] = ()
-) -> Choice:
-    """With what holds for every budget below 1: the tail of a long reply, and the question whether it pays at all."""
-    gate = TailGate(gate, ledger=ledger)
-    if economy is not None:
-        gate = EconomyGate(gate, economy)
-    return Choice(gate, reason, gamma, layers, ledger=ledger)
+def _limited(gate: Gate, reason: str, gamma: int, ledger: Ledger, layers: tuple[int, ...] = ()) -> Choice:
+    """With what holds for every budget below 1: the tail of a long reply is not verified."""
+    return Choice(TailGate(gate, ledger=ledger), reason, gamma, layers, ledger=ledger)

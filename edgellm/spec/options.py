@@ -20,7 +20,10 @@ SOURCES = ("context", "history", "analogy", "calibration", "reuse")
 _FREE = ("auto", "confidence", "always", "never")  # these mean something without a budget
 
 
-GONE = {"tree": "tree has no effect any more: what is copied is one chain of tokens. Leave it out."}
+GONE = {
+    "tree": "tree has no effect any more: what is copied is one chain of tokens. Leave it out.",
+    "economy": "economy has no effect any more: a budget is spent as it was given. Leave it out.",
+}
 """Options that are still accepted, and what is told of them."""
 MOST_STOPS, LONGEST_STOP, MOST_LOGPROBS = 16, 500, 20
 CHUNK = 4
@@ -34,20 +37,19 @@ class ReplyOptions:
     """Choices for one reply; the defaults are greedy, and lossless: everything is verified.
 
     `budget` in [0, 1] is the share of chunks that the verifier is asked about (of tokens with the gate `hybrid`, of
-    replies with `edgefm`), kept over all replies of a pair. `gate` is one of `GATES` or a gate of your own; `auto` is
-    the one for which the pair's profile has the best evidence, and verifies everything where no budget is given.
-    `parallel`: drafts on while a verdict is on its way, where the verifier is across a link. `early_exit`: leaves the
-    draft model's last layers out for a token that `exit_threshold` calls sure (top-1 minus top-2 probability), `auto`
-    where the profile says that it pays. `economy`: with a budget below 1 verification may stop where it is measured
-    to change nothing and cost time. `precedents`: with a budget below 1 and the fitted gate, what followed the same
-    words before is drafted where the draft model hesitates, as far as the pair's profile says that it pays. `seed` None
-    picks one, which the summary tells. `gamma` is the number of drafted tokens in a chunk, None for as many as the
-    profile has where a budget is kept, else `CHUNK`. `confidence_threshold` is the c_th of the confidence gate without
-    a budget. `retrieval`: whether drafts are also copied from what was seen, `auto`, `off`, or those of `SOURCES` that
-    may be copied from, with commas between them; only where everything is
-    verified, so it never changes the text. `stop`: texts that end the reply where one would begin; it is not part of
-    the reply. `logprobs`: tokens carry the probabilities that the verifier (the draft model, where that is alone) gave
-    them and this many others; only where everything is verified, in this process.
+    replies with `edgefm`), kept over all replies of a pair. `gate` is one of `GATES` or a gate of your own; `auto`
+    is the one for which the pair's profile has the best evidence, and verifies everything where no budget is given.
+    `parallel`: drafts on while a verdict is on its way, where the verifier is across a link. `early_exit`: leaves
+    the draft model's last layers out for a token that `exit_threshold` calls sure (top-1 minus top-2 probability),
+    `auto` where the profile says that it pays. `precedents`: with a budget below 1 and the fitted gate, what
+    followed the same words before is drafted where the draft model hesitates, as far as the pair's profile says
+    that it pays. `seed` None picks one, which the summary tells. `gamma` is the number of drafted tokens in a
+    chunk, None for as many as the profile has where a budget is kept, else `CHUNK`. `confidence_threshold` is the
+    c_th of the confidence gate without a budget. `retrieval`: whether drafts are also copied from what was seen,
+    `auto`, `off`, or those of `SOURCES` that may be copied from, with commas between them; only where everything is
+    verified, so it never changes the text. `stop`: texts that end the reply where one would begin; it is not part
+    of the reply. `logprobs`: tokens carry the probabilities that the verifier (the draft model, where that is
+    alone) gave them and this many others; only where everything is verified, in this process.
 
     Raises:
         InvalidOption: a value that cannot be meant, named with the range that can.
@@ -63,7 +65,6 @@ class ReplyOptions:
     parallel: bool = True
     early_exit: str = "auto"
     exit_threshold: float = 0.7
-    economy: bool = True
     precedents: bool = True
     confidence_threshold: float = 0.8
     gamma: int | None = None
@@ -71,11 +72,10 @@ class ReplyOptions:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     tree: InitVar[str | None] = None
-    """Without effect since 0.2: what is copied is never a tree."""
+    economy: InitVar[bool | None] = None
 
-    def __post_init__(self, tree: str | None) -> None:
-        if tree is not None:
-            warnings.warn(GONE["tree"], DeprecationWarning, stacklevel=3)
+    def __post_init__(self, tree: str | None, economy: bool | None) -> None:
+        _warn_of_gone(tree=tree, economy=economy)
         _at_least("max_tokens", self.max_tokens, 1)
         if self.gamma is not None:
             _at_least("gamma", self.gamma, 1)
@@ -133,6 +133,12 @@ class ReplyOptions:
         """The sampling that is asked for, with a fresh seed where none was given."""
         seed = self.seed if self.seed is not None else secrets.randbelow(2**32)
         return Sampling(self.temperature, self.top_k, self.top_p, seed)
+
+
+def _warn_of_gone(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            warnings.warn(GONE[name], DeprecationWarning, stacklevel=4)
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -133,7 +133,7 @@ def test_parallel_inference_guesses_across_a_link_and_not_beside_the_verifier(li
 def test_gates_that_need_importance_work_with_guesses_ahead(linked: Pair, gate: str) -> None:
     decided = offloaded = hits = 0
     for messages in prompts(ASKED, 2):
-        reply = linked.reply(messages, max_tokens=48, gate=gate, budget=0.4, economy=False)
+        reply = linked.reply(messages, max_tokens=48, gate=gate, budget=0.4)
         sources = {token.source for token in reply}
         assert sources <= set(Source) - {Source.VERIFIER, Source.RETRIEVED}
         decided, offloaded = decided + reply.summary.rounds, offloaded + reply.summary.chunks_verified
@@ -161,7 +161,7 @@ def test_sampling_with_everything_verified_draws_the_same_on_every_path(local: P
 def test_a_seed_repeats_a_budgeted_reply(f32_pair: tuple[Path, Path], profile_path: Path) -> None:
     def written() -> list[tuple[int, str]]:
         with Pair.open(*f32_pair, profile=profile_path, threads=1) as fresh:
-            options = ReplyOptions(budget=0.4, gate="synera", seed=3, max_tokens=32, economy=False)
+            options = ReplyOptions(budget=0.4, gate="synera", seed=3, max_tokens=32)
             return [(token.id, token.source) for number in range(3) for token in fresh.reply(case(number), options)]
 
     assert written() == written()

@@ -120,7 +120,7 @@ def test_explain_and_stats_go_to_stderr(edge: Edge) -> None:
     assert done.out == edge("chat", "Hello", *SHORT).out
 
 
-@pytest.mark.parametrize("words", [("--tree", "on")], ids=" ".join)
+@pytest.mark.parametrize("words", [("--tree", "on"), ("--no-economy",)], ids=" ".join)
 def test_an_option_that_is_gone_is_accepted_with_a_notice(edge: Edge, words: tuple[str, ...]) -> None:
     done = edge("chat", "Hello", *SHORT, *words)
     assert "has no effect any more" in done.err

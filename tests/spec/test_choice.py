@@ -9,7 +9,6 @@ import pytest
 
 from edgellm.spec.budget import Ledger
 from edgellm.spec.choice import AUTO, BudgetGate, Choice, best_gate, choose, needs_profile
-from edgellm.spec.economy import Economy
 from edgellm.spec.gates import ImportanceGate, NeverGate, RandomGate
 from edgellm.spec.guess import branches
 from edgellm.spec.options import GATES, ReplyOptions
@@ -17,7 +16,7 @@ from edgellm.spec.policy import Policy
 from edgellm.spec.predictor import Linear
 from edgellm.spec.profile import ExitPoint, Profile
 from edgellm.spec.protocols import Gate
-from edgellm.spec.records import Chunk, Verdict
+from edgellm.spec.records import Chunk
 from edgellm.spec.signals import JUDGED, NAMES, signals
 
 RNG = np.random.default_rng(3)
@@ -42,9 +41,9 @@ def drafted(rng: np.random.Generator, ahead: int = 0) -> Chunk:
     )  # fmt: skip
 
 
-def chosen(gate: str, budget: float | None, ledger: Ledger | None = None, economy: Economy | None = None) -> Choice:
+def chosen(gate: str, budget: float | None, ledger: Ledger | None = None) -> Choice:
     options = ReplyOptions(gate=gate, budget=budget)
-    return choose(options, 1, profile=PROFILE, ledger=ledger or Ledger(), economy=economy)
+    return choose(options, 1, profile=PROFILE, ledger=ledger or Ledger())
 
 
 @pytest.mark.parametrize("budget", [0.1, 0.3, 0.7])
@@ -88,7 +87,7 @@ def test_what_needs_no_profile() -> None:
 def test_hybrid_drafts_single_tokens_and_a_gate_of_your_own_is_counted() -> None:
     assert chosen("hybrid", 0.2).gamma == 1
     ledger = Ledger()
-    own = choose(ReplyOptions(gate=NeverGate()), 1, profile=None, ledger=ledger, economy=None)
+    own = choose(ReplyOptions(gate=NeverGate()), 1, profile=None, ledger=ledger)
     own.gate.decide(drafted(RNG), 0, 9)
     assert (ledger.decided, ledger.share) == (1, 0.0)
 
@@ -100,18 +99,6 @@ def test_the_tail_counts_too_and_is_made_up_for() -> None:
         for at in range(10):
             assert not (choice.gate.decide(drafted(rng), at, 10).offload and at >= 8)
     assert ledger.share == pytest.approx(0.3, abs=0.03)
-
-
-def test_verification_that_proves_needless_stops_and_only_with_a_budget() -> None:
-    economy = Economy()
-    for _ in range(100):
-        economy.round(drafted(RNG), 0, Verdict(4, np.array([1], np.int32)), 0.04, 0.05)
-    ledger = Ledger()
-    decisions = [chosen("random", 0.9, ledger, economy).gate.decide(drafted(RNG), 0, 99) for _ in range(20)]
-    assert "does not pay" in decisions[0].reason
-    assert sum(decision.offload for decision in decisions) <= 1
-    assert chosen("auto", None, economy=economy).gate.decide(drafted(RNG), 0, 99).offload
-    assert chosen("always", 1.0, economy=economy).gate.decide(drafted(RNG), 0, 99).offload
 
 
 def test_an_overspent_budget_closes_any_gate_and_an_unspent_one_opens_it() -> None:
@@ -150,7 +137,7 @@ def test_a_gate_of_ones_own_names_the_layers_that_it_needs() -> None:
         layers = (1, 2)
 
     def layers(gate: Gate) -> tuple[int, ...]:
-        return choose(ReplyOptions(gate=gate), 0, profile=None, ledger=Ledger(), economy=None).layers
+        return choose(ReplyOptions(gate=gate), 0, profile=None, ledger=Ledger()).layers
 
     assert layers(Own()) == (1, 2)
     assert layers(NeverGate()) == ()

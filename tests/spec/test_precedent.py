@@ -136,7 +136,7 @@ def test_a_pair_with_a_budget_copies_and_says_so(budgeted: Pair) -> None:
         written = []
         for precedents in (True, False):
             heard: list[Explanation] = []
-            reply = budgeted.reply(case(number), max_tokens=32, budget=0.01, economy=False, precedents=precedents)
+            reply = budgeted.reply(case(number), max_tokens=32, budget=0.01, precedents=precedents)
             reply.on_explain = heard.append
             written.append(ids(reply))
             said, heeded = " ".join(each.text for each in heard), reply.summary.heeded
@@ -150,7 +150,7 @@ def test_a_pair_with_a_budget_copies_and_says_so(budgeted: Pair) -> None:
 
 def test_a_token_that_was_drawn_stays_and_nothing_else_is_said(budgeted: Pair) -> None:
     heard: list[Explanation] = []
-    reply = budgeted.reply(case(31), max_tokens=24, budget=0.2, economy=False, temperature=0.8, seed=1)
+    reply = budgeted.reply(case(31), max_tokens=24, budget=0.2, temperature=0.8, seed=1)
     reply.on_explain = heard.append
     assert ids(reply)
     assert "context says" not in " ".join(each.text for each in heard)
@@ -159,7 +159,7 @@ def test_a_token_that_was_drawn_stays_and_nothing_else_is_said(budgeted: Pair) -
 @pytest.mark.parametrize("gate", ["synera", "confidence", "importance", "random", "hybrid"])
 def test_other_gates_do_without(budgeted: Pair, gate: str) -> None:
     heard: list[Explanation] = []
-    reply = budgeted.reply(case(31), max_tokens=24, budget=0.2, gate=gate, economy=False)
+    reply = budgeted.reply(case(31), max_tokens=24, budget=0.2, gate=gate)
     reply.on_explain = heard.append
     assert ids(reply)
     assert "context says" not in " ".join(each.text for each in heard)
