@@ -123,16 +123,16 @@ def test_nothing_that_is_typed_is_kept_without_the_history(
         assert edge("history", "off").code == 0
     screens.append(screen := Screen("edgellm", "chat", "--max-tokens", "3", *more))
     screen.wait_for(">")
-    screen.type("my PIN is 4711\r")
+    screen.type("my word is quokka\r")
     screen.wait_for("first after")
     screen.wait_for(">")
     screen.type("\x1b[A")  # the arrow key brings it back all the same
-    screen.wait_for("my PIN is 4711")
+    screen.wait_for("my word is quokka")
     screen.type("\x15\x04")
     assert screen.end() == 0
     files = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
     assert files
-    assert not [path for path in files if b"4711" in path.read_bytes()]
+    assert not [path for path in files if b"quokka" in path.read_bytes()]
 
 
 def test_ctrl_c_stops_the_reply_and_not_the_program(screens: list[Screen]) -> None:
