@@ -114,7 +114,7 @@ def _chats(quick: bool, *, linked: bool) -> Found:
                 verifier = f"127.0.0.1:{port}" if linked else "none"
                 ways = ["--draft", str(path), "--verifier", verifier]
                 for name, made in TEXTS.items():
-                    for length in (1_500, 60_000, LARGEST) if not quick else (60_000,):
+                    for length in (60_000, LARGEST) if not quick else (60_000,):
                         text = Path(folder, "text")
                         text.write_text(made(length), encoding="utf-8")
                         _chat(tally, folder, [*ways, "--context", str(text)], f"{pre}, {length} of {name}")
