@@ -23,7 +23,7 @@ import numpy as np
 from bench.copying import MOST, SEED, TASKS, Everything, Method, PromptLookup, Reply, SuffixLookup, recorded
 from bench.report import write
 from edgellm.engine import Context, Model, to_f32
-from edgellm.spec.local import Foretold, LocalVerifier
+from edgellm.spec.local import LocalVerifier
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.records import GREEDY, Chunk
 from edgellm.spec.retrieval.sources import Context as Seen
@@ -54,7 +54,7 @@ def length(model: Model, verifier: LocalVerifier, method: Method, cases: list[Re
     tokens = rounds = 0
     for case in cases:
         method.begin(case)
-        session = verifier.open(GREEDY, Foretold(method.expect) if method.calibrates else None)
+        session = verifier.open(GREEDY, method.expect if method.calibrates else None)
         try:
             text = case.prompt
             first = session.submit(text, _EMPTY).result()

@@ -27,7 +27,7 @@ from bench import random_gguf
 from bench.copying import SEED, TASKS
 from bench.report import alternate, spread, write
 from edgellm.engine import Context, Model
-from edgellm.spec.local import Foretold, LocalVerifier
+from edgellm.spec.local import LocalVerifier
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.records import GREEDY, NO_IDS, Chunk, Ids
 from edgellm.spec.retrieval.automaton import SuffixAutomaton
@@ -88,7 +88,7 @@ def calibration(model: Model, length: int, repeats: int, threads: int | None) ->
 
     def prefill(calibrating: bool) -> float:
         context.clear()
-        session = verifier.open(GREEDY, Foretold(kept.expect) if calibrating else None)
+        session = verifier.open(GREEDY, kept.expect if calibrating else None)
         began = perf_counter()
         session.submit(prompt, Chunk(NO_IDS)).result()
         taken = perf_counter() - began

@@ -21,23 +21,22 @@ import numpy as np
 
 from bench.copying import SEED, TASKS, Everything, Oracle, Ours, Reply, recorded
 from bench.report import RESULTS, write
-from edgellm.engine import Context, Lens, Model, block_ends
+from edgellm.engine import Model, block_ends
 from edgellm.spec.curve import MOST, CostCurve, LengthRule
-from edgellm.spec.local import foretell, survives
-from edgellm.spec.options import SOURCES
-from edgellm.spec.records import GREEDY, Chunk, Expected, Verdict
+from edgellm.spec.local import survives
+from edgellm.spec.options import USUAL_SOURCES
+from edgellm.spec.records import GREEDY, Chunk, Verdict
 from edgellm.store import resolve
 
 STEP = 1e-4
 """Seconds of a drafting step."""
-Case = tuple[Reply, list[Expected]]
 
 
 class Knowing:
     """Drafts of our offers those that will stand, as many as pays."""
 
     def __init__(self, curve: CostCurve, model: Model) -> None:
-        self.ours = Ours(SOURCES, curve, model, Everything())
+        self.ours = Ours(USUAL_SOURCES, curve, model, Everything())
         self._rule = LengthRule(curve)
 
     def kept(self, chunk: Chunk, left: Sequence[int]) -> Chunk:
@@ -55,14 +54,12 @@ def along(ids: Sequence[int], left: Sequence[int]) -> int:
     return accepted
 
 
-def speed(cases: Sequence[Case], curve: CostCurve, method: Ours | Oracle, knowing: Knowing | None = None) -> float:
+def speed(cases: Sequence[Reply], curve: CostCurve, method: Ours | Oracle, knowing: Knowing | None = None) -> float:
     """Over plain decoding."""
     table, prices = curve.table(), curve.prices()
     seconds = tokens = 0.0
-    for case, expected in cases:
+    for case in cases:
         method.begin(case)
-        for some in expected:
-            method.expect(some)
         text, at = np.concatenate((case.prompt, case.reply)).astype(np.int32), len(case.prompt)
         while at < len(text):
             left = text[at:].tolist()
@@ -95,19 +92,13 @@ def measured(cases: int) -> dict[str, Any]:
     """Every curve, every task, every drafter."""
     known = curves()
     found: dict[str, Any] = {name: {} for name in known}
-    with Model.load(resolve("edgellm-verifier")) as model, Context(model, n_ctx=model.n_ctx_train) as context:
-        lens = Lens.open(model)
+    with Model.load(resolve("edgellm-verifier")) as model:
         for task in TASKS:
-            read: list[Case] = []
-            for case in recorded(model, task, cases):
-                expected: list[Expected] = []
-                context.clear()
-                foretell(context, case.prompt, 0, expected.append, lens)
-                read.append((case, expected))
+            read = recorded(model, task, cases)
             for name, curve in known.items():
                 knowing = Knowing(curve, model)
                 found[name][task] = {
-                    "ours": speed(read, curve, Ours(SOURCES, curve, model)),
+                    "ours": speed(read, curve, Ours(USUAL_SOURCES, curve, model)),
                     "all that stands": speed(read, curve, knowing.ours, knowing),
                     "oracle": speed(read, curve, Oracle(LengthRule(curve))),
                 }

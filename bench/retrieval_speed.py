@@ -32,7 +32,7 @@ from bench.forced import ForcedVerifier
 from bench.report import spread, write
 from bench.retrieval_ways import N_CTX, Way, nothing_to_copy, ways
 from edgellm.api.retrieval import measure_curve
-from edgellm.engine import HEADS, Context, Lens, Model, head_pays
+from edgellm.engine import HEADS, Context, Model, head_pays
 from edgellm.spec.curve import floors
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.local import foretell
@@ -56,19 +56,19 @@ def measured(
         if own.late is not None:  # a context that can be late pays a little for that also where it is not
             bare = stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads))
         small = stack.enter_context(draft_model(threads))
-        curve, lens = measure_curve(own), Lens.open(model)
+        curve = measure_curve(own)
         verifiers = {True: ForcedVerifier(model, bare), False: ForcedVerifier(model, own)}
         found: dict[str, Any] = {"curve_ms": dict(zip(curve.rows, [1e3 * s for s in curve.seconds], strict=True))}
         found["heads_ms"] = dict(zip(HEADS, [1e3 * s for s in curve.heads], strict=False))
         for task, cases in tasks.items():
-            all_ways = ways(curve, model, lens is not None, past.get(task, ()), few, small)
+            all_ways = ways(curve, model, past.get(task, ()), few, small)
             for repeat in range(repeats):
                 for number, case in enumerate(cases):
                     expected: list[Expected] = []
                     if bare is not own:
-                        prefill(bare, case.prompt, None, lens)
-                    plain = prefill(own, case.prompt, None, lens)
-                    calibrated = plain if lens is None else prefill(own, case.prompt, expected.append, lens)
+                        prefill(bare, case.prompt, None)
+                    plain = prefill(own, case.prompt, None)
+                    calibrated = plain if few else prefill(own, case.prompt, expected.append)
                     for verifier in verifiers.values():
                         verifier.says(case.prompt, case.reply)
                     for way in all_ways if (number + repeat) % 2 else all_ways[::-1]:
@@ -98,12 +98,12 @@ def draft_model(threads: int | None) -> Iterator[ModelDrafter]:
             yield drafter
 
 
-def prefill(context: Context, prompt: Ids, told: Callable[[Expected], None] | None, lens: Lens | None) -> float:
+def prefill(context: Context, prompt: Ids, told: Callable[[Expected], None] | None) -> float:
     """Seconds for all of `prompt` but its last token, told of or not."""
     context.clear()
     began = perf_counter()
     if told is not None:
-        foretell(context, prompt, 0, told, lens)
+        foretell(context, prompt, 0, told)
     else:
         context.decode(prompt[:-1])
     return perf_counter() - began

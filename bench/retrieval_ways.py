@@ -17,7 +17,7 @@ from edgellm.spec.curve import MOST, NOT_FILLED, CostCurve, LengthRule
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.gates import AlwaysGate
 from edgellm.spec.loop import Limits, generate
-from edgellm.spec.options import SOURCES
+from edgellm.spec.options import USUAL_SOURCES
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.records import GREEDY, Chunk, Expected, Ids, Sampling
 from edgellm.spec.stats import Stats
@@ -27,7 +27,7 @@ FIXED = 10
 """Tokens of a draft where nothing weighs their cost: llama-cpp-python's default."""
 
 
-FEW = ("plain", "llama-cpp-python", "SAM", "ours", "without past replies", "oracle")
+FEW = ("plain", "llama-cpp-python", "SAM", "ours", "context alone", "oracle")
 """How the names begin of what is measured where a token takes long."""
 
 
@@ -131,20 +131,17 @@ class Way:
         self.drafting += taken
 
 
-def ways(
-    curve: CostCurve, model: Model, calibrates: bool, past: Sequence[Reply], few: bool, small: ModelDrafter
-) -> list[Way]:
-    """All of them, plain decoding first. `calibrates`: calibration is cheap, so that `--retrieval auto` does it. `past`
-    are conversations of before; `few`: only those of `FEW`. `small` drafts where that is said.
+def ways(curve: CostCurve, model: Model, past: Sequence[Reply], few: bool, small: ModelDrafter) -> list[Way]:
+    """All of them, plain decoding first. `past` are conversations of before; `few`: only those of `FEW`. `small` drafts
+    where that is said.
     """
-    all_sources = tuple(name for name in SOURCES if calibrates or name != "calibration")
-    beside = tuple(name for name in all_sources if name != "context")
+    beside = tuple(name for name in USUAL_SOURCES if name != "context")
 
-    def ours(*left_out: str) -> Callable[[], Drafting]:
-        return lambda: Ours([name for name in all_sources if name not in left_out], curve, model)
+    def ours(*sources: str) -> Callable[[], Drafting]:
+        return lambda: Ours(sources, curve, model)
 
     def seasoned() -> Drafting:
-        method = Ours(all_sources, curve, model)
+        method = Ours(USUAL_SOURCES, curve, model)
         for case in past:
             method.begin(case)
             method.end(case)
@@ -157,15 +154,13 @@ def ways(
         Way("PLD + ours", lambda: Method(PromptLookup(), beside, LengthRule(curve), model, 0.35), curve),
         Way("SAM", lambda: Method(SuffixLookup(), (), Everything(FIXED), model, 0.45)),
         Way("SAM + ours", lambda: Method(SuffixLookup(), beside, LengthRule(curve), model, 0.45), curve),
-        Way("ours", ours(), curve),
-        Way("without calibration", ours("calibration"), curve),
-        Way("without reuse", ours("reuse"), curve),
-        Way("without past replies", ours("history", "analogy"), curve),
-        Way("context alone", ours(*beside), curve),
-        Way("without the cost curve", lambda: Ours(all_sources, curve, model, Everything(FIXED))),
-        Way("ours with the draft model", lambda: Together(all_sources, curve, model, small), curve),
+        Way("ours", ours(*USUAL_SOURCES), curve),
+        Way("with calibration", ours(*USUAL_SOURCES, "calibration"), curve),
+        Way("with reuse", ours(*USUAL_SOURCES, "reuse"), curve),
+        Way("context alone", ours("context"), curve),
+        Way("without the cost curve", lambda: Ours(USUAL_SOURCES, curve, model, Everything(FIXED))),
+        Way("ours with the draft model", lambda: Together(USUAL_SOURCES, curve, model, small), curve),
         *([Way(f"ours after {len(past)} conversations", seasoned, curve)] if past else []),
         Way("oracle", lambda: Oracle(LengthRule(curve)), curve),
     ]
-    left_out = set() if calibrates else {"without calibration"}
-    return [way for way in found if way.name not in left_out and (not few or way.name.startswith(FEW))]
+    return [way for way in found if not few or way.name.startswith(FEW)]

@@ -20,9 +20,9 @@ from edgellm.errors import EdgeError
 from edgellm.link.versions import program
 from edgellm.mesh.measure import processor
 from edgellm.spec.curve import DRIFT, KNOTS, CostCurve, LengthRule
-from edgellm.spec.local import Foretold, LocalVerifier
+from edgellm.spec.local import LocalVerifier
 from edgellm.spec.protocols import Drafter, LooksAhead, Suggests, Verifier, VerifierSession
-from edgellm.spec.records import Ids, Sampling
+from edgellm.spec.records import Expected, Ids, Sampling
 from edgellm.spec.retrieval.drafter import RetrievalDrafter
 from edgellm.spec.retrieval.memory import Memory, Talk, recent
 from edgellm.spec.retrieval.mixed import MixedAheadDrafter, MixedDrafter
@@ -136,19 +136,11 @@ class Retrieval:
         """For which rows of a check the verifier's head is computed, and why; "" where it is across a link."""
         return "" if self._linked else f"; {why_late(self.model)[1]}"
 
-    def begin(self, prompt: Ids, sources: tuple[str, ...], least: int = 2) -> Copying | None:
-        """Retrieval for the reply to `prompt` (n,); None while another reply has it. It calibrates where so many tokens
-        at `least` are new."""
+    def begin(self, prompt: Ids, sources: tuple[str, ...]) -> Copying | None:
+        """Return retrieval for the reply to `prompt` (n,); None while another reply has it."""
         memory = self.memory(sources)
         drafter = memory.take(prompt)
-        return None if drafter is None else Copying(self, memory, drafter, least)
-
-    def foretells_cheaply(self, given: Verifier | None) -> bool:
-        """Whether calibration costs next to nothing: what the model expects can be read off a layer. `given`: the
-        reply's verifier, or None for the model itself.
-        """
-        verifier = given or self.itself()
-        return isinstance(verifier, LocalVerifier) and verifier.lens is not None
+        return None if drafter is None else Copying(self, memory, drafter)
 
     def itself(self) -> LocalVerifier:
         """The model as a verifier of what is copied for it."""
@@ -260,8 +252,8 @@ def measure_heads(head: Head) -> tuple[float, ...]:
 class Copying:
     """Retrieval for one reply, to be closed behind it."""
 
-    def __init__(self, retrieval: Retrieval, memory: Memory, drafter: RetrievalDrafter, least: int) -> None:
-        self._retrieval, self._memory, self._drafter, self._least = retrieval, memory, drafter, least
+    def __init__(self, retrieval: Retrieval, memory: Memory, drafter: RetrievalDrafter) -> None:
+        self._retrieval, self._memory, self._drafter = retrieval, memory, drafter
 
     @property
     def suggests(self) -> Suggests:
@@ -288,7 +280,7 @@ class Copying:
             self._retrieval.uses(verifier)
             verifier.filling = self._retrieval.curve().filling()
         if self._memory.calibrates and isinstance(verifier, LocalVerifier):
-            return Foretelling(verifier, Foretold(self._memory.expect, self._least))
+            return Foretelling(verifier, self._memory.expect)
         return verifier
 
     @property
@@ -304,7 +296,7 @@ class Copying:
 class Foretelling:
     """A verifier that tells what it expects behind the positions of a prompt."""
 
-    def __init__(self, verifier: LocalVerifier, foretold: Foretold) -> None:
+    def __init__(self, verifier: LocalVerifier, foretold: Callable[[Expected], None]) -> None:
         self._verifier, self._foretold = verifier, foretold
         self.name, self.context_length = verifier.name, verifier.context_length
 

@@ -14,7 +14,7 @@ from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from edgellm.spec.acceptance import Acceptance, Probabilities
 from edgellm.spec.ahead import FAR, AheadDrafter
 from edgellm.spec.choice import Choice, choose, needs_profile
-from edgellm.spec.curve import MOST, NOT_FILLED, fewest
+from edgellm.spec.curve import MOST, NOT_FILLED
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.edgefm import edgefm
 from edgellm.spec.first import FirstReply
@@ -171,18 +171,10 @@ def _copying(parts: Parts, options: ReplyOptions, plan: Plan, prompt: Ids) -> tu
         return None, "nothing is retrieved: not everything is verified"
     if options.temperature > 0.0 and parts.verifier is not None and parts.draft is not None:
         return None, "nothing is retrieved: beside the small model's draws a seed would not repeat the reply"
-    without = ""
-    if options.retrieval == "auto" and not parts.retrieval.foretells_cheaply(parts.verifier):
-        sources = tuple(name for name in sources if name != "calibration")
-        without = "; not calibration, for which this model would have to compute the logits of the whole prompt"
-    least = 2
-    if options.retrieval == "auto" and "calibration" in sources:
-        least = fewest(parts.retrieval.curve())
-        without = f"; calibration where {least} tokens of the prompt are new"
-    copying = parts.retrieval.begin(prompt, sources, least)
+    copying = parts.retrieval.begin(prompt, sources)
     if copying is None:
         return None, "nothing is retrieved: another reply does so"
-    return copying, f"drafts are retrieved from: {', '.join(sources)}{without}{parts.retrieval.heads}"
+    return copying, f"drafts are retrieved from: {', '.join(sources)}{parts.retrieval.heads}"
 
 
 def telling(parts: Parts, options: ReplyOptions) -> Telling:

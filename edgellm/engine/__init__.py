@@ -13,7 +13,6 @@ from edgellm.engine.gguf import GgufHeader, TensorInfo, check_gguf
 from edgellm.engine.head import Head, head_pays, why_late
 from edgellm.engine.join import join
 from edgellm.engine.late import HEADS, LateRows, Rows, block_ends, in_blocks, known
-from edgellm.engine.lens import Lens
 from edgellm.engine.model import Model
 from edgellm.engine.shard import check_cuttable, cut, cut_bytes
 from edgellm.engine.stop import Stop
@@ -32,7 +31,6 @@ __all__ = [
     "Head",
     "Ids",
     "LateRows",
-    "Lens",
     "Message",
     "Model",
     "Passage",

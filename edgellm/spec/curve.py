@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, exp, log
+from math import exp, log
 from statistics import median
 
 import numpy as np
@@ -24,8 +24,6 @@ LEAST = 0.02
 EXPLORED = 0.004
 """Share of the time that may go into drafts which are not expected to pay, to notice when they begin to; and into tries
 of the small model. With looks for something to copy (`spec/retrieval/looks.py`) that is about a hundredth in all."""
-FORETELLING = 0.05
-"""Share of a prefill that calibration may take where nobody has asked for it."""
 DRIFT = 0.25
 """A curve that is wrong by more than this share, in the mean, is replaced by what decodes really take."""
 WILD = 2.0
@@ -115,13 +113,6 @@ def floors(curve: CostCurve) -> list[float]:
     """
     table = curve.table()
     return [slope / table[1] for slope in _least_slopes(table)]
-
-
-def fewest(curve: CostCurve) -> int:
-    """New tokens of a prompt from which on it costs no more than `FORETELLING` of the prefill to tell what the model
-    expects behind each: that is a decode of its own, and its graph is another one."""
-    table = curve.table()
-    return ceil((table[1] + 2.0 * curve.change) / (FORETELLING * table[-1] / (MOST + 1)))
 
 
 class LengthRule:

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Context, Lens, Model, Rows, known
+from edgellm.engine import Context, Model, Rows, known
 from edgellm.spec.curve import NOT_FILLED
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.records import NO_IDS, Chunk, Expected, Ids, Logprobs, Sampling, Verdict
 from edgellm.spec.sampling import likeliest, logprobs
 from edgellm.spec.verify import judge, plausible
-
-
-@dataclass(frozen=True, slots=True)
-class Foretold:
-    """`told` hears what the model expects behind the positions of a prompt, where `least` of its tokens are new."""
-
-    told: Callable[[Expected], None]
-    least: int = 2
 
 
 class LocalVerifier:
@@ -32,17 +23,8 @@ class LocalVerifier:
         self._model = model
         self._contexts = contexts
         self._context_length = context_length
-        self._lens: Lens | None = None
-        self._looked = False
         self.filling = NOT_FILLED
         """Of sessions from now on; see `Context.fill`."""
-
-    @property
-    def lens(self) -> Lens | None:
-        """What reads off cheaply what the model is about to say; None where that cannot be done with it."""
-        if not self._looked:
-            self._lens, self._looked = Lens.open(self._model), True
-        return self._lens
 
     @property
     def shared(self) -> int:
@@ -65,7 +47,7 @@ class LocalVerifier:
     def open(
         self,
         sampling: Sampling,
-        foretold: Foretold | None = None,
+        foretold: Callable[[Expected], None] | None = None,
         logprobs: int | None = None,
     ) -> LocalSession:
         """A session for one reply. It never fails: the model is here.
@@ -73,8 +55,7 @@ class LocalVerifier:
         `foretold` hears what the model expects behind the positions of the prompt, as they are computed. Verdicts
         bring the `logprobs` of their tokens, and of so many others, where a number is given.
         """
-        lens = self.lens if foretold is not None else None
-        session = LocalSession(self._model, self._contexts, sampling, foretold, lens, logprobs)
+        session = LocalSession(self._model, self._contexts, sampling, foretold, logprobs)
         session.fill(*self.filling)
         return session
 
@@ -90,15 +71,14 @@ class LocalSession:
         model: Model,
         contexts: ContextPool,
         sampling: Sampling,
-        foretold: Foretold | None = None,
-        lens: Lens | None = None,
+        foretold: Callable[[Expected], None] | None = None,
         logprobs: int | None = None,
     ) -> None:
         self._model = model
         self._contexts = contexts
         self._context: Context | None = contexts.take()
         self._sampling = sampling
-        self._foretold, self._lens, self._logprobs = foretold, lens, logprobs
+        self._foretold, self._logprobs = foretold, logprobs
 
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
         """See `Context.fill`."""
@@ -120,8 +100,8 @@ class LocalSession:
             raise RuntimeError("this session is closed")
         try:
             unseen = prefix[context.sync(prefix) :]
-            if self._foretold is not None and len(unseen) >= self._foretold.least:
-                unseen = foretell(context, prefix, len(prefix) - len(unseen), self._foretold.told, self._lens)
+            if self._foretold is not None and len(unseen) > 1:
+                unseen = foretell(context, prefix, len(prefix) - len(unseen), self._foretold)
             ids = np.concatenate((unseen, chunk.ids)) if len(chunk) else unseen
             rows = context.decode_late(ids, outputs=len(chunk) + 1, reached=survives(chunk))
             accepted, answer = judge(chunk, rows, self._sampling, position=len(prefix))
@@ -189,23 +169,14 @@ EXPECTED = 4
 """Next tokens that are kept for each position."""
 
 
-def foretell(context: Context, prefix: Ids, known: int, foretold: Callable[[Expected], None], lens: Lens | None) -> Ids:
-    """Decodes `prefix` from place `known` on, all but its last token, and tells what is expected behind each. Returns
-    what is left.
+def foretell(context: Context, prefix: Ids, known: int, foretold: Callable[[Expected], None]) -> Ids:
+    """Decode `prefix` from place `known` on, all but its last token, and tell what the model expects behind each.
+    Return what is left.
 
-    With a lens only tokens of the prefix itself are weighed: the tree is searched for in it, so no others are needed.
-    Without, it takes the model's logits, all of them: in slices, because they take more memory than all else.
+    It takes the logits of every position: in slices, because they take more memory than all else.
     """
     end = len(prefix) - 1
-    if lens is None:
-        for start in range(known, end, SLICE):
-            ids = prefix[start : min(start + SLICE, end)]
-            foretold(likeliest(context.decode(ids, outputs=len(ids)), EXPECTED, start))
-        return prefix[-1:]
-    tokens = np.unique(prefix)
-    head = lens.rows(tokens)
-    for start in range(known, end, context.n_batch):
-        ids = prefix[start : min(start + context.n_batch, end)]
-        found = likeliest(lens.read(context, ids, head), min(EXPECTED, len(tokens)), start)
-        foretold(Expected(start, tokens[found.ids], found.probs))
+    for start in range(known, end, SLICE):
+        ids = prefix[start : min(start + SLICE, end)]
+        foretold(likeliest(context.decode(ids, outputs=len(ids)), EXPECTED, start))
     return prefix[-1:]

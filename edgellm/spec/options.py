@@ -16,7 +16,9 @@ GATES = ("auto", "synera", "confidence", "importance", "random", "hybrid", "edge
 
 SWITCH = ("auto", "on", "off")
 SOURCES = ("context", "history", "analogy", "calibration", "reuse")
-"""What drafts are retrieved from; each can be left out."""
+"""What drafts can be retrieved from."""
+USUAL_SOURCES = ("context", "history", "analogy")
+"""What they are retrieved from where nobody says otherwise: calibration and reuse cost what they bring."""
 _FREE = ("auto", "confidence", "always", "never")  # these mean something without a budget
 
 
@@ -104,9 +106,9 @@ class ReplyOptions:
         self._check_budget()
 
     def sources(self) -> tuple[str, ...]:
-        """What drafts are retrieved from, in the order of `SOURCES`; none: retrieval is off."""
+        """Return what drafts are retrieved from, in the order of `SOURCES`; nothing where retrieval is off."""
         if self.retrieval in ("auto", "off"):
-            return SOURCES if self.retrieval == "auto" else ()
+            return USUAL_SOURCES if self.retrieval == "auto" else ()
         wanted = {name.strip() for name in self.retrieval.split(",")}
         if unknown := sorted(wanted - set(SOURCES)):
             raise InvalidOption(

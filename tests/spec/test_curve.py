@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import HEADS
-from edgellm.spec.curve import DRIFT, EXPLORED, KNOTS, LEAST, MOST, WITNESSES, CostCurve, LengthRule, fewest
+from edgellm.spec.curve import DRIFT, EXPLORED, KNOTS, LEAST, MOST, WITNESSES, CostCurve, LengthRule
 
 FLAT = CostCurve((1, 64), (1.0, 1.0))
 LINEAR = CostCurve((1, 64), (1.0, 64.0))
@@ -246,11 +246,6 @@ def test_a_change_is_not_taken_for_a_slow_device() -> None:
         rule.learn(0, 1, 1.5 * 2)
         rule.learn(3, 3, 2.5 * 2)
     assert rule.drifted
-
-
-def test_calibration_is_for_prompts_beside_which_a_decode_more_is_little() -> None:
-    assert fewest(CostCurve((1, 64), (1.0, 8.0), change=0.5)) == 320
-    assert fewest(CostCurve((1, 64), (1.0, 64.0))) == 20
 
 
 @given(curves, st.floats(3.0, 1e4), st.booleans(), st.integers(0, 20))

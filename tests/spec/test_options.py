@@ -6,7 +6,7 @@ import pytest
 
 from edgellm.errors import InvalidOption
 from edgellm.spec.gates import NeverGate
-from edgellm.spec.options import GATES, GONE, SOURCES, ReplyOptions
+from edgellm.spec.options import GATES, GONE, USUAL_SOURCES, ReplyOptions
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_an_option_that_is_gone_is_accepted_with_a_notice(option: str) -> None:
 
 def test_sources_are_named_in_any_order_and_come_in_one() -> None:
     assert ReplyOptions(retrieval="off").sources() == ()
-    assert ReplyOptions().sources() == SOURCES
+    assert ReplyOptions().sources() == USUAL_SOURCES
     assert ReplyOptions(retrieval="reuse, context").sources() == ("context", "reuse")
     with pytest.raises(InvalidOption, match="'dreams'"):
         ReplyOptions(retrieval="context,dreams")
