@@ -151,7 +151,7 @@ def _http(quick: bool) -> Found:
 
 
 def _posted(tally: Tally, port: int, text: str, what: str, wanted: int = 0) -> None:
-    body = json.dumps({"prompt": text, "max_tokens": 2})
+    body = json.dumps({"prompt": text, "max_tokens": 2}, ensure_ascii=False).encode()
     began = time.perf_counter()
     tally.tried += 1
     try:
