@@ -5,28 +5,29 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-
-from edgellm.engine.timing import low
+from statistics import median
 
 MOST_BYTES = 512 * 2**20
-LEAST_SECONDS, MOST_SECONDS = 0.5, 4.0
+LEAST_SECONDS, MOST_SECONDS = 1.0, 4.0
 _STEP, _STEP_MOST = 2**20, 16 * 2**20  # bytes that are asked for at once
 _QUICK = 0.1  # seconds: if they come sooner, more are asked for
-_PORTION = 0.2  # seconds: for less time than that many disks are faster than they can go on
+_PORTION = 0.2  # seconds
 
 
 def cold_read(path: Path) -> tuple[float, str]:
-    """Bytes/s of reading a file, and how its pages were kept out of memory.
+    """Return bytes/s of reading a file, and how its pages were kept out of memory.
 
-    A large one as far as it gets in some seconds; a small one again and again, as some disks are faster for a moment.
-    What counts is the lower quartile over portions, which neither such a moment nor a stall moves.
+    A large one as far as it gets in some seconds; a small one again and again. What counts is the median over
+    portions, which a stall does not move. The first portion of each time is left out, where there are others: many
+    disks are faster for a moment, after they have rested, than they can go on.
 
     Raises:
         OSError: it cannot be read.
     """
     size, taken, step = 0, 0.0, _STEP
     portions: list[float] = []  # seconds for a byte
-    some, lasted = 0, 0.0  # bytes and seconds of a portion that is too short yet
+    rested: list[float] = []  # the same, of those that begin a file
+    some, lasted, first = 0, 0.0, True  # bytes and seconds of a portion that is too short yet
     with path.open("rb", buffering=0) as file:
         if hasattr(os, "posix_fadvise"):  # what were read ahead, megabytes on some systems, would not be counted
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
@@ -35,6 +36,9 @@ def cold_read(path: Path) -> tuple[float, str]:
             file.seek(0)
             how = _forget(file.fileno())
             began = now = time.perf_counter()
+            if not first:  # what is left of the last portion would begin with the file
+                some, lasted = 0, 0.0
+            first = True
             while (
                 size < MOST_BYTES
                 and now - began < MOST_SECONDS
@@ -44,13 +48,14 @@ def cold_read(path: Path) -> tuple[float, str]:
                 before, now = now, time.perf_counter()
                 some, lasted = some + n, lasted + now - before
                 if lasted >= _PORTION:
-                    portions.append(lasted / some)
-                    some, lasted = 0, 0.0
+                    (rested if first else portions).append(lasted / some)
+                    some, lasted, first = 0, 0.0, False
                 if now - before < _QUICK:
                     step = min(2 * step, _STEP_MOST)
             taken += time.perf_counter() - began
         _forget(file.fileno())
-    pace = low(portions) if portions else taken / max(size, 1)
+    counted = portions or rested
+    pace = median(counted) if counted else taken / max(size, 1)
     return 1.0 / max(pace, 1e-12), f"{size / 1e6:.0f} MB read, {how}"
 
 

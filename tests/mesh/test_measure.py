@@ -7,6 +7,7 @@ import json
 import os
 import time
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,32 @@ def test_a_kept_figure_that_no_device_can_have_is_measured_again(blocks: Blocks,
     assert again.seconds[1] < 20.0 * first.seconds[1]
 
 
+class Rested(FileIO):
+    """A file whose first eight megabytes come at once, and the others at 40 MB/s."""
+
+    clock = 0.0
+
+    def readinto(self, room: Any) -> int:
+        before = self.tell()
+        n = super().readinto(room)
+        slow = max(0, before + n - 8 * 2**20) - max(0, before - 8 * 2**20)
+        Rested.clock += 1e-3 + slow / 40e6
+        return n
+
+
+@pytest.mark.parametrize("megabytes", [24, 25, 100])
+def test_a_disk_that_has_rested_is_not_taken_for_a_faster_one(
+    megabytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.truncate(megabytes * 2**20)
+    monkeypatch.setattr(disk, "LEAST_SECONDS", 1.0)
+    monkeypatch.setattr("edgellm.store.disk.time.perf_counter", lambda: Rested.clock)
+    monkeypatch.setattr(Path, "open", lambda self, *_, **__: Rested(self))
+    assert 35e6 < cold_read(path)[0] < 42e6
+
+
 def test_stalls_of_the_reader_do_not_move_the_speed_of_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(8 * 2**20))
@@ -171,7 +198,7 @@ def test_stalls_of_the_reader_do_not_move_the_speed_of_a_disk(tmp_path: Path, mo
 
     def clock() -> float:
         reads[0] += 1
-        now[0] += 30.0 if reads[0] % 3 == 0 else 0.1  # in the middle of every third portion something else ran
+        now[0] += 30.0 if reads[0] % 6 == 0 else 0.1  # in the middle of every third portion something else ran
         return now[0]
 
     monkeypatch.setattr("edgellm.store.disk.time.perf_counter", clock)
