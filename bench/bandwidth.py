@@ -45,7 +45,7 @@ def whole_distributions(vocabulary: int) -> Iterator[None]:
 
     def padded(pending: RemotePending, position: int) -> bytes:
         data = request(pending, position)
-        n = 4 * vocabulary * len(pending.ask.chunk)
+        n = 4 * vocabulary * len(pending.asked.draft)
         pending.bytes_up += n
         return data + _UNKNOWN + _length(n) + bytes(n) if n else data
 

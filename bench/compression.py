@@ -22,11 +22,12 @@ import numpy as np
 
 from bench.report import spread, write
 from edgellm.engine import Context, Message, Model
-from edgellm.serve.wire import Ask, write_verify
+from edgellm.serve.wire import write_verify
 from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.records import Chunk, Distribution, Floats, Sampling
+from edgellm.spec.records import GREEDY, Chunk, Distribution, Floats, Sampling
 from edgellm.spec.sampling import Purpose, distribution, draw, exact_distribution, uniforms
 from edgellm.store import resolve
+from edgellm.verifier.requests import VerifyRequest
 from models.corpus import held_out
 from models.families import FAMILIES
 
@@ -53,7 +54,8 @@ class Tally:
 
     def add(self, chunk: Chunk) -> None:
         """A request in the middle of a reply: the verifier has all tokens before the chunk but its own last one."""
-        ask = Ask(100, 500, np.array([self.vocabulary - 1], dtype=np.int32), chunk, 0)
+        last = np.array([self.vocabulary - 1], dtype=np.int32)
+        ask = VerifyRequest(0, GREEDY, 500, last, chunk, round=100)
         self.sent.append(write_verify(ask).ByteSize())
         self.tokens += [len(drawn.ids) for drawn in chunk.distributions or ()]
         self.drafted += len(chunk)

@@ -22,12 +22,11 @@ import numpy as np
 from bench import random_gguf
 from bench.report import alternate, spread, write
 from edgellm.engine import Context, Model
-from edgellm.serve.batcher import Batcher
-from edgellm.serve.jobs import Answer
-from edgellm.serve.scheduler import Limits
-from edgellm.serve.wire import Ask
 from edgellm.spec.records import GREEDY, Chunk, Verdict
 from edgellm.store import resolve
+from edgellm.verifier.requests import Answer, VerifyRequest
+from edgellm.verifier.scheduler import Limits
+from edgellm.verifier.worker import VerifierWorker
 
 POSITIONS = 1024
 HALF = "0.5b"
@@ -38,8 +37,8 @@ class Verifier:
 
     def __init__(self, model: Model, limits: Limits, threads: int | None) -> None:
         context = Context(model, n_ctx=POSITIONS, n_seq=2, threads=threads, unified=False)
-        self._batcher = Batcher(context, 2, model.is_eog, limits)
-        self._batcher.start()
+        self._worker = VerifierWorker(context, 2, model.is_eog, limits)
+        self._worker.start()
         self._sessions = 0
 
     def first(self, length: int) -> float:
@@ -48,15 +47,15 @@ class Verifier:
         ids = np.random.default_rng(self._sessions).integers(300, 2000, length).astype(np.int32)
         answers: SimpleQueue[Answer] = SimpleQueue()
         began = perf_counter()
-        self._batcher.submit(self._sessions, GREEDY, Ask(1, 0, ids, Chunk(), 0), answers.put)
+        self._worker.submit(VerifyRequest(self._sessions, GREEDY, 0, ids, Chunk()), answers.put)
         answer = answers.get()
         took = 1e3 * (perf_counter() - began)
         assert isinstance(answer, Verdict), answer
-        self._batcher.leave(self._sessions)
+        self._worker.leave(self._sessions)
         return took
 
     def close(self) -> None:
-        self._batcher.close()
+        self._worker.close()
 
 
 def measured(path: Path, lengths: list[int], repeats: int, threads: int | None) -> list[dict[str, Any]]:

@@ -13,11 +13,10 @@ from time import perf_counter, sleep
 import numpy as np
 
 from edgellm.engine import Context, Message, Model, SeqRows
-from edgellm.serve.batcher import Batcher
-from edgellm.serve.jobs import Answer
-from edgellm.serve.scheduler import Limits
-from edgellm.serve.wire import Ask
 from edgellm.spec.records import GREEDY, Chunk, Floats, Ids, Verdict
+from edgellm.verifier.requests import Answer, VerifyRequest
+from edgellm.verifier.scheduler import Limits
+from edgellm.verifier.worker import VerifierWorker
 from models.corpus import held_out
 from models.families import FAMILIES
 
@@ -31,12 +30,12 @@ class Script:
     before: Ids
     text: Ids
 
-    def ask(self, number: int, rng: random.Random) -> Ask:
+    def ask(self, device: int, rng: random.Random) -> VerifyRequest:
         """A request for a verdict on four tokens, of which in three cases of ten one is wrong."""
         ids = self.text.copy()
         if rng.random() < WRONG:
             ids[rng.randrange(GAMMA)] ^= 1
-        return Ask(number, CACHED - 1, self.before[CACHED - 1 :], Chunk(ids=ids), 0)
+        return VerifyRequest(device, GREEDY, CACHED - 1, self.before[CACHED - 1 :], Chunk(ids=ids))
 
 
 def scripts(model: Model, devices: int, threads: int | None, seed: int) -> list[Script]:
@@ -111,7 +110,7 @@ class Fleet:
     def __init__(self, model: Model, work: list[Script], threads: int | None, limits: Limits, seed: int) -> None:
         # sessions get slots in the order in which they come first, so that device i has slot i
         self.context = Clocked(model, len(work), threads, limits)
-        self.batcher = Batcher(self.context, len(work), lambda _token: False, limits)
+        self.worker = VerifierWorker(self.context, len(work), lambda _token: False, limits)
         self._work = work
         self._rng = random.Random(seed)
         self._lock = threading.Lock()
@@ -120,18 +119,18 @@ class Fleet:
         self._began = 0.0
         self._played = Played()
         self._left = threading.Semaphore(0)
-        self.batcher.start()
+        self.worker.start()
         self._fill()
 
     def close(self) -> None:
-        self.batcher.close()
+        self.worker.close()
 
     def _fill(self) -> None:
         """Has everybody's tokens computed."""
         over = threading.Semaphore(0)
         for device, script in enumerate(self._work):
-            ask = Ask(1, 0, script.before, Chunk(), 0)
-            self.batcher.submit(device, GREEDY, ask, lambda _answer: over.release())
+            ask = VerifyRequest(device, GREEDY, 0, script.before, Chunk())
+            self.worker.submit(ask, lambda _answer: over.release())
         for _ in self._work:
             over.acquire()
 
@@ -156,10 +155,9 @@ class Fleet:
         return self._played
 
     def _send(self, arrival: Arrival) -> None:
-        self._round += 1
-        ask = self._work[arrival.device].ask(self._round, self._rng)
+        ask = self._work[arrival.device].ask(arrival.device, self._rng)
         self.context.unseen[arrival.device] = 1 + GAMMA * arrival.kept
-        self.batcher.submit(arrival.device, GREEDY, ask, partial(self._answered, arrival))
+        self.worker.submit(ask, partial(self._answered, arrival))
 
     def _answered(self, arrival: Arrival, answer: Answer) -> None:
         began = perf_counter()

@@ -11,8 +11,8 @@ from time import perf_counter
 import numpy as np
 
 from edgellm.engine import Context, Model, known
-from edgellm.spec.local import survives
 from edgellm.spec.records import Chunk, Ids, Sampling, Verdict
+from edgellm.verifier.judging import survives
 
 
 class ForcedVerifier:

@@ -31,16 +31,15 @@ from edgellm.link.trust import Trust
 from edgellm.link.versions import LINK, PAIRING, check_version
 from edgellm.link.welcome import LABEL, read_welcome
 from edgellm.serve.connection import Timing
-from edgellm.serve.fairness import Tenant
 from edgellm.serve.handshake import greet
-from edgellm.serve.jobs import Counters, Missing
 from edgellm.serve.patience import Patience
 from edgellm.serve.service import Service
 from edgellm.serve.stream import RemotePending, Stream
-from edgellm.serve.wire import Ask, write_open, write_verdict, write_verify
+from edgellm.serve.wire import write_open, write_verdict, write_verify
 from edgellm.spec.records import GREEDY, Chunk, Distribution, Ids, Logprobs, Sampling, Verdict
 from edgellm.spec.sampling import rounded
 from edgellm.spec.verify import judge
+from edgellm.verifier.requests import Counters, MissingPrefix, VerifyRequest
 
 WORDS, CONTEXT = 300, 512
 _PORTS = count(1)  # each session from a device of its own: those of one device are paced
@@ -50,6 +49,11 @@ ROUND = 7
 
 def ids(*tokens: int) -> Ids:
     return np.array(tokens, np.int32)
+
+
+def asked(position: int, prefix: Ids, draft: Chunk, extra: int, logprobs: int | None = None) -> VerifyRequest:
+    """Return a request of the round that all of this is about."""
+    return VerifyRequest(0, GREEDY, position, prefix, draft, extra, logprobs, ROUND)
 
 
 def chunk(drafted: int, drawn: bool) -> Chunk:
@@ -116,15 +120,13 @@ class _Worker:
     def leave(self, _session: int) -> None:
         pass
 
-    def submit(
-        self, _session: int, sampling: Sampling, ask: Ask, deliver: Callable[[Any], None], _tenant: Tenant
-    ) -> None:
+    def submit(self, ask: VerifyRequest, deliver: Callable[[Any], None]) -> None:
         if ask.position and self._rng.random() < 0.1:
-            deliver(Missing(self._rng.randrange(ask.position)))
+            deliver(MissingPrefix(self._rng.randrange(ask.position)))
             return
         position = ask.position + len(ask.prefix)
         try:
-            accepted, token = judge(ask.chunk, self._rows[: len(ask.chunk) + 1], sampling, position)
+            accepted, token = judge(ask.draft, self._rows[: len(ask.draft) + 1], ask.sampling, position)
         except EdgeError as error:
             deliver(error)
             return
@@ -191,7 +193,7 @@ class _Device:
     async def feed(self, data: bytes) -> None:
         if self._stream is None or self._stream.over:
             self._stream = Stream(cast(Any, self), b"open", WORDS)
-        pending = RemotePending(Ask(ROUND, 4, ids(1, 2, 3, 4), chunk(4, False), 4, self._logprobs), lambda: True)
+        pending = RemotePending(asked(4, ids(1, 2, 3, 4), chunk(4, False), 4, self._logprobs), lambda: True)
         stream = self._stream
         stream.send(pending, pending.request(2))
         await self._line.say(data, lambda: stream.over)
@@ -257,9 +259,9 @@ def _targets(folder: Path, loop: asyncio.AbstractEventLoop) -> list[Target]:
     hot = write_open(Sampling(1e300, 0, 1.0, 5), VOCABULARY.fingerprint)
     likely = [Logprobs(-0.5, ids(5, 6), np.array([-0.5, -2.0])) for _ in range(4)]
     telling = write_verdict(ROUND, Verdict(2, ids(5, 6), 0.1, logprobs=tuple(likely)))
-    asks = [write_verify(Ask(ROUND, at, ids(*range(1, 9)), chunk(n, drawn), 3))
+    asks = [write_verify(asked(at, ids(*range(1, 9)), chunk(n, drawn), 3))
             for at, n, drawn in ((0, 0, False), (0, 4, True), (8, 4, False), (400, 1, True))]  # fmt: skip
-    asks.append(write_verify(Ask(ROUND, 0, ids(1, 2), chunk(2, False), 3, logprobs=20)))
+    asks.append(write_verify(asked(0, ids(1, 2), chunk(2, False), 3, 20)))
     verdict = write_verdict(ROUND, Verdict(2, ids(5, 6), 0.1, passes=2, plausible=(True, True, False, True)))
     frames = [verdict, pb.VerifierFrame(need_prefix=pb.NeedPrefix(round=ROUND, position=1)),
               pb.VerifierFrame(working=pb.Working(round=ROUND, step=3)),

@@ -11,10 +11,11 @@ from edgellm.link.figures import read_blocks, read_figures
 from edgellm.link.flow import Line
 from edgellm.link.frames import parsed
 from edgellm.link.pieces import read_places, read_recipe
-from edgellm.mesh.records import Answer, Ask, Event, Failed, Loaded, Onward, Parcel, Span, Times, Work
+from edgellm.mesh.records import Answer, Event, Failed, Loaded, Onward, Parcel, Span, Times, Work
 from edgellm.mesh.stage import check
 from edgellm.serve.mesh_wire import read_event, read_parcel, read_work, write_event, write_parcel, write_work
-from edgellm.spec.records import GREEDY, Chunk, Sampling, Verdict
+from edgellm.spec.records import GREEDY, NO_IDS, Chunk, Sampling, Verdict
+from edgellm.verifier.requests import VerifyRequest
 
 WORK = Work("ab" * 32, "big", 2, 7, 8, 16, 300, 512)
 FIRST = Work("ab" * 32, "big", 0, 3, 8, 16, 300, 512)
@@ -38,7 +39,9 @@ def _order(data: bytes) -> None:
 
 def _report(data: bytes) -> None:
     """As the coordinator does it, which has asked for logits with its parcel."""
-    event = read_event(parsed(mesh_pb2.Report, data), WORK, {NUMBER: Ask(_CHUNK, GREEDY, 8, logits=True)})
+    event = read_event(
+        parsed(mesh_pb2.Report, data), WORK, {NUMBER: VerifyRequest(0, GREEDY, 8, NO_IDS, _CHUNK, logits=True)}
+    )
     if isinstance(event, Answer) and (event.logits is None or event.logits.shape != (len(_CHUNK) + 1, WORK.n_vocab)):
         raise AssertionError(f"logits of another shape got through: {event.logits}")
 
@@ -64,7 +67,7 @@ def _line(data: bytes) -> None:
 
 def targets() -> list[Target]:
     """All that reads what a mesh says."""
-    warm = Ask(_CHUNK, Sampling(0.8, 40, 0.9, 5), 2, logits=True)
+    warm = VerifyRequest(0, Sampling(0.8, 40, 0.9, 5), 2, NO_IDS, _CHUNK, logits=True)
     ids = Parcel(0, 1, 0, np.array([1, 2, 5, 6], np.int32), warm)
     orders = [mesh_pb2.Order(prepare=write_work(WORK, bytes(16))), mesh_pb2.Order(parcel=write_parcel(ids, wide=False)),
               mesh_pb2.Order(parcel=write_parcel(Parcel(1, 2, 8, _ROWS, warm), wide=True)),

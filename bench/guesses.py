@@ -29,7 +29,6 @@ from edgellm.spec.budget import Ledger
 from edgellm.spec.choice import choose
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.guess import MOST_BRANCHES, likeliest
-from edgellm.spec.local import LocalVerifier
 from edgellm.spec.loop import Limits, generate
 from edgellm.spec.options import ReplyOptions
 from edgellm.spec.pool import ContextPool
@@ -37,6 +36,7 @@ from edgellm.spec.precedent import Precedents
 from edgellm.spec.records import GREEDY, Chunk, Ids, Sampling, Verdict
 from edgellm.spec.stats import Stats
 from edgellm.store import resolve
+from edgellm.verifier.in_process import LocalVerifier
 
 SEED = 4004
 POSITIONS = 1024

@@ -26,11 +26,11 @@ from bench.report import write
 from edgellm.engine import Capture, Context, Model
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.importance import entropy, importance, prompt_share, without_sink
-from edgellm.spec.local import LocalVerifier
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.predictor import auc
 from edgellm.spec.records import GREEDY, Chunk, Floats, Ids, Verdict
 from edgellm.store import resolve
+from edgellm.verifier.in_process import LocalVerifier
 from models.families import FAMILIES
 
 Flags: TypeAlias = npt.NDArray[np.bool_]

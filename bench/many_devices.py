@@ -31,8 +31,8 @@ from bench.fleet import CACHED, Arrival, Fleet, Script, kept_before, scripts
 from bench.report import RESULTS, alternate, spread, write
 from edgellm.engine import Model, driver
 from edgellm.engine.native import lib
-from edgellm.serve.scheduler import Limits
 from edgellm.store import resolve
+from edgellm.verifier.scheduler import Limits
 
 BUDGETS = (0.3, 0.6, 0.9)
 RATES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)

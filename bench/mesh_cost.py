@@ -34,13 +34,14 @@ from bench.kill_worker import Worker
 from bench.report import alternate, spread, write
 from edgellm.engine import Block, Context, Ids, Model, check_gguf, cut
 from edgellm.engine.shard import check_cuttable
-from edgellm.mesh.records import Ask, Work
+from edgellm.mesh.records import Work
 from edgellm.mesh.recovery import Mesh
 from edgellm.mesh.split import Share
 from edgellm.mesh.stored import StoredLayers
-from edgellm.spec.records import GREEDY, Chunk
+from edgellm.spec.records import GREEDY, NO_IDS, Chunk
 from edgellm.store import fingerprint, resolve
 from edgellm.store.layers import LayerStore, cut_layers
+from edgellm.verifier.requests import VerifyRequest
 
 BEFORE = 64
 ROWS = (1, 8, 64)
@@ -196,10 +197,10 @@ def _asked(mesh: Mesh, rows: int) -> None:
     pipeline, _ = mesh.pipeline()
     if not mesh.held(0, mesh.generation).size:
         first = np.arange(100, 100 + BEFORE, dtype=np.int32)
-        pipeline.ask(0, 0, first, Ask(Chunk(), GREEDY, BEFORE)).result()
+        pipeline.ask(0, 0, first, VerifyRequest(0, GREEDY, BEFORE, NO_IDS, Chunk())).result()
         mesh.hold(0, mesh.generation, first)
     ids = np.arange(300, 300 + rows, dtype=np.int32)
-    pipeline.ask(0, BEFORE, ids, Ask(Chunk(ids[1:]), GREEDY, BEFORE + 1)).result()
+    pipeline.ask(0, BEFORE, ids, VerifyRequest(0, GREEDY, BEFORE + 1, NO_IDS, Chunk(ids[1:]))).result()
 
 
 def table(found: dict[str, Any]) -> str:

@@ -27,13 +27,13 @@ from bench import random_gguf
 from bench.copying import SEED, TASKS
 from bench.report import alternate, spread, write
 from edgellm.engine import Context, Model
-from edgellm.spec.local import LocalVerifier
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.records import GREEDY, NO_IDS, Chunk, Ids
 from edgellm.spec.retrieval.automaton import SuffixAutomaton
 from edgellm.spec.retrieval.calibration import Calibration
 from edgellm.spec.retrieval.sources import Context as Seen
 from edgellm.store import resolve
+from edgellm.verifier.in_process import LocalVerifier
 from models.corpus import held_out
 
 _ONE = 100  # tokens that are added at a time, where the time of each is wanted

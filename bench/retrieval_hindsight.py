@@ -23,10 +23,10 @@ from bench.copying import SEED, TASKS, Everything, Oracle, Ours, Reply, recorded
 from bench.report import RESULTS, write
 from edgellm.engine import Model, block_ends
 from edgellm.spec.curve import MOST, CostCurve, LengthRule
-from edgellm.spec.local import survives
 from edgellm.spec.options import USUAL_SOURCES
 from edgellm.spec.records import GREEDY, Chunk, Verdict
 from edgellm.store import resolve
+from edgellm.verifier.judging import survives
 
 STEP = 1e-4
 """Seconds of a drafting step."""

@@ -35,9 +35,9 @@ from edgellm.api.retrieval import measure_curve
 from edgellm.engine import HEADS, Context, Model, head_pays
 from edgellm.spec.curve import floors
 from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.local import foretell
 from edgellm.spec.records import Expected, Ids
 from edgellm.store import resolve
+from edgellm.verifier.in_process import foretell
 
 NONE = "none"
 

@@ -22,9 +22,9 @@ from unittest.mock import patch
 from bench.fleet import Arrival, Fleet, kept_before, scripts
 from bench.report import spread, write
 from edgellm.engine import Model
-from edgellm.serve.scheduler import Limits, next_batch
 from edgellm.spec.verify import judge
 from edgellm.store import resolve
+from edgellm.verifier.scheduler import Limits, next_batch
 
 BUDGETS = (0.3, 0.6, 0.9, 1.0)
 WAYS = {"together": Limits(), "one_by_one": Limits(rows=1)}
@@ -49,8 +49,8 @@ def run(fleet: Fleet, sessions: int, rounds: int, budget: float, seed: int) -> d
     rng = random.Random(seed)
     burst = [Arrival(0.0, device, kept_before(budget, rng)) for _ in range(rounds) for device in range(sessions)]
     with (
-        patch("edgellm.serve.batcher.judge", Clock(judge)) as rule,
-        patch("edgellm.serve.batcher.next_batch", Clock(next_batch)) as choice,
+        patch("edgellm.verifier.judging.judge", Clock(judge)) as rule,
+        patch("edgellm.verifier.worker.next_batch", Clock(next_batch)) as choice,
     ):
         played = fleet.play(burst)
     batches, total = len(fleet.context.batches), played.busy

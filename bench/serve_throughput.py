@@ -26,13 +26,12 @@ import numpy as np
 from bench.kill_verifier import Served
 from bench.report import alternate, spread, write
 from edgellm.engine import Context, Message, Model
-from edgellm.serve.batcher import Batcher
-from edgellm.serve.jobs import Answer
 from edgellm.serve.remote import RemoteVerifier
-from edgellm.serve.scheduler import Limits
-from edgellm.serve.wire import Ask
 from edgellm.spec.records import GREEDY, Chunk, Ids, Verdict
 from edgellm.store import resolve
+from edgellm.verifier.requests import Answer, VerifyRequest
+from edgellm.verifier.scheduler import Limits
+from edgellm.verifier.worker import VerifierWorker
 from models.corpus import held_out
 from models.families import FAMILIES
 
@@ -82,19 +81,19 @@ class Worker:
 
     def __init__(self, model: Model, work: list[Script], threads: int | None, limits: Limits) -> None:
         context = Context(model, n_ctx=POSITIONS, n_seq=len(work), threads=threads, unified=False)
-        self._batcher = Batcher(context, len(work), lambda _token: False, limits)
-        self._batcher.start()
+        self._worker = VerifierWorker(context, len(work), lambda _token: False, limits)
+        self._worker.start()
         self._work = work
         self._written = [0] * len(work)
         self._over = threading.Semaphore(0)
 
     def close(self) -> None:
-        self._batcher.close()
+        self._worker.close()
 
     def rate(self) -> float:
         """Tokens a second; the prompts are in the cache before the clock starts."""
         for device, script in enumerate(self._work):
-            self._submit(device, Ask(1, 0, script.prompt, Chunk(), 0))
+            self._submit(VerifyRequest(device, GREEDY, 0, script.prompt, Chunk()))
         self._wait()
         before, began = sum(self._written), perf_counter()
         for device in range(len(self._work)):
@@ -103,7 +102,7 @@ class Worker:
         seconds = perf_counter() - began
         written = sum(self._written) - before
         for device in range(len(self._work)):
-            self._batcher.leave(device)
+            self._worker.leave(device)
             self._written[device] = 0
         return written / seconds
 
@@ -111,13 +110,13 @@ class Worker:
         for _ in self._work:
             self._over.acquire()
 
-    def _submit(self, device: int, ask: Ask) -> None:
-        self._batcher.submit(device, GREEDY, ask, partial(self._answered, device))
+    def _submit(self, request: VerifyRequest) -> None:
+        self._worker.submit(request, partial(self._answered, request.session))
 
     def _go_on(self, device: int) -> None:
         script, at = self._work[device], self._written[device]
         held = len(script.prompt) + at - 1
-        self._submit(device, Ask(at + 1, held, script.prefix(at)[held:], script.chunk(at), 0))
+        self._submit(VerifyRequest(device, GREEDY, held, script.prefix(at)[held:], script.chunk(at), round=at + 1))
 
     def _answered(self, device: int, answer: Answer) -> None:
         assert isinstance(answer, Verdict), answer

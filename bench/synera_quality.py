@@ -36,12 +36,12 @@ from edgellm.api.profiles import find_profile, read_profile
 from edgellm.engine import Context, Model
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.gates import SyneraGate
-from edgellm.spec.local import LocalVerifier
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.precedent import Precedents
 from edgellm.spec.profile import Profile
 from edgellm.spec.records import GREEDY
 from edgellm.store import fingerprint, resolve
+from edgellm.verifier.in_process import LocalVerifier
 from models.corpus import HELD_OUT_SEED
 from models.families import FAMILIES
 from models.profile import CASES, prompts

@@ -15,7 +15,21 @@ PACKAGE = ROOT / "edgellm"
 LINES = 600
 
 # Who may know whom: a room imports itself and the rooms below it.
-ROOMS = ("cli", "http", "api", "serve", "mesh", "spec", "coldstart", "link", "store", "engine", "places", "errors")
+ROOMS = (
+    "cli",
+    "http",
+    "api",
+    "serve",
+    "mesh",
+    "verifier",
+    "spec",
+    "coldstart",
+    "link",
+    "store",
+    "engine",
+    "places",
+    "errors",
+)
 FORBIDDEN_PAIRS = {("link", "spec")}
 LIBRARIES = {
     "llama_cpp": {"engine"},

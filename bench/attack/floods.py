@@ -18,10 +18,10 @@ from bench.served import CONTEXT, Paired, acquaint
 from edgellm.engine import Context, Model
 from edgellm.errors import VerifierLost
 from edgellm.serve.remote import RemoteVerifier
-from edgellm.spec.local import LocalVerifier
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.records import GREEDY, Chunk, Ids
 from edgellm.store import resolve
+from edgellm.verifier.in_process import LocalVerifier
 
 ROOT = Path(__file__).parents[2]
 SESSIONS = 8

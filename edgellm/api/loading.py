@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 from edgellm.engine import Context, Model, head_pays
 from edgellm.errors import InvalidOption, VocabularyMismatch
-from edgellm.spec.local import LocalVerifier
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.protocols import Verifier
+from edgellm.verifier.in_process import LocalVerifier
 
 DRAFT = "edgellm-draft"
 VERIFIER = "edgellm-verifier"

@@ -20,7 +20,6 @@ from edgellm.errors import EdgeError
 from edgellm.link.versions import program
 from edgellm.mesh.measure import processor
 from edgellm.spec.curve import DRIFT, KNOTS, CostCurve, LengthRule
-from edgellm.spec.local import LocalVerifier
 from edgellm.spec.protocols import Drafter, LooksAhead, Suggests, Verifier, VerifierSession
 from edgellm.spec.records import Expected, Ids, Sampling
 from edgellm.spec.retrieval.drafter import RetrievalDrafter
@@ -28,6 +27,7 @@ from edgellm.spec.retrieval.memory import Memory, Talk, recent
 from edgellm.spec.retrieval.mixed import MixedAheadDrafter, MixedDrafter
 from edgellm.store import History, fingerprint
 from edgellm.store.curves import CHANGE_MOST, KeptCurve, curve_path, keep_curve, read_curve
+from edgellm.verifier.in_process import LocalVerifier
 
 _BEHIND = 16  # positions that a measured decode stands behind
 _ROUNDS = 12  # fewer where all lengths took as long twice

@@ -20,7 +20,6 @@ from edgellm.spec.edgefm import edgefm
 from edgellm.spec.first import FirstReply
 from edgellm.spec.gates import AlwaysGate, NeverGate
 from edgellm.spec.guess import BRANCHES, MOST_BRANCHES, branches, rejection
-from edgellm.spec.local import LocalVerifier
 from edgellm.spec.loop import Event, Limits, Watch, generate
 from edgellm.spec.options import CHUNK, FINE, ReplyOptions
 from edgellm.spec.precedent import Precedents
@@ -29,6 +28,7 @@ from edgellm.spec.protocols import Drafter, Tells, Verifier
 from edgellm.spec.records import Chunk, Explanation, Ids, Notice, Sampling, Verdict
 from edgellm.spec.stats import Stats
 from edgellm.spec.stopping import until
+from edgellm.verifier.in_process import LocalVerifier
 
 LONG = 16
 """Tokens that the small model drafts at most, where each is drafted only if it pays."""

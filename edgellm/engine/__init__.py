@@ -16,7 +16,7 @@ from edgellm.engine.late import HEADS, LateRows, Rows, block_ends, in_blocks, kn
 from edgellm.engine.model import Model
 from edgellm.engine.shard import check_cuttable, cut, cut_bytes
 from edgellm.engine.stop import Stop
-from edgellm.engine.types import Floats, Ids
+from edgellm.engine.types import Floats, Ids, common_prefix
 from edgellm.engine.vocabulary import Vocabulary
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "block_ends",
     "check_cuttable",
     "check_gguf",
+    "common_prefix",
     "costs_of",
     "cut",
     "cut_bytes",

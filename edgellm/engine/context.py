@@ -104,7 +104,7 @@ class Context(Passes):
             ContextFull, InvalidOption, EngineFailed: as for `decode`; nothing was changed in any sequence.
         """
         batch = self._batch.tokens
-        if len(rows) == 1 and embedded is None and len(rows[0].ids) < min(len(self._widths), self.n_batch):
+        if len(rows) == 1 and embedded is None and len(rows[0].ids) <= self.n_batch:
             return [self.decode(rows[0].ids, seq=rows[0].seq, outputs=rows[0].outputs)]
         if embedded is not None:
             embedded, total = np.ascontiguousarray(embedded, dtype=np.float32), sum(len(r.ids) for r in rows)

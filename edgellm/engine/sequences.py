@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgellm.engine.types import Ids
+from edgellm.engine.types import Ids, common_prefix
 from edgellm.errors import ContextFull, InvalidOption
 
 
@@ -52,6 +52,4 @@ class Sequences:
 
     def common(self, seq: int, ids: Ids) -> int:
         """How many ids at the start of a sequence are those of `ids`."""
-        limit = min(len(ids), self.lengths[self.known(seq)])
-        same = self._ids[seq, :limit] == np.asarray(ids)[:limit]
-        return limit if same.all() else int(same.argmin())
+        return common_prefix(self._ids[seq, : self.lengths[self.known(seq)]], np.asarray(ids))

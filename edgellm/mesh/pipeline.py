@@ -13,10 +13,11 @@ from typing import Protocol
 
 from edgellm.engine import Ids
 from edgellm.errors import DeviceLost, EdgeError, ProtocolError
-from edgellm.mesh.records import MOST_ROWS, Answer, Ask, Event, Failed, Gone, Loaded, Onward, Parcel, Span, Times, Work
+from edgellm.mesh.records import MOST_ROWS, Answer, Event, Failed, Gone, Loaded, Onward, Parcel, Span, Times, Work
 from edgellm.mesh.shelf import Shelf
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.watch import Deadline, OnTheWay
+from edgellm.verifier.requests import VerifyRequest
 
 Post = Callable[[Event], None]
 
@@ -34,7 +35,7 @@ class Seat(Protocol):
 
     def put(self, parcel: Parcel) -> None: ...
 
-    def expect(self, number: int, ask: Ask) -> None:
+    def expect(self, number: int, request: VerifyRequest) -> None:
         """Whoever gives it the parcel with this number, its answer is to this question."""
         ...
 
@@ -75,7 +76,7 @@ class LocalSeat:
             if self._post is not None:
                 self._post(Failed(parcel.session, parcel.number, error))
 
-    def expect(self, number: int, ask: Ask) -> None:
+    def expect(self, number: int, request: VerifyRequest) -> None:
         pass
 
     def tell(self, session: int) -> None:
@@ -125,19 +126,19 @@ class Pipeline:
             lane.began = perf_counter()
             lane.seat.begin(lane.work, partial(self._happened, at), after, self._waiting)
 
-    def ask(self, session: int, start: int, ids: Ids, ask: Ask, rows: int = MOST_ROWS) -> Future[Answer]:
+    def ask(self, session: int, start: int, ids: Ids, request: VerifyRequest, rows: int = MOST_ROWS) -> Future[Answer]:
         """Sends `ids` for the positions from `start` on, in parcels of at most `rows`; the verdict is on its way.
 
         It fails with `DeviceLost` where a stage is gone, and with what the engine says where it refuses.
         """
         future: Future[Answer] = Future()
-        tail = len(ask.chunk) + 1
+        tail = len(request.draft) + 1
         with self._lock:
             ends = [*range(rows, len(ids) - tail + 1, rows), len(ids)]
             numbers, begin = [next(self._numbers) for _ in ends], 0
             parcels = []
             for end, number in zip(ends, numbers, strict=True):
-                whole = ask if end == len(ids) else None
+                whole = request if end == len(ids) else None
                 parcels.append(Parcel(session, number, start + begin, ids[begin:end], whole))
                 self._way.sent(parcels[-1])
                 begin = end
@@ -148,7 +149,7 @@ class Pipeline:
         if gone is not None:
             self._fail(self._lost(*gone))
             return future
-        self.lanes[-1].seat.expect(numbers[-1], ask)
+        self.lanes[-1].seat.expect(numbers[-1], request)
         for parcel in parcels:
             self.lanes[0].seat.put(parcel)
         return future

@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 from edgellm.engine import Floats, Ids
 from edgellm.errors import EdgeError
-from edgellm.spec.records import Chunk, Sampling, Verdict
+from edgellm.spec.records import Verdict
+from edgellm.verifier.requests import VerifyRequest
 
 MOST_ROWS = 256
 """Rows of a parcel, and one more: more would not be computed faster, and later stages would wait for them."""
@@ -44,32 +45,22 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A verdict is wanted on `chunk`, behind `position` tokens; with `logits` also the rows that it hangs on."""
-
-    chunk: Chunk
-    sampling: Sampling
-    position: int
-    logits: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Parcel:
     """Positions of a session from `start` on, on their way through the stages: as ids (n,), later as rows (n, n_embd).
 
     They take the place of whatever the session had there and behind. `number` grows with every parcel of a pipeline.
-    The last rows of one with an `ask` are judged: those of the chunk, and the one before it.
+    The last rows of one with a `request` are judged: those of its draft, and the one before it.
     """
 
     session: int
     number: int
     start: int
     data: Ids | Floats
-    ask: Ask | None = None
+    request: VerifyRequest | None = None
 
     @property
     def outputs(self) -> int:
-        return 0 if self.ask is None else len(self.ask.chunk) + 1
+        return 0 if self.request is None else len(self.request.draft) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +93,7 @@ class Onward:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The verdict on the parcel with this number, and if they were asked for its logits, (len(chunk) + 1, n_vocab)."""
+    """The verdict on the parcel with this number, and if they were asked for its logits, (len(draft) + 1, n_vocab)."""
 
     session: int
     number: int

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from edgellm.engine import Ids
+from edgellm.engine import Ids, common_prefix
 from edgellm.errors import DeviceLost, EdgeError, PlanImpossible
 from edgellm.mesh.cover import Able, cover
 from edgellm.mesh.pipeline import Pipeline, Seat
@@ -109,7 +109,7 @@ class Mesh:
             free = [at for at, slot in enumerate(self._slots) if not slot.taken]
             if not free:
                 return None
-            at = max(free, key=lambda at: common(self.held(at, self.generation), prompt))
+            at = max(free, key=lambda at: common_prefix(self.held(at, self.generation), prompt))
             self._slots[at].taken = True
             return at
 
@@ -223,10 +223,3 @@ def check_shares(shares: Sequence[Share], layers: int, names: Sequence[str] | di
     named = [share.name for share in shares]
     if len(set(named)) < len(named):
         raise PlanImpossible("A device is given two ranges of layers.", "Give each device one range.")
-
-
-def common(a: Ids, b: Ids) -> int:
-    """How many ids `a` and `b` share from the start."""
-    n = min(len(a), len(b))
-    differ = a[:n] != b[:n]
-    return int(differ.argmax()) if n and differ.any() else n

@@ -21,8 +21,7 @@ from edgellm.mesh.holding import require
 from edgellm.mesh.records import MOST_ROWS, Answer, Event, Failed, Gone, Loaded, Onward, Parcel, Span, Times, Work
 from edgellm.mesh.shelf import Shelf
 from edgellm.mesh.waiting import Moving, Waiting
-from edgellm.spec.records import Verdict
-from edgellm.spec.verify import judge, plausible
+from edgellm.verifier.judging import judge_pass, verdict
 
 _MERGED = 2e-3  # seconds: work that goes on after less than that is told as one piece
 _SPANS_MOST = 2048
@@ -229,19 +228,17 @@ class Stage:
 
         At the last stage that is the rule: verdicts travel, and not whole rows of a large vocabulary.
         """
-        parcel, ask = moving.parcel, moving.parcel.ask
+        parcel, request = moving.parcel, moving.parcel.request
         if not self.work.ends:
             return Onward(replace(parcel, data=rows.copy()))
-        if ask is None:
+        if request is None:
             return None
         try:
-            accepted, token = judge(ask.chunk, rows, ask.sampling, position=ask.position)
-            likely = plausible(ask.chunk, rows, accepted) if ask.chunk.retrieved else None
+            judge_pass(request, rows, len(request.draft), _writes_on)
         except EdgeError as error:
             return Failed(parcel.session, parcel.number, error)
-        seconds = moving.seconds + self.clock - begin
-        verdict = Verdict(accepted, np.array([token], dtype=np.int32), seconds, plausible=likely)
-        return Answer(parcel.session, parcel.number, verdict, rows.copy() if ask.logits else None)
+        request.seconds = moving.seconds + self.clock - begin
+        return Answer(parcel.session, parcel.number, verdict(request), rows.copy() if request.logits else None)
 
     def _note(self, span: Span, merge: bool = True) -> None:
         """Remembers what was done; the lock is held."""
@@ -250,6 +247,11 @@ class Stage:
             self._spans[-1] = replace(before, end=span.end)
         elif len(self._spans) < _SPANS_MOST:
             self._spans.append(span)
+
+
+def _writes_on(_token: int) -> bool:
+    """Further tokens cross all stages by themselves; here none is written."""
+    return False
 
 
 def check(parcel: Parcel, work: Work) -> None:

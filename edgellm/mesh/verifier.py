@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from edgellm.engine import common_prefix
 from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.mesh.pipeline import Lane
-from edgellm.mesh.records import MOST_ROWS, Answer, Ask
-from edgellm.mesh.recovery import Mesh, common
+from edgellm.mesh.records import MOST_ROWS, Answer
+from edgellm.mesh.recovery import Mesh
 from edgellm.spec.records import NO_IDS, Chunk, Ids, Sampling, Verdict
 from edgellm.spec.waiting import settled
+from edgellm.verifier.requests import VerifyRequest
 
 
 class MeshVerifier:
@@ -87,11 +89,11 @@ class MeshSession:
             )
         pipeline, generation = self._mesh.pipeline()
         # parcels of a session never overtake each other: what was sent before will be there, whatever was said of it
-        start = common(self._mesh.held(self._slot, generation), prefix[:-1])
+        start = common_prefix(self._mesh.held(self._slot, generation), prefix[:-1])
         ids = np.concatenate((prefix, chunk.ids)).astype(np.int32)
         self._mesh.hold(self._slot, generation, ids)
-        ask = Ask(chunk, self._sampling, len(prefix))
-        return pipeline.ask(self._slot, start, ids[start:], ask, self._rows)
+        request = VerifyRequest(self._slot, self._sampling, len(prefix), NO_IDS, chunk)
+        return pipeline.ask(self._slot, start, ids[start:], request, self._rows)
 
     def proved(self) -> None:
         """A verdict has come: the pipeline works."""

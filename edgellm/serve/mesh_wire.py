@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from importlib.metadata import version
 from typing import NoReturn
 
@@ -13,9 +14,10 @@ from edgellm.errors import DeviceLost, InvalidOption, ProtocolError
 from edgellm.link import edgellm_pb2 as words
 from edgellm.link import mesh_pb2 as pb
 from edgellm.link.channel import MAX_MESSAGE
-from edgellm.mesh.records import MOST_ROWS, Answer, Ask, Event, Failed, Loaded, Onward, Parcel, Span, Times, Work
+from edgellm.mesh.records import MOST_ROWS, Answer, Event, Failed, Loaded, Onward, Parcel, Span, Times, Work
 from edgellm.serve import wire
 from edgellm.serve.wire import Bounds, read_sampling, read_verdict, read_verify, write_verdict, write_verify
+from edgellm.verifier.requests import VerifyRequest
 
 MESH = 2
 """Version of `mesh.proto`."""
@@ -78,11 +80,10 @@ def write_parcel(parcel: Parcel, wide: bool) -> pb.MeshParcel:
     else:
         message.wide = wide or not float(np.abs(data).max()) <= _F16_MOST
         message.rows = data.astype("<f4" if message.wide else "<f2").tobytes()
-    if parcel.ask is not None:
-        ask = wire.Ask(parcel.number, parcel.ask.position, np.empty(0, np.int32), parcel.ask.chunk, 0)
-        message.ask.CopyFrom(write_verify(ask).verify)
-        message.sampling.CopyFrom(wire.write_sampling(parcel.ask.sampling))
-        message.logits = parcel.ask.logits
+    if (request := parcel.request) is not None:
+        message.ask.CopyFrom(write_verify(replace(request, round=parcel.number)).verify)
+        message.sampling.CopyFrom(wire.write_sampling(request.sampling))
+        message.logits = request.logits
     return message
 
 
@@ -99,13 +100,14 @@ def read_parcel(message: pb.MeshParcel, work: Work) -> Parcel:
         data: Ids | Floats = np.frombuffer(message.rows, kind).reshape(-1, work.n_embd).astype(np.float32)
     else:
         data = wire.read_ids(message.ids, work.n_vocab)
-    ask = None
+    request = None
     if message.HasField("ask"):
-        read = read_verify(message.ask, Bounds(work.n_vocab, work.context))
-        if len(read.prefix) or read.extra or read.position + len(read.chunk) != message.start + len(data):
+        bounds, sampling = Bounds(work.n_vocab, work.context), read_sampling(message.sampling)
+        request = read_verify(message.ask, bounds, message.session, sampling)
+        if len(request.prefix) or request.extra or request.position + len(request.draft) != message.start + len(data):
             _refuse("What is asked for is not what the parcel holds.")
-        ask = Ask(read.chunk, read_sampling(message.sampling), read.position, message.logits)
-    return Parcel(message.session, message.number, message.start, data, ask)
+        request.logits = message.logits
+    return Parcel(message.session, message.number, message.start, data, request)
 
 
 def write_event(event: Event, wide: bool) -> pb.Report | None:
@@ -132,7 +134,7 @@ def write_event(event: Event, wide: bool) -> pb.Report | None:
     return None
 
 
-def read_event(message: pb.Report, work: Work, asked: dict[int, Ask]) -> Event | None:
+def read_event(message: pb.Report, work: Work, asked: dict[int, VerifyRequest]) -> Event | None:
     """What a stage has told, about parcels with the `asked` numbers; None where it only shows that it lives.
 
     Raises:
@@ -162,16 +164,15 @@ def read_event(message: pb.Report, work: Work, asked: dict[int, Ask]) -> Event |
     return None
 
 
-def _answer(message: pb.StageAnswer, work: Work, asked: dict[int, Ask]) -> Answer:
+def _answer(message: pb.StageAnswer, work: Work, asked: dict[int, VerifyRequest]) -> Answer:
     number = message.verdict.round
-    ask = asked.get(number)
-    if ask is None:
+    request = asked.get(number)
+    if request is None:
         _refuse(f"Parcel {number} is answered, and nothing was asked with it.")
-    given = wire.Ask(number, ask.position, np.empty(0, np.int32), ask.chunk, 0)
-    verdict = read_verdict(message.verdict, given, work.n_vocab)
+    verdict = read_verdict(message.verdict, request, work.n_vocab)
     logits = None
-    if ask.logits:
-        rows = len(ask.chunk) + 1
+    if request.logits:
+        rows = len(request.draft) + 1
         if len(message.logits) != 4 * rows * work.n_vocab:
             _refuse(f"{len(message.logits)} bytes of logits are not {rows} rows of {work.n_vocab}.")
         logits = np.frombuffer(message.logits, "<f4").reshape(rows, work.n_vocab).astype(np.float32)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edgellm.engine import Vocabulary
+from edgellm.engine import Vocabulary, common_prefix
 from edgellm.link.address import Address
 from edgellm.link.device import DeviceID
 from edgellm.link.trust import Trust
 from edgellm.serve.connection import Connection, Timing
-from edgellm.serve.sessions import common_prefix
 from edgellm.serve.stream import RemotePending, Stream, lost
-from edgellm.serve.wire import Ask, write_open
+from edgellm.serve.wire import write_open
 from edgellm.spec.records import NO_IDS, Chunk, Ids, Sampling
+from edgellm.verifier.requests import VerifyRequest
 
 
 class RemoteVerifier:
@@ -78,7 +78,7 @@ class RemoteSession:
     def __init__(
         self, connection: Connection, vocabulary: Vocabulary, sampling: Sampling, logprobs: int | None = None
     ) -> None:
-        self._connection, self._logprobs = connection, logprobs
+        self._connection, self._sampling, self._logprobs = connection, sampling, logprobs
         self._vocabulary = vocabulary
         self._opening = write_open(sampling, vocabulary.fingerprint).SerializeToString()
         self._stream: Stream | None = None
@@ -104,8 +104,8 @@ class RemoteSession:
             self._end_stream()
             stream, held = Stream(self._connection, self._opening, self._vocabulary.size), NO_IDS
         self._round += 1
-        ask = Ask(self._round, len(prefix), prefix, chunk, extra, self._logprobs)
-        pending = RemotePending(ask, self._connection.alive, self._stopped)
+        request = VerifyRequest(0, self._sampling, len(prefix), prefix, chunk, extra, self._logprobs, self._round)
+        pending = RemotePending(request, self._connection.alive, self._stopped)
         data = pending.request(common_prefix(held, prefix))
         self._stream, self._last = stream, pending
         if not self._connection.post(stream.send, pending, data):

@@ -23,9 +23,10 @@ from edgellm.link.trust import Trust
 from edgellm.link.welcome import meet
 from edgellm.mesh.cover import Able
 from edgellm.mesh.pipeline import Post, Seat
-from edgellm.mesh.records import Ask, Gone, Parcel, Work
+from edgellm.mesh.records import Gone, Parcel, Work
 from edgellm.serve.mesh_service import HOLDS, WORK
 from edgellm.serve.mesh_wire import ENGINE, MESH, lost, read_event, write_parcel, write_work
+from edgellm.verifier.requests import VerifyRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class RemoteSeat:
         self.name = place.name
         self.stage = os.urandom(16)
         self._orders: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._asked: dict[int, Ask] = {}
+        self._asked: dict[int, VerifyRequest] = {}
         self._work: Work | None = None
         self._closed = False
         self._waiting: Callable[[], bool] = bool
@@ -151,9 +152,9 @@ class RemoteSeat:
         mine = self.place
         return mine.address.loopback == place.address.loopback and (mine.trust is None) == (place.trust is None)
 
-    def expect(self, number: int, ask: Ask) -> None:
+    def expect(self, number: int, request: VerifyRequest) -> None:
         """An answer to this may come, whoever the parcel was given to."""
-        self._asked[number] = ask
+        self._asked[number] = request
 
     def put(self, parcel: Parcel) -> None:
         if self._work is not None:

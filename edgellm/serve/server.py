@@ -16,14 +16,14 @@ from edgellm.link.channel import DEFAULT_PORT, MAX_CHUNK, bind, new_server, prob
 from edgellm.link.guard import Guard
 from edgellm.link.trust import Trust
 from edgellm.link.welcome import Offer, welcome_handlers
-from edgellm.serve.batcher import Batcher
-from edgellm.serve.inside import InsideVerifier
-from edgellm.serve.jobs import Counters
 from edgellm.serve.listener import Listener
-from edgellm.serve.scheduler import Limits
 from edgellm.serve.service import Happened, ServerEvent, Service
 from edgellm.spec.curve import CostCurve
 from edgellm.store.fingerprint import fingerprint
+from edgellm.verifier.inside import InsideVerifier
+from edgellm.verifier.requests import Counters
+from edgellm.verifier.scheduler import Limits
+from edgellm.verifier.worker import VerifierWorker
 
 _POSITIONS = 4096  # per session, where the model was trained for more and nobody asked for more
 
@@ -70,20 +70,20 @@ class VerifierServer(Listener):
             model, n_ctx=self.context_length, n_seq=sessions, n_batch=rows, threads=threads, unified=False,
             late=head_pays(model),
         )  # fmt: skip
-        self._batcher = Batcher(engine, sessions, model.is_eog, limits)
+        self._worker = VerifierWorker(engine, sessions, model.is_eog, limits)
 
     @property
     def counters(self) -> Counters:
         """What has been computed so far."""
-        return self._batcher.counters
+        return self._worker.counters
 
     def inside(self) -> InsideVerifier:
         """The same verifier for this process: what it asks is computed in one batch with what devices ask."""
-        return InsideVerifier(self._batcher, self.model.name, self.context_length)
+        return InsideVerifier(self._worker, self.model.name, self.context_length)
 
     def fill(self, curve: CostCurve) -> None:
         """For a device that is alone: to how many rows its decodes are filled up; see `Context.fill`."""
-        self._batcher.fill(*curve.filling())
+        self._worker.fill(*curve.filling())
 
     def close(self) -> None:
         """Closes the model, when the server has ended."""
@@ -94,7 +94,7 @@ class VerifierServer(Listener):
         guard = None if self.trust is None else Guard(self.trust, self._refused)
         watch = None if guard is None else asyncio.create_task(guard.watch())
         service = Service(
-            self._batcher,
+            self._worker,
             vocabulary=self.model.vocabulary,
             model=self.model.name,
             model_hash=self._model_hash,
@@ -109,7 +109,7 @@ class VerifierServer(Listener):
         try:
             self.address = bind(server, self.address, self.trust)
             await server.start()
-            self._batcher.start()
+            self._worker.start()
             self._tell(ServerEvent(Happened.LISTENING, f"{self.model.name} verifies at {self.address}."))
             self._up.set()
             await self._finish(server, service)
@@ -117,7 +117,7 @@ class VerifierServer(Listener):
             await server.stop(None)
             if watch is not None:
                 watch.cancel()
-            await asyncio.to_thread(self._batcher.close)
+            await asyncio.to_thread(self._worker.close)
 
     def _offer(self) -> Offer:
         return Offer("verifier", self.model.name, self.model.size_bytes, self.model.vocabulary.fingerprint)

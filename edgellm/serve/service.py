@@ -28,12 +28,12 @@ from edgellm.link.channel import HEARTBEAT_SECONDS, LONGEST_BUSY_MS, PROTOCOL, S
 from edgellm.link.frames import VOCABULARY, parsed
 from edgellm.link.guard import Guard, Method, who
 from edgellm.link.rights import Right
-from edgellm.serve.batcher import Batcher
-from edgellm.serve.fairness import Pacing, Queue, Tenant
 from edgellm.serve.handshake import check_protocol, first_different_block
-from edgellm.serve.jobs import Answer, Missing
-from edgellm.serve.wire import Ask, Bounds, read_sampling, read_verify, write_verdict
+from edgellm.serve.wire import Bounds, read_sampling, read_verify, write_verdict
 from edgellm.spec.records import Sampling
+from edgellm.verifier.fairness import Pacing, Queue
+from edgellm.verifier.requests import Answer, MissingPrefix, Tenant, VerifyRequest
+from edgellm.verifier.worker import VerifierWorker
 
 Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -63,7 +63,7 @@ class Service:
 
     def __init__(
         self,
-        batcher: Batcher,
+        worker: VerifierWorker,
         *,
         vocabulary: Vocabulary,
         model: str,
@@ -78,7 +78,7 @@ class Service:
 
         With a `guard`, paired devices alone are answered, and of them those with the right to have drafts verified.
         """
-        self._batcher = batcher
+        self._worker = worker
         self._vocabulary = vocabulary
         self._fingerprint = bytes.fromhex(vocabulary.fingerprint)
         self._model, self._model_hash = model, bytes.fromhex(model_hash)
@@ -139,11 +139,11 @@ class Service:
         try:
             await self._serve(number, self._tenant(stream), stream)
         except EdgeError as error:
-            self._batcher.leave(number)  # before the goodbye, which a device that does not read never takes
+            self._worker.leave(number)  # before the goodbye, which a device that does not read never takes
             self._tell(ServerEvent(_happened(error), f"Session {number} is closed: {error.what}"))
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.what)
         finally:
-            self._batcher.leave(number)
+            self._worker.leave(number)
             self._tell(ServerEvent(Happened.ENDED, f"Session {number} ends."))
 
     def _tenant(self, stream: Stream) -> Tenant:
@@ -164,25 +164,25 @@ class Service:
                 continue
             if frame.WhichOneof("frame") != "verify":
                 raise ProtocolError("A session is opened twice, or a frame is empty.", _UPDATE)
-            ask = read_verify(frame.verify, self._bounds)
-            if ask.round < last or (ask.round == last and not again):
-                raise ProtocolError(f"Round {ask.round} comes after round {last}.", _UPDATE)
-            last, again = ask.round, False
+            request = read_verify(frame.verify, self._bounds, number, sampling, tenant)
+            if request.round < last or (request.round == last and not again):
+                raise ProtocolError(f"Round {request.round} comes after round {last}.", _UPDATE)
+            last, again = request.round, False
             if self._queue.full(tenant.device):
-                busy = pb.Busy(round=ask.round, retry_ms=_milliseconds(self._batcher.wait_seconds()))
+                busy = pb.Busy(round=request.round, retry_ms=_milliseconds(self._worker.wait_seconds()))
                 await _write(stream, pb.VerifierFrame(busy=busy))
                 await self._hold(tenant, min(busy.retry_ms / 1e3, _HELD_SECONDS))
                 continue
-            answer = await self._answer(number, tenant, sampling, ask, stream)
+            answer = await self._answer(request, stream)
             if isinstance(answer, EdgeError):
                 raise answer
-            if isinstance(answer, Missing):
+            if isinstance(answer, MissingPrefix):
                 again = True
-                need = pb.NeedPrefix(round=ask.round, position=answer.position)
+                need = pb.NeedPrefix(round=request.round, position=answer.position)
                 await _write(stream, pb.VerifierFrame(need_prefix=need))
                 await self._hold(tenant)
             else:
-                await _write(stream, write_verdict(ask.round, answer))
+                await _write(stream, write_verdict(request.round, answer))
         if self._draining.done():
             await _write(stream, pb.VerifierFrame(draining=pb.Draining()))
 
@@ -199,22 +199,22 @@ class Service:
             raise VocabularyMismatch("The device has another vocabulary.", "Use models of one family on both sides.")
         return read_sampling(frame.open.sampling)
 
-    async def _answer(self, number: int, tenant: Tenant, sampling: Sampling, ask: Ask, stream: Stream) -> Answer:
-        """What the worker says to `ask`, with signs of life while it takes its time."""
+    async def _answer(self, request: VerifyRequest, stream: Stream) -> Answer:
+        """What the worker says to a request, with signs of life while it takes its time."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
 
         def deliver(answer: Answer) -> None:
             loop.call_soon_threadsafe(_settle, future, answer)
 
-        self._queue.enter(tenant.device)
+        self._queue.enter(request.device)
         try:
-            self._batcher.submit(number, sampling, ask, deliver, tenant)
+            self._worker.submit(request, deliver)
             while not (await asyncio.wait({future}, timeout=HEARTBEAT_SECONDS))[0]:
-                working = pb.Working(round=ask.round, step=self._batcher.counters.batches)
+                working = pb.Working(round=request.round, step=self._worker.counters.batches)
                 await _write(stream, pb.VerifierFrame(working=working))
         finally:
-            self._queue.leave(tenant.device)
+            self._queue.leave(request.device)
         return future.result()
 
     async def _next(self, stream: Stream) -> pb.DeviceFrame | None:

@@ -20,9 +20,10 @@ from edgellm.link.channel import LONGEST_BUSY_MS, SESSION
 from edgellm.link.frames import parsed
 from edgellm.serve.connection import Connection
 from edgellm.serve.patience import Work
-from edgellm.serve.wire import Ask, read_verdict, write_verify
+from edgellm.serve.wire import read_verdict, write_verify
 from edgellm.spec.records import Ids, Verdict
 from edgellm.spec.waiting import settled
+from edgellm.verifier.requests import VerifyRequest
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
 
@@ -30,12 +31,14 @@ _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
 class RemotePending:
     """A verdict on its way over the link."""
 
-    def __init__(self, ask: Ask, alive: Callable[[], bool], stopped: Callable[[], bool] | None = None) -> None:
-        """`ask` has all tokens in its prefix. `alive` tells whether anybody is left who could settle it, `stopped`
+    def __init__(
+        self, request: VerifyRequest, alive: Callable[[], bool], stopped: Callable[[], bool] | None = None
+    ) -> None:
+        """`request` has all tokens in its prefix. `alive` tells whether anybody is left who could settle it, `stopped`
         whether nobody wants it any more."""
         self._alive, self._stopped = alive, stopped
-        self.ask = ask
-        self.position = len(ask.prefix)  # of these tokens the other end is taken to hold so many
+        self.asked = request
+        self.position = len(request.prefix)  # of these tokens the other end is taken to hold so many
         self.bytes_up = 0
         self.bytes_down = 0
         self._future: Future[Verdict] = Future()
@@ -59,15 +62,15 @@ class RemotePending:
             InvalidOption: a draft was drawn from something that cannot be sent.
         """
         self.position = position
-        ask = replace(self.ask, position=position, prefix=self.ask.prefix[position:])
-        data = write_verify(ask).SerializeToString()
+        rest = replace(self.asked, position=position, prefix=self.asked.prefix[position:])
+        data = write_verify(rest).SerializeToString()
         self.bytes_up += len(data)
         return data
 
     @property
     def work(self) -> Work:
         """What the verifier has to do for it."""
-        return Work(len(self.ask.prefix) - self.position + len(self.ask.chunk), 1 + self.ask.extra)
+        return Work(len(self.asked.prefix) - self.position + len(self.asked.draft), 1 + self.asked.extra)
 
     def settle(self, verdict: Verdict) -> None:
         self._future.set_result(replace(verdict, bytes_up=self.bytes_up, bytes_down=self.bytes_down))
@@ -81,9 +84,9 @@ class RemotePending:
         if not self._future.done():
             return None
         if (error := self._future.exception()) is not None:  # who is busy has left everything as it was
-            return self.ask.prefix[: self.position] if isinstance(error, VerifierBusy) else None
+            return self.asked.prefix[: self.position] if isinstance(error, VerifierBusy) else None
         verdict = self._future.result()
-        return np.concatenate((self.ask.prefix, self.ask.chunk.ids[: verdict.accepted], verdict.tokens[:-1]))
+        return np.concatenate((self.asked.prefix, self.asked.draft.ids[: verdict.accepted], verdict.tokens[:-1]))
 
 
 class Stream:
@@ -164,12 +167,12 @@ class Stream:
             self._lost("is shutting down")
             return
         pending = self._pending
-        if kind is None or pending is None or getattr(frame, kind).round != pending.ask.round:
+        if kind is None or pending is None or getattr(frame, kind).round != pending.asked.round:
             raise ProtocolError("A frame answers nothing that was asked.", "Run the same version on both sides.")
         self._silent = 0
         pending.bytes_down += len(data)
         if kind == "verdict":
-            verdict = read_verdict(frame.verdict, pending.ask, self._vocabulary)
+            verdict = read_verdict(frame.verdict, pending.asked, self._vocabulary)
             self._pending = None
             self._connection.loop_proved()
             work = Work(pending.work.unseen, len(verdict.tokens))

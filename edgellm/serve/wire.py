@@ -16,23 +16,9 @@ from edgellm.spec.options import MOST_LOGPROBS
 from edgellm.spec.records import NO_IDS, Chunk, Distribution, Ids, Logprobs, Sampling, Verdict
 from edgellm.spec.sampling import UNITS, WIDEST, units
 from edgellm.spec.verify import check_chunk
+from edgellm.verifier.requests import HERE, Tenant, VerifyRequest
 
 _ROUNDED = 1e-4  # the logarithm of a probability may be so much above 0
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One Verify, checked: `prefix` continues the first `position` tokens of the session, then comes `chunk`.
-
-    `logprobs`: the verdict brings those of its tokens, and of so many others in each place.
-    """
-
-    round: int
-    position: int
-    prefix: Ids
-    chunk: Chunk
-    extra: int
-    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +55,22 @@ def read_sampling(message: pb.Sampling) -> Sampling:
     return Sampling(message.temperature, message.top_k, message.top_p, message.seed)
 
 
-def write_verify(ask: Ask) -> pb.DeviceFrame:
+def write_verify(request: VerifyRequest) -> pb.DeviceFrame:
     """The frame that asks for a verdict. Ids and probabilities arrive as they are, to the bit.
 
     Raises:
         InvalidOption: a draft was drawn from something that cannot be sent; see `edgellm.spec.sampling.distribution`.
     """
     verify = pb.Verify(
-        round=ask.round,
-        position=ask.position,
-        prefix=ask.prefix.tolist(),
-        chunk=ask.chunk.ids.tolist(),
-        extra=ask.extra,
-        copied=ask.chunk.retrieved,
-        logprobs=ask.logprobs,
+        round=request.round,
+        position=request.position,
+        prefix=request.prefix.tolist(),
+        chunk=request.draft.ids.tolist(),
+        extra=request.extra,
+        copied=request.draft.retrieved,
+        logprobs=request.logprobs,
     )
-    for drawn in ask.chunk.distributions or ():
+    for drawn in request.draft.distributions or ():
         if len(drawn.ids) > WIDEST:
             raise InvalidOption(
                 f"A draft was drawn from {len(drawn.ids)} tokens; at most {WIDEST} can be sent.",
@@ -96,8 +82,10 @@ def write_verify(ask: Ask) -> pb.DeviceFrame:
     return pb.DeviceFrame(verify=verify)
 
 
-def read_verify(message: pb.Verify, bounds: Bounds) -> Ask:
-    """A request, checked against everything that needs no knowledge of the session.
+def read_verify(
+    message: pb.Verify, bounds: Bounds, session: int, sampling: Sampling, tenant: Tenant = HERE
+) -> VerifyRequest:
+    """Return a request of a session, checked against everything that needs no knowledge of what it holds.
 
     Raises:
         ProtocolError: it breaks the contract.
@@ -125,7 +113,7 @@ def read_verify(message: pb.Verify, bounds: Bounds) -> Ask:
     chunk = Chunk(ids=chunk_ids, distributions=drawn, retrieved=message.copied)
     check_chunk(chunk, bounds.vocabulary)
     told = message.logprobs if message.HasField("logprobs") else None
-    return Ask(message.round, message.position, prefix, chunk, message.extra, told)
+    return VerifyRequest(session, sampling, message.position, prefix, chunk, message.extra, told, message.round, tenant)
 
 
 def write_verdict(round: int, verdict: Verdict) -> pb.VerifierFrame:  # noqa: A002 - the contract's own word
@@ -142,21 +130,22 @@ def write_verdict(round: int, verdict: Verdict) -> pb.VerifierFrame:  # noqa: A0
     )
 
 
-def read_verdict(message: pb.Verdict, ask: Ask, vocabulary: int) -> Verdict:
-    """The verdict on `ask`, without the bytes that it cost.
+def read_verdict(message: pb.Verdict, request: VerifyRequest, vocabulary: int) -> Verdict:
+    """Return the verdict on `request`, without the bytes that it cost.
 
     Raises:
-        ProtocolError: it does not answer `ask`.
+        ProtocolError: it does not answer `request`.
     """
-    if message.accepted > len(ask.chunk) or not 1 <= len(message.tokens) <= ask.extra + 1:
-        _refuse(f"A verdict accepts {message.accepted} of {len(ask.chunk)} and brings {len(message.tokens)} tokens.")
+    drafted = len(request.draft)
+    if message.accepted > drafted or not 1 <= len(message.tokens) <= request.extra + 1:
+        _refuse(f"A verdict accepts {message.accepted} of {drafted} and brings {len(message.tokens)} tokens.")
     if not (math.isfinite(message.seconds) and message.seconds >= 0.0):
         _refuse(f"A verdict took {message.seconds} seconds.")
     tokens = read_ids(message.tokens, vocabulary)
-    likely = _plausible(message.plausible, len(ask.chunk)) if ask.chunk.retrieved and message.plausible else None
+    likely = _plausible(message.plausible, drafted) if request.draft.retrieved and message.plausible else None
     said: tuple[Logprobs, ...] = ()
-    if ask.logprobs is not None:
-        said = _logprobs(message.logprobs, message.accepted + len(message.tokens), ask.logprobs, vocabulary)
+    if request.logprobs is not None:
+        said = _logprobs(message.logprobs, message.accepted + len(message.tokens), request.logprobs, vocabulary)
     return Verdict(
         message.accepted, tokens, seconds=message.seconds, passes=message.passes, plausible=likely, logprobs=said
     )

@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from edgellm.engine import Context, Model, SeqRows, top2
+from edgellm.engine import Context, Model, SeqRows, common_prefix, top2
 from edgellm.spec.drafting import Drafting, Meter
 from edgellm.spec.guess import likeliest
 from edgellm.spec.precedent import Precedents, said_before
@@ -166,7 +166,7 @@ class ModelDrafter:
         """Makes the branch that has most of `prefix` the reply's sequence, and drops the others."""
         if not self._branches:
             return
-        best = max(range(self._branches + 1), key=lambda seq: _in_common(self._context.cached(seq), prefix))
+        best = max(range(self._branches + 1), key=lambda seq: common_prefix(self._context.cached(seq), prefix))
         if best:
             self._context.branch(best, 0)
         for seq in range(1, self._branches + 1):
@@ -180,10 +180,3 @@ class ModelDrafter:
 
     def close(self) -> None:
         self._context.close()
-
-
-def _in_common(cached: Ids, prefix: Ids) -> int:
-    """How many tokens both begin with."""
-    n = min(len(cached), len(prefix))
-    differ = cached[:n] != prefix[:n]
-    return int(differ.argmax()) if differ.any() else n

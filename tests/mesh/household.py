@@ -14,12 +14,13 @@ from edgellm.errors import DeviceLost, EdgeError
 from edgellm.mesh.cover import Able
 from edgellm.mesh.holding import Layers
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, Post, Seat
-from edgellm.mesh.records import Ask, Gone, Parcel, Work
+from edgellm.mesh.records import Gone, Parcel, Work
 from edgellm.mesh.shelf import Shelf
 from edgellm.mesh.split import Share
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
 from edgellm.spec.records import GREEDY, Chunk, Sampling
 from tests.mesh.folder import FolderLayers
+from tests.verifier.asking import judged
 
 NOTHING = Chunk()
 
@@ -91,7 +92,7 @@ def even(work: Work, names: Sequence[str]) -> tuple[Share, ...]:
 def logits_of(pipeline: Pipeline, session: int, start: int, ids: Ids, outputs: int, rows: int = 256) -> Floats:
     """The logits of the last `outputs` of `ids`, through all stages."""
     n = len(ids) - (outputs - 1)
-    ask = Ask(Chunk(ids[n:]), GREEDY, start + n, logits=True)
+    ask = judged(Chunk(ids[n:]), GREEDY, start + n, logits=True)
     found = pipeline.ask(session, start, ids, ask, rows).result(60).logits
     assert found is not None
     return found

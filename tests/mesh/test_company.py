@@ -11,7 +11,7 @@ import pytest
 
 from edgellm.engine import Block, Floats, Passage
 from edgellm.errors import EdgeError, InvalidOption
-from edgellm.mesh.records import Answer, Ask, Event, Failed, Parcel, Span, Times
+from edgellm.mesh.records import Answer, Event, Failed, Parcel, Span, Times
 from edgellm.mesh.recovery import Mesh
 from edgellm.mesh.shelf import Shelf
 from edgellm.mesh.stage import Stage
@@ -20,6 +20,7 @@ from edgellm.spec.records import GREEDY, Chunk, Sampling
 from tests.engine.logits import some_ids
 from tests.mesh.household import NOTHING, Cut, Device, Whole, all_at_once, even
 from tests.mesh.test_stages import Posted, SlowLayers
+from tests.verifier.asking import judged
 
 SESSIONS, TOKENS = 4, 24
 PROMPTS = [some_ids(20 + 7 * number, 2000, number + 1) for number in range(SESSIONS)]
@@ -120,7 +121,7 @@ def held(verifier_cut: Cut) -> Iterator[Held]:
 def test_who_is_there_goes_together(held: Held, whole: Whole, company: list[int], verifier_cut: Cut) -> None:
     texts = [some_ids(8, 2000, session + 1) for session in range(SESSIONS)]
     for session, text in enumerate(texts):
-        held.stage.put(Parcel(session, session, 0, text, Ask(NOTHING, GREEDY, 8, logits=True)))
+        held.stage.put(Parcel(session, session, 0, text, judged(NOTHING, GREEDY, 8, logits=True)))
     answers = held.results(SESSIONS)
     assert company == [SESSIONS] * verifier_cut.work.layers
     for session, text in enumerate(texts):
@@ -143,7 +144,7 @@ def test_one_that_fails_takes_nobody_along(held: Held, whole: Whole, company: li
     texts = [some_ids(8, 2000, session + 1) for session in range(SESSIONS)]
     for session, text in enumerate(texts):
         start = 5 if session == 2 else 0  # nothing is there before it
-        held.stage.put(Parcel(session, session, start, text, Ask(NOTHING, GREEDY, start + 8)))
+        held.stage.put(Parcel(session, session, start, text, judged(NOTHING, GREEDY, start + 8)))
     found = held.results(SESSIONS)
     assert max(company) == SESSIONS  # they have been tried together
     failed = found[2]
@@ -161,9 +162,9 @@ def test_a_rule_that_fails_takes_nobody_along(held: Held, monkeypatch: pytest.Mo
             raise EdgeError("It cannot be judged.", "Ask otherwise.")
         return position, 5
 
-    monkeypatch.setattr("edgellm.mesh.stage.judge", broken)
+    monkeypatch.setattr("edgellm.verifier.judging.judge", broken)
     for session in range(2):
-        ask = Ask(NOTHING, Sampling(1.0, seed=session), 8)
+        ask = judged(NOTHING, Sampling(1.0, seed=session), 8)
         held.stage.put(Parcel(session, session, 0, some_ids(8, 2000, session), ask))
     found = held.results(2)
     assert isinstance(found[0], Answer)
@@ -175,7 +176,7 @@ def test_a_later_part_of_a_prompt_waits_for_the_earlier_one(held: Held, whole: W
     texts = [some_ids(16, 2000, session + 1) for session in range(2)]
     for session, text in enumerate(texts):
         for part in range(2):
-            ask = Ask(NOTHING, GREEDY, 16) if part else None
+            ask = judged(NOTHING, GREEDY, 16) if part else None
             held.stage.put(Parcel(session, 2 * session + part, 8 * part, text[8 * part : 8 * part + 8], ask))
     found = held.results(2)
     assert set(company) == {2}

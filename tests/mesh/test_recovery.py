@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from edgellm.engine import Block, Floats, Ids, Passage
+from edgellm.engine import Block, Floats, Ids, Passage, common_prefix
 from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.mesh.cover import Able, cover
 from edgellm.mesh.pipeline import Pipeline
 from edgellm.mesh.records import Gone
-from edgellm.mesh.recovery import Mesh, check_shares, common
+from edgellm.mesh.recovery import Mesh, check_shares
 from edgellm.mesh.split import Share
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
 from edgellm.spec.records import GREEDY, Chunk
@@ -283,8 +283,8 @@ def test_a_closed_mesh_says_so(home: Home) -> None:
 
 def test_what_two_texts_share() -> None:
     a = np.array([1, 2, 3], dtype=np.int32)
-    assert [common(a, a[:n]) for n in range(4)] == [0, 1, 2, 3]
-    assert common(a, np.array([1, 5, 3], dtype=np.int32)) == 1
+    assert [common_prefix(a, a[:n]) for n in range(4)] == [0, 1, 2, 3]
+    assert common_prefix(a, np.array([1, 5, 3], dtype=np.int32)) == 1
 
 
 def test_a_text_that_does_not_fit_is_refused(home: Home) -> None:

@@ -14,7 +14,7 @@ from edgellm.engine import Model, cut
 from edgellm.errors import EdgeError, InvalidOption, LayersMissing, ProtocolError
 from edgellm.mesh.holding import Bounds, Loadable
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, Seat
-from edgellm.mesh.records import Ask, Event, Gone, Loaded, Parcel, Span, Times, Work
+from edgellm.mesh.records import Event, Gone, Loaded, Parcel, Span, Times, Work
 from edgellm.mesh.shelf import Shelf
 from edgellm.mesh.split import ranges
 from edgellm.mesh.stage import Stage, check
@@ -23,6 +23,7 @@ from edgellm.spec.verify import judge
 from tests.engine.logits import some_ids
 from tests.mesh.folder import FolderLayers
 from tests.mesh.household import NOTHING, Cut, Whole, even, logits_of
+from tests.verifier.asking import judged
 
 CLOSE = 1e-4
 
@@ -60,7 +61,10 @@ def test_sessions_do_not_see_each_other(verifier_cut: Cut, whole: Whole) -> None
     pipeline = opened(verifier_cut, 2)
     texts = [some_ids(30, 2000, seed) for seed in (1, 2)]
     asked = [
-        [pipeline.ask(seat, at, text[at : at + 5], Ask(NOTHING, GREEDY, at + 5, logits=True)) for at in range(0, 30, 5)]
+        [
+            pipeline.ask(seat, at, text[at : at + 5], judged(NOTHING, GREEDY, at + 5, logits=True))
+            for at in range(0, 30, 5)
+        ]
         for seat, text in enumerate(texts)
     ]
     for text, futures in zip(texts, asked, strict=True):
@@ -81,7 +85,7 @@ def test_a_chunk_is_judged_as_the_whole_model_would(verifier_cut: Cut, whole: Wh
         chunk = Chunk(np.array(drafted, dtype=np.int32), retrieved=True)
         whole.context.clear()
         rows = whole.context.decode(np.concatenate((ids, chunk.ids)), outputs=len(chunk) + 1)
-        verdict = pipeline.ask(1, 0, np.concatenate((ids, chunk.ids)), Ask(chunk, sampling, 20), rows=8).result(60)
+        verdict = pipeline.ask(1, 0, np.concatenate((ids, chunk.ids)), judged(chunk, sampling, 20), rows=8).result(60)
         assert (verdict.verdict.accepted, int(verdict.verdict.tokens[0])) == judge(chunk, rows, sampling, 20)
         assert verdict.verdict.plausible is not None
     pipeline.close()
@@ -128,7 +132,7 @@ def test_the_first_layers_compute_while_the_last_ones_load(verifier_cut: Cut) ->
     stage.start()
     ids = some_ids(64, 2000)
     for at in range(0, 64, 16):
-        ask = Ask(NOTHING, GREEDY, 64) if at == 48 else None
+        ask = judged(NOTHING, GREEDY, 64) if at == 48 else None
         stage.put(Parcel(0, at, at, ids[at : at + 16], ask))
     assert slow.asked.wait(60)
     moved = threading.Event()
@@ -211,7 +215,7 @@ def test_what_fails_in_one_parcel_leaves_the_stage_as_it_was(verifier_cut: Cut, 
     pipeline = opened(verifier_cut, 2)
     ids = some_ids(10, 2000)
     with pytest.raises(InvalidOption, match="Cannot roll back"):  # nothing is there before position 5
-        pipeline.ask(0, 5, ids, Ask(NOTHING, GREEDY, 15)).result(60)
+        pipeline.ask(0, 5, ids, judged(NOTHING, GREEDY, 15)).result(60)
     whole.context.clear()
     assert np.abs(logits_of(pipeline, 0, 0, ids, 1) - whole.context.decode(ids)).max() < CLOSE
     pipeline.close()
@@ -219,8 +223,8 @@ def test_what_fails_in_one_parcel_leaves_the_stage_as_it_was(verifier_cut: Cut, 
 
 def test_what_fails_fails_the_question_that_it_belongs_to_and_no_other(verifier_cut: Cut) -> None:
     pipeline, ids = opened(verifier_cut, 2), some_ids(30, 2000)
-    lost = pipeline.ask(0, 9, ids, Ask(NOTHING, GREEDY, 39), rows=8)  # four parcels, none of which can be placed
-    good = pipeline.ask(1, 0, ids, Ask(NOTHING, GREEDY, 30), rows=8)
+    lost = pipeline.ask(0, 9, ids, judged(NOTHING, GREEDY, 39), rows=8)  # four parcels, none of which can be placed
+    good = pipeline.ask(1, 0, ids, judged(NOTHING, GREEDY, 30), rows=8)
     with pytest.raises(InvalidOption):
         lost.result(60)
     assert good.result(60).verdict.accepted == 0
@@ -255,7 +259,7 @@ ROWS = np.zeros((3, 192), dtype=np.float32)
         (4, Parcel(0, 1, 0, ROWS[:, :191]), "have the shape"),
         (4, Parcel(0, 1, 0, np.full_like(ROWS, np.nan)), "no number"),
         (4, Parcel(0, 1, 0, np.full_like(ROWS, np.inf)), "no number"),
-        (4, Parcel(0, 1, 0, ROWS, Ask(Chunk(some_ids(3)), GREEDY, 1)), "4 are to be judged"),
+        (4, Parcel(0, 1, 0, ROWS, judged(Chunk(some_ids(3)), GREEDY, 1)), "4 are to be judged"),
     ],
 )
 def test_what_no_stage_before_would_send(verifier_cut: Cut, first: int, parcel: Parcel, says: str) -> None:

@@ -7,21 +7,22 @@ import pytest
 
 from edgellm.errors import ProtocolError
 from edgellm.mesh import watch
-from edgellm.mesh.records import Ask, Parcel
+from edgellm.mesh.records import Parcel
 from edgellm.mesh.watch import Deadline, OnTheWay
 from edgellm.spec.records import GREEDY, Chunk
+from tests.verifier.asking import judged
 
 IDS = np.arange(3, dtype=np.int32)
 ROWS = np.ones((3, 8), np.float32)
 
 
 def test_rows_are_passed_on_once_in_order_and_with_the_question_that_was_asked() -> None:
-    way, asked = OnTheWay(3), Ask(Chunk(), GREEDY, 3)
+    way, asked = OnTheWay(3), judged(Chunk(), GREEDY, 3)
     way.sent(Parcel(1, 7, 0, IDS, asked))
-    lie = Parcel(0, 7, 5, ROWS, Ask(Chunk(IDS), GREEDY, 9, logits=True))
+    lie = Parcel(0, 7, 5, ROWS, judged(Chunk(IDS), GREEDY, 9, logits=True))
     passed = way.passed(0, lie)
     assert passed is not None
-    assert (passed.session, passed.number, passed.start, passed.ask) == (1, 7, 0, asked)
+    assert (passed.session, passed.number, passed.start, passed.request) == (1, 7, 0, asked)
     np.testing.assert_array_equal(passed.data, ROWS)
     assert way.slowest([7]) == 1
     with pytest.raises(ProtocolError, match="twice"):

@@ -14,9 +14,9 @@ from edgellm.link.address import Address
 from edgellm.serve.connection import Timing
 from edgellm.serve.remote import RemoteVerifier
 from edgellm.serve.server import VerifierServer
-from edgellm.spec.local import LocalVerifier
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.records import Ids
+from edgellm.verifier.in_process import LocalVerifier
 from tests.link.conftest import guest, host
 
 __all__ = ["guest", "host"]

@@ -13,13 +13,13 @@ import pytest
 from edgellm.engine import Model
 from edgellm.errors import VerifierBusy
 from edgellm.link.channel import LONGEST_BUSY_MS, SESSION
-from edgellm.serve.jobs import Pace
 from edgellm.serve.remote import RemoteVerifier
-from edgellm.serve.scheduler import Limits
 from edgellm.serve.server import VerifierServer
 from edgellm.serve.service import Happened, ServerEvent
 from edgellm.serve.wire import write_open
 from edgellm.spec.records import GREEDY, Chunk, Ids
+from edgellm.verifier.scheduler import Limits
+from edgellm.verifier.worker import ServiceRate
 from tests.serve.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 from tests.serve.test_service import Device, verify
 
@@ -85,12 +85,12 @@ def test_a_device_that_does_not_read_is_dropped_and_nobody_else_notices(
 
 
 def test_a_wait_is_estimated_from_answers_of_late() -> None:
-    pace = Pace()
+    pace = ServiceRate()
     assert pace.seconds(0) == 0.0
     assert pace.seconds(10) == 10 * pace.seconds(1) > 0.0  # a guess
     pace.batch(3.0, 0)
     assert pace.seconds(2) == 6.0
-    pace = Pace()
+    pace = ServiceRate()
     for _ in range(200):
         pace.batch(0.5, 0)  # prefill
         pace.batch(1.5, 4)
@@ -104,7 +104,7 @@ def test_a_wait_is_estimated_from_answers_of_late() -> None:
 def test_a_full_verifier_tells_how_long_it_will_be_busy(
     exact: Model, prompt: Ids, monkeypatch: pytest.MonkeyPatch, estimate: float, told: int
 ) -> None:
-    monkeypatch.setattr("edgellm.serve.batcher.Batcher.wait_seconds", lambda _self: estimate)
+    monkeypatch.setattr("edgellm.verifier.worker.VerifierWorker.wait_seconds", lambda _self: estimate)
     opening = write_open(GREEDY, exact.vocabulary.fingerprint)
     with (
         VerifierServer(exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1, max_waiting=1) as server,
@@ -127,25 +127,25 @@ def test_a_full_verifier_tells_how_long_it_will_be_busy(
 def test_the_real_estimate_grows_with_the_queue(exact: Model, prompt: Ids) -> None:
     with VerifierServer(exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1) as server:
         remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
-        batcher = server._batcher
+        worker = server._worker
         remote.open(GREEDY).submit(prompt, Chunk(), extra=20).result()
-        assert batcher.wait_seconds() == 0.0
+        assert worker.wait_seconds() == 0.0
         pending = [remote.open(GREEDY).submit(prompt, Chunk(), extra=100) for _ in range(4)]
-        while batcher.waiting < 4:
+        while worker.waiting < 4:
             time.sleep(0.001)
-        four = batcher.wait_seconds()
+        four = worker.wait_seconds()
         assert four > 0.0
         pending[-1].result()
-        while batcher.waiting:
+        while worker.waiting:
             time.sleep(0.001)
-        assert batcher.wait_seconds() == 0.0
+        assert worker.wait_seconds() == 0.0
         remote.close()
 
 
 def test_a_device_goes_on_alone_and_asks_again_after_the_time_it_was_told(
     exact: Model, prompt: Ids, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.serve.batcher.Batcher.wait_seconds", lambda _self: 0.4)
+    monkeypatch.setattr("edgellm.verifier.worker.VerifierWorker.wait_seconds", lambda _self: 0.4)
     long = np.concatenate([prompt] * 8)
     with VerifierServer(exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1, max_waiting=1) as server:
         remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)

@@ -12,7 +12,7 @@ from bench.fleet import CACHED, GAMMA, Arrival, Fleet, Script, scripts
 from bench.many_devices import Bare, point, trace
 from bench.scheduler_cost import run
 from edgellm.engine import Model
-from edgellm.serve.scheduler import Limits
+from edgellm.verifier.scheduler import Limits
 
 DEVICES = 3
 

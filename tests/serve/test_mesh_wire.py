@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from edgellm.engine import Ids
 from edgellm.errors import EdgeError, EngineFailed, InvalidOption, ProtocolError
 from edgellm.link import mesh_pb2 as pb
-from edgellm.mesh.records import Answer, Ask, Failed, Gone, Loaded, Onward, Parcel, Span, Times, Work
+from edgellm.mesh.records import Answer, Failed, Gone, Loaded, Onward, Parcel, Span, Times, Work
 from edgellm.serve.mesh_wire import most_rows, read_event, read_parcel, read_work, write_event, write_parcel, write_work
 from edgellm.spec.records import Chunk, Sampling, Verdict
+from edgellm.verifier.requests import VerifyRequest
+from tests.verifier.asking import judged
 
 WORK = Work("ab" * 32, "a model", 2, 5, 8, 6, 500, 64, 3, stages=2)
 token = st.integers(0, WORK.n_vocab - 1)
@@ -25,9 +27,9 @@ sampling = st.builds(Sampling, st.floats(0.0, 2.0), st.integers(0, 100), st.floa
 session, number = st.integers(0, 2), st.integers(0, 2**40)
 
 
-def asked(n: int, start: int, chosen: Sampling, logits: bool) -> Ask:
+def asked(n: int, start: int, chosen: Sampling, logits: bool) -> VerifyRequest:
     """A question about the last `n` of the positions from `start` on, of which there are n + 1."""
-    return Ask(Chunk(np.arange(n, dtype=np.int32), retrieved=bool(n % 2)), chosen, start + 1, logits)
+    return judged(Chunk(np.arange(n, dtype=np.int32), retrieved=bool(n % 2)), chosen, start + 1, logits)
 
 
 @settings(deadline=None)
@@ -39,11 +41,11 @@ def test_ids_and_questions_arrive(
     got = read_parcel(pb.MeshParcel.FromString(write_parcel(sent, False).SerializeToString()), WORK)
     assert (got.session, got.number, got.start) == (session, number, start)
     np.testing.assert_array_equal(got.data, data)
-    assert got.ask is not None
-    assert sent.ask is not None
-    assert (got.ask.sampling, got.ask.position, got.ask.logits) == (chosen, start + 1, logits)
-    np.testing.assert_array_equal(got.ask.chunk.ids, sent.ask.chunk.ids)
-    assert got.ask.chunk.retrieved == sent.ask.chunk.retrieved
+    assert got.request is not None
+    assert sent.request is not None
+    assert (got.request.sampling, got.request.position, got.request.logits) == (chosen, start + 1, logits)
+    np.testing.assert_array_equal(got.request.draft.ids, sent.request.draft.ids)
+    assert got.request.draft.retrieved == sent.request.draft.retrieved
 
 
 @settings(deadline=None)

@@ -9,10 +9,10 @@ from edgellm.engine import Model, Vocabulary
 from edgellm.errors import InvalidOption, PairingRequired, VerifierLost, VerifierUnreachable, VocabularyMismatch
 from edgellm.serve.remote import RemoteSession, RemoteVerifier
 from edgellm.serve.server import VerifierServer
-from edgellm.spec.local import LocalVerifier
 from edgellm.spec.protocols import VerifierSession
 from edgellm.spec.records import GREEDY, Chunk, Distribution, Ids, Sampling, Verdict
 from edgellm.spec.sampling import Purpose, draw, rounded, uniforms
+from edgellm.verifier.in_process import LocalVerifier
 from tests.serve.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 
 

@@ -13,7 +13,6 @@ from edgellm.errors import ContextFull, InvalidOption, ProtocolError
 from edgellm.link import edgellm_pb2 as pb
 from edgellm.link.channel import MAX_CHUNK, MAX_MESSAGE
 from edgellm.serve.wire import (
-    Ask,
     Bounds,
     read_sampling,
     read_verdict,
@@ -22,8 +21,10 @@ from edgellm.serve.wire import (
     write_verdict,
     write_verify,
 )
-from edgellm.spec.records import Chunk, Distribution, Sampling, Verdict
+from edgellm.spec.records import GREEDY, Chunk, Distribution, Sampling, Verdict
 from edgellm.spec.sampling import UNITS, WIDEST, distribution, rounded
+from edgellm.verifier.requests import VerifyRequest
+from tests.verifier.asking import request
 
 VOCABULARY = 300
 BOUNDS = Bounds(VOCABULARY, 512)
@@ -50,23 +51,23 @@ def chunks(draw: st.DrawFn) -> Chunk:
 
 
 @st.composite
-def asks(draw: st.DrawFn) -> Ask:
+def asks(draw: st.DrawFn) -> VerifyRequest:
     position, prefix = draw(st.integers(0, 100)), draw(ids)
     if position + len(prefix) == 0:
         position = 1
-    return Ask(draw(st.integers(1, 2**64 - 1)), position, array(prefix), draw(chunks()), draw(st.integers(0, 20)))
+    return request(draw(st.integers(1, 2**64 - 1)), position, array(prefix), draw(chunks()), draw(st.integers(0, 20)))
 
 
 @given(asks())
-def test_a_request_arrives_as_it_was_sent(ask: Ask) -> None:
+def test_a_request_arrives_as_it_was_sent(ask: VerifyRequest) -> None:
     frame = pb.DeviceFrame.FromString(write_verify(ask).SerializeToString())
-    got = read_verify(frame.verify, BOUNDS)
+    got = read_verify(frame.verify, BOUNDS, 0, GREEDY)
     assert (got.round, got.position, got.extra) == (ask.round, ask.position, ask.extra)
     assert np.array_equal(got.prefix, ask.prefix)
     assert got.prefix.dtype == np.int32
-    assert np.array_equal(got.chunk.ids, ask.chunk.ids)
-    assert (got.chunk.distributions is None) == (ask.chunk.distributions is None)
-    for mine, theirs in zip(got.chunk.distributions or (), ask.chunk.distributions or (), strict=True):
+    assert np.array_equal(got.draft.ids, ask.draft.ids)
+    assert (got.draft.distributions is None) == (ask.draft.distributions is None)
+    for mine, theirs in zip(got.draft.distributions or (), ask.draft.distributions or (), strict=True):
         assert np.array_equal(mine.ids, theirs.ids)
         assert (
             mine.probs.tobytes() == theirs.probs.tobytes()
@@ -78,10 +79,10 @@ def test_a_distribution_of_a_big_vocabulary_takes_little(seed: int, top_k: int, 
     """Five bytes a token at most: two or three of its gap, one to three of its weight; against 4 x 152,000."""
     logits = np.random.default_rng(seed).normal(0, 3, 152_000).astype(np.float32)
     drawn = distribution(logits, Sampling(temperature, top_k=top_k, top_p=1.0))
-    ask = Ask(1, 0, array([1]), Chunk(ids=drawn.ids[:1], distributions=(drawn,)), 0)
+    ask = request(1, 0, array([1]), Chunk(ids=drawn.ids[:1], distributions=(drawn,)), 0)
     frame = write_verify(ask)
     assert frame.ByteSize() <= 40 + 5 * len(drawn.ids)
-    got = read_verify(frame.verify, Bounds(152_000, 512)).chunk.distributions
+    got = read_verify(frame.verify, Bounds(152_000, 512), 0, GREEDY).draft.distributions
     assert got is not None
     assert (got[0].ids.tobytes(), got[0].probs.tobytes()) == (drawn.ids.tobytes(), drawn.probs.tobytes())
 
@@ -90,7 +91,9 @@ def test_everything_that_may_be_drawn_from_fits_a_message() -> None:
     """The widest distributions, with the gaps and weights that take most, for the longest chunk."""
     ids = np.arange(WIDEST, dtype=np.int32) * 300
     drawn = rounded(Distribution(ids, np.full(WIDEST, 1 / WIDEST, dtype=np.float32)))
-    frame = write_verify(Ask(1, 0, array([1]), Chunk(array([0] * MAX_CHUNK), distributions=(drawn,) * MAX_CHUNK), 0))
+    frame = write_verify(
+        request(1, 0, array([1]), Chunk(array([0] * MAX_CHUNK), distributions=(drawn,) * MAX_CHUNK), 0)
+    )
     assert frame.ByteSize() < MAX_MESSAGE
 
 
@@ -99,12 +102,12 @@ def test_what_cannot_be_sent_is_refused_before_it_is_sent() -> None:
     raw = Distribution(array([1, 2, 3]), np.full(3, 1 / 3, dtype=np.float32))
     for drawn, why in ((wide, "top-k"), (raw, "rounded")):
         with pytest.raises(InvalidOption, match=why):
-            write_verify(Ask(1, 0, array([1]), Chunk(ids=array([1]), distributions=(drawn,)), 0))
+            write_verify(request(1, 0, array([1]), Chunk(ids=array([1]), distributions=(drawn,)), 0))
 
 
 @given(st.integers(0, 5), st.lists(tokens, min_size=1, max_size=4), st.floats(0, 1e3), st.integers(0, 9))
 def test_a_verdict_arrives_as_it_was_sent(accepted: int, own: list[int], seconds: float, passes: int) -> None:
-    ask = Ask(7, 0, array([1]), Chunk(ids=array([0] * 5)), 3)
+    ask = request(7, 0, array([1]), Chunk(ids=array([0] * 5)), 3)
     verdict = Verdict(accepted, array(own), seconds, passes=passes)
     frame = pb.VerifierFrame.FromString(write_verdict(7, verdict).SerializeToString())
     got = read_verdict(frame.verdict, ask, VOCABULARY)
@@ -115,15 +118,15 @@ def test_a_verdict_arrives_as_it_was_sent(accepted: int, own: list[int], seconds
 @given(st.lists(st.booleans(), min_size=1, max_size=MAX_CHUNK))
 def test_what_of_a_copied_chunk_is_plausible_arrives(marks: list[bool]) -> None:
     chunk = Chunk(ids=array([0] * len(marks)), retrieved=True)
-    asked = pb.DeviceFrame.FromString(write_verify(Ask(7, 0, array([1]), chunk, 0)).SerializeToString())
-    ask = read_verify(asked.verify, BOUNDS)
-    assert ask.chunk.retrieved
+    asked = pb.DeviceFrame.FromString(write_verify(request(7, 0, array([1]), chunk, 0)).SerializeToString())
+    ask = read_verify(asked.verify, BOUNDS, 0, GREEDY)
+    assert ask.draft.retrieved
     frame = write_verdict(7, Verdict(0, array([3]), plausible=tuple(marks)))
     assert read_verdict(frame.verdict, ask, VOCABULARY).plausible == tuple(marks)
 
 
 def test_a_verifier_need_not_say_what_is_plausible() -> None:
-    ask = Ask(7, 0, array([1]), Chunk(ids=array([0] * 9), retrieved=True), 0)
+    ask = request(7, 0, array([1]), Chunk(ids=array([0] * 9), retrieved=True), 0)
     assert read_verdict(pb.Verdict(round=7, tokens=[1]), ask, VOCABULARY).plausible is None
     with pytest.raises(ProtocolError, match="says of 8 which"):
         read_verdict(pb.Verdict(round=7, tokens=[1], plausible=b"a"), ask, VOCABULARY)
@@ -162,7 +165,7 @@ def changed(**fields: object) -> pb.Verify:
 
 
 def test_the_valid_one_is_valid() -> None:
-    chunk = read_verify(valid(), BOUNDS).chunk
+    chunk = read_verify(valid(), BOUNDS, 0, GREEDY).draft
     assert chunk.distributions is not None
     assert chunk.distributions[0].ids.tolist() == [4, 5, 6]
     assert chunk.distributions[0].probs.tolist() == [0.25, 0.5, 0.25]
@@ -205,15 +208,15 @@ def test_the_valid_one_is_valid() -> None:
 )
 def test_a_request_that_breaks_the_contract_is_refused(message: pb.Verify) -> None:
     with pytest.raises(ProtocolError):
-        read_verify(message, BOUNDS)
+        read_verify(message, BOUNDS, 0, GREEDY)
 
 
 def test_more_than_the_context_holds_is_said_with_the_numbers() -> None:
     with pytest.raises(ContextFull, match="context of 512"):
-        read_verify(changed(position=510), BOUNDS)
+        read_verify(changed(position=510), BOUNDS, 0, GREEDY)
     with pytest.raises(ContextFull):
-        read_verify(changed(extra=510), BOUNDS)
-    read_verify(changed(position=509), BOUNDS)
+        read_verify(changed(extra=510), BOUNDS, 0, GREEDY)
+    read_verify(changed(position=509), BOUNDS, 0, GREEDY)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +249,7 @@ def test_sampling_that_cannot_be_meant_is_refused(sampling: pb.Sampling) -> None
     ids=str,
 )
 def test_a_verdict_that_does_not_answer_is_refused(verdict: pb.Verdict) -> None:
-    ask = Ask(1, 0, array([1]), Chunk(ids=array([5])), 1)
+    ask = request(1, 0, array([1]), Chunk(ids=array([5])), 1)
     with pytest.raises(ProtocolError):
         read_verdict(verdict, ask, VOCABULARY)
 
@@ -273,7 +276,7 @@ numbers = st.one_of(tokens, st.integers(0, 2**32 - 1))
 )
 def test_nothing_but_our_errors_comes_out_of_a_strange_request(message: pb.Verify) -> None:
     try:
-        ask = read_verify(message, BOUNDS)
+        ask = read_verify(message, BOUNDS, 0, GREEDY)
     except (ProtocolError, ContextFull):
         return
-    assert 0 < ask.position + len(ask.prefix) + len(ask.chunk) <= BOUNDS.context
+    assert 0 < ask.position + len(ask.prefix) + len(ask.draft) <= BOUNDS.context

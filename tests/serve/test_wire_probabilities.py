@@ -11,18 +11,19 @@ from hypothesis import strategies as st
 
 from edgellm.errors import ProtocolError
 from edgellm.link import edgellm_pb2 as pb
-from edgellm.serve.wire import Ask, read_verdict, read_verify, write_verdict, write_verify
+from edgellm.serve.wire import read_verdict, read_verify, write_verdict, write_verify
 from edgellm.spec.options import MOST_LOGPROBS
-from edgellm.spec.records import Chunk, Logprobs, Verdict
+from edgellm.spec.records import GREEDY, Chunk, Logprobs, Verdict
 from tests.serve.test_wire import BOUNDS, VOCABULARY, array, tokens
+from tests.verifier.asking import request
 
 likely = st.floats(-1e3, 0.0, width=32)
 
 
 @given(st.integers(0, 3), st.lists(tokens, min_size=1, max_size=3), st.integers(0, MOST_LOGPROBS), st.data())
 def test_probabilities_arrive_as_they_were_sent(accepted: int, own: list[int], most: int, data: st.DataObject) -> None:
-    asked = write_verify(Ask(7, 0, array([1]), Chunk(ids=array([0] * 3)), 2, most)).SerializeToString()
-    ask = read_verify(pb.DeviceFrame.FromString(asked).verify, BOUNDS)
+    asked = write_verify(request(7, 0, array([1]), Chunk(ids=array([0] * 3)), 2, most)).SerializeToString()
+    ask = read_verify(pb.DeviceFrame.FromString(asked).verify, BOUNDS, 0, GREEDY)
     assert ask.logprobs == most
     places = st.builds(
         lambda one, ids, values: Logprobs(one, array(ids), np.array(values)),
@@ -52,13 +53,13 @@ def test_probabilities_arrive_as_they_were_sent(accepted: int, own: list[int], m
     ids=str,
 )
 def test_probabilities_that_are_none_are_refused(said: pb.Logprobs) -> None:
-    ask = Ask(1, 0, array([1]), Chunk(ids=array([5])), 1, 1)
+    ask = request(1, 0, array([1]), Chunk(ids=array([5])), 1, 1)
     with pytest.raises(ProtocolError):
         read_verdict(pb.Verdict(accepted=1, tokens=[1], logprobs=said), ask, VOCABULARY)
 
 
 def test_what_nobody_asked_for_is_not_read_and_costs_nothing() -> None:
-    ask = Ask(1, 0, array([1]), Chunk(ids=array([5])), 1)
+    ask = request(1, 0, array([1]), Chunk(ids=array([5])), 1)
     said = pb.Verdict(accepted=1, tokens=[1], logprobs=pb.Logprobs(own=[math.nan]))
     assert read_verdict(said, ask, VOCABULARY).logprobs == ()
     assert not write_verify(ask).verify.HasField("logprobs")
@@ -67,4 +68,4 @@ def test_what_nobody_asked_for_is_not_read_and_costs_nothing() -> None:
 
 def test_too_many_probabilities_are_refused() -> None:
     with pytest.raises(ProtocolError, match="log-probabilities of 21"):
-        read_verify(pb.Verify(round=1, prefix=[1], logprobs=21), BOUNDS)
+        read_verify(pb.Verify(round=1, prefix=[1], logprobs=21), BOUNDS, 0, GREEDY)

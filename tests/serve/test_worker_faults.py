@@ -25,7 +25,7 @@ from edgellm.link.loop import run_there
 from edgellm.link.rights import Right
 from edgellm.link.trust import Trust
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, Seat
-from edgellm.mesh.records import Ask, Work
+from edgellm.mesh.records import Work
 from edgellm.mesh.recovery import Mesh
 from edgellm.mesh.shelf import Shelf
 from edgellm.mesh.split import Share
@@ -43,6 +43,7 @@ from tests.mesh.household import NOTHING, Cut, Whole, even
 from tests.mesh.test_stages import SlowLayers
 from tests.serve.conftest import ANYWHERE
 from tests.serve.meshing import PROMPT, workers
+from tests.verifier.asking import judged
 
 __all__ = ["verifier_cut", "whole", "workers"]
 
@@ -98,7 +99,7 @@ def test_a_stage_that_waits_for_a_slower_one_is_not_idle(verifier_cut: Cut) -> N
             for seat, share in zip(seats, even(work, ["a", "here"]), strict=True)
         ]
         pipeline = Pipeline(stages)
-        future = pipeline.ask(0, 0, PROMPT, Ask(NOTHING, GREEDY, len(PROMPT)))
+        future = pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT)))
         with pytest.raises(TimeoutError):
             future.result(1.5)
         slow.go.set()
@@ -213,7 +214,7 @@ def test_what_does_not_fit_with_its_caches_is_refused_with_the_numbers(verifier_
         assert member.able(work.model).most == int((weights + 1_000_000 - stage) / one)
         assert RemoteMember(place, layer_bytes=one + 1e6, stage_bytes=stage).able(work.model).most < 12
         pipeline = Pipeline([(member.seat(), work)])
-        future = pipeline.ask(0, 0, PROMPT, Ask(NOTHING, GREEDY, len(PROMPT)))
+        future = pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT)))
         with pytest.raises(DeviceLost, match=r"Layers 1-12 of .* take \d+ MB, and \d+ MB for 2 replies of 256 tokens"):
             future.result(120)
         pipeline.close()
@@ -230,7 +231,7 @@ def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_f
         n_vocab = next(t.shape[-1] for t in check_gguf(verifier_path).tensors if t.name == "token_embd.weight")
         work = Work(fingerprint(verifier_path), "v", 0, 11, 12, 192, n_vocab, 2**20, 1)
         pipeline = Pipeline([(RemoteMember(Place("a", worker.address)).seat(), work)])
-        future = pipeline.ask(0, 0, PROMPT, Ask(NOTHING, GREEDY, len(PROMPT)))
+        future = pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT)))
         with pytest.raises(DeviceLost, match=r"of 1048576 tokens; of 100 MB for layers"):
             future.result(30)
         pipeline.close()

@@ -15,12 +15,12 @@ from edgellm.spec.acceptance import Acceptance
 from edgellm.spec.ahead import FAR, AheadDrafter
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.gates import AlwaysGate, RandomGate
-from edgellm.spec.local import LocalSession, LocalVerifier
 from edgellm.spec.loop import Limits, generate
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.protocols import Gate
 from edgellm.spec.records import GREEDY, Chunk, Ids, Sampling, Source, Token, Verdict
 from edgellm.spec.stats import Stats
+from edgellm.verifier.in_process import LocalSession, LocalVerifier
 from models.corpus import held_out
 from models.families import FAMILIES
 

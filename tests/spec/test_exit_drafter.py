@@ -15,13 +15,13 @@ from edgellm.engine import Capture, Context, Floats, Ids, Model
 from edgellm.errors import InvalidOption
 from edgellm.spec.exit_drafter import ExitDrafter
 from edgellm.spec.gates import AlwaysGate, NeverGate
-from edgellm.spec.local import LocalVerifier
 from edgellm.spec.loop import Limits, generate
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.precedent import Precedents
 from edgellm.spec.protocols import Drafter, Gate
 from edgellm.spec.records import GREEDY, Chunk, Sampling, Source, Token
 from edgellm.spec.stats import Stats
+from edgellm.verifier.in_process import LocalVerifier
 from tests.spec.exits import CLOSE, EXIT, N_CTX, Counted, Parts, check_same, counted, shards, verdicts
 from tests.spec.real import case
 

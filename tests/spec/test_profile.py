@@ -13,7 +13,6 @@ from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.spec.budget import Ledger
 from edgellm.spec.drafter import ModelDrafter
 from edgellm.spec.gates import CountingGate, ImportanceGate, SyneraGate, p_conf
-from edgellm.spec.local import LocalVerifier
 from edgellm.spec.pool import ContextPool
 from edgellm.spec.profile import Profile, alpha_of, build
 from edgellm.spec.profiling import Run, Watcher
@@ -21,6 +20,7 @@ from edgellm.spec.protocols import Gate
 from edgellm.spec.records import GREEDY, Ids
 from edgellm.spec.signals import NAMES
 from edgellm.spec.worth import WorthGate
+from edgellm.verifier.in_process import LocalVerifier
 from models.corpus import held_out
 from models.families import FAMILIES
 

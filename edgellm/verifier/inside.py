@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from itertools import count
 
 import numpy as np
 
+from edgellm.engine import common_prefix
 from edgellm.errors import EdgeError, ProtocolError
-from edgellm.serve.batcher import Batcher
-from edgellm.serve.jobs import Answer, Missing
-from edgellm.serve.sessions import common_prefix
-from edgellm.serve.wire import Ask
 from edgellm.spec.records import NO_IDS, Chunk, Ids, Sampling, Verdict
 from edgellm.spec.waiting import settled
+from edgellm.verifier.requests import Answer, MissingPrefix, VerifyRequest
+from edgellm.verifier.worker import VerifierWorker
 
 
 class InsideVerifier:
@@ -23,26 +21,25 @@ class InsideVerifier:
 
     tells = True
 
-    def __init__(self, batcher: Batcher, name: str, context_length: int) -> None:
-        """The batcher stays the server's to close."""
+    def __init__(self, worker: VerifierWorker, name: str, context_length: int) -> None:
+        """The worker stays the server's to close."""
         self.name, self.context_length = name, context_length
-        self._batcher = batcher
+        self._worker = worker
         self._numbers: Iterator[int] = count(-1, -1)
 
     def open(self, sampling: Sampling, *, logprobs: int | None = None) -> InsideSession:
         """A session for one reply."""
-        return InsideSession(self._batcher, next(self._numbers), sampling, logprobs)
+        return InsideSession(self._worker, next(self._numbers), sampling, logprobs)
 
     def close(self) -> None:
         """The verifier is the server's."""
 
 
 class InsideSession:
-    """One reply's state: what the batcher holds of it, for as long as it has room."""
+    """One reply's state: what the worker holds of it, for as long as it has room."""
 
-    def __init__(self, batcher: Batcher, number: int, sampling: Sampling, logprobs: int | None = None) -> None:
-        self._batcher, self._number, self._sampling, self._logprobs = batcher, number, sampling, logprobs
-        self._round = 0
+    def __init__(self, worker: VerifierWorker, number: int, sampling: Sampling, logprobs: int | None = None) -> None:
+        self._worker, self._number, self._sampling, self._logprobs = worker, number, sampling, logprobs
         self.held = NO_IDS
         self.stopped: Callable[[], bool] | None = None
 
@@ -55,31 +52,30 @@ class InsideSession:
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> InsidePending:
         """See `VerifierSession.submit`."""
-        self._round += 1
-        return InsidePending(self, Ask(self._round, 0, prefix, chunk, extra, self._logprobs))
+        return InsidePending(self, prefix, chunk, extra)
 
-    def ask(self, ask: Ask, position: int) -> Future[Answer]:
-        """Has the worker answer `ask`, whose prefix is all of it, where it holds the first `position` tokens."""
+    def ask(self, prefix: Ids, chunk: Chunk, extra: int, position: int) -> Future[Answer]:
+        """Have the worker judge `chunk` behind `prefix`, of which it holds the first `position` tokens."""
         answer: Future[Answer] = Future()
 
         def deliver(what: Answer) -> None:
             if not answer.done():
                 answer.set_result(what)
 
-        known = replace(ask, position=position, prefix=ask.prefix[position:])
-        self._batcher.submit(self._number, self._sampling, known, deliver)
+        request = VerifyRequest(self._number, self._sampling, position, prefix[position:], chunk, extra, self._logprobs)
+        self._worker.submit(request, deliver)
         return answer
 
     def close(self) -> None:
-        self._batcher.leave(self._number)
+        self._worker.leave(self._number)
 
 
 class InsidePending:
-    """A verdict on its way through the batcher."""
+    """A verdict on its way through the worker."""
 
-    def __init__(self, session: InsideSession, ask: Ask) -> None:
-        self._session, self._ask = session, ask
-        self._answer = session.ask(ask, common_prefix(session.held, ask.prefix))
+    def __init__(self, session: InsideSession, prefix: Ids, chunk: Chunk, extra: int) -> None:
+        self._session, self._ask = session, (prefix, chunk, extra)
+        self._answer = session.ask(*self._ask, common_prefix(session.held, prefix))
 
     def done(self) -> bool:
         return self._answer.done()
@@ -91,15 +87,17 @@ class InsidePending:
             EngineFailed: the engine failed, or the worker has ended.
             Stopped: nobody wants it any more.
         """
+        prefix, chunk, _ = self._ask
         answer = settled(self._answer, self._session.stopped)
-        if isinstance(answer, Missing):
-            self._answer = self._session.ask(self._ask, answer.position)
+        if isinstance(answer, MissingPrefix):
+            self._answer = self._session.ask(*self._ask, answer.position)
             answer = settled(self._answer, self._session.stopped)
         if isinstance(answer, EdgeError):
             self._session.held = NO_IDS
             raise answer
-        if isinstance(answer, Missing):
-            raise ProtocolError("The verifier forgets faster than it is told.", "Serve it with more sessions.")
-        ask = self._ask
-        self._session.held = np.concatenate((ask.prefix, ask.chunk.ids[: answer.accepted], answer.tokens[:-1]))
+        if isinstance(answer, MissingPrefix):
+            raise ProtocolError(
+                "The verifier evicted the session twice in one request.", "Serve it with more sessions."
+            )
+        self._session.held = np.concatenate((prefix, chunk.ids[: answer.accepted], answer.tokens[:-1]))
         return answer

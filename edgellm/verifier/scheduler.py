@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 
 class Kind(Enum):
@@ -32,111 +33,108 @@ class Limits:
     alone: int = 128
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
-    """What one request needs: `unseen` tokens (at least 1) before its `drafted` ones are to be decoded.
-
-    `since` is the number of prefill batches that had been computed when it came, or was last served. `device` asks;
-    `turn` counts the wants of the same device that go first (see `edgellm.serve.fairness`).
-    """
-
-    session: int
-    unseen: int
-    drafted: int
-    since: int = 0
-    device: str = ""
-    turn: int = 0
+class Schedulable(Protocol):
+    """What the choice of a batch needs to know of a request; see `VerifyRequest`."""
 
     @property
-    def rows(self) -> int:
-        return self.unseen + self.drafted
+    def unseen(self) -> int: ...
+
+    @property
+    def drafted(self) -> int: ...
+
+    @property
+    def arrival(self) -> int: ...
+
+    @property
+    def turn(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The next `tokens` of one session's request; with `outputs` of them, the last ones, as rows of logits."""
+R = TypeVar("R", bound=Schedulable)
 
-    session: int
+
+class Slice(NamedTuple, Generic[R]):
+    """The next `tokens` of one request; with `outputs` of them, the last ones, as rows of logits."""
+
+    request: R
     tokens: int
     outputs: int
-    turn: int = 0
 
     @property
     def weight(self) -> int:
-        """Rows that could be computed in the time that this share takes, about: a further sequence costs two."""
+        """Rows that could be computed in the time that this slice takes, about: a further sequence costs two."""
         return self.tokens + 2
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Generic[R]):
     """One pass of the model, over one or more sessions."""
 
     kind: Kind
-    shares: tuple[Share, ...]
+    slices: tuple[Slice[R], ...]
 
 
 def next_batch(
-    wants: Collection[Want], limits: Limits, prefills: int, alone: bool = False, budget: int | None = None
-) -> Batch | None:
-    """The next batch over `wants` (least recently served first), when `prefills` prefill batches have been computed.
-    `alone`: there is no session but the one that wants something. `budget`: several devices ask by turns, and beyond
-    the first turn a batch is no heavier than that.
+    requests: Collection[R], limits: Limits, prefills: int, alone: bool = False, budget: int | None = None
+) -> Batch[R] | None:
+    """Return the next batch over `requests` (least recently served first), when `prefills` prefill batches have been
+    computed; None where nobody waits. `alone`: no other session has a slot. `budget`: several devices ask by turns, and
+    beyond the first turn a batch is no heavier than that.
 
     Prefill goes first, as in the paper; but not where one has gone ahead of a waiting verification already. So a
     verification waits behind one prefill batch, of `limits.ahead` chunks; and a prefill waits until the verifications
     that the last one went ahead of are done, and no longer. Where several devices ask, the first in line decides which
-    of both is computed, and its device then goes to the end of the line. None where nobody wants anything.
+    of both is computed, and its device then goes to the end of the line.
     """
     step = min(limits.alone, limits.rows) if alone else limits.chunk
     most = None  # rows of one request
     if budget is not None:
-        most = max(budget, _PORTION if any(want.turn for want in wants) else limits.chunk)
+        most = max(budget, _PORTION if any(request.turn for request in requests) else limits.chunk)
         step = min(step, most)
-    prefill: list[Want] = []
-    verify: list[Want] = []
-    for want in wants:
-        (prefill if want.unseen > step else verify).append(want)
+    prefill: list[R] = []
+    verify: list[R] = []
+    for request in requests:
+        (prefill if request.unseen > step else verify).append(request)
     if budget is None:
-        verify.sort(key=_since)
-        hurry = bool(verify) and verify[0].since < prefills
+        verify.sort(key=_arrival)
+        hurry = bool(verify) and verify[0].arrival < prefills
     else:  # whoever is first in line: requests of others that have waited for longer are none of a device's concern
-        hurry = any(want.unseen <= step for want in islice(wants, 1))
+        hurry = any(request.unseen <= step for request in islice(requests, 1))
     if prefill and not hurry:
-        pieces = (Share(want.session, step, 0, want.turn) for want in prefill)
+        pieces = (Slice(request, step, 0) for request in prefill)
         return Batch(Kind.PREFILL, _fitting(pieces, min(limits.rows, limits.ahead * min(limits.chunk, step)), budget))
     if verify:
-        whole = (_verification(want, most) for want in verify)
+        whole = (_verification(request, most) for request in verify)
         if limits.even:
             first = _verification(verify[0], most).tokens
-            whole = (share for share in whole if share.tokens == first)
+            whole = (piece for piece in whole if piece.tokens == first)
         return Batch(Kind.VERIFY, _fitting(whole, limits.rows, budget))
     return None
 
 
-def _since(want: Want) -> int:
-    return want.since
+def _arrival(request: Schedulable) -> int:
+    return request.arrival
 
 
-def _verification(want: Want, most: int | None) -> Share:
+def _verification(request: R, most: int | None) -> Slice[R]:
     """All of it, or its first `most` drafted tokens: the others are verified when these stand."""
-    drafted = min(want.drafted, most or want.drafted)
-    return Share(want.session, want.unseen + drafted, drafted + 1, want.turn)
+    drafted = min(request.drafted, most or request.drafted)
+    return Slice(request, request.unseen + drafted, drafted + 1)
 
 
-def _fitting(shares: Iterable[Share], rows: int, budget: int | None) -> tuple[Share, ...]:
-    """As many of `shares` as fit in `rows`, in their order; the first one always. Beyond the first turn they have to
+def _fitting(slices: Iterable[Slice[R]], rows: int, budget: int | None) -> tuple[Slice[R], ...]:
+    """As many of `slices` as fit in `rows`, in their order; the first one always. Beyond the first turn they have to
     fit in `budget` as well, if there is one. Of dozens of requests often only the first few are looked at."""
-    taken: list[Share] = []
+    taken: list[Slice[R]] = []
     weight = 0
-    for share in shares:
-        rows -= share.tokens
+    for piece in slices:
+        rows -= piece.tokens
         if budget is not None:
-            weight += share.weight
-            if taken and share.turn and weight > budget:
+            weight += piece.weight
+            if taken and piece.request.turn and weight > budget:
                 break
         if taken and rows < 0:
             break
-        taken.append(share)
+        taken.append(piece)
     return tuple(taken)
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.serve.scheduler import Batch, Kind, Limits, Share, Want, next_batch
+from edgellm.verifier.scheduler import Batch, Kind, Limits, Slice, next_batch
+from tests.verifier.wants import Want
 
 LIMITS = Limits(rows=128, chunk=32)
 
@@ -24,10 +25,12 @@ def test_nothing_wanted_nothing_done() -> None:
 
 def test_verifications_of_equal_row_counts_share_a_batch() -> None:
     mixed = [Want(1, 1, 4), Want(2, 3, 4), Want(3, 1, 4), Want(4, 5, 0)]
-    assert next_batch(mixed, LIMITS, 0) == Batch(Kind.VERIFY, (Share(1, 5, 5), Share(3, 5, 5), Share(4, 5, 1)))
+    assert next_batch(mixed, LIMITS, 0) == Batch(
+        Kind.VERIFY, (Slice(mixed[0], 5, 5), Slice(mixed[2], 5, 5), Slice(mixed[3], 5, 1))
+    )
     together = next_batch(mixed, replace(LIMITS, even=False), 0)
     assert together is not None
-    assert [share.session for share in together.shares] == [1, 2, 3, 4]
+    assert [piece.request.session for piece in together.slices] == [1, 2, 3, 4]
 
 
 def test_a_long_prefix_is_prefilled_in_chunks_and_its_end_joins_the_verification() -> None:
@@ -36,8 +39,8 @@ def test_a_long_prefix_is_prefilled_in_chunks_and_its_end_joins_the_verification
     while unseen:
         batch = next_batch([Want(1, unseen, 4)], LIMITS, len(kinds))
         assert batch is not None
-        kinds.append((batch.kind, batch.shares[0].tokens, batch.shares[0].outputs))
-        unseen -= min(unseen, batch.shares[0].tokens)
+        kinds.append((batch.kind, batch.slices[0].tokens, batch.slices[0].outputs))
+        unseen -= min(unseen, batch.slices[0].tokens)
     assert kinds == [(Kind.PREFILL, 32, 0), (Kind.PREFILL, 32, 0), (Kind.VERIFY, 10, 5)]
 
 
@@ -47,19 +50,19 @@ def test_who_is_alone_is_prefilled_in_larger_pieces(unseen: int, steps: list[int
     while unseen:
         batch = next_batch([Want(1, unseen, 0)], Limits(), len(found), alone=True)
         assert batch is not None
-        found.append(batch.shares[0].tokens)
+        found.append(batch.slices[0].tokens)
         unseen -= found[-1]
     assert found == steps
     few = next_batch([Want(1, 300, 0)], Limits(rows=64), 0, alone=True)
-    assert few == Batch(Kind.PREFILL, (Share(1, 64, 0),))
+    assert few == Batch(Kind.PREFILL, (Slice(Want(1, 300, 0), 64, 0),))
 
 
 def test_prefill_goes_first_but_not_twice_ahead_of_the_same_verification() -> None:
-    long, waiting, late = Want(1, 1000, 4), Want(2, 1, 4, since=6), Want(3, 1, 9, since=7)
+    long, waiting, late = Want(1, 1000, 4), Want(2, 1, 4, arrival=6), Want(3, 1, 9, arrival=7)
     first = next_batch([long, waiting], LIMITS, 6)
-    assert first == Batch(Kind.PREFILL, (Share(1, 32, 0),))
+    assert first == Batch(Kind.PREFILL, (Slice(long, 32, 0),))
     second = next_batch([waiting, late, long], LIMITS, 7)
-    assert second == Batch(Kind.VERIFY, (Share(2, 5, 5),))
+    assert second == Batch(Kind.VERIFY, (Slice(waiting, 5, 5),))
     third = next_batch([late, long], LIMITS, 7)
     assert third == first
 
@@ -68,12 +71,12 @@ def test_prefill_goes_first_but_not_twice_ahead_of_the_same_verification() -> No
 def test_a_prefill_batch_has_as_many_chunks_as_may_go_ahead(ahead: int, sessions: list[int]) -> None:
     batch = next_batch([Want(i, 100, 4) for i in range(1, 6)], replace(LIMITS, ahead=ahead), 0)
     assert batch is not None
-    assert [share.session for share in batch.shares] == sessions
+    assert [piece.request.session for piece in batch.slices] == sessions
 
 
 def test_a_verification_bigger_than_a_batch_goes_alone() -> None:
     batch = next_batch([Want(1, 32, 256), Want(2, 1, 0)], LIMITS, 0)
-    assert batch == Batch(Kind.VERIFY, (Share(1, 288, 257),))
+    assert batch == Batch(Kind.VERIFY, (Slice(Want(1, 32, 256), 288, 257),))
 
 
 @given(wants, limits, st.integers(0, 3))
@@ -83,18 +86,18 @@ def test_a_batch_keeps_its_promises(waiting: list[Want], limits: Limits, prefill
         assert not waiting
         return
     by_session = {want.session: want for want in waiting}
-    assert batch.shares
-    total = sum(share.tokens for share in batch.shares)
-    assert len(batch.shares) == 1 or total <= limits.rows
+    assert batch.slices
+    total = sum(piece.tokens for piece in batch.slices)
+    assert len(batch.slices) == 1 or total <= limits.rows
     assert batch.kind is Kind.VERIFY or total <= limits.ahead * limits.chunk
-    assert batch.kind is Kind.PREFILL or not limits.even or len({share.tokens for share in batch.shares}) == 1
-    for share in batch.shares:
-        want = by_session.pop(share.session)  # no session twice
+    assert batch.kind is Kind.PREFILL or not limits.even or len({piece.tokens for piece in batch.slices}) == 1
+    for piece in batch.slices:
+        want = by_session.pop(piece.request.session)  # no session twice
         if batch.kind is Kind.VERIFY:
-            assert (share.tokens, share.outputs) == (want.unseen + want.drafted, want.drafted + 1)
+            assert (piece.tokens, piece.outputs) == (want.unseen + want.drafted, want.drafted + 1)
         else:
-            assert share.outputs == 0
-            assert share.tokens < want.unseen  # at least one token is left, whose logits the verdict needs
+            assert piece.outputs == 0
+            assert piece.tokens < want.unseen  # at least one token is left, whose logits the verdict needs
 
 
 arrivals = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 150), st.integers(0, 8)), max_size=25)
@@ -123,27 +126,27 @@ def test_over_time_nobody_waits_longer_than_promised(comings: list[tuple[int, in
             prefills += 1
             verified_since_prefill.clear()
             for session in ready:
-                went_ahead[session] = went_ahead.get(session, 0) + len(batch.shares)
+                went_ahead[session] = went_ahead.get(session, 0) + len(batch.slices)
                 assert went_ahead[session] <= limits.ahead
         elif len(ready) < len(waiting):  # a prefill waits: only for those that the last one went ahead of
-            assert min(waiting[share.session].since for share in batch.shares) < prefills
-            assert not verified_since_prefill & {share.session for share in batch.shares}
-            verified_since_prefill |= {share.session for share in batch.shares}
-        for share in batch.shares:
-            want = waiting.pop(share.session)
-            if share.outputs:
+            assert min(waiting[piece.request.session].arrival for piece in batch.slices) < prefills
+            assert not verified_since_prefill & {piece.request.session for piece in batch.slices}
+            verified_since_prefill |= {piece.request.session for piece in batch.slices}
+        for piece in batch.slices:
+            want = waiting.pop(piece.request.session)
+            if piece.outputs:
                 served += 1
             else:
-                waiting[share.session] = Want(want.session, want.unseen - share.tokens, want.drafted, prefills)
+                waiting[piece.request.session] = Want(want.session, want.unseen - piece.tokens, want.drafted, prefills)
         assert step < 2000
 
 
 def test_a_prefill_does_not_wait_for_what_another_device_has_asked_before() -> None:
-    flood = [Want(session, 1, 0, since=0, device="flood", turn=session) for session in range(8)]
-    honest = Want(9, 28, 4, since=2, device="honest")
+    flood = [Want(session, 1, 0, arrival=0, device="flood", turn=session) for session in range(8)]
+    honest = Want(9, 28, 4, arrival=2, device="honest")
     first = next_batch([honest, *flood], Limits(), prefills=2, budget=10)
     assert first is not None
-    assert (first.kind, [share.session for share in first.shares]) == (Kind.PREFILL, [9])
+    assert (first.kind, [piece.request.session for piece in first.slices]) == (Kind.PREFILL, [9])
     then = next_batch([flood[0], honest, *flood[1:]], Limits(), prefills=3, budget=10)
     assert then is not None
     assert then.kind is Kind.VERIFY

@@ -1,22 +1,22 @@
-"""A verifier in this process."""
+"""The verifier engine without a thread and with one slot: a bigger model beside the draft model, in one process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import perf_counter
 
-import numpy as np
-
-from edgellm.engine import Context, Model, Rows, known
+from edgellm.engine import Context, Model
+from edgellm.errors import EdgeError, ProtocolError
 from edgellm.spec.curve import NOT_FILLED
 from edgellm.spec.pool import ContextPool
-from edgellm.spec.records import NO_IDS, Chunk, Expected, Ids, Logprobs, Sampling, Verdict
-from edgellm.spec.sampling import likeliest, logprobs
-from edgellm.spec.verify import judge, plausible
+from edgellm.spec.records import Chunk, Expected, Ids, Sampling, Verdict
+from edgellm.spec.sampling import likeliest
+from edgellm.verifier.engine import Algorithm1, VerifierEngine
+from edgellm.verifier.requests import MissingPrefix, VerifyRequest
+from edgellm.verifier.scheduler import Limits
 
 
 class LocalVerifier:
-    """A bigger model beside the draft model. Each session has a context of its own; contexts are used again."""
+    """Each session has a context of its own; contexts are used again."""
 
     def __init__(self, model: Model, contexts: ContextPool, context_length: int) -> None:
         """`contexts` are over `model`, and hold `context_length` positions or more. They are closed with this."""
@@ -74,9 +74,9 @@ class LocalSession:
         foretold: Callable[[Expected], None] | None = None,
         logprobs: int | None = None,
     ) -> None:
-        self._model = model
         self._contexts = contexts
         self._context: Context | None = contexts.take()
+        self._engine = VerifierEngine(self._context, 1, model.is_eog, Algorithm1(WHOLE))
         self._sampling = sampling
         self._foretold, self._logprobs = foretold, logprobs
 
@@ -93,39 +93,24 @@ class LocalSession:
         return LocalPending(self, prefix, chunk, extra)
 
     def verify(self, prefix: Ids, chunk: Chunk, extra: int) -> Verdict:
-        """One pass over what the cache lacks of `prefix` and over `chunk`, then `extra` single tokens at most."""
-        started = perf_counter()
-        context = self._context
-        if context is None:
+        """Return the verdict: one pass over what the cache lacks of `prefix` and over `chunk`, then `extra` single
+        tokens at most."""
+        if self._context is None:
             raise RuntimeError("this session is closed")
+        request = VerifyRequest(0, self._sampling, 0, prefix, chunk, extra, self._logprobs)
         try:
-            unseen = prefix[context.sync(prefix) :]
-            if self._foretold is not None and len(unseen) > 1:
-                unseen = foretell(context, prefix, len(prefix) - len(unseen), self._foretold)
-            ids = np.concatenate((unseen, chunk.ids)) if len(chunk) else unseen
-            rows = context.decode_late(ids, outputs=len(chunk) + 1, reached=survives(chunk))
-            accepted, answer = judge(chunk, rows, self._sampling, position=len(prefix))
-            likely = plausible(chunk, rows, accepted) if chunk.retrieved else None
-            said = self._said(chunk.ids[:accepted], answer, rows)
-            tokens = [answer]
-            if extra > 0:
-                context.rollback(len(prefix) + accepted)
-            while len(tokens) <= extra and not self._model.is_eog(tokens[-1]):
-                row = context.decode(np.array(tokens[-1:], dtype=np.int32))
-                tokens.append(judge(_NOTHING, row, self._sampling, len(prefix) + accepted + len(tokens))[1])
-                said += self._said(NO_IDS, tokens[-1], row)
+            if self._foretold is not None:
+                foretell(self._context, prefix, self._context.sync(prefix), self._foretold)
+            answer = self._engine.answer(request)
         except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
-            context.clear()
+            self._engine.drop(request.session)
+            self._context.clear()
             raise
-        seconds = perf_counter() - started
-        answers = np.array(tokens, dtype=np.int32)
-        return Verdict(accepted, answers, seconds, passes=len(tokens), plausible=likely, logprobs=said)
-
-    def _said(self, kept: Ids, answer: int, rows: Rows) -> tuple[Logprobs, ...]:
-        """What the model said of the tokens that stand, (n,), and of its own behind them; `rows` begins with theirs."""
-        if self._logprobs is None:
-            return ()
-        return tuple(logprobs(known(rows, len(kept) + 1), np.append(kept, answer), self._logprobs))
+        if isinstance(answer, EdgeError):
+            raise answer
+        if isinstance(answer, MissingPrefix):
+            raise ProtocolError("The verifier lacks what it was given.", "Report this.")
+        return answer
 
     def heed(self, stopped: Callable[[], bool] | None) -> None:
         """See `Heeds`."""
@@ -156,22 +141,8 @@ class LocalPending:
         return self._verdict
 
 
-def survives(chunk: Chunk) -> list[float]:
-    """The chance that each of its tokens stands, with all before it, as its drafter saw it; (n,)."""
-    drafted = 0 if chunk.retrieved else len(chunk) - chunk.tail
-    return [*chunk.confidence[:drafted].cumprod().tolist(), *chunk.confidence[drafted:].tolist()]
-
-
-_NOTHING = Chunk()
-SLICE = 32
-"""Rows of logits at once: with a vocabulary of 152,000 tokens these are 19 MB."""
-EXPECTED = 4
-"""Next tokens that are kept for each position."""
-
-
-def foretell(context: Context, prefix: Ids, known: int, foretold: Callable[[Expected], None]) -> Ids:
+def foretell(context: Context, prefix: Ids, known: int, foretold: Callable[[Expected], None]) -> None:
     """Decode `prefix` from place `known` on, all but its last token, and tell what the model expects behind each.
-    Return what is left.
 
     It takes the logits of every position: in slices, because they take more memory than all else.
     """
@@ -179,4 +150,12 @@ def foretell(context: Context, prefix: Ids, known: int, foretold: Callable[[Expe
     for start in range(known, end, SLICE):
         ids = prefix[start : min(start + SLICE, end)]
         foretold(likeliest(context.decode(ids, outputs=len(ids)), EXPECTED, start))
-    return prefix[-1:]
+
+
+_ANY = 2**30
+WHOLE = Limits(rows=_ANY, chunk=_ANY, alone=_ANY)
+"""Everything in one pass: nobody else waits."""
+SLICE = 32
+"""Rows of logits at once: with a vocabulary of 152,000 tokens these are 19 MB."""
+EXPECTED = 4
+"""Next tokens that are kept for each position."""

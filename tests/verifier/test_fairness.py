@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from edgellm.serve import fairness
-from edgellm.serve.fairness import BURST, EVENTS, Pacing, PassCost, Queue, Turns
-from edgellm.serve.scheduler import Batch, Kind, Limits, Want, next_batch
+from edgellm.verifier import fairness
+from edgellm.verifier.fairness import BURST, EVENTS, Pacing, PassCost, Queue, Turns
+from edgellm.verifier.scheduler import Batch, Kind, Limits, next_batch
+from tests.verifier.wants import Want
 
 LIMITS = Limits()
-FLOOD = [Want(i, 1, 0, 5, "flood") for i in range(1, 9)]
 
 
-def sessions(batch: Batch | None) -> list[int]:
+def flood() -> list[Want]:
+    return [Want(i, 1, 0, 5, "flood") for i in range(1, 9)]
+
+
+def sessions(batch: Batch[Want] | None) -> list[int]:
     assert batch is not None
-    return [share.session for share in batch.shares]
+    return [piece.request.session for piece in batch.slices]
 
 
 def test_each_device_has_a_turn_before_any_has_another() -> None:
     turns = Turns()
-    wants = turns.order([*FLOOD, Want(20, 1, 0, 5, "other")])
+    wants = turns.order([*flood(), Want(20, 1, 0, 5, "other")])
     assert [(want.session, want.turn) for want in wants[:4]] == [(1, 0), (20, 0), (2, 1), (3, 2)]
     turns.served(["flood"])
-    assert turns.order([*FLOOD, Want(20, 1, 0, 5, "other")])[0].session == 20
+    assert turns.order([*flood(), Want(20, 1, 0, 5, "other")])[0].session == 20
 
 
 def test_beyond_the_first_turn_a_batch_is_no_heavier_than_its_budget() -> None:
-    wants = Turns().order([*FLOOD, Want(20, 1, 0, 5, "other")])
+    wants = Turns().order([*flood(), Want(20, 1, 0, 5, "other")])
     assert sessions(next_batch(wants, LIMITS, 5, budget=12)) == [1, 20, 2, 3]
     assert len(sessions(next_batch(wants, LIMITS, 5))) == 9
     devices = [Want(i, 1, 4, 5, str(i)) for i in range(64)]
@@ -34,10 +38,10 @@ def test_beyond_the_first_turn_a_batch_is_no_heavier_than_its_budget() -> None:
 
 
 def test_a_long_verification_is_done_in_portions_where_others_ask() -> None:
-    for wants, rows in (([], LIMITS.chunk), (FLOOD[:2], 16)):
+    for wants, rows in (([], LIMITS.chunk), (flood()[:2], 16)):
         batch = next_batch(Turns().order([Want(20, 1, 256, 0, "a"), *wants]), LIMITS, 0, budget=12)
         assert batch is not None
-        assert (batch.shares[0].tokens, batch.shares[0].outputs) == (1 + rows, 1 + rows)
+        assert (batch.slices[0].tokens, batch.slices[0].outputs) == (1 + rows, 1 + rows)
 
 
 def test_a_prefill_of_a_later_turn_does_not_go_ahead_of_a_verification() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from edgellm.serve.fairness import Tenant
-from edgellm.serve.sessions import SessionTable, common_prefix
-from edgellm.spec.records import Ids
+from edgellm.engine import Ids, common_prefix
+from edgellm.verifier.kv_slots import SlotTable
+from edgellm.verifier.requests import Tenant
 
 
 def ids(*tokens: int) -> Ids:
@@ -28,12 +28,12 @@ class Caches:
         self.held[slot] = ids()
 
 
-def table(slots: int) -> tuple[SessionTable, Caches]:
+def table(slots: int) -> tuple[SlotTable, Caches]:
     caches = Caches(slots)
-    return SessionTable(slots, caches, caches.clear), caches
+    return SlotTable(slots, caches, caches.clear), caches
 
 
-def serve(sessions: SessionTable, caches: Caches, session: int, *tokens: int) -> int:
+def serve(sessions: SlotTable, caches: Caches, session: int, *tokens: int) -> int:
     slot = sessions.claim(session, ids(*tokens))
     assert slot is not None
     caches.held[slot] = ids(*tokens)

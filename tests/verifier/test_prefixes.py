@@ -9,11 +9,11 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.errors import EngineFailed
-from edgellm.serve.batcher import Batcher
-from edgellm.serve.scheduler import Limits
 from edgellm.spec.records import Ids
+from edgellm.verifier.scheduler import Limits
+from edgellm.verifier.worker import VerifierWorker
 from tests.serve.conftest import Alone
-from tests.serve.test_batcher import SLOTS, Asker, Gate
+from tests.verifier.test_worker import SLOTS, Asker, Gate
 
 CHUNK = 8
 
@@ -24,8 +24,8 @@ def gate(exact: Model) -> Gate:
 
 
 @pytest.fixture
-def batcher(gate: Gate, exact: Model) -> Iterator[Batcher]:
-    worker = Batcher(gate, SLOTS, exact.is_eog, Limits(chunk=CHUNK))
+def worker(gate: Gate, exact: Model) -> Iterator[VerifierWorker]:
+    worker = VerifierWorker(gate, SLOTS, exact.is_eog, Limits(chunk=CHUNK))
     worker.start()
     yield worker
     gate.allowed.set()
@@ -43,39 +43,41 @@ def questions(exact: Model, system: Ids) -> list[Ids]:
     return [np.concatenate((system, exact.tokenize(text))) for text in texts]
 
 
-def test_a_live_sessions_beginning_is_copied(batcher: Batcher, system: Ids, questions: list[Ids], alone: Alone) -> None:
-    one, two = Asker(batcher, 1), Asker(batcher, 2)
+def test_a_live_sessions_beginning_is_copied(
+    worker: VerifierWorker, system: Ids, questions: list[Ids], alone: Alone
+) -> None:
+    one, two = Asker(worker, 1), Asker(worker, 2)
     one.ask(questions[0], extra=4)
     assert one.tokens() == alone(questions[0], 5)
-    rows = batcher.counters.rows
+    rows = worker.counters.rows
     two.ask(questions[1], extra=4)
     assert two.tokens() == alone(questions[1], 5)
     common = int(np.argmin(questions[0][: len(system) + 1] == questions[1][: len(system) + 1])) or len(system)
-    assert batcher.counters.copied == common >= len(system)
-    assert batcher.counters.rows - rows == len(questions[1]) - common + 4
+    assert worker.counters.copied == common >= len(system)
+    assert worker.counters.rows - rows == len(questions[1]) - common + 4
     one.ask(np.concatenate((questions[0], alone(questions[0], 5))), position=len(questions[0]) + 4)
     assert one.tokens() == alone(questions[0], 6)[5:]  # the other's cache is as it was
-    assert batcher.counters.evictions == 0
+    assert worker.counters.evictions == 0
 
 
 def test_of_those_who_come_together_one_computes_the_beginning(
-    gate: Gate, batcher: Batcher, system: Ids, questions: list[Ids], alone: Alone
+    gate: Gate, worker: VerifierWorker, system: Ids, questions: list[Ids], alone: Alone
 ) -> None:
-    askers = [Asker(batcher, i) for i in range(len(questions))]
+    askers = [Asker(worker, i) for i in range(len(questions))]
     gate.allowed.clear()
     for asker, question in zip(askers, questions, strict=True):
         asker.ask(question, extra=2)
     gate.allowed.set()
     assert [asker.tokens() for asker in askers] == [alone(question, 3) for question in questions]
-    counters = batcher.counters
+    counters = worker.counters
     assert counters.copied >= 2 * len(system)
     assert counters.rows == sum(map(len, questions)) - counters.copied + 2 * len(questions)
 
 
 def test_drafts_are_judged_the_same_with_a_copied_beginning(
-    batcher: Batcher, questions: list[Ids], alone: Alone
+    worker: VerifierWorker, questions: list[Ids], alone: Alone
 ) -> None:
-    one, two = Asker(batcher, 1), Asker(batcher, 2)
+    one, two = Asker(worker, 1), Asker(worker, 2)
     one.ask(questions[0])
     one.tokens()
     wanted = alone(questions[1], 4)
@@ -87,14 +89,14 @@ def test_drafts_are_judged_the_same_with_a_copied_beginning(
 
 @pytest.mark.parametrize("trouble", ["leaves", "fails"])
 def test_who_waits_for_somebodys_beginning_is_not_lost_with_them(
-    gate: Gate, batcher: Batcher, questions: list[Ids], alone: Alone, trouble: str
+    gate: Gate, worker: VerifierWorker, questions: list[Ids], alone: Alone, trouble: str
 ) -> None:
-    leader, follower, last = (Asker(batcher, i) for i in range(3))
+    leader, follower, last = (Asker(worker, i) for i in range(3))
     gate.allowed.clear()
     for asker, question in zip((leader, follower, last), questions, strict=True):
         asker.ask(question)
     if trouble == "leaves":
-        batcher.leave(0)
+        worker.leave(0)
         gate.allowed.set()
     else:
         gate.fails = True
@@ -110,24 +112,26 @@ def test_who_waits_for_somebodys_beginning_is_not_lost_with_them(
         assert answer.tokens.tolist() == alone(question, 1)  # type: ignore[union-attr]
 
 
-def test_a_follower_that_leaves_is_forgotten(gate: Gate, batcher: Batcher, questions: list[Ids], alone: Alone) -> None:
-    leader, follower = Asker(batcher, 0), Asker(batcher, 1)
+def test_a_follower_that_leaves_is_forgotten(
+    gate: Gate, worker: VerifierWorker, questions: list[Ids], alone: Alone
+) -> None:
+    leader, follower = Asker(worker, 0), Asker(worker, 1)
     gate.allowed.clear()
     leader.ask(questions[0])
     follower.ask(questions[1])
-    batcher.leave(1)
+    worker.leave(1)
     gate.allowed.set()
     assert leader.tokens() == alone(questions[0], 1)
     leader.ask(questions[0])
     leader.tokens()
     assert follower.answers.empty()
-    assert batcher.waiting == 0
+    assert worker.waiting == 0
 
 
-def test_a_beginning_shorter_than_a_chunk_is_not_worth_a_copy(batcher: Batcher, questions: list[Ids]) -> None:
-    one, two = Asker(batcher, 1), Asker(batcher, 2)
+def test_a_beginning_shorter_than_a_chunk_is_not_worth_a_copy(worker: VerifierWorker, questions: list[Ids]) -> None:
+    one, two = Asker(worker, 1), Asker(worker, 2)
     one.ask(questions[0])
     one.tokens()
     two.ask(np.concatenate((questions[0][: CHUNK - 1], questions[1][::-1])))
     two.tokens()
-    assert batcher.counters.copied == 0
+    assert worker.counters.copied == 0

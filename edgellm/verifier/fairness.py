@@ -1,4 +1,4 @@
-"""Fair shares of the verifier between devices: rows of a batch, and places in the queue (slots: `SessionTable`).
+"""Fair shares of the verifier between devices: rows of a batch, and places in the queue (slots: `SlotTable`).
 
 Devices are served by turns, the least recently served first (round robin; the requests of one device among themselves
 as they come). Deleting this module would leave Synera's Algorithm 1, which knows sessions only.
@@ -8,26 +8,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from time import monotonic
+from typing import Protocol, TypeVar
 
-from edgellm.serve.scheduler import Limits, Want
+from edgellm.verifier.scheduler import Limits
 
 RECENT = 30.0  # seconds for which a device that has asked counts as one that may ask again at any time
 
 
-@dataclass(frozen=True, slots=True)
-class Tenant:
-    """Who asks. Verdicts are computed by turns between values of `device`; cached prompts are shared between sessions
-    of the same `cache_salt` only, since the time of a verdict would otherwise tell one device what another one asked.
-    """
+class TakesTurns(Protocol):
+    """A request of a device."""
 
-    device: str = ""
-    cache_salt: str = ""
+    turn: int
+    """Requests of the same device that go first."""
+
+    @property
+    def device(self) -> str: ...
 
 
-HERE = Tenant()
-"""Requests from the verifier's own process."""
+T = TypeVar("T", bound=TakesTurns)
 
 
 class Turns:
@@ -53,17 +52,17 @@ class Turns:
             self._served.pop(device, None)
         return len(self._asked) > 1
 
-    def order(self, wants: Iterable[Want]) -> list[Want]:
-        """Return `wants` (least recently served first) with their `turn`, those of the first turn first.
+    def order(self, requests: Iterable[T]) -> list[T]:
+        """Note the `turn` of each of `requests` (least recently served first); return those of the first turn first.
 
-        The first turn has one want of each device, the second turn the second one of each, and so on.
+        The first turn has one request of each device, the second turn the second one of each, and so on.
         """
         before: Counter[str] = Counter()
-        ordered = []
-        for want in wants:
-            ordered.append(replace(want, turn=before[want.device]) if before[want.device] else want)
-            before[want.device] += 1
-        ordered.sort(key=lambda want: (want.turn, self._served.get(want.device, 0)))
+        ordered = list(requests)
+        for request in ordered:
+            request.turn = before[request.device]
+            before[request.device] += 1
+        ordered.sort(key=lambda request: (request.turn, self._served.get(request.device, 0)))
         return ordered
 
     def served(self, devices: Iterable[str]) -> None:
@@ -74,7 +73,7 @@ class Turns:
 
 
 class PassCost:
-    """What a pass costs, a + b * weight seconds, fitted to the passes of late; `Share.weight` is its weight."""
+    """What a pass costs, a + b * weight seconds, fitted to the passes of late; `Slice.weight` is its weight."""
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0

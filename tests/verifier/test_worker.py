@@ -12,11 +12,9 @@ import pytest
 
 from edgellm.engine import Context, Model, SeqRows
 from edgellm.errors import EngineFailed
-from edgellm.serve.batcher import Batcher
-from edgellm.serve.fairness import HERE, Tenant
-from edgellm.serve.jobs import Answer, Missing
-from edgellm.serve.wire import Ask
 from edgellm.spec.records import GREEDY, NO_IDS, Chunk, Floats, Ids, Sampling, Verdict
+from edgellm.verifier.requests import HERE, Answer, MissingPrefix, Tenant, VerifyRequest
+from edgellm.verifier.worker import VerifierWorker
 from tests.serve.conftest import Alone
 
 SLOTS = 3
@@ -47,21 +45,21 @@ def gate(exact: Model) -> Gate:
 
 
 @pytest.fixture
-def batcher(gate: Gate, exact: Model) -> Iterator[Batcher]:
-    worker = Batcher(gate, SLOTS, exact.is_eog)
-    worker.start()
-    yield worker
+def worker(gate: Gate, exact: Model) -> Iterator[VerifierWorker]:
+    running = VerifierWorker(gate, SLOTS, exact.is_eog)
+    running.start()
+    yield running
     gate.allowed.set()
-    worker.close()
+    running.close()
 
 
 class Asker:
     """One session at the worker."""
 
     def __init__(
-        self, batcher: Batcher, session: int, tenant: Tenant = HERE, answers: SimpleQueue[Answer] | None = None
+        self, worker: VerifierWorker, session: int, tenant: Tenant = HERE, answers: SimpleQueue[Answer] | None = None
     ) -> None:
-        self.batcher, self.session, self.tenant = batcher, session, tenant
+        self.worker, self.session, self.tenant = worker, session, tenant
         self.answers: SimpleQueue[Answer] = answers or SimpleQueue()
 
     def ask(
@@ -73,13 +71,11 @@ class Asker:
         sampling: Sampling = GREEDY,
         copied: bool = False,
     ) -> None:
-        self.batcher.submit(
-            self.session,
-            sampling,
-            Ask(1, position, prefix[position:], Chunk(ids=chunk, retrieved=copied), extra),
-            self.answers.put,
-            self.tenant,
+        draft = Chunk(ids=chunk, retrieved=copied)
+        request = VerifyRequest(
+            self.session, sampling, position, prefix[position:], draft, extra, round=1, tenant=self.tenant
         )
+        self.worker.submit(request, self.answers.put)
 
     def answer(self) -> Answer:
         return self.answers.get(timeout=120)
@@ -91,9 +87,9 @@ class Asker:
 
 
 def test_requests_that_wait_together_are_computed_together(
-    gate: Gate, batcher: Batcher, prompt: Ids, alone: Alone
+    gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone
 ) -> None:
-    askers = [Asker(batcher, i) for i in range(SLOTS)]
+    askers = [Asker(worker, i) for i in range(SLOTS)]
     gate.allowed.clear()
     askers[0].ask(prompt)
     for asker in askers[1:]:
@@ -101,17 +97,17 @@ def test_requests_that_wait_together_are_computed_together(
     gate.allowed.set()
     assert askers[0].tokens() == alone(prompt, 1)
     assert [asker.tokens() for asker in askers[1:]] == [alone(prompt, 4)] * 2
-    assert batcher.counters.widest >= 2
-    assert batcher.counters.shared >= 4
-    assert batcher.counters.verdicts == 3
-    assert batcher.counters.verified == 9
+    assert worker.counters.widest >= 2
+    assert worker.counters.shared >= 4
+    assert worker.counters.verdicts == 3
+    assert worker.counters.verified == 9
 
 
 def test_sessions_that_are_computed_together_are_in_the_order_of_their_slots(
-    gate: Gate, batcher: Batcher, prompt: Ids
+    gate: Gate, worker: VerifierWorker, prompt: Ids
 ) -> None:
     """llama.cpp computes neighbouring streams in one piece, and others one by one."""
-    askers = [Asker(batcher, i) for i in range(SLOTS)]
+    askers = [Asker(worker, i) for i in range(SLOTS)]
     for asker in askers:
         asker.ask(prompt)
         asker.tokens()
@@ -126,9 +122,9 @@ def test_sessions_that_are_computed_together_are_in_the_order_of_their_slots(
 
 
 def test_a_verification_waits_behind_one_chunk_of_a_long_prompt(
-    gate: Gate, batcher: Batcher, prompt: Ids, alone: Alone
+    gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone
 ) -> None:
-    short, long = Asker(batcher, 1), Asker(batcher, 2)
+    short, long = Asker(worker, 1), Asker(worker, 2)
     short.ask(prompt)
     written = short.tokens()
     gate.allowed.clear()
@@ -144,22 +140,22 @@ def test_a_verification_waits_behind_one_chunk_of_a_long_prompt(
     assert gate.orders[first : first + 3] == [[1], [0], [1]]
 
 
-def test_who_is_alone_has_a_prompt_read_in_one_piece(batcher: Batcher, prompt: Ids, alone: Alone) -> None:
+def test_who_is_alone_has_a_prompt_read_in_one_piece(worker: VerifierWorker, prompt: Ids, alone: Alone) -> None:
     long = np.concatenate([prompt] * 8)[:120]
-    first, second = Asker(batcher, 1), Asker(batcher, 2)
+    first, second = Asker(worker, 1), Asker(worker, 2)
     first.ask(long)
     assert first.tokens() == alone(long, 1)
-    assert batcher.counters.prefills == 0
+    assert worker.counters.prefills == 0
     second.ask(long[1:])
     assert second.tokens() == alone(long[1:], 1)
-    assert batcher.counters.prefills == 3  # of 32 tokens each: somebody else may ask at any time
+    assert worker.counters.prefills == 3  # of 32 tokens each: somebody else may ask at any time
 
 
-def test_decodes_of_one_session_are_filled_up(gate: Gate, batcher: Batcher, prompt: Ids, alone: Alone) -> None:
-    asker = Asker(batcher, 1)
+def test_decodes_of_one_session_are_filled_up(gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone) -> None:
+    asker = Asker(worker, 1)
     asker.ask(prompt)
     text = np.append(prompt, asker.tokens()[0]).astype(np.int32)
-    batcher.fill([0, 1, 4, 4, 4, 8, 8, 8, 8])
+    worker.fill([0, 1, 4, 4, 4, 8, 8, 8, 8])
     rows: list[int] = []
     run = gate._run
 
@@ -186,7 +182,7 @@ def test_who_is_alone_has_heads_computed_for_what_is_looked_at(exact: Model, pro
             compute(first, end)
 
         context.late.head.compute = noted  # type: ignore[method-assign]
-        worker = Batcher(context, SLOTS, exact.is_eog)
+        worker = VerifierWorker(context, SLOTS, exact.is_eog)
         worker.start()
         try:
             asker = Asker(worker, 1)
@@ -202,35 +198,35 @@ def test_who_is_alone_has_heads_computed_for_what_is_looked_at(exact: Model, pro
             worker.close()
 
 
-def test_more_requests_than_slots_wait_for_their_turn(batcher: Batcher, prompt: Ids, alone: Alone) -> None:
-    askers = [Asker(batcher, i) for i in range(3 * SLOTS)]
+def test_more_requests_than_slots_wait_for_their_turn(worker: VerifierWorker, prompt: Ids, alone: Alone) -> None:
+    askers = [Asker(worker, i) for i in range(3 * SLOTS)]
     for asker in askers:
         asker.ask(prompt, extra=5)
     wanted = alone(prompt, 6)
     assert [asker.tokens() for asker in askers] == [wanted] * len(askers)
 
 
-def test_a_request_that_builds_on_an_evicted_cache_is_told_so(batcher: Batcher, prompt: Ids) -> None:
-    askers = [Asker(batcher, i) for i in range(SLOTS + 1)]
+def test_a_request_that_builds_on_an_evicted_cache_is_told_so(worker: VerifierWorker, prompt: Ids) -> None:
+    askers = [Asker(worker, i) for i in range(SLOTS + 1)]
     for asker in askers:
         asker.ask(prompt)
         asker.tokens()
     askers[0].ask(prompt, position=len(prompt) - 1)
-    assert askers[0].answer() == Missing(0)
+    assert askers[0].answer() == MissingPrefix(0)
     askers[-1].ask(prompt, position=len(prompt) + 1)
-    assert askers[-1].answer() == Missing(len(prompt))
+    assert askers[-1].answer() == MissingPrefix(len(prompt))
 
 
 def test_what_a_waiting_request_builds_on_is_not_evicted(
-    gate: Gate, batcher: Batcher, exact: Model, prompt: Ids, alone: Alone
+    gate: Gate, worker: VerifierWorker, exact: Model, prompt: Ids, alone: Alone
 ) -> None:
     """Else it would be computed a second time, because sessions that wait for a slot had taken its own."""
-    askers = [Asker(batcher, i) for i in range(2 * SLOTS)]
+    askers = [Asker(worker, i) for i in range(2 * SLOTS)]
     for asker in askers[:SLOTS]:
         asker.ask(prompt)
         asker.tokens()
     other = exact.tokenize("Something else altogether.")
-    rows = batcher.counters.rows
+    rows = worker.counters.rows
     gate.allowed.clear()
     begun = len(gate.orders)
     askers[0].ask(prompt)  # keeps the worker at it
@@ -244,40 +240,40 @@ def test_what_a_waiting_request_builds_on_is_not_evicted(
         assert asker.tokens() == alone(prompt, 1)
     for asker in askers[SLOTS:]:
         assert asker.tokens() == alone(other, 1)
-    assert batcher.counters.rows - rows == 1 + 1 + SLOTS * len(other)
+    assert worker.counters.rows - rows == 1 + 1 + SLOTS * len(other)
 
 
-def test_an_ended_sessions_tokens_serve_who_begins_alike(batcher: Batcher, exact: Model, alone: Alone) -> None:
+def test_an_ended_sessions_tokens_serve_who_begins_alike(worker: VerifierWorker, exact: Model, alone: Alone) -> None:
     chat = exact.tokenize("One long conversation about the garden, the shed and the key to it. " * 3)
-    first, second = Asker(batcher, 1), Asker(batcher, 2)
+    first, second = Asker(worker, 1), Asker(worker, 2)
     first.ask(chat)
     first.tokens()
-    batcher.leave(1)
-    rows = batcher.counters.rows
+    worker.leave(1)
+    rows = worker.counters.rows
     second.ask(np.concatenate((chat, chat[:3])))
     assert second.tokens() == alone(np.concatenate((chat, chat[:3])), 1)
-    assert batcher.counters.rows - rows == 3
+    assert worker.counters.rows - rows == 3
 
 
-def test_a_session_that_left_is_forgotten(gate: Gate, batcher: Batcher, prompt: Ids, alone: Alone) -> None:
-    gone, stays = Asker(batcher, 1), Asker(batcher, 2)
+def test_a_session_that_left_is_forgotten(gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone) -> None:
+    gone, stays = Asker(worker, 1), Asker(worker, 2)
     gate.allowed.clear()
     stays.ask(prompt)
     gone.ask(prompt, extra=100)
-    batcher.leave(1)
+    worker.leave(1)
     gate.allowed.set()
     assert stays.tokens() == alone(prompt, 1)
     stays.ask(prompt)
     stays.tokens()
     assert gone.answers.empty()
-    assert batcher.waiting == 0
+    assert worker.waiting == 0
 
 
 @pytest.mark.parametrize("trouble", ["fails", "nan"])
 def test_a_failed_decode_fails_its_requests_and_leaves_a_sound_worker(
-    gate: Gate, batcher: Batcher, prompt: Ids, alone: Alone, trouble: str
+    gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone, trouble: str
 ) -> None:
-    asker = Asker(batcher, 1)
+    asker = Asker(worker, 1)
     setattr(gate, trouble, True)
     asker.ask(prompt)
     assert isinstance(asker.answer(), EngineFailed)
@@ -288,7 +284,7 @@ def test_a_failed_decode_fails_its_requests_and_leaves_a_sound_worker(
 
 def test_the_text_ends_where_the_turn_ends(gate: Gate, exact: Model, prompt: Ids, alone: Alone) -> None:
     wanted = alone(prompt, 6)
-    worker = Batcher(gate, SLOTS, lambda token: token == wanted[2])
+    worker = VerifierWorker(gate, SLOTS, lambda token: token == wanted[2])
     worker.start()
     asker = Asker(worker, 1)
     asker.ask(prompt, extra=5)
@@ -297,7 +293,7 @@ def test_the_text_ends_where_the_turn_ends(gate: Gate, exact: Model, prompt: Ids
 
 
 def test_closing_answers_everybody(gate: Gate, exact: Model, prompt: Ids) -> None:
-    worker = Batcher(gate, SLOTS, exact.is_eog)
+    worker = VerifierWorker(gate, SLOTS, exact.is_eog)
     askers = [Asker(worker, i) for i in range(SLOTS + 2)]
     gate.allowed.clear()
     worker.start()
@@ -312,39 +308,39 @@ def test_closing_answers_everybody(gate: Gate, exact: Model, prompt: Ids) -> Non
 
 @pytest.mark.parametrize("devices", ["flood", "012"], ids=["one device", "each its own"])
 def test_a_device_without_a_slot_takes_one_from_a_long_request(
-    gate: Gate, batcher: Batcher, prompt: Ids, alone: Alone, devices: str
+    gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone, devices: str
 ) -> None:
     """At once from a device that has several; from one that has one when its request has had its portion."""
     answers: SimpleQueue[Answer] = SimpleQueue()
     gate.allowed.clear()
     for session in range(SLOTS):
         device = devices if devices == "flood" else devices[session]
-        Asker(batcher, session, Tenant(device), answers).ask(prompt, extra=60)
-    last = Asker(batcher, 10, Tenant("last"), answers)
+        Asker(worker, session, Tenant(device), answers).ask(prompt, extra=60)
+    last = Asker(worker, 10, Tenant("last"), answers)
     last.ask(prompt)
     gate.allowed.set()
     assert last.tokens() == alone(prompt, 1)  # the first of all answers
     assert [last.tokens() for _ in range(SLOTS)] == [alone(prompt, 61)] * SLOTS  # each goes on where it was
-    assert batcher.counters.preemptions == 1
+    assert worker.counters.preemptions == 1
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0, seed=3)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("wrong", [None, 3, 20, 39])
 def test_a_verification_in_portions_has_the_same_verdict(
-    batcher: Batcher, prompt: Ids, monkeypatch: pytest.MonkeyPatch, sampling: Sampling, wrong: int | None
+    worker: VerifierWorker, prompt: Ids, monkeypatch: pytest.MonkeyPatch, sampling: Sampling, wrong: int | None
 ) -> None:
-    monkeypatch.setattr("edgellm.serve.fairness.PassCost.budget", lambda _self, _limits: 10)
-    one = Asker(batcher, 1, Tenant("one"))
+    monkeypatch.setattr("edgellm.verifier.fairness.PassCost.budget", lambda _self, _limits: 10)
+    one = Asker(worker, 1, Tenant("one"))
     one.ask(prompt, extra=40, sampling=sampling)
     chunk = np.array(one.tokens()[:40], dtype=np.int32)
     if wrong is not None:
         chunk[wrong] ^= 1
     one.ask(prompt, position=len(prompt), chunk=chunk, extra=2, sampling=sampling, copied=True)
     whole = one.answer()
-    other = Asker(batcher, 2, Tenant("other"))
+    other = Asker(worker, 2, Tenant("other"))
     other.ask(prompt)
     other.tokens()
-    batches = batcher.counters.batches
+    batches = worker.counters.batches
     one.ask(prompt, position=len(prompt), chunk=chunk, extra=2, sampling=sampling, copied=True)
     cut = one.answer()
     assert isinstance(whole, Verdict)
@@ -355,21 +351,23 @@ def test_a_verification_in_portions_has_the_same_verdict(
     assert len(cut.plausible) == 40
     assert cut.plausible[: cut.accepted + 1] == whole.plausible[: cut.accepted + 1]
     portions = {None: 2, 3: 1, 20: 1, 39: 2}[wrong]
-    assert batcher.counters.batches - batches == portions + 2  # of them for the extra tokens
+    assert worker.counters.batches - batches == portions + 2  # of them for the extra tokens
 
 
 @pytest.mark.parametrize("salt", ["one", "other"])
-def test_prompts_are_shared_within_one_device_only(batcher: Batcher, prompt: Ids, alone: Alone, salt: str) -> None:
+def test_prompts_are_shared_within_one_device_only(
+    worker: VerifierWorker, prompt: Ids, alone: Alone, salt: str
+) -> None:
     long = np.concatenate([prompt] * 5)
-    first = Asker(batcher, 1, Tenant("one", cache_salt="one"))
+    first = Asker(worker, 1, Tenant("one", cache_salt="one"))
     first.ask(long)
     assert first.tokens() == alone(long, 1)
-    second = Asker(batcher, 2, Tenant(salt, cache_salt=salt))
+    second = Asker(worker, 2, Tenant(salt, cache_salt=salt))
     second.ask(long)
     assert second.tokens() == alone(long, 1)
-    assert bool(batcher.counters.copied) == (salt == "one")
-    batcher.leave(1)
-    third, rows = Asker(batcher, 3, Tenant("third", cache_salt="third")), batcher.counters.rows
+    assert bool(worker.counters.copied) == (salt == "one")
+    worker.leave(1)
+    third, rows = Asker(worker, 3, Tenant("third", cache_salt="third")), worker.counters.rows
     third.ask(long)
     third.tokens()
-    assert batcher.counters.rows - rows == len(long)
+    assert worker.counters.rows - rows == len(long)

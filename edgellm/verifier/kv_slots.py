@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgellm.serve.fairness import HERE, Tenant
+from edgellm.engine import common_prefix
 from edgellm.spec.records import Ids
+from edgellm.verifier.requests import HERE, Tenant
 
 
 @dataclass(slots=True)
@@ -18,7 +19,7 @@ class _Slot:
     tenant: Tenant = HERE  # of the owner, or of the last one
 
 
-class SessionTable:
+class SlotTable:
     """Sessions and the slots (sequences of one context) that hold their tokens.
 
     A session gets a slot with its first request and keeps it until it ends, or until it is the least recently used
@@ -133,12 +134,3 @@ class SessionTable:
         cached = self._cached(slot)
         common = common_prefix(cached, ids) if self._slots[slot].tenant.cache_salt == tenant.cache_salt else 0
         return (common if 2 * common >= len(cached) else 0), not len(cached)
-
-
-def common_prefix(a: Ids, b: Ids) -> int:
-    """How many tokens `a` (n,) and `b` (m,) share from the start."""
-    n = min(len(a), len(b))
-    if not n or a[0] != b[0]:  # the common case among many sessions, and the cheap one
-        return 0
-    differ = a[:n] != b[:n]
-    return int(differ.argmax()) if differ.any() else n
