@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from bench.pair_quality import rouge_1
-from edgellm.api import Pair
 from edgellm.engine import Message
+from edgellm.llm import Pair
 from edgellm.spec.protocols import Verifier, VerifierSession
-from edgellm.spec.records import Chunk, Ids, Sampling, Verdict
-from edgellm.spec.reply import Reply
+from edgellm.spec.stream import Reply
+from edgellm.spec.types import Chunk, Ids, Sampling, Verdict
 from models.case import Case
 from models.corpus import HELD_OUT_SEED, held_out
 from models.families import FAMILIES

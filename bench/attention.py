@@ -24,7 +24,7 @@ import numpy as np
 from bench import random_gguf
 from bench.report import write
 from edgellm.engine import Context, Model
-from edgellm.store import resolve
+from edgellm.storage import resolve
 
 ROWS = (1, 2, 4, 8, 16, 32)
 N_CTX = 2_048

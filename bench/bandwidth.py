@@ -21,8 +21,8 @@ from bench.pace import PASS, TOKEN, paced_pair, paced_verifier
 from bench.relay import Network
 from bench.report import write
 from bench.stalls import Way
-from edgellm.serve.stream import RemotePending
-from edgellm.store import resolve
+from edgellm.services.client.verifier_stream import RemotePending
+from edgellm.storage import resolve
 from models.corpus import HELD_OUT_SEED
 
 TEMPERATURE = 0.8

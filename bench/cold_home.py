@@ -33,9 +33,9 @@ from bench import report
 from bench.home import Spec, Throttled, home, why_not
 from bench.llama_rpc import SERVER, libraries
 from bench.random_gguf import SHAPES, write
-from edgellm.api import compose
 from edgellm.engine import Model
-from edgellm.mesh.split import HERE, read_split
+from edgellm.llm import compose
+from edgellm.mesh.placement.split import HERE, read_split
 
 NAMES = ("laptop", "desk", "phone", "box")
 BUSY = 0.95  # of the machine's cores, in all; the rest is for whoever measures

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from edgellm.engine import check_cuttable, check_gguf
-from edgellm.mesh.holding import WholeModel
+from edgellm.mesh.runtime.layer_sources import WholeModel
 
 
 def main() -> None:

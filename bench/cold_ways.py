@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from edgellm.coldstart.plan import Plan, Way, plan
-from edgellm.link.interfaces import chosen_hosts
-from edgellm.mesh.home import look, seek
-from edgellm.mesh.layers import model_of
+from edgellm.mesh.home_workers import look, seek
+from edgellm.mesh.model_costs import model_of
+from edgellm.rpc.discovery.interfaces import chosen_hosts
 
 
 def ways(found: Plan) -> dict[str, Way]:

@@ -18,9 +18,9 @@ import numpy as np
 from bench.coldstart_families import FAMILIES, drawn
 from bench.report import write
 from edgellm.coldstart.algorithm1 import algorithm1, brute_force
-from edgellm.coldstart.build import best_single, even, heuristic
 from edgellm.coldstart.planner import fastest
-from edgellm.coldstart.task import OVERLAPS, Task, makespan
+from edgellm.coldstart.problem import OVERLAPS, Task, makespan
+from edgellm.coldstart.problem_builder import best_single, even, heuristic
 
 SAME = 3e-8  # as a share: the planner's margin, and rounding
 

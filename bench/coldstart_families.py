@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edgellm.coldstart.task import Overlap, Task, uniform
+from edgellm.coldstart.problem import Overlap, Task, uniform
 
 Rng = np.random.Generator
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # load, compute, cap, send

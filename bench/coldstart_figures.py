@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgellm.api.gantt import key, lanes
 from edgellm.coldstart.plan import Stage, Way
+from edgellm.llm.mesh.plan_plot import key, lanes
 
 Figures = dict[str, Any]
 NAMES = {"ideal_single": "ideal single device", "even": "even", "heuristic": "heuristic", "optimum": "optimum"}

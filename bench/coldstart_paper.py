@@ -15,11 +15,11 @@ from typing import Any
 
 from bench.coldstart_figures import FIGURES
 from bench.report import RESULTS, write
-from edgellm.coldstart import csgo
+from edgellm.coldstart import paper_preset
 from edgellm.coldstart.algorithm1 import algorithm1
-from edgellm.coldstart.build import task_of
 from edgellm.coldstart.plan import Plan, plan
-from edgellm.coldstart.task import OVERLAPS
+from edgellm.coldstart.problem import OVERLAPS
+from edgellm.coldstart.problem_builder import task_of
 
 CLAIMS = {"mean_over_best_baseline": 17.43, "least": 8.0, "most": 50.0}
 """Of the paper's section 5.2, in per cent."""
@@ -28,7 +28,7 @@ STRATEGIES = ("ideal_single", "even", "heuristic", "optimum")
 
 def row(tokens: int) -> dict[str, Any]:
     """Everything for one prompt length."""
-    devices, model = csgo.devices(), csgo.model()
+    devices, model = paper_preset.devices(), paper_preset.model()
     plans = {overlap: plan(devices, model, tokens, overlap=overlap) for overlap in OVERLAPS}
     ours = plans["paper"]
     reference = algorithm1(task_of(devices, model, tokens, overlap="paper"))
@@ -77,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", default="coldstart_paper", help="of the result file and the picture")
     arguments = parser.parse_args()
-    lengths = [row(tokens) for tokens in csgo.LENGTHS]
+    lengths = [row(tokens) for tokens in paper_preset.LENGTHS]
     every = [share for line in lengths for share in line["saved"].values()]
     best = [min(line["saved"].values()) for line in lengths]
     ours = {"mean_over_best_baseline": statistics.fmean(best), "least": min(every), "most": max(every)}

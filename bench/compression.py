@@ -22,11 +22,11 @@ import numpy as np
 
 from bench.report import spread, write
 from edgellm.engine import Context, Message, Model
-from edgellm.serve.wire import write_verify
-from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.records import GREEDY, Chunk, Distribution, Floats, Sampling
+from edgellm.services.verification_codec import write_verify
+from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.sampling import Purpose, distribution, draw, exact_distribution, uniforms
-from edgellm.store import resolve
+from edgellm.spec.types import GREEDY, Chunk, Distribution, Floats, Sampling
+from edgellm.storage import resolve
 from edgellm.verifier.requests import VerifyRequest
 from models.corpus import held_out
 from models.families import FAMILIES

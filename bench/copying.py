@@ -13,24 +13,24 @@ from functools import cache
 
 import numpy as np
 
-from edgellm.api.retrieval import inside_of
-from edgellm.api.writing import LONG
 from edgellm.engine import Context, Message, Model
-from edgellm.spec.curve import MOST as LONGEST
-from edgellm.spec.curve import CostCurve, LengthRule
-from edgellm.spec.drafter import ModelDrafter
+from edgellm.llm.generation import LONG
+from edgellm.llm.ngram_runtime import inside_of
+from edgellm.spec.draft_length import MOST as LONGEST
+from edgellm.spec.draft_length import CostCurve, LengthRule
+from edgellm.spec.drafters.hybrid import MixedDrafter
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.ngram.acceptance_model import Chances
+from edgellm.spec.ngram.calibration import Calibration
+from edgellm.spec.ngram.draft_index import PRIORS, Memory, Talk
+from edgellm.spec.ngram.drafter import HOPELESS, RetrievalDrafter
+from edgellm.spec.ngram.reuse import Reuse
+from edgellm.spec.ngram.sources import NOTHING, PART, TAIL, Offer, Source
+from edgellm.spec.ngram.sources import Context as Seen
+from edgellm.spec.ngram.sources import History as Past
+from edgellm.spec.ngram.template_replay import Analogy
 from edgellm.spec.protocols import Drafter
-from edgellm.spec.records import Chunk, Expected, Ids, Sampling, Verdict
-from edgellm.spec.retrieval.analogy import Analogy
-from edgellm.spec.retrieval.calibration import Calibration
-from edgellm.spec.retrieval.chances import Chances
-from edgellm.spec.retrieval.drafter import HOPELESS, RetrievalDrafter
-from edgellm.spec.retrieval.memory import PRIORS, Memory, Talk
-from edgellm.spec.retrieval.mixed import MixedDrafter
-from edgellm.spec.retrieval.reuse import Reuse
-from edgellm.spec.retrieval.sources import NOTHING, PART, TAIL, Offer, Source
-from edgellm.spec.retrieval.sources import Context as Seen
-from edgellm.spec.retrieval.sources import History as Past
+from edgellm.spec.types import Chunk, Expected, Ids, Sampling, Verdict
 from models.corpus import held_out
 
 TASKS = {"summary": "summary", "rag": "qa", "ui": "command", "reply": "reply"}

@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.answers import MOST, Question, questions
 from bench.report import spread, write
-from edgellm.api import Pair
+from edgellm.llm import Pair
 from models.corpus import HELD_OUT_SEED
 
 

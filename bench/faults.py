@@ -36,7 +36,7 @@ from bench.faults_scene import Scene, opened, strike
 from bench.kill_verifier import Device
 from bench.report import spread, write
 from bench.traced_reply import TOKENS, Judge, Written
-from edgellm.spec.records import Source
+from edgellm.spec.types import Source
 
 PROMPTS = 16
 DEADLINE = 5.0  # seconds: a silence is noticed in one, and an attempt at a new connection has two

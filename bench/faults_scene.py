@@ -18,11 +18,11 @@ from bench.flaky import Flaky
 from bench.kill_verifier import Device
 from bench.served import Paired, acquaint
 from bench.traced_reply import POSITIONS, TOKENS, Written
-from edgellm.api import Pair
 from edgellm.engine import Message, Model, to_f32
-from edgellm.link.trust import Trust
-from edgellm.serve.remote import RemoteVerifier
-from edgellm.store import resolve
+from edgellm.llm import Pair
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.storage import resolve
 from models.corpus import held_out
 from models.families import FAMILIES
 

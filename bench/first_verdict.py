@@ -22,8 +22,8 @@ import numpy as np
 from bench import random_gguf
 from bench.report import alternate, spread, write
 from edgellm.engine import Context, Model
-from edgellm.spec.records import GREEDY, Chunk, Verdict
-from edgellm.store import resolve
+from edgellm.spec.types import GREEDY, Chunk, Verdict
+from edgellm.storage import resolve
 from edgellm.verifier.requests import Answer, VerifyRequest
 from edgellm.verifier.scheduler import Limits
 from edgellm.verifier.worker import VerifierWorker

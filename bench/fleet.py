@@ -13,7 +13,7 @@ from time import perf_counter, sleep
 import numpy as np
 
 from edgellm.engine import Context, Message, Model, SeqRows
-from edgellm.spec.records import GREEDY, Chunk, Floats, Ids, Verdict
+from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Verdict
 from edgellm.verifier.requests import Answer, VerifyRequest
 from edgellm.verifier.scheduler import Limits
 from edgellm.verifier.worker import VerifierWorker

@@ -11,7 +11,7 @@ from time import perf_counter
 import numpy as np
 
 from edgellm.engine import Context, Model, known
-from edgellm.spec.records import Chunk, Ids, Sampling, Verdict
+from edgellm.spec.types import Chunk, Ids, Sampling, Verdict
 from edgellm.verifier.judging import survives
 
 

@@ -28,7 +28,7 @@ from bench import fuzz_files, fuzz_link, fuzz_mesh, fuzz_own
 from bench.fuzz_run import MEMORY, PER_BYTE, Outcome, Target, fire
 from bench.hostile import HEADERS, HOSTILE, header
 from bench.report import write
-from edgellm.link.channel import MAX_MESSAGE
+from edgellm.rpc.channel import MAX_MESSAGE
 
 LIMIT = 256 * 2**20  # bytes that a hostile template, or the largest message, may take
 _SHOWN = 12  # of the sentences that refused, for each decoder

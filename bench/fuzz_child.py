@@ -12,9 +12,9 @@ from time import perf_counter
 from bench import fuzz_link
 from bench.hostile import HOSTILE
 from bench.report import most_memory
-from edgellm.engine.gguf import check_gguf
-from edgellm.engine.template import Template
-from edgellm.link.channel import MAX_MESSAGE
+from edgellm.engine.chat_template import Template
+from edgellm.engine.gguf.reader import check_gguf
+from edgellm.rpc.channel import MAX_MESSAGE
 
 _TALK = [{"role": "user", "content": "hello"}]
 

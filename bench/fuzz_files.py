@@ -15,17 +15,17 @@ from zeroconf import ServiceInfo
 
 from bench.fuzz_run import Outcome, Target, label
 from bench.random_gguf import Shape, write
-from edgellm.engine.gguf import check_gguf
+from edgellm.engine.gguf.reader import check_gguf
 from edgellm.errors import EdgeError, InvalidOption
-from edgellm.link.address import Address
-from edgellm.link.code import Code
-from edgellm.link.device import DeviceID, parse_short
-from edgellm.link.discovery import Kind, hint_of
-from edgellm.link.identity import Identity
-from edgellm.link.peers import Peers
-from edgellm.link.trust import Trust
-from edgellm.store import resolve
-from edgellm.store.names import parse_hub_name
+from edgellm.rpc.address import Address
+from edgellm.rpc.discovery.mdns import Kind, hint_of
+from edgellm.rpc.trust.device_id import DeviceID, parse_short
+from edgellm.rpc.trust.identity import Identity
+from edgellm.rpc.trust.pairing_code import Code
+from edgellm.rpc.trust.peer_store import Peers
+from edgellm.rpc.trust.trust import Trust
+from edgellm.storage import resolve
+from edgellm.storage.model_names import parse_hub_name
 
 TINY = Shape("llama", 400, 2, 32, 2, 1, 64, 512)
 _NUMBERS = (0, 1, 2, 63, 64, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
@@ -143,9 +143,9 @@ def targets(folder: Path) -> list[Target]:
 
 
 def _peers_file(folder: Path, trust: Trust) -> bytes:
-    from edgellm.link import trust_pb2 as pb
-    from edgellm.link.pairing import introduced
-    from edgellm.link.rights import Right
+    from edgellm.rpc.protos import trust_pb2 as pb
+    from edgellm.rpc.trust.pairing import introduced
+    from edgellm.rpc.trust.rights import Right
 
     words = pb.Introduction(name="desk", rights=["verify"], addresses=["10.0.0.2:1"]).SerializeToString()
     trust.peers.add(introduced(Identity.new().certificate, words, frozenset(Right), "10.0.0.2"))

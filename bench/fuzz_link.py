@@ -16,29 +16,29 @@ import numpy as np
 from bench.fuzz_run import Target, label
 from edgellm.engine import Vocabulary
 from edgellm.errors import EdgeError
-from edgellm.link import edgellm_pb2 as pb
-from edgellm.link import trust_pb2 as trust_pb
-from edgellm.link.address import Address
-from edgellm.link.channel import HELLO, PROTOCOL
-from edgellm.link.code import Code
-from edgellm.link.frames import parsed
-from edgellm.link.identity import Certificate, Identity
-from edgellm.link.pairing import introduced
-from edgellm.link.pake import Exchange
-from edgellm.link.peers import Peers
-from edgellm.link.rights import Right
-from edgellm.link.trust import Trust
-from edgellm.link.versions import LINK, PAIRING, check_version
-from edgellm.link.welcome import LABEL, read_welcome
-from edgellm.serve.connection import Timing
-from edgellm.serve.handshake import greet
-from edgellm.serve.patience import Patience
-from edgellm.serve.service import Service
-from edgellm.serve.stream import RemotePending, Stream
-from edgellm.serve.wire import write_open, write_verdict, write_verify
-from edgellm.spec.records import GREEDY, Chunk, Distribution, Ids, Logprobs, Sampling, Verdict
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import HELLO, PROTOCOL
+from edgellm.rpc.proto_parse import parsed
+from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.rpc.protos import trust_pb2 as trust_pb
+from edgellm.rpc.trust.handshake import LABEL, read_welcome
+from edgellm.rpc.trust.identity import Certificate, Identity
+from edgellm.rpc.trust.pairing import introduced
+from edgellm.rpc.trust.pairing_code import Code
+from edgellm.rpc.trust.peer_store import Peers
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.spake2_exchange import Exchange
+from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.versions import LINK, PAIRING, check_version
+from edgellm.services.client.connection import Timing
+from edgellm.services.client.patience import Patience
+from edgellm.services.client.verifier_stream import RemotePending, Stream
+from edgellm.services.handshake import greet
+from edgellm.services.server.verification_service import Service
+from edgellm.services.verification_codec import write_open, write_verdict, write_verify
 from edgellm.spec.sampling import rounded
-from edgellm.spec.verify import judge
+from edgellm.spec.types import GREEDY, Chunk, Distribution, Ids, Logprobs, Sampling, Verdict
+from edgellm.spec.verification import judge
 from edgellm.verifier.requests import Counters, MissingPrefix, VerifyRequest
 
 WORDS, CONTEXT = 300, 512

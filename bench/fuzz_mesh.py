@@ -6,15 +6,15 @@ import numpy as np
 
 from bench.fuzz_run import Target
 from edgellm.errors import ProtocolError
-from edgellm.link import layers_pb2, mesh_pb2
-from edgellm.link.figures import read_blocks, read_figures
-from edgellm.link.flow import Line
-from edgellm.link.frames import parsed
-from edgellm.link.pieces import read_places, read_recipe
-from edgellm.mesh.records import Answer, Event, Failed, Loaded, Onward, Parcel, Span, Times, Work
-from edgellm.mesh.stage import check
-from edgellm.serve.mesh_wire import read_event, read_parcel, read_work, write_event, write_parcel, write_work
-from edgellm.spec.records import GREEDY, NO_IDS, Chunk, Sampling, Verdict
+from edgellm.mesh.messages import Answer, Event, Failed, Loaded, Onward, Parcel, Span, Times, Work
+from edgellm.mesh.runtime.stage import check
+from edgellm.rpc.layers.bandwidth_probe import Line
+from edgellm.rpc.layers.codec import read_places, read_recipe
+from edgellm.rpc.layers.device_figures import read_blocks, read_figures
+from edgellm.rpc.proto_parse import parsed
+from edgellm.rpc.protos import layers_pb2, mesh_pb2
+from edgellm.services.mesh_codec import read_event, read_parcel, read_work, write_event, write_parcel, write_work
+from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Sampling, Verdict
 from edgellm.verifier.requests import VerifyRequest
 
 WORK = Work("ab" * 32, "big", 2, 7, 8, 16, 300, 512)

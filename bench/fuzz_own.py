@@ -20,21 +20,21 @@ from bench.mutate import tweaked_json
 from edgellm.cli.app import app
 from edgellm.cli.settings import read_settings
 from edgellm.errors import InvalidOption
-from edgellm.http.plan import read_plan
-from edgellm.link.identity import Identity
-from edgellm.mesh.doubts import doubt, read_doubts
-from edgellm.mesh.fleet import read_fleet
-from edgellm.mesh.survey import known_speed, read_lines
-from edgellm.spec.first import FirstReplies
-from edgellm.spec.profile import Profile
-from edgellm.store import History
-from edgellm.store.conversations import Conversations
-from edgellm.store.curves import read_curve
-from edgellm.store.fingerprint import quick_fingerprint
-from edgellm.store.layers import LayerStore
-from edgellm.store.recipe import quick_recipe
-from edgellm.store.retention import max_age
-from edgellm.store.typed import typed_lines
+from edgellm.http.plan_file import read_plan
+from edgellm.mesh.fleet_file import read_fleet
+from edgellm.mesh.profiling.doubts import doubt, read_doubts
+from edgellm.mesh.profiling.fleet_profiler import known_speed, read_lines
+from edgellm.rpc.trust.identity import Identity
+from edgellm.spec.gates.online_profiler import FirstReplies
+from edgellm.spec.gates.profile import Profile
+from edgellm.storage import History
+from edgellm.storage.chats.conversations import Conversations
+from edgellm.storage.chats.retention import max_age
+from edgellm.storage.chats.typed_lines import typed_lines
+from edgellm.storage.decode_cost_cache import read_curve
+from edgellm.storage.fingerprint import quick_fingerprint
+from edgellm.storage.layers.manifest import quick_recipe
+from edgellm.storage.layers.store import LayerStore
 
 MODELS = Path(__file__).parents[1] / "models"
 _VARIANTS = 100  # of each file of JSON, beside the sound one

@@ -24,14 +24,14 @@ import numpy as np
 from bench import random_gguf
 from bench.report import alternate, write
 from edgellm.engine import Capture, Context, Model
-from edgellm.spec.budget import Ledger
-from edgellm.spec.choice import choose
-from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.options import ReplyOptions
-from edgellm.spec.profile import Profile
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.gates.budget import Ledger
+from edgellm.spec.gates.factory import choose
+from edgellm.spec.gates.profile import Profile
+from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Gate
-from edgellm.spec.records import GREEDY, Chunk, Ids
-from edgellm.store import resolve
+from edgellm.spec.types import GREEDY, Chunk, Ids
+from edgellm.storage import resolve
 from models.profile import OUTPUT
 
 POSITIONS = 256

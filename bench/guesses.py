@@ -22,20 +22,20 @@ from bench.answers import MOST, Question, questions
 from bench.report import write
 from bench.synera_quality import profile_of
 from edgellm.engine import Context, Model
-from edgellm.spec import guess
-from edgellm.spec.acceptance import Acceptance
-from edgellm.spec.ahead import ALTERNATIVES, AheadDrafter
-from edgellm.spec.budget import Ledger
-from edgellm.spec.choice import choose
-from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.guess import MOST_BRANCHES, likeliest
+from edgellm.spec.context_pool import ContextPool
+from edgellm.spec.drafters import verdict_prediction as guess
+from edgellm.spec.drafters.acceptance import Acceptance
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.drafters.parallel import ALTERNATIVES, AheadDrafter
+from edgellm.spec.drafters.verdict_prediction import MOST_BRANCHES, likeliest
+from edgellm.spec.gates.budget import Ledger
+from edgellm.spec.gates.factory import choose
 from edgellm.spec.loop import Limits, generate
-from edgellm.spec.options import ReplyOptions
-from edgellm.spec.pool import ContextPool
-from edgellm.spec.precedent import Precedents
-from edgellm.spec.records import GREEDY, Chunk, Ids, Sampling, Verdict
+from edgellm.spec.ngram.context_lookup import Precedents
+from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Stats
-from edgellm.store import resolve
+from edgellm.spec.types import GREEDY, Chunk, Ids, Sampling, Verdict
+from edgellm.storage import resolve
 from edgellm.verifier.in_process import LocalVerifier
 
 SEED = 4004

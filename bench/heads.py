@@ -23,8 +23,8 @@ import numpy as np
 
 from bench import random_gguf
 from bench.report import write
-from edgellm.api.retrieval import measure_heads
 from edgellm.engine import Context, Model, head_pays, known
+from edgellm.llm.ngram_runtime import measure_heads
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 BEHIND = 128

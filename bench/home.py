@@ -28,9 +28,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from edgellm.link.peers import Peer
-from edgellm.link.rights import Right
-from edgellm.link.trust import Trust
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
 
 ROOT = Path(__file__).parents[1]
 GROUPS = Path("/sys/fs/cgroup")
@@ -300,6 +300,6 @@ def _pair(machines: Sequence[Throttled]) -> None:
 
 
 def _at(machine: Throttled) -> Any:
-    from edgellm.link.address import Address
+    from edgellm.rpc.address import Address
 
     return Address(machine.address, 50151)

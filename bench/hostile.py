@@ -6,8 +6,8 @@ import struct
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from edgellm.engine.gguf import KEPT_ELEMENTS, MAX_ENTRIES, MAX_TOKENS
-from edgellm.engine.template import MOST_SOURCE
+from edgellm.engine.chat_template import MOST_SOURCE
+from edgellm.engine.gguf.reader import KEPT_ELEMENTS, MAX_ENTRIES, MAX_TOKENS
 
 _LONG = "a" * 30_000
 

@@ -36,7 +36,7 @@ import psutil
 from bench.load import EVERY, GROWTH, PACED, drift, look, quantiles
 from bench.report import write
 from edgellm.engine import to_f32
-from edgellm.store import resolve
+from edgellm.storage import resolve
 from models.corpus import held_out
 
 KINDS = {"whole": 8, "stream": 7, "sampled": 4, "left": 4, "refused": 1, "looked": 1}

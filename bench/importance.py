@@ -24,12 +24,12 @@ import numpy.typing as npt
 from bench.answers import MOST, Question, questions
 from bench.report import write
 from edgellm.engine import Capture, Context, Model
-from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.importance import entropy, importance, prompt_share, without_sink
-from edgellm.spec.pool import ContextPool
-from edgellm.spec.predictor import auc
-from edgellm.spec.records import GREEDY, Chunk, Floats, Ids, Verdict
-from edgellm.store import resolve
+from edgellm.spec.context_pool import ContextPool
+from edgellm.spec.drafters.importance import entropy, importance, prompt_share, without_sink
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.gates.logistic import auc
+from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Verdict
+from edgellm.storage import resolve
 from edgellm.verifier.in_process import LocalVerifier
 from models.families import FAMILIES
 

@@ -29,9 +29,9 @@ from bench import report
 from bench.random_gguf import SHAPES
 from bench.random_gguf import write as write_model
 from bench.relay import Network, Relay
-from edgellm.link.pieces import WINDOW
-from edgellm.store.layers import LayerStore
-from edgellm.store.recipe import Recipe, recipe_of
+from edgellm.rpc.layers.codec import WINDOW
+from edgellm.storage.layers.manifest import Recipe, recipe_of
+from edgellm.storage.layers.store import LayerStore
 
 KINDS = ("line", "worker", "sender")
 ROOT = Path(__file__).parents[1]

@@ -43,16 +43,16 @@ from bench.report import spread, write
 from bench.traced_reply import POSITIONS, TOKENS, Endless, Gap, Judge, Traced, Written, longest_gap
 from edgellm.engine import Context, Message, Model, to_f32
 from edgellm.errors import VerifierUnreachable
-from edgellm.serve.remote import RemoteVerifier
-from edgellm.spec.acceptance import Acceptance
-from edgellm.spec.ahead import ALTERNATIVES, FAR, AheadDrafter
-from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.gates import AlwaysGate, RandomGate
-from edgellm.spec.guess import BRANCHES
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.spec.drafters.acceptance import Acceptance
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.drafters.parallel import ALTERNATIVES, FAR, AheadDrafter
+from edgellm.spec.drafters.verdict_prediction import BRANCHES
+from edgellm.spec.gates.rules import AlwaysGate, RandomGate
 from edgellm.spec.loop import Limits, generate
-from edgellm.spec.records import GREEDY, Ids, Notice, Sampling, Token
 from edgellm.spec.stats import Stats
-from edgellm.store import resolve
+from edgellm.spec.types import GREEDY, Ids, Notice, Sampling, Token
+from edgellm.storage import resolve
 from models.corpus import held_out
 from models.families import FAMILIES
 
@@ -62,7 +62,7 @@ PACE = 0.08  # seconds by which a slowed-down device waits before each question
 _SERVE = """
 import sys
 from pathlib import Path
-from edgellm.serve.server import serve_verifier
+from edgellm.services.server.verifier_server import serve_verifier
 model, port, sessions, threads = sys.argv[1:]
 serve_verifier(Path(model), port=int(port), sessions=int(sessions), context=1024, threads=int(threads) or None).wait()
 """

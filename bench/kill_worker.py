@@ -35,18 +35,18 @@ from bench.report import spread, write
 from bench.traced_reply import Endless
 from edgellm.engine import Context, Ids, Message, Model, to_f32
 from edgellm.errors import EdgeError
-from edgellm.link.address import Address
-from edgellm.mesh.records import Work
-from edgellm.mesh.recovery import Mesh
-from edgellm.mesh.split import Share
+from edgellm.mesh.coordinator import Mesh
+from edgellm.mesh.messages import Work
+from edgellm.mesh.placement.split import Share
 from edgellm.mesh.verifier import MeshVerifier
-from edgellm.serve.seat import Place, RemoteMember
-from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.gates import AlwaysGate
+from edgellm.rpc.address import Address
+from edgellm.services.client.stage_client import Place, RemoteMember
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import Limits, generate
-from edgellm.spec.records import GREEDY, Token
 from edgellm.spec.stats import Stats
-from edgellm.store import fingerprint, resolve
+from edgellm.spec.types import GREEDY, Token
+from edgellm.storage import fingerprint, resolve
 from models.corpus import held_out
 from models.families import FAMILIES
 
@@ -58,10 +58,10 @@ STAGES = 3
 _SERVE = """
 import sys
 from pathlib import Path
-from edgellm.link.address import Address
-from edgellm.mesh.holding import WholeModel
-from edgellm.mesh.shelf import Shelf
-from edgellm.serve.worker import WorkerServer
+from edgellm.rpc.address import Address
+from edgellm.mesh.runtime.layer_sources import WholeModel
+from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.services.server.worker_server import WorkerServer
 model, port, threads, keep = sys.argv[1:]
 shelf = Shelf(WholeModel(Path(model)), keep=float(keep))
 server = WorkerServer(shelf, Address("127.0.0.1", int(port)), threads=int(threads) or None)

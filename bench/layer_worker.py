@@ -13,14 +13,14 @@ import signal
 from functools import partial
 from pathlib import Path
 
-from edgellm.link.address import Address
-from edgellm.link.channel import bind, new_server
-from edgellm.link.guard import Guard
-from edgellm.link.layers import layer_handlers
-from edgellm.link.trust import Trust
-from edgellm.link.welcome import welcome_handlers
-from edgellm.mesh.measure import figures_here
-from edgellm.store.layers import LayerStore
+from edgellm.mesh.profiling.device_profiler import figures_here
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import bind, new_server
+from edgellm.rpc.layers.service import layer_handlers
+from edgellm.rpc.trust.auth_interceptor import Guard
+from edgellm.rpc.trust.handshake import welcome_handlers
+from edgellm.rpc.trust.trust import Trust
+from edgellm.storage.layers.store import LayerStore
 
 
 async def serve(address: Address, store: LayerStore, trust: Trust | None) -> None:

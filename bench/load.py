@@ -37,7 +37,7 @@ from bench.serve_throughput import scripts
 from bench.served import Paired, acquaint
 from bench.suite import draw
 from edgellm.engine import Model, to_f32
-from edgellm.store import resolve
+from edgellm.storage import resolve
 
 SESSIONS, PROCESSES, TEXTS = 16, 4, 16
 EVERY = 5.0  # seconds between two looks

@@ -18,10 +18,10 @@ import numpy as np
 
 from edgellm.engine import Model
 from edgellm.errors import EdgeError
-from edgellm.link.trust import Trust
-from edgellm.serve.remote import RemoteVerifier
-from edgellm.spec.records import GREEDY, Chunk, Ids
-from edgellm.store import resolve
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.spec.types import GREEDY, Chunk, Ids
+from edgellm.storage import resolve
 
 GAMMA = 4
 WRONG = 0.3  # of the chunks hold a token that the verifier would not write

@@ -23,8 +23,8 @@ import numpy as np
 import edgellm
 from bench.report import write
 from edgellm.engine import Context, Message, Model, to_f32
-from edgellm.spec.records import Ids
-from edgellm.store import resolve
+from edgellm.spec.types import Ids
+from edgellm.storage import resolve
 from models.case import Case
 from models.corpus import HELD_OUT_SEED, held_out
 from models.families import FAMILIES

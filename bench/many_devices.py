@@ -29,9 +29,10 @@ import numpy as np
 
 from bench.fleet import CACHED, Arrival, Fleet, Script, kept_before, scripts
 from bench.report import RESULTS, alternate, spread, write
-from edgellm.engine import Model, driver
+from edgellm.engine import Model
+from edgellm.engine.decoding import driver
 from edgellm.engine.native import lib
-from edgellm.store import resolve
+from edgellm.storage import resolve
 from edgellm.verifier.scheduler import Limits
 
 BUDGETS = (0.3, 0.6, 0.9)

@@ -32,13 +32,13 @@ from bench.kill_worker import Worker
 from bench.mesh_cost import IN_A_ROW, timed
 from bench.report import alternate, spread, write
 from edgellm.engine import Block, Ids, Model, Passage, check_gguf, cut
-from edgellm.engine.shard import check_cuttable
-from edgellm.mesh.records import Work
-from edgellm.mesh.recovery import Mesh
-from edgellm.mesh.split import Share
+from edgellm.engine.gguf.shard import check_cuttable
+from edgellm.mesh.coordinator import Mesh
+from edgellm.mesh.messages import Work
+from edgellm.mesh.placement.split import Share
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
-from edgellm.spec.records import GREEDY, Chunk
-from edgellm.store import fingerprint, resolve
+from edgellm.spec.types import GREEDY, Chunk
+from edgellm.storage import fingerprint, resolve
 
 BEFORE, CONTEXT, SESSIONS, MOST = 64, 256, 8, 64
 COMPANY = (1, 2, 4, 8)

@@ -33,14 +33,14 @@ import numpy as np
 from bench.kill_worker import Worker
 from bench.report import alternate, spread, write
 from edgellm.engine import Block, Context, Ids, Model, check_gguf, cut
-from edgellm.engine.shard import check_cuttable
-from edgellm.mesh.records import Work
-from edgellm.mesh.recovery import Mesh
-from edgellm.mesh.split import Share
-from edgellm.mesh.stored import StoredLayers
-from edgellm.spec.records import GREEDY, NO_IDS, Chunk
-from edgellm.store import fingerprint, resolve
-from edgellm.store.layers import LayerStore, cut_layers
+from edgellm.engine.gguf.shard import check_cuttable
+from edgellm.mesh.coordinator import Mesh
+from edgellm.mesh.messages import Work
+from edgellm.mesh.placement.split import Share
+from edgellm.mesh.runtime.stored_layers import StoredLayers
+from edgellm.spec.types import GREEDY, NO_IDS, Chunk
+from edgellm.storage import fingerprint, resolve
+from edgellm.storage.layers.store import LayerStore, cut_layers
 from edgellm.verifier.requests import VerifyRequest
 
 BEFORE = 64

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgellm.engine import Model
 from edgellm.spec.protocols import AsksContext, Drafter, VerifierSession
-from edgellm.spec.records import GREEDY, Ids
+from edgellm.spec.types import GREEDY, Ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from typing import Any
 from unittest.mock import patch
 
 from bench.relay import Network, Relay
-from edgellm.api import Pair
-from edgellm.api import drafters as made
 from edgellm.engine import Context
 from edgellm.errors import VerifierUnreachable
+from edgellm.llm import Pair
+from edgellm.llm import drafter_pool as made
 
 TOKEN, PASS = 0.030, 0.060  # seconds
 HOME = Network(megabits=10.0, round_trip=0.020)
@@ -32,7 +32,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from bench.pace import Paced
-from edgellm.serve import server
+from edgellm.services import server
 model, port, pace, sessions = sys.argv[1:]
 server.Context = partial(Paced, pace=float(pace))
 server.serve_verifier(Path(model), port=int(port), sessions=int(sessions), context=1024, threads=1).wait()

@@ -19,7 +19,7 @@ from typing import Any
 import edgellm
 from bench.report import RESULTS, write
 from edgellm.engine import Message
-from edgellm.spec.records import Summary
+from edgellm.spec.types import Summary
 from models.case import Case
 from models.corpus import HELD_OUT_SEED, held_out
 from models.families import FAMILIES

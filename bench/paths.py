@@ -33,10 +33,10 @@ from bench.kill_verifier import Served
 from bench.lossless import TIE, difference, prompts
 from bench.relay import Network, Relay
 from bench.report import write
-from edgellm.api import Pair
 from edgellm.engine import Message, Model, to_f32
-from edgellm.spec.reply import Reply
-from edgellm.store import resolve
+from edgellm.llm import Pair
+from edgellm.spec.stream import Reply
+from edgellm.storage import resolve
 from models.corpus import HELD_OUT_SEED
 
 NEAR = Network(megabits=1000.0, round_trip=0.002)

@@ -20,9 +20,9 @@ from typing import Any
 
 from bench.figures import FIGURES
 from bench.report import RESULTS, spread, write
-from edgellm.coldstart.progressive import naive, progressive, synchronous, unhurried
-from edgellm.coldstart.search import beam, floor, optimum
-from edgellm.coldstart.switching import Instance, Plan, latency, simulate
+from edgellm.coldstart.graph_switching.progressive import naive, progressive, synchronous, unhurried
+from edgellm.coldstart.graph_switching.search import beam, floor, optimum
+from edgellm.coldstart.graph_switching.switching import Instance, Plan, latency, simulate
 
 Way = Callable[[Instance], tuple[Plan, str]]
 

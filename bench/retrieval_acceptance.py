@@ -23,11 +23,11 @@ import numpy as np
 from bench.copying import MOST, SEED, TASKS, Everything, Method, PromptLookup, Reply, SuffixLookup, recorded
 from bench.report import write
 from edgellm.engine import Context, Model, to_f32
-from edgellm.spec.pool import ContextPool
-from edgellm.spec.records import GREEDY, Chunk
-from edgellm.spec.retrieval.sources import Context as Seen
-from edgellm.spec.retrieval.sources import Source
-from edgellm.store import resolve
+from edgellm.spec.context_pool import ContextPool
+from edgellm.spec.ngram.sources import Context as Seen
+from edgellm.spec.ngram.sources import Source
+from edgellm.spec.types import GREEDY, Chunk
+from edgellm.storage import resolve
 from edgellm.verifier.in_process import LocalVerifier
 
 _EMPTY = Chunk()

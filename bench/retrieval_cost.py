@@ -27,12 +27,12 @@ from bench import random_gguf
 from bench.copying import SEED, TASKS
 from bench.report import alternate, spread, write
 from edgellm.engine import Context, Model
-from edgellm.spec.pool import ContextPool
-from edgellm.spec.records import GREEDY, NO_IDS, Chunk, Ids
-from edgellm.spec.retrieval.automaton import SuffixAutomaton
-from edgellm.spec.retrieval.calibration import Calibration
-from edgellm.spec.retrieval.sources import Context as Seen
-from edgellm.store import resolve
+from edgellm.spec.context_pool import ContextPool
+from edgellm.spec.ngram.calibration import Calibration
+from edgellm.spec.ngram.sources import Context as Seen
+from edgellm.spec.ngram.suffix_automaton import SuffixAutomaton
+from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Ids
+from edgellm.storage import resolve
 from edgellm.verifier.in_process import LocalVerifier
 from models.corpus import held_out
 

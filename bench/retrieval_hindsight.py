@@ -22,10 +22,10 @@ import numpy as np
 from bench.copying import SEED, TASKS, Everything, Oracle, Ours, Reply, recorded
 from bench.report import RESULTS, write
 from edgellm.engine import Model, block_ends
-from edgellm.spec.curve import MOST, CostCurve, LengthRule
-from edgellm.spec.options import USUAL_SOURCES
-from edgellm.spec.records import GREEDY, Chunk, Verdict
-from edgellm.store import resolve
+from edgellm.spec.draft_length import MOST, CostCurve, LengthRule
+from edgellm.spec.params import USUAL_SOURCES
+from edgellm.spec.types import GREEDY, Chunk, Verdict
+from edgellm.storage import resolve
 from edgellm.verifier.judging import survives
 
 STEP = 1e-4

@@ -22,9 +22,9 @@ from bench.copying import SEED, TASKS
 from bench.pace import PASS, TOKEN, paced_pair, paced_verifier
 from bench.relay import Network
 from bench.report import spread, write
-from edgellm.api import Pair
 from edgellm.engine import Message
-from edgellm.store import resolve
+from edgellm.llm import Pair
+from edgellm.storage import resolve
 from models.corpus import held_out
 
 MOST = 96

@@ -29,9 +29,9 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from bench.copying import SEED, TASKS
 from bench.report import write
-from edgellm.api import Pair
 from edgellm.engine import Message, Model
-from edgellm.store import resolve
+from edgellm.llm import Pair
+from edgellm.storage import resolve
 from models.corpus import held_out
 
 MOST = 120

@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import edgellm.api.loading
-import edgellm.api.retrieval
+import edgellm.llm.model_loading
+import edgellm.llm.ngram_runtime
 from bench.lossless import difference, prompts
 from bench.report import write
-from edgellm.api import Pair
 from edgellm.engine import Message, Model, to_f32
-from edgellm.spec.curve import CostCurve
-from edgellm.spec.options import SOURCES
-from edgellm.store import resolve
+from edgellm.llm import Pair
+from edgellm.spec.draft_length import CostCurve
+from edgellm.spec.params import SOURCES
+from edgellm.storage import resolve
 from models.corpus import HELD_OUT_SEED
 
 LATE = "the verifier alone, late heads"
@@ -43,9 +43,9 @@ CHEAP = CostCurve((1, 64), (1.0, 1.3), heads=(0.2, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8
 def late() -> Iterator[None]:
     """Heads are computed late, whatever that gains."""
     with ExitStack() as stack:
-        for module in (edgellm.api.loading, edgellm.api.retrieval):
+        for module in (edgellm.llm.model_loading, edgellm.llm.ngram_runtime):
             stack.enter_context(patch.object(module, "head_pays", lambda _model: True))
-        stack.enter_context(patch.object(edgellm.api.retrieval, "curve_of", lambda *_: (CHEAP, None)))
+        stack.enter_context(patch.object(edgellm.llm.ngram_runtime, "curve_of", lambda *_: (CHEAP, None)))
         yield
 
 

@@ -31,12 +31,12 @@ from bench.copying import SEED, TASKS, Reply, recorded
 from bench.forced import ForcedVerifier
 from bench.report import spread, write
 from bench.retrieval_ways import N_CTX, Way, nothing_to_copy, ways
-from edgellm.api.retrieval import measure_curve
 from edgellm.engine import HEADS, Context, Model, head_pays
-from edgellm.spec.curve import floors
-from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.records import Expected, Ids
-from edgellm.store import resolve
+from edgellm.llm.ngram_runtime import measure_curve
+from edgellm.spec.draft_length import floors
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.types import Expected, Ids
+from edgellm.storage import resolve
 from edgellm.verifier.in_process import foretell
 
 NONE = "none"

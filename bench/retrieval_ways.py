@@ -13,14 +13,14 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from bench.copying import SEED, Everything, Method, Oracle, Ours, PromptLookup, Reply, SuffixLookup, Together
 from bench.forced import ForcedVerifier
 from edgellm.engine import Model
-from edgellm.spec.curve import MOST, NOT_FILLED, CostCurve, LengthRule
-from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.gates import AlwaysGate
+from edgellm.spec.draft_length import MOST, NOT_FILLED, CostCurve, LengthRule
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import Limits, generate
-from edgellm.spec.options import USUAL_SOURCES
+from edgellm.spec.params import USUAL_SOURCES
 from edgellm.spec.protocols import Drafter
-from edgellm.spec.records import GREEDY, Chunk, Expected, Ids, Sampling
 from edgellm.spec.stats import Stats
+from edgellm.spec.types import GREEDY, Chunk, Expected, Ids, Sampling
 
 N_CTX = 1024
 FIXED = 10

@@ -22,9 +22,9 @@ import numpy as np
 
 from bench import random_gguf
 from bench.report import write
-from edgellm.api.retrieval import measure_curve
 from edgellm.engine import Context, Model
-from edgellm.store import resolve
+from edgellm.llm.ngram_runtime import measure_curve
+from edgellm.storage import resolve
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 24, 32)
 BEHIND = 128

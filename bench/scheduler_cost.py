@@ -22,8 +22,8 @@ from unittest.mock import patch
 from bench.fleet import Arrival, Fleet, kept_before, scripts
 from bench.report import spread, write
 from edgellm.engine import Model
-from edgellm.spec.verify import judge
-from edgellm.store import resolve
+from edgellm.spec.verification import judge
+from edgellm.storage import resolve
 from edgellm.verifier.scheduler import Limits, next_batch
 
 BUDGETS = (0.3, 0.6, 0.9, 1.0)

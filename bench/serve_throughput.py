@@ -26,9 +26,9 @@ import numpy as np
 from bench.kill_verifier import Served
 from bench.report import alternate, spread, write
 from edgellm.engine import Context, Message, Model
-from edgellm.serve.remote import RemoteVerifier
-from edgellm.spec.records import GREEDY, Chunk, Ids, Verdict
-from edgellm.store import resolve
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.spec.types import GREEDY, Chunk, Ids, Verdict
+from edgellm.storage import resolve
 from edgellm.verifier.requests import Answer, VerifyRequest
 from edgellm.verifier.scheduler import Limits
 from edgellm.verifier.worker import VerifierWorker

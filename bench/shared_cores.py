@@ -28,11 +28,11 @@ import numpy as np
 
 from bench.answers import questions
 from bench.report import alternate, spread, write
-from edgellm.api import Pair
 from edgellm.engine import Context, Model
 from edgellm.engine.cores import sharing
-from edgellm.serve.server import serve_verifier
-from edgellm.store import resolve
+from edgellm.llm import Pair
+from edgellm.services.server.verifier_server import serve_verifier
+from edgellm.storage import resolve
 
 CACHED, POSITIONS = 64, 1024
 SCENES: dict[str, tuple[str, ...]] = {

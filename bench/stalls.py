@@ -12,7 +12,7 @@ the same up to the end of the reply, and the token that ends the turn counts, wh
 what a further token takes in a reply of any length, where the other has what comes of the last word in each.
 
 A decoding takes as long for a token of several branches as for one, which holds for graphics cards and the like; on a
-processor the number of branches follows from what they were measured to take (`branches` in `edgellm/spec/guess.py`).
+processor the number of branches follows from what they were measured to take (`branches` in `verdict_prediction.py`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from bench.answers import MOST, Question, questions
 from bench.pace import PASS, TOKEN, paced_pair, paced_verifier
 from bench.relay import Network
 from bench.report import spread, write
-from edgellm.api import Pair
-from edgellm.store import resolve
+from edgellm.llm import Pair
+from edgellm.storage import resolve
 from models.corpus import HELD_OUT_SEED
 
 

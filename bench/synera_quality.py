@@ -31,16 +31,16 @@ import numpy as np
 from bench.answers import MOST, Answers, Question, Remembering, answered, by_family, questions, reply_with
 from bench.oracle import Course, oracle, path
 from bench.report import machine, write
-from edgellm.api import Pair
-from edgellm.api.profiles import find_profile, read_profile
 from edgellm.engine import Context, Model
-from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.gates import SyneraGate
-from edgellm.spec.pool import ContextPool
-from edgellm.spec.precedent import Precedents
-from edgellm.spec.profile import Profile
-from edgellm.spec.records import GREEDY
-from edgellm.store import fingerprint, resolve
+from edgellm.llm import Pair
+from edgellm.llm.profiling.store import find_profile, read_profile
+from edgellm.spec.context_pool import ContextPool
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.gates.profile import Profile
+from edgellm.spec.gates.rules import SyneraGate
+from edgellm.spec.ngram.context_lookup import Precedents
+from edgellm.spec.types import GREEDY
+from edgellm.storage import fingerprint, resolve
 from edgellm.verifier.in_process import LocalVerifier
 from models.corpus import HELD_OUT_SEED
 from models.families import FAMILIES

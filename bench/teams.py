@@ -24,7 +24,7 @@ import numpy as np
 from bench.report import write
 from edgellm.engine import Context, Model
 from edgellm.engine.cores.openmp import WAITING
-from edgellm.store import resolve
+from edgellm.storage import resolve
 
 CACHED = 256
 WAYS = {"OpenMP's own": {"GOMP_SPINCOUNT": WAITING["GOMP_SPINCOUNT"]}, "ours": {}}

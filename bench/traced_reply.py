@@ -11,13 +11,13 @@ import numpy as np
 
 from edgellm.engine import Context, Model
 from edgellm.errors import VerifierLost
-from edgellm.serve.remote import RemoteVerifier
-from edgellm.spec.ahead import AheadDrafter
-from edgellm.spec.drafter import ModelDrafter
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.drafters.parallel import AheadDrafter
 from edgellm.spec.loop import merge
-from edgellm.spec.records import GREEDY, Chunk, Floats, Ids, Notice, Sampling, Source, Token, Verdict
 from edgellm.spec.sampling import exact_distribution, probability, uniforms
-from edgellm.spec.verify import verify_sampling
+from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Notice, Sampling, Source, Token, Verdict
+from edgellm.spec.verification import verify_sampling
 
 TOKENS = 64
 POSITIONS = 1024

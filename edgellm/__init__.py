@@ -6,13 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgellm.api import Pair, generate
-    from edgellm.api.compose import compose
     from edgellm.engine import Message
     from edgellm.errors import EdgeError
-    from edgellm.spec.options import ReplyOptions
-    from edgellm.spec.records import Explanation, Notice, Source, Summary, Token
-    from edgellm.spec.reply import Reply
+    from edgellm.llm import Pair, generate
+    from edgellm.llm.messages import compose
+    from edgellm.spec.params import ReplyOptions
+    from edgellm.spec.stream import Reply
+    from edgellm.spec.types import Explanation, Notice, Source, Summary, Token
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,12 +21,12 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "edgellm.api": ("Pair", "compose", "generate"),
+    "edgellm.llm": ("Pair", "compose", "generate"),
     "edgellm.engine": ("Message",),
     "edgellm.errors": ("EdgeError",),
-    "edgellm.spec.options": ("ReplyOptions",),
-    "edgellm.spec.records": ("Explanation", "Notice", "Source", "Summary", "Token"),
-    "edgellm.spec.reply": ("Reply",),
+    "edgellm.spec.params": ("ReplyOptions",),
+    "edgellm.spec.types": ("Explanation", "Notice", "Source", "Summary", "Token"),
+    "edgellm.spec.stream": ("Reply",),
 }
 
 

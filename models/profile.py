@@ -11,8 +11,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from edgellm.api import Pair
 from edgellm.engine import Message
+from edgellm.llm import Pair
 from models.corpus import held_out
 from models.families import FAMILIES
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.api import Pair
 from edgellm.engine import Head, Model, to_f32
-from edgellm.spec.curve import CostCurve
+from edgellm.llm import Pair
+from edgellm.spec.draft_length import CostCurve
 from tests.decodes import Watched, watch_decodes
 from tests.once import once
 from tests.spec.real import case
@@ -104,10 +104,10 @@ def rows_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decode of many rows costs little more than one of a single row, whatever this machine is busy with: so what can
     be copied is copied."""
     curve = CostCurve((1, 64), (1.0, 1.1))
-    monkeypatch.setattr("edgellm.api.retrieval.measure_curve", lambda _context: curve)
-    monkeypatch.setattr("edgellm.api.retrieval.read_curve", lambda *_: None)
-    monkeypatch.setattr("edgellm.spec.curve._REFIT", 10**9)
-    monkeypatch.setattr("edgellm.spec.curve.WILD", float("inf"))
+    monkeypatch.setattr("edgellm.llm.ngram_runtime.measure_curve", lambda _context: curve)
+    monkeypatch.setattr("edgellm.llm.ngram_runtime.read_curve", lambda *_: None)
+    monkeypatch.setattr("edgellm.spec.draft_length._REFIT", 10**9)
+    monkeypatch.setattr("edgellm.spec.draft_length.WILD", float("inf"))
 
 
 @pytest.fixture

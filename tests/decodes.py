@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from edgellm.engine import driver
+from edgellm.engine.decoding import driver
 
 FEW = 16  # rows; a decode of more is a prompt's
 

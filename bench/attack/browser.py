@@ -24,19 +24,19 @@ from typing import Any, cast
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from bench.attack.harness import Attack, Found
-from edgellm.api import Pair
 from edgellm.errors import VerifierLost
-from edgellm.http.door import Door
-from edgellm.http.plan import read_plan
-from edgellm.http.reception import Writer
-from edgellm.link.address import Address
-from edgellm.link.identity import Identity
-from edgellm.link.peers import Peer, Peers
-from edgellm.link.rights import Right
+from edgellm.http.handlers import Writer
+from edgellm.http.plan_file import read_plan
+from edgellm.http.server import Door
+from edgellm.llm import Pair
+from edgellm.rpc.address import Address
+from edgellm.rpc.trust.identity import Identity
+from edgellm.rpc.trust.peer_store import Peer, Peers
+from edgellm.rpc.trust.rights import Right
 from edgellm.spec.loop import Event
-from edgellm.spec.records import Notice, Source, Token
-from edgellm.spec.reply import Reply
 from edgellm.spec.stats import Stats
+from edgellm.spec.stream import Reply
+from edgellm.spec.types import Notice, Source, Token
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((found for name in _NAMES if (found := shutil.which(name))), None)

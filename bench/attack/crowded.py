@@ -18,7 +18,7 @@ from bench.attack.harness import Attack, Found
 from edgellm.engine import Context, Model
 from edgellm.engine.cores.crowding import Crowding, Gauges
 from edgellm.engine.cores.sharing import SLOTS, Computation, CoreTable
-from edgellm.store import resolve
+from edgellm.storage import resolve
 
 CORES = 4
 PATIENCE = 30.0  # seconds until a share must be right again; a busy machine needs some

@@ -17,10 +17,10 @@ import grpc
 
 from bench.attack.harness import Attack, Found
 from edgellm.engine import Model
-from edgellm.link import edgellm_pb2 as pb
-from edgellm.link.address import Address
-from edgellm.link.channel import PROTOCOL, SERVICE
-from edgellm.store import resolve
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import PROTOCOL, SERVICE
+from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.storage import resolve
 
 ROOT = Path(__file__).parents[2]
 HONEST = 4  # verdicts, in all sessions together, before it stops answering

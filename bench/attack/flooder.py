@@ -18,13 +18,13 @@ from typing import Any
 
 import grpc.aio
 
-from edgellm.link import edgellm_pb2 as pb
-from edgellm.link.address import Address
-from edgellm.link.channel import HELLO, SESSION, open_channel
-from edgellm.link.frames import parsed
-from edgellm.link.trust import Trust
-from edgellm.serve.wire import write_open
-from edgellm.spec.records import GREEDY
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import HELLO, SESSION, open_channel
+from edgellm.rpc.proto_parse import parsed
+from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.verification_codec import write_open
+from edgellm.spec.types import GREEDY
 
 
 @dataclass(frozen=True, slots=True)

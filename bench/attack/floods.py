@@ -17,10 +17,10 @@ from bench.attack.harness import Attack, Found
 from bench.served import CONTEXT, Paired, acquaint
 from edgellm.engine import Context, Model
 from edgellm.errors import VerifierLost
-from edgellm.serve.remote import RemoteVerifier
-from edgellm.spec.pool import ContextPool
-from edgellm.spec.records import GREEDY, Chunk, Ids
-from edgellm.store import resolve
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.spec.context_pool import ContextPool
+from edgellm.spec.types import GREEDY, Chunk, Ids
+from edgellm.storage import resolve
 from edgellm.verifier.in_process import LocalVerifier
 
 ROOT = Path(__file__).parents[2]

@@ -25,18 +25,18 @@ import grpc.aio
 from bench.attack.harness import Attack, Found
 from edgellm.engine import check_gguf
 from edgellm.errors import EdgeError
-from edgellm.link import layers_pb2 as pb
-from edgellm.link.address import Address
-from edgellm.link.carry import Pace, clean, put
-from edgellm.link.identity import Identity
-from edgellm.link.loop import run_there
-from edgellm.link.peers import Peer
-from edgellm.link.pieces import PROTOCOL, method, write_recipe
-from edgellm.link.rights import read_rights
-from edgellm.link.trust import Trust
-from edgellm.link.welcome import meet
-from edgellm.store import resolve
-from edgellm.store.recipe import Piece, Recipe, cut_piece, recipe_of
+from edgellm.rpc.address import Address
+from edgellm.rpc.event_loop import run_there
+from edgellm.rpc.layers.codec import PROTOCOL, method, write_recipe
+from edgellm.rpc.layers.upload import Pace, clean, put
+from edgellm.rpc.protos import layers_pb2 as pb
+from edgellm.rpc.trust.handshake import meet
+from edgellm.rpc.trust.identity import Identity
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.rights import read_rights
+from edgellm.rpc.trust.trust import Trust
+from edgellm.storage import resolve
+from edgellm.storage.layers.manifest import Piece, Recipe, cut_piece, recipe_of
 
 ROOT = Path(__file__).parents[2]
 MODEL = "edgellm-verifier"

@@ -10,11 +10,11 @@ import numpy as np
 
 from edgellm.engine import Floats
 from edgellm.errors import InvalidOption
-from edgellm.mesh.records import Answer, Event, Failed, Gone, Onward, Parcel, Span, Times
-from edgellm.mesh.stage import Stage
-from edgellm.mesh.waiting import Moving
-from edgellm.serve import mesh_service
-from edgellm.spec.records import Verdict
+from edgellm.mesh.messages import Answer, Event, Failed, Gone, Onward, Parcel, Span, Times
+from edgellm.mesh.runtime.stage import Stage
+from edgellm.mesh.runtime.stage_scheduler import Moving
+from edgellm.services.server import mesh_service
+from edgellm.spec.types import Verdict
 
 FLOOD = 2000
 Lie = Callable[[Event], list[Event]]

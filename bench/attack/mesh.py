@@ -16,13 +16,13 @@ from bench.attack.liar import EITHER, LAST, MIDDLE
 from bench.kill_worker import Worker, alone
 from edgellm.engine import Ids, Model, to_f32
 from edgellm.errors import EdgeError
-from edgellm.mesh import watch
-from edgellm.mesh.records import Work
-from edgellm.mesh.recovery import Mesh
-from edgellm.mesh.split import Share
+from edgellm.mesh.coordinator import Mesh
+from edgellm.mesh.messages import Work
+from edgellm.mesh.placement.split import Share
+from edgellm.mesh.runtime import watch
 from edgellm.mesh.verifier import MeshVerifier
-from edgellm.spec.records import GREEDY, Chunk
-from edgellm.store import fingerprint, resolve
+from edgellm.spec.types import GREEDY, Chunk
+from edgellm.storage import fingerprint, resolve
 
 TOKENS = 4
 LONGEST = 90.0  # seconds for a reply, with the limits below

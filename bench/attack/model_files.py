@@ -13,7 +13,7 @@ from typing import Self
 
 from bench.attack.crafted_models import KNOWN, crafted
 from bench.attack.harness import Attack, Found
-from edgellm.engine.gguf import check_gguf
+from edgellm.engine.gguf.reader import check_gguf
 from edgellm.errors import EdgeError
 
 _ROOT = Path(__file__).parents[2]

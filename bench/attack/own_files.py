@@ -24,28 +24,28 @@ from pathlib import Path
 from typing import Any
 
 from bench.attack.harness import Attack, Found
-from edgellm.api import profile_path
-from edgellm.cli.entry import run as run_command
-from edgellm.coldstart.model import Shape
-from edgellm.http.key import api_key, http_folder
-from edgellm.link.address import Address
-from edgellm.link.figures import Figures
-from edgellm.link.flow import Line
-from edgellm.link.identity import trust_folder
-from edgellm.link.peers import Peer
-from edgellm.link.rights import Right
-from edgellm.link.trust import Trust
-from edgellm.link.web import web_certificate
-from edgellm.mesh.split import HERE
-from edgellm.mesh.survey import KeptLine, Speed, keep_lines, keep_speed, known_speed, read_lines
-from edgellm.spec.first import FirstReplies
-from edgellm.store import History, fingerprint
-from edgellm.store.conversations import Conversation, Conversations
-from edgellm.store.layers import LayerStore, cut_layers
-from edgellm.store.recipe import recipe_of
-from edgellm.store.retention import set_max_age
-from edgellm.store.state import write_state
-from edgellm.store.typed import old_lines, take_over, typed_lines
+from edgellm.cli.main import run as run_command
+from edgellm.coldstart.cost_model import Shape
+from edgellm.http.api_key import api_key, http_folder
+from edgellm.llm import profile_path
+from edgellm.mesh.placement.split import HERE
+from edgellm.mesh.profiling.fleet_profiler import KeptLine, Speed, keep_lines, keep_speed, known_speed, read_lines
+from edgellm.rpc.address import Address
+from edgellm.rpc.layers.bandwidth_probe import Line
+from edgellm.rpc.layers.device_figures import Figures
+from edgellm.rpc.trust.identity import trust_folder
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.self_signed_cert import web_certificate
+from edgellm.rpc.trust.trust import Trust
+from edgellm.spec.gates.online_profiler import FirstReplies
+from edgellm.storage import History, fingerprint
+from edgellm.storage.chats.conversations import Conversation, Conversations
+from edgellm.storage.chats.retention import set_max_age
+from edgellm.storage.chats.typed_lines import old_lines, take_over, typed_lines
+from edgellm.storage.layers.manifest import recipe_of
+from edgellm.storage.layers.store import LayerStore, cut_layers
+from edgellm.storage.state import write_state
 
 MODELS = Path(__file__).parents[2] / "models"
 PATIENCE = 60.0  # seconds for one command

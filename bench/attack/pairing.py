@@ -18,16 +18,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from bench.attack.harness import Attack, Found
 from edgellm.errors import EdgeError, PairingFailed
-from edgellm.link import trust_pb2 as pb
-from edgellm.link.address import Address
-from edgellm.link.code import Code
-from edgellm.link.identity import Identity
-from edgellm.link.pairing import About, Window, join
-from edgellm.link.pake import Exchange
-from edgellm.link.peers import Peer, Peers
-from edgellm.link.rights import Right
-from edgellm.link.trust import Trust
-from edgellm.link.versions import PAIRING
+from edgellm.rpc.address import Address
+from edgellm.rpc.protos import trust_pb2 as pb
+from edgellm.rpc.trust.identity import Identity
+from edgellm.rpc.trust.pairing import About, Window, join
+from edgellm.rpc.trust.pairing_code import Code
+from edgellm.rpc.trust.peer_store import Peer, Peers
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.spake2_exchange import Exchange
+from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.versions import PAIRING
 
 CODE = Code(7, ("lamp", "otter"))
 PAIR = "/edgellm.v1.Pairing/Pair"

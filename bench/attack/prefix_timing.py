@@ -11,9 +11,9 @@ import numpy as np
 from bench.attack.harness import Attack, Found
 from bench.served import Paired, acquaint
 from edgellm.engine import Model
-from edgellm.serve.remote import RemoteVerifier
-from edgellm.spec.records import GREEDY, Chunk, Ids
-from edgellm.store import resolve
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.spec.types import GREEDY, Chunk, Ids
+from edgellm.storage import resolve
 
 LENGTH = 200  # tokens of a prompt
 CLOSE = 0.6  # a time below this share of another one tells something

@@ -21,10 +21,10 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from bench.attack.harness import Attack, Found
-from edgellm.link.address import Address
-from edgellm.link.peers import Peer
-from edgellm.link.rights import Right
-from edgellm.link.trust import Trust
+from edgellm.rpc.address import Address
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
 
 ROOT = Path(__file__).parents[2]
 PHRASE = "my PIN is 4711 zebra"

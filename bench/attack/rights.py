@@ -21,24 +21,24 @@ from bench.attack.harness import Attack, Found
 from bench.attack.layers import MODEL, Home, household
 from edgellm.engine import check_gguf
 from edgellm.errors import EdgeError
-from edgellm.link import mesh_pb2
-from edgellm.link.address import Address
-from edgellm.link.carry import Carried, Pace, put
-from edgellm.link.channel import COMPARE_VOCABULARY, HELLO, SESSION
-from edgellm.link.device import DeviceID
-from edgellm.link.flow import ask_line
-from edgellm.link.interfaces import own_hosts
-from edgellm.link.loop import run_there
-from edgellm.link.pieces import method
-from edgellm.link.rights import Right
-from edgellm.link.trust import Trust
-from edgellm.link.welcome import meet
-from edgellm.mesh.records import Work
-from edgellm.serve.mesh_service import CARRY, HOLDS, WORK
-from edgellm.serve.mesh_wire import write_work
-from edgellm.store import fingerprint, resolve
-from edgellm.store.layers import LayerStore
-from edgellm.store.recipe import cut_piece, recipe_of
+from edgellm.mesh.messages import Work
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, SESSION
+from edgellm.rpc.discovery.interfaces import own_hosts
+from edgellm.rpc.event_loop import run_there
+from edgellm.rpc.layers.bandwidth_probe import ask_line
+from edgellm.rpc.layers.codec import method
+from edgellm.rpc.layers.upload import Carried, Pace, put
+from edgellm.rpc.protos import mesh_pb2
+from edgellm.rpc.trust.device_id import DeviceID
+from edgellm.rpc.trust.handshake import meet
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.mesh_codec import write_work
+from edgellm.services.server.mesh_service import CARRY, HOLDS, WORK
+from edgellm.storage import fingerprint, resolve
+from edgellm.storage.layers.manifest import cut_piece, recipe_of
+from edgellm.storage.layers.store import LayerStore
 
 STREAM, UNARY = "stream_stream", "unary_unary"
 WORKER = (

@@ -13,26 +13,26 @@ from pathlib import Path
 
 from bench.attack.harness import Attack, Found
 from bench.busy import busy
-from edgellm.api import Pair
-from edgellm.api.mesh_times import disproved_by
-from edgellm.api.retrieval import measure_curve
 from edgellm.coldstart.plan import Way, foreseen
 from edgellm.engine import Context, Model
-from edgellm.engine.blocks import blocks_of
-from edgellm.link.address import Address
-from edgellm.link.flow import Line
-from edgellm.link.trust import Trust
-from edgellm.mesh.holding import WholeModel
-from edgellm.mesh.home import seek
-from edgellm.mesh.layers import model_of
-from edgellm.mesh.shelf import Shelf
-from edgellm.mesh.split import HERE
-from edgellm.mesh.stored import StoredLayers
-from edgellm.mesh.survey import Survey, keep_lines, read_lines, survey
-from edgellm.serve.worker import WorkerServer
-from edgellm.spec.records import Source
-from edgellm.store import resolve
-from edgellm.store.layers import LayerStore
+from edgellm.engine.gguf.synthetic_layers import blocks_of
+from edgellm.llm import Pair
+from edgellm.llm.mesh.timeline import disproved_by
+from edgellm.llm.ngram_runtime import measure_curve
+from edgellm.mesh.home_workers import seek
+from edgellm.mesh.model_costs import model_of
+from edgellm.mesh.placement.split import HERE
+from edgellm.mesh.profiling.fleet_profiler import Survey, keep_lines, read_lines, survey
+from edgellm.mesh.runtime.layer_sources import WholeModel
+from edgellm.mesh.runtime.stored_layers import StoredLayers
+from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.rpc.address import Address
+from edgellm.rpc.layers.bandwidth_probe import Line
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.server.worker_server import WorkerServer
+from edgellm.spec.types import Source
+from edgellm.storage import resolve
+from edgellm.storage.layers.store import LayerStore
 
 FACTOR = 300.0
 TOKENS = 200

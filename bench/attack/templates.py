@@ -11,7 +11,7 @@ ALLOWED = 3.0  # seconds of the processor: the limit is 2, and one step of the c
 
 
 def _compile(_quick: bool) -> Found:
-    from edgellm.engine.template import MOST_SOURCE, Template
+    from edgellm.engine.chat_template import MOST_SOURCE, Template
 
     wrong, longest = [], 0.0
     for name, statement in LONG_TO_COMPILE.items():

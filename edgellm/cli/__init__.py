@@ -1,5 +1,5 @@
 """The command line: the only room that prints."""
 
-from edgellm.cli.entry import main
+from edgellm.cli.main import main
 
 __all__ = ["main"]

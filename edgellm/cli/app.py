@@ -7,19 +7,19 @@ from typing import Annotated
 import typer
 
 from edgellm import __version__
-from edgellm.cli.bench import bench
-from edgellm.cli.chat import chat
-from edgellm.cli.config import config
-from edgellm.cli.conversations import conversations
-from edgellm.cli.doctor import doctor
-from edgellm.cli.history import history
-from edgellm.cli.mesh import mesh
-from edgellm.cli.models import ls, pull, rm, show
-from edgellm.cli.pair import pair
-from edgellm.cli.peers import peers
-from edgellm.cli.profile import profile
-from edgellm.cli.serve import serve
-from edgellm.cli.teach import taught
+from edgellm.cli.commands.bench import bench
+from edgellm.cli.commands.chat import chat
+from edgellm.cli.commands.config import config
+from edgellm.cli.commands.conversations import conversations
+from edgellm.cli.commands.doctor import doctor
+from edgellm.cli.commands.history import history
+from edgellm.cli.commands.mesh.plan import mesh
+from edgellm.cli.commands.models import ls, pull, rm, show
+from edgellm.cli.commands.pair import pair
+from edgellm.cli.commands.peers import peers
+from edgellm.cli.commands.profile import profile
+from edgellm.cli.commands.serve import serve
+from edgellm.cli.help_examples import taught
 
 app = typer.Typer(
     name="edgellm",

@@ -14,14 +14,14 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.defaults import create_output
 
-from edgellm.cli.report import print_legend, print_stats
-from edgellm.cli.screen import coloured, fail, say
-from edgellm.cli.speak import speak
+from edgellm.cli.views.console import coloured, fail, say
+from edgellm.cli.views.reply_printer import speak
+from edgellm.cli.views.report import print_legend, print_stats
 from edgellm.errors import EdgeError, HistoryUnusable
 
 if TYPE_CHECKING:
-    from edgellm.cli.talk import Talk
-    from edgellm.store import History as Lines
+    from edgellm.cli.chat_session import Talk
+    from edgellm.storage import History as Lines
 
 HELP = """\
 /help    this page
@@ -136,7 +136,7 @@ class _Typed(History):
 
 
 def _typed() -> History:
-    from edgellm.store.typed import take_over, typed_lines
+    from edgellm.storage.chats.typed_lines import take_over, typed_lines
 
     try:
         take_over()

@@ -8,8 +8,8 @@ from typing import Self
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from edgellm.cli.screen import err, is_terminal, say
-from edgellm.cli.text import one_line
+from edgellm.cli.views.console import err, is_terminal, say
+from edgellm.cli.views.text import one_line
 
 PATIENCE = 1.0  # seconds
 

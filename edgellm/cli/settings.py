@@ -14,7 +14,7 @@ from typing import Any
 
 from edgellm.errors import ConfigUnusable, StateDamaged
 from edgellm.places import config_dir
-from edgellm.store.state import read_toml
+from edgellm.storage.state import read_toml
 
 FILE = "file"
 DEFAULT = "default"

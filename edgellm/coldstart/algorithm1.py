@@ -11,7 +11,7 @@ from itertools import combinations, permutations
 
 import numpy as np
 
-from edgellm.coldstart.task import Cut, Task, fits, makespan, streamed
+from edgellm.coldstart.problem import Cut, Task, fits, makespan, streamed
 from edgellm.errors import InvalidOption
 
 MOST = 2**27

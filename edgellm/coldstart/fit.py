@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgellm.coldstart.task import Floats
+from edgellm.coldstart.problem import Floats
 from edgellm.errors import InvalidOption
 
 _GRID = 400

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
-from edgellm.coldstart.build import Kept, best_single, even, heuristic, ideal_single, task_of, where_it_lies
+from edgellm.coldstart.cost_model import Model
 from edgellm.coldstart.hardware import Device, Links
-from edgellm.coldstart.labels import Stop
-from edgellm.coldstart.model import Model
 from edgellm.coldstart.planner import Found, fastest, never
-from edgellm.coldstart.reply import quickest, warm
-from edgellm.coldstart.task import Cut, Overlap, Span, Task, makespan, per_token, timeline
+from edgellm.coldstart.problem import Cut, Overlap, Span, Task, makespan, per_token, timeline
+from edgellm.coldstart.problem_builder import Kept, best_single, even, heuristic, ideal_single, task_of, where_it_lies
+from edgellm.coldstart.reply_plan import quickest, warm
+from edgellm.coldstart.solver.label_search import Stop
 from edgellm.errors import InvalidOption, PlanImpossible
 
 Objective = Literal["ttft", "reply"]

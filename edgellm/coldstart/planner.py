@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgellm.coldstart.labels import Search, Stop
-from edgellm.coldstart.orders import Orders
-from edgellm.coldstart.prices import Bound, Columns, prices, shares
-from edgellm.coldstart.tables import Tables
-from edgellm.coldstart.task import Cut, Task, makespan
+from edgellm.coldstart.problem import Cut, Task, makespan
+from edgellm.coldstart.solver.label_search import Search, Stop
+from edgellm.coldstart.solver.lp_bound import Bound, Columns, prices, shares
+from edgellm.coldstart.solver.stage_costs import Tables
+from edgellm.coldstart.solver.warm_start import Orders
 
 MARGIN = 1e-8
 """A plan is better where it is so by more than this share of T."""

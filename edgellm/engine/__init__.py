@@ -1,21 +1,21 @@
 """The engine: llama.cpp behind a small, typed door. The only package that imports `llama_cpp`."""
 
-from edgellm.engine.batch import SeqRows
-from edgellm.engine.block import Block, Passage
-from edgellm.engine.capture import Capture, Recorder
-from edgellm.engine.chat import Message
-from edgellm.engine.context import Context
-from edgellm.engine.convert import to_f32
-from edgellm.engine.costs import Costs, costs_of
-from edgellm.engine.dimensions import Dimensions, dimensions
-from edgellm.engine.facts import Top2, top2, top_k
-from edgellm.engine.gguf import GgufHeader, TensorInfo, check_gguf
-from edgellm.engine.head import Head, head_pays, why_late
-from edgellm.engine.join import join
-from edgellm.engine.late import HEADS, LateRows, Rows, block_ends, in_blocks, known
+from edgellm.engine.abort_flag import Stop
+from edgellm.engine.chat_prompt import Message
+from edgellm.engine.decoding.batch import SeqRows
+from edgellm.engine.decoding.context import Context
+from edgellm.engine.decoding.graph_hooks import Capture, Recorder
+from edgellm.engine.decoding.lazy_logits import HEADS, LateRows, Rows, block_ends, in_blocks, known
+from edgellm.engine.decoding.lm_head import Head, head_pays, why_late
+from edgellm.engine.decoding.top_k import Top2, top2, top_k
+from edgellm.engine.gguf.dequantize import to_f32
+from edgellm.engine.gguf.dimensions import Dimensions, dimensions
+from edgellm.engine.gguf.memory_estimate import Costs, costs_of
+from edgellm.engine.gguf.merge_shards import join
+from edgellm.engine.gguf.reader import GgufHeader, TensorInfo, check_gguf
+from edgellm.engine.gguf.shard import check_cuttable, cut, cut_bytes
+from edgellm.engine.layer_block import Block, Passage
 from edgellm.engine.model import Model
-from edgellm.engine.shard import check_cuttable, cut, cut_bytes
-from edgellm.engine.stop import Stop
 from edgellm.engine.types import Floats, Ids, common_prefix
 from edgellm.engine.vocabulary import Vocabulary
 

@@ -14,10 +14,10 @@ from typing import Self, cast
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.chat import ChatTemplate, Message, Tokenizer
-from edgellm.engine.gguf import GgufArray, GgufHeader, check_gguf
+from edgellm.engine.abort_flag import ShouldStop, never
+from edgellm.engine.chat_prompt import ChatTemplate, Message, Tokenizer
+from edgellm.engine.gguf.reader import GgufArray, GgufHeader, check_gguf
 from edgellm.engine.native import lib
-from edgellm.engine.stop import ShouldStop, never
 from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
 from edgellm.engine.trial.amx import amx_failure
 from edgellm.engine.trial.probe import Probe, require_loadable

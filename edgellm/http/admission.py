@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import Self
 
-from edgellm.http.faults import SERVER, Fault, Refused
+from edgellm.http.schemas.errors import SERVER, Fault, Refused
 
 _FIRST_GUESS = 2.0  # seconds that a reply takes, before one was written
 _FADE = 0.8  # what the replies before count for

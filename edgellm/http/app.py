@@ -13,15 +13,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from edgellm.errors import EdgeError
-from edgellm.http.asking import chat_options, check_model, completion_options, messages, plain_prompt
-from edgellm.http.described import FAULTS, described
-from edgellm.http.faults import INVALID, Fault, Refused, fault_of
+from edgellm.http.handlers import Reception, Writer
 from edgellm.http.metrics import CONTENT_TYPE
 from edgellm.http.page import page_file
-from edgellm.http.reception import Reception, Writer
 from edgellm.http.redact import redact_fault
-from edgellm.http.schema import ChatRequest, CompletionRequest
-from edgellm.http.shapes import ChatShape, CompletionShape
+from edgellm.http.schemas.errors import INVALID, Fault, Refused, fault_of
+from edgellm.http.schemas.openapi import FAULTS, described
+from edgellm.http.schemas.request_params import chat_options, check_model, completion_options, messages, plain_prompt
+from edgellm.http.schemas.requests import ChatRequest, CompletionRequest
+from edgellm.http.schemas.responses import ChatShape, CompletionShape
 from edgellm.http.status import describe
 
 

@@ -9,8 +9,8 @@ from ipaddress import ip_address
 from typing import Any, TypeAlias
 
 from edgellm.errors import TrustUnusable
-from edgellm.http.faults import Fault
-from edgellm.link.peers import Peer, Peers
+from edgellm.http.schemas.errors import Fault
+from edgellm.rpc.trust.peer_store import Peer, Peers
 
 Redact: TypeAlias = Callable[[str], str]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from edgellm.errors import TrustUnusable
-from edgellm.http.reception import Reception
+from edgellm.http.handlers import Reception
 from edgellm.http.redact import SOMEWHERE, redact_all
-from edgellm.link.peers import Peers
+from edgellm.rpc.trust.peer_store import Peers
 
 
 def describe(reception: Reception) -> dict[str, Any]:

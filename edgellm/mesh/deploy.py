@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgellm.errors import DeployFailed, DeviceLost, EdgeError, LayersCorrupt, NotPermitted, VerifierUnreachable
-from edgellm.link.carry import Carried, Pace, put
-from edgellm.link.loop import run_there
-from edgellm.link.rights import Right
-from edgellm.link.trust import Trust
-from edgellm.link.workers import Worker, reach_worker
-from edgellm.store.layers import LayerStore, cut_layers
-from edgellm.store.recipe import Piece, Recipe, cut_piece, forget_recipe
+from edgellm.rpc.discovery.workers import Worker, reach_worker
+from edgellm.rpc.event_loop import run_there
+from edgellm.rpc.layers.upload import Carried, Pace, put
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.storage.layers.manifest import Piece, Recipe, cut_piece, forget_recipe
+from edgellm.storage.layers.store import LayerStore, cut_layers
 
 ATTEMPTS = 6  # in a row without a single new byte
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 8.0  # seconds between two of them

@@ -10,11 +10,11 @@ import numpy as np
 
 from edgellm.engine import common_prefix
 from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanImpossible, Stopped, VerifierBusy
-from edgellm.mesh.pipeline import Lane
-from edgellm.mesh.records import MOST_ROWS, Answer
-from edgellm.mesh.recovery import Mesh
-from edgellm.spec.records import NO_IDS, Chunk, Ids, Sampling, Verdict
-from edgellm.spec.waiting import settled
+from edgellm.mesh.coordinator import Mesh
+from edgellm.mesh.messages import MOST_ROWS, Answer
+from edgellm.mesh.runtime.pipeline import Lane
+from edgellm.spec.futures import settled
+from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
 from edgellm.verifier.requests import VerifyRequest
 
 

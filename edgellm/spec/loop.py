@@ -11,9 +11,10 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from edgellm.spec.line import Line
+from edgellm.spec.guarded_session import Line
 from edgellm.spec.protocols import Copies, Drafter, Gate, Learns, LooksAhead, Verifier
-from edgellm.spec.records import (
+from edgellm.spec.stats import Stats
+from edgellm.spec.types import (
     Chunk,
     Decision,
     Explanation,
@@ -25,7 +26,6 @@ from edgellm.spec.records import (
     Token,
     Verdict,
 )
-from edgellm.spec.stats import Stats
 
 Event: TypeAlias = Token | Notice | Explanation
 

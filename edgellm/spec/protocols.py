@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from edgellm.spec.precedent import Precedents
-from edgellm.spec.records import Chunk, Decision, Ids, Sampling, Verdict
+from edgellm.spec.ngram.context_lookup import Precedents
+from edgellm.spec.types import Chunk, Decision, Ids, Sampling, Verdict
 
 
 class Drafter(Protocol):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.errors import EngineFailed, InvalidOption
-from edgellm.spec.records import Distribution, Expected, Floats, Ids, Logprobs, Sampling
+from edgellm.spec.types import Distribution, Expected, Floats, Ids, Logprobs, Sampling
 
 Uniforms: TypeAlias = npt.NDArray[np.float64]
 Units: TypeAlias = npt.NDArray[np.int64]

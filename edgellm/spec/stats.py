@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import median
 from time import perf_counter
 
-from edgellm.spec.budget import Ledger
-from edgellm.spec.guess import Guessed
-from edgellm.spec.records import Chunk, Source, Summary, Token, Verdict
+from edgellm.spec.drafters.verdict_prediction import Guessed
+from edgellm.spec.gates.budget import Ledger
+from edgellm.spec.types import Chunk, Source, Summary, Token, Verdict
 
 _VOUCHED = frozenset(Source) - {Source.DRAFT, Source.PARALLEL}
 _DRAFTED = frozenset({Source.ACCEPTED, Source.RETRIEVED})

@@ -16,7 +16,7 @@ import numpy as np
 from edgellm.engine import Ids, Rows, SeqRows, common_prefix
 from edgellm.engine.types import Floats
 from edgellm.errors import EdgeError
-from edgellm.spec.records import NO_IDS, Chunk, Verdict
+from edgellm.spec.types import NO_IDS, Chunk, Verdict
 from edgellm.verifier.judging import cut, judge_pass, survives, verdict
 from edgellm.verifier.kv_slots import SlotTable
 from edgellm.verifier.requests import Answer, Counters, Deliver, MissingPrefix, VerifyRequest

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from edgellm.engine import Context, Model
 from edgellm.errors import EdgeError, ProtocolError
-from edgellm.spec.curve import NOT_FILLED
-from edgellm.spec.pool import ContextPool
-from edgellm.spec.records import Chunk, Expected, Ids, Sampling, Verdict
+from edgellm.spec.context_pool import ContextPool
+from edgellm.spec.draft_length import NOT_FILLED
 from edgellm.spec.sampling import likeliest
+from edgellm.spec.types import Chunk, Expected, Ids, Sampling, Verdict
 from edgellm.verifier.engine import Algorithm1, VerifierEngine
 from edgellm.verifier.requests import MissingPrefix, VerifyRequest
 from edgellm.verifier.scheduler import Limits

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from edgellm.engine import Rows, known
-from edgellm.spec.records import Chunk, Verdict
 from edgellm.spec.sampling import logprobs
-from edgellm.spec.verify import judge, plausible
+from edgellm.spec.types import Chunk, Verdict
+from edgellm.spec.verification import judge, plausible
 from edgellm.verifier.requests import VerifyRequest
 
 

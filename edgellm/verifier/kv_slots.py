@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgellm.engine import common_prefix
-from edgellm.spec.records import Ids
+from edgellm.spec.types import Ids
 from edgellm.verifier.requests import HERE, Tenant
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from edgellm.errors import EdgeError
-from edgellm.spec.records import NO_IDS, Chunk, Ids, Logprobs, Sampling, Verdict
+from edgellm.spec.types import NO_IDS, Chunk, Ids, Logprobs, Sampling, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from edgellm.cli.entry import run
-from edgellm.engine import blocks as timing
-from edgellm.link import flow
+from edgellm.cli.main import run
+from edgellm.engine.gguf import synthetic_layers as timing
+from edgellm.rpc.layers import bandwidth_probe
 from tests.once import once
-from tests.store.hub import cache, hub
+from tests.storage.hub import cache, hub
 
 __all__ = ["cache", "edge", "hub"]
 
@@ -86,9 +86,9 @@ def edge(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices are measured, in no time: not well, but really."""
-    monkeypatch.setattr("edgellm.store.disk.LEAST_SECONDS", 0.01)
+    monkeypatch.setattr("edgellm.storage.disk_benchmark.LEAST_SECONDS", 0.01)
     monkeypatch.setattr(timing, "ROWS", (1, 8))
     monkeypatch.setattr(timing, "_SPELL", 0.0)
     monkeypatch.setattr(timing, "_ROUNDS", 1)
-    monkeypatch.setattr(flow, "SECONDS", 0.02)
+    monkeypatch.setattr(bandwidth_probe, "SECONDS", 0.02)
     monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 
-from edgellm import api
+from edgellm import llm
 from edgellm.cli import main
 from edgellm.spec.loop import Event
-from edgellm.spec.records import Source, Token
-from edgellm.spec.reply import Reply
 from edgellm.spec.stats import Stats
+from edgellm.spec.stream import Reply
+from edgellm.spec.types import Source, Token
 
 
 def _write(stats: Stats, explain: bool, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
@@ -24,5 +24,5 @@ def _write(stats: Stats, explain: bool, stopped: Callable[[], bool]) -> Generato
 
 
 if __name__ == "__main__":
-    api.Pair.reply = lambda *_, **__: Reply(_write, prompt_tokens=1, seed=0)  # type: ignore[method-assign]
+    llm.Pair.reply = lambda *_, **__: Reply(_write, prompt_tokens=1, seed=0)  # type: ignore[method-assign]
     main()

@@ -12,8 +12,8 @@ import pytest
 
 from bench import coldstart, reliability, retrieval, synera
 from bench.figures import FIGURES
-from edgellm.cli import bench
-from edgellm.spec import guess
+from edgellm.cli.commands import bench
+from edgellm.spec.drafters import verdict_prediction
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]
@@ -53,8 +53,8 @@ def test_what_is_not_there_is_said(edge: Edge, tmp_path: Path, monkeypatch: pyte
 
 def test_how_often_guesses_hit_is_what_was_measured() -> None:
     rows = json.loads((ROOT / "bench" / "results" / "guesses.json").read_text(encoding="utf-8"))["rows"]
-    (measured,) = (row["hits"] for row in rows if row["known"] == guess.KNOWN)
-    assert pytest.approx(measured, abs=0.006) == guess.HITS
+    (measured,) = (row["hits"] for row in rows if row["known"] == verdict_prediction.KNOWN)
+    assert pytest.approx(measured, abs=0.006) == verdict_prediction.HITS
 
 
 @pytest.mark.parametrize("kind", FIGURES)

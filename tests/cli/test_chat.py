@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli import chat as chat_module
-from edgellm.cli import teach
-from edgellm.cli.entry import run
-from edgellm.spec.options import GATES, SWITCH
+from edgellm.cli import help_examples
+from edgellm.cli.commands import chat as chat_module
+from edgellm.cli.main import run
+from edgellm.spec.params import GATES, SWITCH
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]
@@ -134,7 +134,7 @@ def test_run_is_chat(edge: Edge) -> None:
 
 def test_the_gates_are_those_of_the_library() -> None:
     assert tuple(gate.value for gate in chat_module.Gate) == GATES
-    assert tuple(teach.GATES) == GATES
+    assert tuple(help_examples.GATES) == GATES
     assert tuple(each.value for each in chat_module.Exit) == SWITCH
 
 

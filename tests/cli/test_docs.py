@@ -12,8 +12,8 @@ from typer.models import CommandInfo
 
 from docs import generate
 from edgellm.cli.app import app
-from edgellm.cli.screen import MEANINGS, STYLES
-from edgellm.cli.teach import EXAMPLES
+from edgellm.cli.help_examples import EXAMPLES
+from edgellm.cli.views.console import MEANINGS, STYLES
 from tests.cli.conftest import Done
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import edgellm
-from edgellm import store
-from edgellm.cli import teach
+from edgellm import storage
+from edgellm.cli import help_examples
 from edgellm.errors import EdgeError
 from tests.cli.conftest import Done
 
@@ -52,10 +52,10 @@ def test_wrong_usage_is_one_line_and_exit_code_2(edge: Edge, words: tuple[str, .
 
 
 def test_the_unexpected_is_one_line_and_a_log(edge: Edge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def explode() -> list[store.StoredModel]:
+    def explode() -> list[storage.StoredModel]:
         raise ZeroDivisionError("\x1b[2J" + "surprise"[::-1])
 
-    monkeypatch.setattr(store, "list_models", explode)
+    monkeypatch.setattr(storage, "list_models", explode)
     done = edge("ls")
     assert done.code == 1
     assert done.err.count("\n") == 1
@@ -73,7 +73,7 @@ def test_the_unexpected_is_one_line_and_a_log(edge: Edge, monkeypatch: pytest.Mo
 def test_the_unexpected_without_a_place_for_a_log(edge: Edge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(store, "list_models", lambda: 1 / 0)
+    monkeypatch.setattr(storage, "list_models", lambda: 1 / 0)
     done = edge("ls")
     assert done.code == 1
     assert "EDGELLM_HOME" in done.err
@@ -97,10 +97,10 @@ def test_closed_streams_are_no_error() -> None:
 
 
 def test_an_interrupt_is_130(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt() -> list[store.StoredModel]:
+    def interrupt() -> list[storage.StoredModel]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store, "list_models", interrupt)
+    monkeypatch.setattr(storage, "list_models", interrupt)
     assert edge("ls").code == 130
 
 
@@ -110,10 +110,10 @@ def test_every_error_of_ours_keeps_its_exit_code(edge: Edge, monkeypatch: pytest
 
     for kind in classes(EdgeError):
 
-        def fail(kind: type[EdgeError] = kind) -> list[store.StoredModel]:
+        def fail(kind: type[EdgeError] = kind) -> list[storage.StoredModel]:
             raise kind("It is wrong.", "Mend it.")
 
-        monkeypatch.setattr(store, "list_models", fail)
+        monkeypatch.setattr(storage, "list_models", fail)
         done = edge("ls")
         assert (done.code, done.err) == (kind.exit_code, "error: It is wrong. Mend it.\n")
         assert kind.exit_code in (1, 2)
@@ -147,7 +147,7 @@ def test_ctrl_c_in_a_single_question_is_130() -> None:
 
 def test_help_is_quick_because_it_loads_no_engine() -> None:
     program = (
-        "import sys; from edgellm.cli.entry import run; run(['chat', '--help']);"
+        "import sys; from edgellm.cli.main import run; run(['chat', '--help']);"
         "print([m for m in ('llama_cpp', 'grpc', 'numpy', 'huggingface_hub', 'prompt_toolkit') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -155,7 +155,7 @@ def test_help_is_quick_because_it_loads_no_engine() -> None:
 
 
 def test_model_names_complete(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    assert [name for name, _ in teach.model_names("EDGE")] == ["edgellm-draft", "edgellm-verifier"]
+    assert [name for name, _ in help_examples.model_names("EDGE")] == ["edgellm-draft", "edgellm-verifier"]
     words = "edgellm show edgellm-d"
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "_EDGELLM_COMPLETE": "complete_bash", "COMP_WORDS": words,

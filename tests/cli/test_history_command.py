@@ -9,8 +9,8 @@ from shutil import rmtree
 
 import pytest
 
-from edgellm.cli import history as command
-from edgellm.store import History
+from edgellm.cli.commands import history as command
+from edgellm.storage import History
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edgellm.api.mesh_times import Did, Measured
-from edgellm.cli.measured import gantt
+from edgellm.cli.views.timeline_view import gantt
 from edgellm.coldstart.plan import Stage, Way
+from edgellm.llm.mesh.timeline import Did, Measured
 
 
 @pytest.mark.parametrize("begin", [0.96, 0.97, 0.975, 0.99])

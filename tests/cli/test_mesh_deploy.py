@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.link.address import Address
-from edgellm.link.rights import Right
-from edgellm.link.trust import Trust
 from edgellm.mesh import deploy as deploying
-from edgellm.mesh.shelf import Shelf
-from edgellm.mesh.stored import StoredLayers
-from edgellm.serve.worker import WorkerServer
-from edgellm.store.layers import LayerStore
+from edgellm.mesh.runtime.stored_layers import StoredLayers
+from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.rpc.address import Address
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.server.worker_server import WorkerServer
+from edgellm.storage.layers.store import LayerStore
 from tests.cli.conftest import Done
-from tests.link.strangers import befriend, device
+from tests.rpc.strangers import befriend, device
 
 Edge = Callable[..., Done]
 MODEL = "edgellm-verifier"
@@ -100,7 +100,7 @@ def test_a_plan_is_deployed_and_then_nothing_is_left_to_move(
     edge: Edge, stores: dict[str, LayerStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This device has no memory to spare, so the plan must split."""
-    monkeypatch.setattr("edgellm.mesh.measure.free_memory", lambda: (5_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.profiling.device_profiler.free_memory", lambda: (5_000_000, "a test"))
     edge("mesh", "plan", MODEL)  # both workers measure at once, and keep it in one place, which is this user's
     done = edge("mesh", "deploy", MODEL, "--tokens-in", "16", "--tokens-out", "4", "--json")
     assert done.code == 0, done.err

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-import edgellm.api
+import edgellm.llm
 from edgellm.engine import Message
-from edgellm.link.trust import Trust
-from edgellm.mesh.holding import SeveralLayers, WholeModel
-from edgellm.mesh.shelf import Shelf
-from edgellm.mesh.stored import StoredLayers
-from edgellm.serve.worker import WorkerServer
-from edgellm.store.layers import LayerStore, cut_layers
+from edgellm.mesh.runtime.layer_sources import SeveralLayers, WholeModel
+from edgellm.mesh.runtime.stored_layers import StoredLayers
+from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.server.worker_server import WorkerServer
+from edgellm.storage.layers.store import LayerStore, cut_layers
 from tests.cli.conftest import Done
 from tests.cli.test_serve_command import Served
-from tests.link.strangers import befriend, device
 from tests.mesh.test_fleet import DESKTOP, LAPTOP
-from tests.serve.conftest import ANYWHERE
+from tests.rpc.strangers import befriend, device
+from tests.services.conftest import ANYWHERE
 
 Edge = Callable[..., Done]
 QUESTION = "Where is my mug?"
@@ -54,13 +54,13 @@ def test_a_reply_over_two_devices_is_that_of_one(edge: Edge, worker: WorkerServe
 
 
 def test_what_goes_before_the_reply_counts(edge: Edge, worker: WorkerServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    compose = edgellm.api.compose
+    compose = edgellm.llm.compose
 
     def late(*words: Any, **more: Any) -> list[Message]:
         sleep(0.3)
         return compose(*words, **more)
 
-    monkeypatch.setattr(edgellm.api, "compose", late)
+    monkeypatch.setattr(edgellm.llm, "compose", late)
     done = run(edge, worker, "--json")
     assert done.code == 0
     mesh = done.lines[-1]["mesh"]
@@ -168,7 +168,7 @@ def test_without_a_split_the_home_is_measured_and_what_is_there_is_run(
     """No device has the memory for all layers, and the worker has some of them."""
     alone = edge("mesh", "run", "edgellm-verifier", QUESTION, "--split", "here:1-12", "--max-tokens", "6",
                  "--retrieval", "off", "--context-length", "256", "--f32")  # fmt: skip
-    monkeypatch.setattr("edgellm.mesh.measure.free_memory", lambda: (10_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.profiling.device_profiler.free_memory", lambda: (10_000_000, "a test"))
     done = at_home(edge, measurable, "--context-length", "256", "--f32", "--explain")
     assert (done.code, done.out) == (0, alone.out)
     assert "Split it over here and desk" in done.err  # that nothing else fits is said, too
@@ -186,7 +186,7 @@ def test_what_it_says_to_bring_makes_it_run_over_a_paired_device(
     owner, trust = Trust.here(), device(tmp_path / "desk")
     befriend(trust, owner, "files compute")
     owner.peers.rename(trust.identity.id, "desk")
-    monkeypatch.setattr("edgellm.mesh.measure.free_memory", lambda: (10_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.profiling.device_profiler.free_memory", lambda: (10_000_000, "a test"))
     stored = StoredLayers(LayerStore(tmp_path / "store", 10**9))
     words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "4", "--retrieval", "off",
              "--context-length", "256")  # fmt: skip
@@ -227,7 +227,7 @@ def test_a_worker_given_by_address_is_planned_for_and_brought_layers(edge: Edge,
 def test_what_a_worker_has_of_a_model_of_its_own_need_not_be_moved(
     edge: Edge, verifier_path: Path, tmp_path: Path, quick_figures: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.mesh.measure.free_memory", lambda: (5_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.profiling.device_profiler.free_memory", lambda: (5_000_000, "a test"))
     store = LayerStore(tmp_path / "store", 10**9)
     layers = SeveralLayers(StoredLayers(store), WholeModel(verifier_path, store))
     with WorkerServer(Shelf(layers), ANYWHERE, threads=1, stored=StoredLayers(store)) as running:
@@ -239,7 +239,7 @@ def test_what_a_worker_has_of_a_model_of_its_own_need_not_be_moved(
 def test_nobody_else_means_this_device_alone_and_nothing_to_measure(
     edge: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.cli.mesh_run.surveyed", None)
+    monkeypatch.setattr("edgellm.cli.commands.mesh_run.surveyed", None)
     done = edge("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "3", "--retrieval", "off", "--json")
     assert done.code == 0
     assert stages(done) == {"here": (1, 12)}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Done
-from tests.store.hub import REPO, Hub
+from tests.storage.hub import REPO, Hub
 
 Edge = Callable[..., Done]
 

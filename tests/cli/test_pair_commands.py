@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from edgellm.cli import pair as pair_command
-from edgellm.link.pairing import PAIRING_PORT
-from edgellm.link.peers import Peers
-from edgellm.link.trust import Trust
+from edgellm.cli.commands import pair as pair_command
+from edgellm.rpc.trust.pairing import PAIRING_PORT
+from edgellm.rpc.trust.peer_store import Peers
+from edgellm.rpc.trust.trust import Trust
 from tests.cli.conftest import Done
-from tests.link.strangers import befriend, device
+from tests.rpc.strangers import befriend, device
 
 Edge = Callable[..., Done]
 ROOT = Path(__file__).parents[2]
@@ -164,7 +164,7 @@ def test_an_empty_list_says_how_to_begin(edge: Edge) -> None:
 
 
 def test_the_list_says_what_there_is_to_know(edge: Edge, phone: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgellm.link.roll_call.LONGEST_LOOK", 0.0)
+    monkeypatch.setattr("edgellm.rpc.discovery.peer_probe.LONGEST_LOOK", 0.0)
     done = edge("peers")
     assert done.code == 0
     for word in ("phone", phone.identity.id.short, "files, verify", "just now"):

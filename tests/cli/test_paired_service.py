@@ -13,13 +13,13 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from edgellm.link.address import Address
-from edgellm.link.rights import Right
-from edgellm.link.roll_call import ask_at
-from edgellm.link.trust import Trust
+from edgellm.rpc.address import Address
+from edgellm.rpc.discovery.peer_probe import ask_at
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
 from tests.cli.conftest import Done
 from tests.cli.test_serve_command import Served
-from tests.link.strangers import befriend
+from tests.rpc.strangers import befriend
 
 Edge = Callable[..., Done]
 BRIEF = ("Hello", "--max-tokens", "4", "--retrieval", "off")

@@ -11,19 +11,19 @@ import pytest
 
 from bench.attack.layers import claimed, deadly, garbled
 from edgellm.errors import EdgeError, LayersCorrupt
-from edgellm.link.address import Address
-from edgellm.link.carry import Cut, Pace, clean, put
-from edgellm.link.channel import open_channel
-from edgellm.link.loop import run_there
-from edgellm.link.trust import Trust
-from edgellm.mesh.holding import SeveralLayers, WholeModel
-from edgellm.mesh.shelf import Shelf
-from edgellm.mesh.stored import StoredLayers
-from edgellm.serve.worker import WorkerServer
-from edgellm.store.layers import LayerStore
-from edgellm.store.recipe import Piece, Recipe, forget_recipe, recipe_of
+from edgellm.mesh.runtime.layer_sources import SeveralLayers, WholeModel
+from edgellm.mesh.runtime.stored_layers import StoredLayers
+from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import open_channel
+from edgellm.rpc.event_loop import run_there
+from edgellm.rpc.layers.upload import Cut, Pace, clean, put
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.server.worker_server import WorkerServer
+from edgellm.storage.layers.manifest import Piece, Recipe, forget_recipe, recipe_of
+from edgellm.storage.layers.store import LayerStore
 from tests.cli.conftest import Done
-from tests.link.strangers import befriend, device
+from tests.rpc.strangers import befriend, device
 
 Edge = Callable[..., Done]
 SPLIT = "here:1-6,desk:7-12"
@@ -110,7 +110,7 @@ def test_a_coordinator_that_does_not_know_its_recipe_yet_finds_it_out(
     edge: Edge, verifier_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a large file that is read only where a device was brought layers of it."""
-    monkeypatch.setattr("edgellm.store.recipe.QUICK", 0)
+    monkeypatch.setattr("edgellm.storage.layers.manifest.QUICK", 0)
     recipe = recipe_of(verifier_path)
     with home(tmp_path / "a") as there:
         assert edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:7-12").code == 0
@@ -118,7 +118,7 @@ def test_a_coordinator_that_does_not_know_its_recipe_yet_finds_it_out(
         assert written(edge).code == 0
         there.owner.peers.remove(there.worker_trust.identity.id)
     forget_recipe(recipe)
-    monkeypatch.setattr("edgellm.api.mesh.recipe_of", None)
+    monkeypatch.setattr("edgellm.llm.mesh.mesh_llm.recipe_of", None)
     with home(tmp_path / "b", verifier_path):
         assert written(edge).code == 0
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli import serve
-from edgellm.link.channel import DEFAULT_PORT
+from edgellm.cli.commands import serve
+from edgellm.rpc.channel import DEFAULT_PORT
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]

@@ -17,17 +17,17 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from edgellm.cli import door as options
-from edgellm.http.door import Door, Lock
-from edgellm.http.key import api_key
-from edgellm.link.address import Address
-from edgellm.link.web import web_certificate
-from edgellm.mesh.holding import WholeModel
-from edgellm.mesh.shelf import Shelf
-from edgellm.serve.worker import WorkerServer
-from edgellm.store.layers import LayerStore
+from edgellm.cli import http_options as options
+from edgellm.http.api_key import api_key
+from edgellm.http.server import Door, Lock
+from edgellm.mesh.runtime.layer_sources import WholeModel
+from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.rpc.address import Address
+from edgellm.rpc.trust.self_signed_cert import web_certificate
+from edgellm.services.server.worker_server import WorkerServer
+from edgellm.storage.layers.store import LayerStore
 from tests.cli.conftest import Done
-from tests.serve.conftest import ANYWHERE
+from tests.services.conftest import ANYWHERE
 
 ROOT = Path(__file__).parents[2]
 Start = Callable[..., tuple[subprocess.Popen[str], str]]

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgellm.cli.screen import MEANINGS, STYLES
-from edgellm.cli.speak import speak
+from edgellm.cli.views.console import MEANINGS, STYLES
+from edgellm.cli.views.reply_printer import speak
 from edgellm.engine import Context, Model
 from edgellm.spec.loop import Event
-from edgellm.spec.records import Explanation, Notice, Source, Token
-from edgellm.spec.reply import Reply
 from edgellm.spec.stats import Stats
+from edgellm.spec.stream import Reply
+from edgellm.spec.types import Explanation, Notice, Source, Token
 
 
 def scripted(events: Sequence[Event | BaseException]) -> Reply:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from edgellm.cli.talk import Talk
+from edgellm.cli.chat_session import Talk
 from edgellm.engine import Message
 from edgellm.errors import PromptTooLong
-from edgellm.spec.options import ReplyOptions
+from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Stats
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.store import pull
+from edgellm.storage import pull
 from tests.cli.conftest import Done
-from tests.store.hub import REPO, Hub
+from tests.storage.hub import REPO, Hub
 
 ROOT = Path(__file__).parents[2]
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>])")

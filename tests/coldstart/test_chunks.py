@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from edgellm.coldstart import chunks, csgo
-from edgellm.coldstart.build import task_of
+from edgellm.coldstart import paper_preset, prefill_chunking
+from edgellm.coldstart.cost_model import Model, Shape
 from edgellm.coldstart.hardware import Device
-from edgellm.coldstart.model import Model, Shape
-from edgellm.coldstart.task import makespan
+from edgellm.coldstart.problem import makespan
+from edgellm.coldstart.problem_builder import task_of
 
 CUTS = (((2, 7), (3, 5), (0, 15), (1, 13)), ((0, 40),), ((3, 3), (2, 6), (1, 12), (0, 19)))
 
@@ -18,8 +18,8 @@ CUTS = (((2, 7), (3, 5), (0, 15), (1, 13)), ((0, 40),), ((3, 3), (2, 6), (1, 12)
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("tokens", [32, 256, 2048])
 def test_in_one_part_it_is_the_planners_time(cut: tuple[tuple[int, int], ...], tokens: int) -> None:
-    task = task_of(csgo.devices(), csgo.model(), tokens, overlap="streamed")
-    seconds = chunks.first_token(csgo.devices(), csgo.model(), cut, tokens, tokens)
+    task = task_of(paper_preset.devices(), paper_preset.model(), tokens, overlap="streamed")
+    seconds = prefill_chunking.first_token(paper_preset.devices(), paper_preset.model(), cut, tokens, tokens)
     assert seconds == pytest.approx(makespan(task, cut), rel=1e-9)
 
 
@@ -32,25 +32,27 @@ EVEN = Device("a", 100e6 / 1e2 * 6 * 8, 1.0, 1e9, 1.0, 1e12, 1e15, 1e15)
 def test_two_stages_overlap_by_all_parts_but_one() -> None:
     """Nothing to load or send: with m parts the last one leaves after m + 1 turns, and not 2 m."""
     devices, cut = (EVEN, replace(EVEN, name="b")), ((0, 1), (1, 1))
-    turn = {m: chunks.first_token(devices, MODEL, cut, 400, 400 // m, cold=False) / (m + 1) * m for m in (1, 2, 4)}
+    turn = {
+        m: prefill_chunking.first_token(devices, MODEL, cut, 400, 400 // m, cold=False) / (m + 1) * m for m in (1, 2, 4)
+    }
     assert turn[2] == pytest.approx(turn[1], rel=1e-3)
     assert turn[4] == pytest.approx(turn[1], rel=1e-3)
 
 
 def test_a_part_waits_for_the_layers_and_for_the_part_before() -> None:
-    assert chunks._stage([0.0, 0.0], [1.0, 5.0], [1.0, 1.0]) == [6.0, 7.0]  # both through the first layer meanwhile
-    assert chunks._stage([0.0, 9.0], [1.0, 2.0], [1.0, 2.0]) == [3.0, 13.0]
-    assert chunks._stage([4.0], [1.0], [0.5]) == [4.5]
+    assert prefill_chunking._stage([0.0, 0.0], [1.0, 5.0], [1.0, 1.0]) == [6.0, 7.0]  # both go on meanwhile
+    assert prefill_chunking._stage([0.0, 9.0], [1.0, 2.0], [1.0, 2.0]) == [3.0, 13.0]
+    assert prefill_chunking._stage([4.0], [1.0], [0.5]) == [4.5]
 
 
 def test_short_parts_where_they_pay_and_long_ones_where_they_do_not() -> None:
     devices, cut = (EVEN, replace(EVEN, name="b")), ((0, 1), (1, 1))
-    short = chunks.choose(devices, MODEL, cut, 1024, cold=False)
-    assert short.tokens == chunks.SIZES[-1]
+    short = prefill_chunking.choose(devices, MODEL, cut, 1024, cold=False)
+    assert short.tokens == prefill_chunking.SIZES[-1]
     assert "sooner than with 256" in short.reason
     slow_start = replace(EVEN, util_b=1e-4)  # it wants many tokens at once
-    long = chunks.choose((slow_start, replace(slow_start, name="b")), MODEL, cut, 1024, cold=False)
-    assert long.tokens == chunks.SIZES[0]
+    long = prefill_chunking.choose((slow_start, replace(slow_start, name="b")), MODEL, cut, 1024, cold=False)
+    assert long.tokens == prefill_chunking.SIZES[0]
     assert "would not be faster" in long.reason
-    alone = chunks.choose((EVEN,), MODEL, ((0, 2),), 1024, cold=False)
-    assert alone.tokens == chunks.SIZES[0]
+    alone = prefill_chunking.choose((EVEN,), MODEL, ((0, 2),), 1024, cold=False)
+    assert alone.tokens == prefill_chunking.SIZES[0]

@@ -13,7 +13,7 @@ import pytest
 
 from edgellm import places
 from edgellm.engine import Context, Model
-from edgellm.engine.features import features
+from edgellm.engine.build_info import features
 from edgellm.engine.native import lib
 from edgellm.engine.trial import amx
 

@@ -9,20 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm.engine import (
-    Block,
-    Context,
-    Floats,
-    Ids,
-    Model,
-    Passage,
-    SeqRows,
-    check_cuttable,
-    check_gguf,
-    cut,
-    driver,
-    native,
-)
+from edgellm.engine import Block, Context, Floats, Ids, Model, Passage, SeqRows, check_cuttable, check_gguf, cut, native
+from edgellm.engine.decoding import driver
 from edgellm.errors import EngineFailed, InvalidOption
 from tests.engine.logits import ROUNDED, some_ids
 

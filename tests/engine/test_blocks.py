@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from bench.random_gguf import Shape, write
-from edgellm.engine import Capture, Context, Model, check_gguf, rewrite
-from edgellm.engine import blocks as timing
-from edgellm.engine.blocks import Blocks, blocks_of, time_passes, write_random
-from edgellm.engine.tensor_types import TENSOR_TYPES
+from edgellm.engine import Capture, Context, Model, check_gguf
+from edgellm.engine.gguf import synthetic_layers as timing
+from edgellm.engine.gguf import writer
+from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of, time_passes, write_random
+from edgellm.engine.gguf.tensor_types import TENSOR_TYPES
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelUnsupported
 
 WIDE = Shape("llama", 300, 3, 256, 2, 1, 512, 64)
@@ -38,10 +39,10 @@ def quantised(wide: Path, kind: int, path: Path) -> Path:
         bare = t.name.startswith("blk.") and len(t.shape) > 1
         nbytes = t.n_elements // block * size if bare else t.nbytes
         data = partial(repeat, bytes(nbytes), 1)
-        tensors.append(rewrite.NewTensor(t.name, t.shape, kind if bare else t.kind, nbytes, data))
+        tensors.append(writer.NewTensor(t.name, t.shape, kind if bare else t.kind, nbytes, data))
     with wide.open("rb") as source:
-        entries = rewrite.raw_entries(source, header)
-        rewrite.write(path, rewrite.portions(header, entries.values(), tensors))
+        entries = writer.raw_entries(source, header)
+        writer.write(path, writer.portions(header, entries.values(), tensors))
     return path
 
 

@@ -8,7 +8,8 @@ import weakref
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, Floats, Model, SeqRows, Stop, driver
+from edgellm.engine import Capture, Context, Floats, Model, SeqRows, Stop
+from edgellm.engine.decoding import driver
 from edgellm.engine.native import lib
 from edgellm.errors import ContextFull, EngineFailed, InvalidOption, Stopped
 from tests.engine.conftest import MakeModel

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import GgufHeader, Model, check_gguf, gguf, native
-from edgellm.engine.gguf import GgufArray
-from edgellm.engine.tensor_types import TENSOR_TYPES
+from edgellm.engine import GgufHeader, Model, check_gguf, native
+from edgellm.engine.gguf import reader
+from edgellm.engine.gguf.reader import GgufArray
+from edgellm.engine.gguf.tensor_types import TENSOR_TYPES
 from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from tests.engine.headers import F32, LLAMA, Q8_0, Entry, Info, f32, file, numbers, string, strings, u32
 
@@ -263,7 +264,7 @@ def test_a_file_that_has_not_changed_is_read_once_and_one_that_has_is_read_again
     path = tmp_path / "model.gguf"
     path.write_bytes(draft_path.read_bytes())
     assert check_gguf(path) is not check_gguf(path), "written just now: the next write may have the same time"
-    monkeypatch.setattr("edgellm.engine.gguf._SETTLED", -1.0)
+    monkeypatch.setattr("edgellm.engine.gguf.reader._SETTLED", -1.0)
     before = check_gguf(path)
     assert check_gguf(path) is before
     path.write_bytes(verifier_path.read_bytes())
@@ -285,7 +286,7 @@ def test_what_is_looked_at_is_read_first_and_little_else(verifier_path: Path, mo
             return count or 0
 
     monkeypatch.setattr(Path, "open", lambda self, *_, **__: Watched(self))
-    header = gguf._read(verifier_path)
+    header = reader._read(verifier_path)
     assert read[0].start == 0
     assert all(one.stop == other.start for one, other in itertools.pairwise(read))
-    assert header.infos_offset < read[-1].stop < header.data_offset + gguf._PORTION < header.file_size
+    assert header.infos_offset < read[-1].stop < header.data_offset + reader._PORTION < header.file_size

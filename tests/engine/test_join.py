@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bench.random_gguf import write
 from edgellm.engine import check_gguf, cut, join
-from edgellm.engine.rewrite import concatenated, sliced
+from edgellm.engine.gguf.writer import concatenated, sliced
 from edgellm.errors import ModelUnsupported
 from tests.engine.test_shard import SHAPES
 

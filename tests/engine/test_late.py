@@ -26,8 +26,8 @@ from edgellm.engine import (
     known,
     why_late,
 )
-from edgellm.engine.head import ROWS, head_of
-from edgellm.engine.late import block_ends
+from edgellm.engine.decoding.lazy_logits import block_ends
+from edgellm.engine.decoding.lm_head import ROWS, head_of
 from edgellm.errors import ContextFull
 from tests.engine.conftest import QWEN, TINY, MakeModel
 

@@ -13,7 +13,8 @@ import pytest
 
 from bench.attack.crafted_models import BASE, BIASED, EXPERTS, KNOWN, Crafted, crafted, made
 from bench.random_gguf import Shape, write
-from edgellm.engine import Model, check_gguf, cut, gguf
+from edgellm.engine import Model, check_gguf, cut
+from edgellm.engine.gguf import reader
 from edgellm.engine.trial import probe
 from edgellm.errors import EngineFailed, ModelCorrupt, ModelUnsupported
 from tests.engine.conftest import TINY
@@ -61,7 +62,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Children:
 @pytest.fixture
 def killer(tmp_path: Path, children: Children, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that ends the process that loads it, and a check that does not know such files, here and in children."""
-    monkeypatch.setattr(gguf, "fatal_tensors", lambda _tensors: ())
+    monkeypatch.setattr(reader, "fatal_tensors", lambda _tensors: ())
     children.knowing = False
     sound, path = tmp_path / "sound.gguf", tmp_path / "killer.gguf"
     write(sound, BASE, "F32")

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from bench.random_gguf import Shape, write
-from edgellm.engine import Capture, Context, Floats, Ids, Model, check_gguf, cut, rewrite, to_f32
-from edgellm.engine.shard import SAFE, check_cuttable
+from edgellm.engine import Capture, Context, Floats, Ids, Model, check_gguf, cut, to_f32
+from edgellm.engine.gguf import writer
+from edgellm.engine.gguf.shard import SAFE, check_cuttable
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from tests.engine import headers
 from tests.engine.conftest import TINY
@@ -191,15 +192,15 @@ def with_arrays(plain: Path, path: Path, values: dict[str, tuple[int, ...]]) -> 
     """Copies a model, with one value per layer in place of single ones."""
     header = check_gguf(plain)
     with plain.open("rb") as source:
-        entries = rewrite.raw_entries(source, header)
+        entries = writer.raw_entries(source, header)
         for name, numbers in values.items():
             array = struct.pack(f"<IQ{len(numbers)}I", 4, len(numbers), *numbers)
             entries[name] = headers.text(name.encode()) + struct.pack("<I", 9) + array
         tensors = [
-            rewrite.NewTensor(t.name, t.shape, t.kind, t.nbytes, partial(rewrite.copied, source, t))
+            writer.NewTensor(t.name, t.shape, t.kind, t.nbytes, partial(writer.copied, source, t))
             for t in header.tensors
         ]
-        rewrite.write(path, rewrite.portions(header, entries.values(), tensors))
+        writer.write(path, writer.portions(header, entries.values(), tensors))
 
 
 def test_values_per_layer_are_sliced(tmp_path: Path) -> None:
@@ -226,7 +227,7 @@ def test_values_per_layer_are_sliced(tmp_path: Path) -> None:
 
 def test_slices_hold_the_right_values() -> None:
     raw = headers.text(b"key") + struct.pack("<I", 9) + struct.pack("<IQ5H", 2, 5, 10, 11, 12, 13, 14)
-    assert rewrite.sliced("key", raw, 1, 3) == headers.text(b"key") + struct.pack("<IIQ2H", 9, 2, 2, 11, 12)
+    assert writer.sliced("key", raw, 1, 3) == headers.text(b"key") + struct.pack("<IIQ2H", 9, 2, 2, 11, 12)
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -278,7 +279,7 @@ def broken(*_: object) -> Iterator[bytes]:
 
 
 def test_a_failed_cut_leaves_nothing(tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgellm.engine.shard.copied", broken)
+    monkeypatch.setattr("edgellm.engine.gguf.shard.copied", broken)
     (tmp_path / "shard.gguf").write_bytes(b"an older one")
     with pytest.raises(OSError, match="No space"):
         cut(tiny_path, tmp_path / "shard.gguf", 0, 0, head=True)
@@ -291,7 +292,7 @@ def test_a_file_that_shrinks_is_noticed(tiny_path: Path, tmp_path: Path, monkeyp
     path.write_bytes(tiny_path.read_bytes())
     header = check_gguf(path)
     path.write_bytes(path.read_bytes()[:-1000])
-    monkeypatch.setattr("edgellm.engine.shard.check_gguf", lambda _: header)
+    monkeypatch.setattr("edgellm.engine.gguf.shard.check_gguf", lambda _: header)
     with pytest.raises(ModelCorrupt, match="ends within tensor"):
         cut(path, tmp_path / "shard.gguf", 0, 1, head=True)
     assert list(tmp_path.iterdir()) == [path]

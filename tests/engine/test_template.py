@@ -10,8 +10,8 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from bench.hostile import HOSTILE, LONG_TO_COMPILE
 from bench.report import most_memory
-from edgellm.engine import template
-from edgellm.engine.template import Template
+from edgellm.engine import chat_template
+from edgellm.engine.chat_template import Template
 
 TALK = [
     {"role": "system", "content": "Be brief."},
@@ -107,9 +107,9 @@ def test_compiling_has_the_limits_of_rendering(monkeypatch: pytest.MonkeyPatch) 
     source = "{{ a }}" * 1000
     Template(source)
     with monkeypatch.context() as patched:
-        patched.setattr(template, "SECONDS", 0.0)
+        patched.setattr(chat_template, "SECONDS", 0.0)
         with pytest.raises(SecurityError, match="more than a chat template may"):
             Template(source)
-    monkeypatch.setattr(template, "MOST_WORK", 10_000)
+    monkeypatch.setattr(chat_template, "MOST_WORK", 10_000)
     with pytest.raises(SecurityError, match="more than a chat template may"):
         Template(source)

@@ -27,10 +27,16 @@ def in_fours(draw: st.DrawFn) -> list[float]:
     return [rows // together * all_at_once + rows % together * one for rows in COUNTS]
 
 
-growing = st.lists(st.floats(0.0, 1.0), min_size=len(COUNTS) - 1, max_size=len(COUNTS) - 1).map(
-    lambda more: [1.0 + sum(more[:n]) * (COUNTS[n] - 1) / max(1, n) for n in range(len(COUNTS))]
-)
-true = st.one_of(in_fours(), growing)
+@st.composite
+def growing(draw: st.DrawFn) -> list[float]:
+    """Return the seconds of a device that takes longer for more rows, in proportion to them at most."""
+    seconds = [1.0]
+    for before, rows in itertools.pairwise(COUNTS):
+        seconds.append(seconds[-1] * (1.0 + draw(st.floats(0.0, 1.0)) * (rows / before - 1.0)))
+    return seconds
+
+
+true = st.one_of(in_fours(), growing())
 spikes = st.sets(st.tuples(st.integers(0, ROUNDS - 1), st.sampled_from(COUNTS)))
 
 

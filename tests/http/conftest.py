@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from edgellm.api import Pair
-from edgellm.http.door import Door
-from edgellm.http.reception import Writer
-from edgellm.link.address import Address
-from edgellm.spec.reply import Reply
+from edgellm.http.handlers import Writer
+from edgellm.http.server import Door
+from edgellm.llm import Pair
+from edgellm.rpc.address import Address
+from edgellm.spec.stream import Reply
 
 HOME = Address.parse("127.0.0.1:0")
 QUESTION = "The film night is on Friday at 20:00.\n\nWhen is the film night?"

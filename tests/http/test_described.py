@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from edgellm.api import Pair
-from edgellm.http.door import Door
-from edgellm.http.reception import Writer
+from edgellm.http.handlers import Writer
+from edgellm.http.server import Door
+from edgellm.llm import Pair
 from tests.http.conftest import HOME, Ask
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from edgellm.api import Pair
 from edgellm.errors import InvalidOption, PortTaken
-from edgellm.http import guard
-from edgellm.http.door import Door
-from edgellm.http.reception import Writer
-from edgellm.link.address import Address
+from edgellm.http import middleware
+from edgellm.http.handlers import Writer
+from edgellm.http.server import Door
+from edgellm.llm import Pair
+from edgellm.rpc.address import Address
 from tests.http.conftest import HOME, Ask, asker, conversation
 
 PATHS = [("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/models"), ("POST", "/v1/completions")]
@@ -106,7 +106,7 @@ def test_of_two_headers_neither_is_believed(headers: list[tuple[bytes, bytes]], 
         answers.extend([message["status"]] if "status" in message else [])
 
     scope = {"type": "http", "scheme": "http", "method": "GET", "path": "/v1/models", "headers": headers}
-    asyncio.run(guard.Guard(app, ["localhost"], "k" * 43)(scope, receive, send))
+    asyncio.run(middleware.Guard(app, ["localhost"], "k" * 43)(scope, receive, send))
     assert answers == [status]
 
 
@@ -116,13 +116,13 @@ def test_with_the_key_everything_is(locked: Ask) -> None:
 
 
 def test_too_large_a_request_is_refused_before_it_is_read(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "MOST_BYTES", 1000)
+    monkeypatch.setattr(middleware, "MOST_BYTES", 1000)
     answer = ask("POST", "/v1/completions", {"prompt": "a" * 2000})
     assert (answer.status, answer.error["code"]) == (413, "request_too_large")
 
 
 def test_so_is_one_that_does_not_say_how_large_it_is(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "MOST_BYTES", 1000)
+    monkeypatch.setattr(middleware, "MOST_BYTES", 1000)
     connection = http.client.HTTPConnection(door.address.host, door.address.port, timeout=120)
     connection.request(
         "POST", "/v1/completions", iter([b"a" * 600] * 4), {"Content-Type": "application/json"}, encode_chunked=True
@@ -132,7 +132,7 @@ def test_so_is_one_that_does_not_say_how_large_it_is(door: Door, monkeypatch: py
 
 
 def test_a_request_that_does_not_arrive_is_given_up(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(middleware, "BODY_SECONDS", 0.2)
     with socket.create_connection((door.address.host, door.address.port), timeout=120) as slow:
         slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         slow.sendall(b"Content-Length: 100\r\n\r\n{")

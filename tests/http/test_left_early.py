@@ -10,9 +10,9 @@ import threading
 
 import pytest
 
-from edgellm.api import Pair
-from edgellm.http.door import Door
-from edgellm.spec.reply import Reply
+from edgellm.http.server import Door
+from edgellm.llm import Pair
+from edgellm.spec.stream import Reply
 from tests.decodes import FEW, Watched
 from tests.http.conftest import QUESTION, Ask, written
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.api import Pair
 from edgellm.engine import Model
-from edgellm.http.door import Door
-from edgellm.http.reception import Writer
-from edgellm.link.address import Address
-from edgellm.serve.server import VerifierServer
+from edgellm.http.handlers import Writer
+from edgellm.http.server import Door
+from edgellm.llm import Pair
+from edgellm.rpc.address import Address
+from edgellm.services.server.verifier_server import VerifierServer
 from tests.http.conftest import HOME, Answer, asker
 from tests.spec.real import case
 

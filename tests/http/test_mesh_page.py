@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from edgellm.api.mesh import Opened, Options, open_mesh
-from edgellm.api.mesh_times import Measured, Replies
 from edgellm.coldstart.plan import Way
-from edgellm.http.course import Course
-from edgellm.http.door import Door
-from edgellm.http.reception import Writer
-from edgellm.mesh.fleet import read_fleet
-from edgellm.mesh.holding import WholeModel
-from edgellm.mesh.shelf import Shelf
-from edgellm.serve.worker import WorkerServer
-from edgellm.spec.records import Summary
-from edgellm.store.layers import LayerStore
+from edgellm.http.handlers import Writer
+from edgellm.http.mesh_timeline import Course
+from edgellm.http.server import Door
+from edgellm.llm.mesh.mesh_llm import Opened, Options, open_mesh
+from edgellm.llm.mesh.timeline import Measured, Replies
+from edgellm.mesh.fleet_file import read_fleet
+from edgellm.mesh.runtime.layer_sources import WholeModel
+from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.services.server.worker_server import WorkerServer
+from edgellm.spec.types import Summary
+from edgellm.storage.layers.store import LayerStore
 from tests.http.conftest import HOME, QUESTION, Answer, asker, conversation
 from tests.http.test_page import PHONE, browser, needs_browser, page, say, shot
 from tests.mesh.test_fleet import DESKTOP, LAPTOP
-from tests.serve.conftest import ANYWHERE
+from tests.services.conftest import ANYWHERE
 
 __all__ = ["browser", "page"]
 

@@ -17,19 +17,19 @@ from typing import cast
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
-from edgellm.api import Pair
 from edgellm.engine import Model
 from edgellm.errors import InvalidOption
-from edgellm.http.door import Door
-from edgellm.http.plan import PlanOut, read_plan
-from edgellm.http.reception import Writer
-from edgellm.link.address import Address
-from edgellm.serve.server import VerifierServer
-from edgellm.serve.stream import RemotePending
+from edgellm.http.handlers import Writer
+from edgellm.http.plan_file import PlanOut, read_plan
+from edgellm.http.server import Door
+from edgellm.llm import Pair
+from edgellm.rpc.address import Address
+from edgellm.services.client.verifier_stream import RemotePending
+from edgellm.services.server.verifier_server import VerifierServer
 from edgellm.spec.loop import Event
-from edgellm.spec.options import ReplyOptions
-from edgellm.spec.records import Source
+from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Stats
+from edgellm.spec.types import Source
 from tests.http.conftest import HOME, QUESTION, Ask, asker
 from tests.http.test_running import Scripted, endless, failing, said
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgellm.http import porch
-from edgellm.http.door import Door, Lock
-from edgellm.link.web import web_certificate
+from edgellm.http import connections as porch
+from edgellm.http.server import Door, Lock
+from edgellm.rpc.trust.self_signed_cert import web_certificate
 from tests.http.conftest import HOME, asker
 
 SOON = 0.3

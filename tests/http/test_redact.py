@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.api import Pair
 from edgellm.errors import VerifierLost
-from edgellm.http.door import Door
-from edgellm.http.reception import Writer
+from edgellm.http.handlers import Writer
 from edgellm.http.redact import redact
-from edgellm.link.address import Address
-from edgellm.link.peers import Peer
-from edgellm.link.trust import Trust
-from edgellm.spec.records import Notice
-from edgellm.spec.reply import Reply
+from edgellm.http.server import Door
+from edgellm.llm import Pair
+from edgellm.rpc.address import Address
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.trust import Trust
+from edgellm.spec.stream import Reply
+from edgellm.spec.types import Notice
 from tests.http.conftest import HOME, asker, conversation
-from tests.link.strangers import befriend
+from tests.rpc.strangers import befriend
 
 KEY = "k" * 43
 PATHS = ("/", "/health", "/status", "/metrics", "/v1/models", "/openapi.json", "/page/side.js", "/nothing")

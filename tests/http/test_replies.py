@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from edgellm.api import Pair
-from edgellm.http.door import Door
+from edgellm.http.server import Door
+from edgellm.llm import Pair
 from tests.http.conftest import QUESTION, Ask, conversation, written
 
 
@@ -189,6 +189,7 @@ def test_metrics_count_what_was_written(ask: Ask) -> None:
     assert grown[:5] == [
         usage["prompt_tokens"], usage["completion_tokens"], timings["draft_n"], timings["draft_n_accepted"], 1.0,
     ]  # fmt: skip
-    assert all(one > 0 for one in grown)
+    assert all(grown[at] > 0 for at in (0, 1, 5, 6))
+    assert (grown[7] > 0) == (timings["draft_n_accepted"] > 0)  # whether drafts pay is a matter of the machine's load
     assert value("edgellm_requests_running") == 0
     assert value('edgellm_peer_bytes_total{dir="up"}') == 0

@@ -15,16 +15,16 @@ from typing import Any, cast
 import openai
 import pytest
 
-from edgellm.api import Pair
 from edgellm.errors import Stopped, VerifierLost
 from edgellm.http.admission import Turns
-from edgellm.http.door import Door
-from edgellm.http.reception import Writer
-from edgellm.http.running import Piece, Running
+from edgellm.http.handlers import Writer
+from edgellm.http.server import Door
+from edgellm.http.streaming import Piece, Running
+from edgellm.llm import Pair
 from edgellm.spec.loop import Event
-from edgellm.spec.records import Notice, Source, Summary, Token
-from edgellm.spec.reply import Reply
 from edgellm.spec.stats import Stats
+from edgellm.spec.stream import Reply
+from edgellm.spec.types import Notice, Source, Summary, Token
 from tests.http.conftest import HOME, Answer, asker, conversation
 
 Script = Callable[[Stats, Callable[[], bool]], Generator[Event, None, None]]

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from edgellm.engine import GgufHeader, check_gguf, cut
-from edgellm.engine.shard import check_cuttable
-from edgellm.mesh.holding import Bounds, Loadable
-from edgellm.store import fingerprint
+from edgellm.engine.gguf.shard import check_cuttable
+from edgellm.mesh.runtime.layer_sources import Bounds, Loadable
+from edgellm.storage import fingerprint
 
 
 class FolderLayers:

@@ -11,14 +11,14 @@ import numpy as np
 
 from edgellm.engine import Context, Floats, Ids, Model
 from edgellm.errors import DeviceLost, EdgeError
-from edgellm.mesh.cover import Able
-from edgellm.mesh.holding import Layers
-from edgellm.mesh.pipeline import LocalSeat, Pipeline, Post, Seat
-from edgellm.mesh.records import Gone, Parcel, Work
-from edgellm.mesh.shelf import Shelf
-from edgellm.mesh.split import Share
+from edgellm.mesh.messages import Gone, Parcel, Work
+from edgellm.mesh.placement.failover_planner import Able
+from edgellm.mesh.placement.split import Share
+from edgellm.mesh.runtime.layer_sources import Layers
+from edgellm.mesh.runtime.pipeline import LocalSeat, Pipeline, Post, Seat
+from edgellm.mesh.runtime.weight_cache import Shelf
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
-from edgellm.spec.records import GREEDY, Chunk, Sampling
+from edgellm.spec.types import GREEDY, Chunk, Sampling
 from tests.mesh.folder import FolderLayers
 from tests.verifier.asking import judged
 

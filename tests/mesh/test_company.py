@@ -11,12 +11,12 @@ import pytest
 
 from edgellm.engine import Block, Floats, Passage
 from edgellm.errors import EdgeError, InvalidOption
-from edgellm.mesh.records import Answer, Event, Failed, Parcel, Span, Times
-from edgellm.mesh.recovery import Mesh
-from edgellm.mesh.shelf import Shelf
-from edgellm.mesh.stage import Stage
+from edgellm.mesh.coordinator import Mesh
+from edgellm.mesh.messages import Answer, Event, Failed, Parcel, Span, Times
+from edgellm.mesh.runtime.stage import Stage
+from edgellm.mesh.runtime.weight_cache import Shelf
 from edgellm.mesh.verifier import MeshVerifier
-from edgellm.spec.records import GREEDY, Chunk, Sampling
+from edgellm.spec.types import GREEDY, Chunk, Sampling
 from tests.engine.logits import some_ids
 from tests.mesh.household import NOTHING, Cut, Device, Whole, all_at_once, even
 from tests.mesh.test_stages import Posted, SlowLayers

@@ -7,8 +7,8 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.mesh.cover import Able, cover
-from edgellm.mesh.recovery import check_shares
+from edgellm.mesh.coordinator import check_shares
+from edgellm.mesh.placement.failover_planner import Able, cover
 
 LAYERS = 8
 

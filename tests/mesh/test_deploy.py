@@ -13,19 +13,19 @@ import pytest
 
 from bench.relay import Network, Relay
 from edgellm.errors import DeployFailed, LayersCorrupt, NotPermitted, PairingRequired, StoreFull
-from edgellm.link.address import Address
-from edgellm.link.carry import Pace
-from edgellm.link.loop import run_there
-from edgellm.link.pieces import WINDOW
-from edgellm.link.rights import Right
-from edgellm.link.trust import Trust
-from edgellm.link.workers import Worker, find_workers, worker_at, worker_there
 from edgellm.mesh import deploy as deploying
 from edgellm.mesh.deploy import Moved, Part, deploy
-from edgellm.store.layers import LayerStore
-from edgellm.store.recipe import Recipe, recipe_of
-from tests.link.layering import device_taking
-from tests.link.strangers import befriend, device
+from edgellm.rpc.address import Address
+from edgellm.rpc.discovery.workers import Worker, find_workers, worker_at, worker_there
+from edgellm.rpc.event_loop import run_there
+from edgellm.rpc.layers.codec import WINDOW
+from edgellm.rpc.layers.upload import Pace
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.storage.layers.manifest import Recipe, recipe_of
+from edgellm.storage.layers.store import LayerStore
+from tests.rpc.layering import device_taking
+from tests.rpc.strangers import befriend, device
 
 PLENTY = 10**9
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgellm.errors import FleetUnreadable, InvalidOption
-from edgellm.mesh.fleet import MAX_BYTES, preset, read_fleet
-from edgellm.mesh.layers import model_of
+from edgellm.mesh.fleet_file import MAX_BYTES, preset, read_fleet
+from edgellm.mesh.model_costs import model_of
 
 DESKTOP = """\
 [[device]]

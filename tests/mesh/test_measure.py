@@ -15,20 +15,20 @@ from typing import Any
 import pytest
 
 from bench.random_gguf import Shape, write
-from edgellm.engine import blocks as timing
-from edgellm.engine.blocks import Blocks, blocks_of
+from edgellm.engine.gguf import synthetic_layers as timing
+from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
 from edgellm.errors import MeasureFailed
-from edgellm.link.figures import Figures
-from edgellm.mesh import measure
-from edgellm.mesh.measure import figures_here
-from edgellm.mesh.memory import free_memory
-from edgellm.store import disk
-from edgellm.store.disk import cold_read
+from edgellm.mesh.profiling import device_profiler
+from edgellm.mesh.profiling.device_profiler import figures_here
+from edgellm.mesh.profiling.free_memory import free_memory
+from edgellm.rpc.layers.device_figures import Figures
+from edgellm.storage import disk_benchmark
+from edgellm.storage.disk_benchmark import cold_read
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("edgellm.store.disk.LEAST_SECONDS", 0.01)
+    monkeypatch.setattr("edgellm.storage.disk_benchmark.LEAST_SECONDS", 0.01)
     monkeypatch.setattr(timing, "ROWS", (1, 4))
     monkeypatch.setattr(timing, "_SPELL", 0.0)
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
@@ -54,16 +54,16 @@ def test_it_is_measured_once_and_when_asked(blocks: Blocks, tmp_path: Path, monk
     assert replace(again, memory=0) == replace(first, memory=0)
     assert figures_here(blocks, oldest=0.0, threads=1).reason == "asked for"
     with monkeypatch.context() as patch:
-        patch.setattr(measure, "processor", lambda: "another")
+        patch.setattr(device_profiler, "processor", lambda: "another")
         assert figures_here(blocks, threads=1).reason.startswith("the processor was")
     assert figures_here(blocks, threads=1).reason == "the processor was another"
     with monkeypatch.context() as patch:
-        patch.setattr(measure, "program", lambda: "99")
+        patch.setattr(device_profiler, "program", lambda: "99")
         assert figures_here(blocks, threads=1).reason.startswith("measured by edgellm")
     assert figures_here(blocks, threads=1).reason == "measured by edgellm 99"
     with monkeypatch.context() as patch:
         now = time.time()
-        patch.setattr("edgellm.mesh.measure.time.time", lambda: now + 40 * 86_400)
+        patch.setattr("edgellm.mesh.profiling.device_profiler.time.time", lambda: now + 40 * 86_400)
         assert figures_here(blocks, threads=1).reason == "40 days old"
     assert figures_here(blocks, threads=1).reason.endswith("days old")  # a clock that was set back
     (kept,) = (tmp_path / "home").rglob("figures/*.json")
@@ -81,7 +81,7 @@ def test_what_cannot_be_measured_is_said(blocks: Blocks, tmp_path: Path, monkeyp
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(measure, "write_random", full)
+    monkeypatch.setattr(device_profiler, "write_random", full)
     with pytest.raises(MeasureFailed, match="No space left"):
         figures_here(blocks, folder=tmp_path, threads=1)
 
@@ -107,13 +107,13 @@ def test_a_cold_read_drops_the_pages_first(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "posix_fadvise", lambda _handle, _at, _size, advice: dropped.append(advice), raising=False)
     monkeypatch.setattr(os, "POSIX_FADV_DONTNEED", 4, raising=False)
     monkeypatch.setattr(os, "POSIX_FADV_RANDOM", 1, raising=False)
-    monkeypatch.setattr(disk, "LEAST_SECONDS", 1e-9)
+    monkeypatch.setattr(disk_benchmark, "LEAST_SECONDS", 1e-9)
     speed, how = cold_read(path)
     assert speed > 0
     assert how.startswith("3 MB read")
     assert dropped == [os.POSIX_FADV_RANDOM, 4, 4]
-    monkeypatch.setattr(disk, "LEAST_SECONDS", 10.0)
-    monkeypatch.setattr(disk, "MOST_BYTES", 5 * 2**20)  # a small file is read again
+    monkeypatch.setattr(disk_benchmark, "LEAST_SECONDS", 10.0)
+    monkeypatch.setattr(disk_benchmark, "MOST_BYTES", 5 * 2**20)  # a small file is read again
     assert cold_read(path)[1].startswith("5 MB read")
     assert len(dropped) == 7
 
@@ -143,12 +143,12 @@ def test_memory_is_what_the_control_groups_leave(tmp_path: Path) -> None:
 def test_where_loading_is_slower_than_reading_that_is_what_counts(
     blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "cold_read", lambda _path: (1e12, "all at once"))
+    monkeypatch.setattr(device_profiler, "cold_read", lambda _path: (1e12, "all at once"))
     found = figures_here(blocks, folder=tmp_path / "layers", threads=1)
     assert found.disk < 1e11
     assert found.disk_reason.startswith("all at once: 1000000 MB/s; 2 layers loaded")
     assert not list((tmp_path / "layers").glob("*.gguf"))
-    monkeypatch.setattr(measure, "cold_read", lambda _path: (1.0, "drop by drop"))
+    monkeypatch.setattr(device_profiler, "cold_read", lambda _path: (1.0, "drop by drop"))
     found = figures_here(blocks, oldest=0.0, folder=tmp_path / "layers", threads=1)
     assert (found.disk, found.disk_reason) == (1.0, "drop by drop")
 
@@ -186,8 +186,8 @@ def test_a_disk_that_has_rested_is_not_taken_for_a_faster_one(
     path = tmp_path / "file"
     with path.open("wb") as file:
         file.truncate(megabytes * 2**20)
-    monkeypatch.setattr(disk, "LEAST_SECONDS", 1.0)
-    monkeypatch.setattr("edgellm.store.disk.time.perf_counter", lambda: Rested.clock)
+    monkeypatch.setattr(disk_benchmark, "LEAST_SECONDS", 1.0)
+    monkeypatch.setattr("edgellm.storage.disk_benchmark.time.perf_counter", lambda: Rested.clock)
     monkeypatch.setattr(Path, "open", lambda self, *_, **__: Rested(self))
     assert 35e6 < cold_read(path)[0] < 42e6
 
@@ -201,7 +201,7 @@ def test_stalls_of_the_reader_do_not_move_the_speed_of_a_disk(tmp_path: Path, mo
         now[0] += 30.0 if rng.random() < 0.1 else 0.11  # in one portion of five something else ran
         return now[0]
 
-    monkeypatch.setattr("edgellm.store.disk.time.perf_counter", clock)
-    monkeypatch.setattr(disk, "LEAST_SECONDS", 1000.0)
-    monkeypatch.setattr(disk, "MOST_SECONDS", 1e9)
+    monkeypatch.setattr("edgellm.storage.disk_benchmark.time.perf_counter", clock)
+    monkeypatch.setattr(disk_benchmark, "LEAST_SECONDS", 1000.0)
+    monkeypatch.setattr(disk_benchmark, "MOST_SECONDS", 1e9)
     assert cold_read(path)[0] == pytest.approx(2**20 / 0.11)

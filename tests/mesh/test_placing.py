@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgellm.coldstart.cost_model import Model, Shape
 from edgellm.coldstart.hardware import Device
-from edgellm.coldstart.model import Model, Shape
 from edgellm.coldstart.plan import WORTH, foreseen
 from edgellm.errors import PlanImpossible
-from edgellm.link.address import Address
-from edgellm.link.workers import Worker
-from edgellm.mesh.cover import Able
-from edgellm.mesh.fleet import Fleet
-from edgellm.mesh.placing import Placed, place
-from edgellm.mesh.recovery import check_shares
-from edgellm.mesh.split import Share
+from edgellm.mesh.coordinator import check_shares
+from edgellm.mesh.fleet_file import Fleet
+from edgellm.mesh.placement.failover_planner import Able
+from edgellm.mesh.placement.placement import Placed, place
+from edgellm.mesh.placement.split import Share
+from edgellm.rpc.address import Address
+from edgellm.rpc.discovery.workers import Worker
 
 MODEL = Model.of(Shape(12, 1024, 16, 4, 64, 4096), "a model")
 ALL = frozenset(range(12))

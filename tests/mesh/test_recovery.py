@@ -11,13 +11,13 @@ import pytest
 
 from edgellm.engine import Block, Floats, Ids, Passage, common_prefix
 from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible, Stopped, VerifierBusy
-from edgellm.mesh.cover import Able, cover
-from edgellm.mesh.pipeline import Pipeline
-from edgellm.mesh.records import Gone
-from edgellm.mesh.recovery import Mesh, check_shares
-from edgellm.mesh.split import Share
+from edgellm.mesh.coordinator import Mesh, check_shares
+from edgellm.mesh.messages import Gone
+from edgellm.mesh.placement.failover_planner import Able, cover
+from edgellm.mesh.placement.split import Share
+from edgellm.mesh.runtime.pipeline import Pipeline
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
-from edgellm.spec.records import GREEDY, Chunk
+from edgellm.spec.types import GREEDY, Chunk
 from tests.engine.logits import some_ids
 from tests.mesh.household import NOTHING, Cut, Device, Whole, even, write
 

@@ -10,9 +10,9 @@ import pytest
 
 from edgellm.engine import check_gguf, costs_of
 from edgellm.errors import LayersMissing, MemoryShort, ModelUnsupported
-from edgellm.mesh.holding import SeveralLayers, WholeModel
-from edgellm.mesh.shelf import Shelf, beside
-from edgellm.store.layers import LayerStore
+from edgellm.mesh.runtime.layer_sources import SeveralLayers, WholeModel
+from edgellm.mesh.runtime.weight_cache import Shelf, beside
+from edgellm.storage.layers.store import LayerStore
 from tests.mesh.folder import FolderLayers
 from tests.mesh.household import Cut
 
@@ -104,7 +104,7 @@ def test_small_layers_go_together_up_to_the_end_of_the_stage(
     path = WholeModel(verifier_cut.path, LayerStore(tmp_path, PLENTY)).find(model, 3, 8)
     assert path is not None
     assert check_gguf(path).metadata["llama.block_count"] == 3  # and so the rest: what is loaded last is small
-    monkeypatch.setattr("edgellm.store.made.ENOUGH", 4_000_000)  # a layer has 1.8 MB here
+    monkeypatch.setattr("edgellm.storage.layers.derived_pieces.ENOUGH", 4_000_000)  # a layer has 1.8 MB here
     whole = WholeModel(verifier_cut.path, LayerStore(tmp_path, PLENTY))
     for layer, count in ((3, 1), (4, 2), (6, 2), (8, 1)):  # they end at multiples, so that other stages use them, too
         path = whole.find(model, layer, 8)

@@ -12,14 +12,14 @@ import pytest
 
 from edgellm.engine import Model, cut
 from edgellm.errors import EdgeError, InvalidOption, LayersMissing, ProtocolError
-from edgellm.mesh.holding import Bounds, Loadable
-from edgellm.mesh.pipeline import LocalSeat, Pipeline, Seat
-from edgellm.mesh.records import Event, Gone, Loaded, Parcel, Span, Times, Work
-from edgellm.mesh.shelf import Shelf
-from edgellm.mesh.split import ranges
-from edgellm.mesh.stage import Stage, check
-from edgellm.spec.records import GREEDY, Chunk, Sampling
-from edgellm.spec.verify import judge
+from edgellm.mesh.messages import Event, Gone, Loaded, Parcel, Span, Times, Work
+from edgellm.mesh.placement.split import ranges
+from edgellm.mesh.runtime.layer_sources import Bounds, Loadable
+from edgellm.mesh.runtime.pipeline import LocalSeat, Pipeline, Seat
+from edgellm.mesh.runtime.stage import Stage, check
+from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.spec.types import GREEDY, Chunk, Sampling
+from edgellm.spec.verification import judge
 from tests.engine.logits import some_ids
 from tests.mesh.folder import FolderLayers
 from tests.mesh.household import NOTHING, Cut, Whole, even, logits_of

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from edgellm.engine import Model, check_gguf
-from edgellm.mesh.holding import Bounds
-from edgellm.mesh.stored import StoredLayers
-from edgellm.store.layers import LayerStore, cut_layers
-from edgellm.store.recipe import Piece, cut_piece, recipe_of
+from edgellm.mesh.runtime.layer_sources import Bounds
+from edgellm.mesh.runtime.stored_layers import StoredLayers
+from edgellm.storage.layers.manifest import Piece, cut_piece, recipe_of
+from edgellm.storage.layers.store import LayerStore, cut_layers
 
 PLENTY = 10**9
 
@@ -71,7 +71,7 @@ def test_pieces_end_where_those_of_other_plans_do(
     store = LayerStore(tmp_path, PLENTY)
     recipe = cut_layers(draft_path, store)
     size = sorted(piece.size for piece in recipe.pieces)[4]
-    monkeypatch.setattr("edgellm.store.made.ENOUGH", 3 * size)
+    monkeypatch.setattr("edgellm.storage.layers.derived_pieces.ENOUGH", 3 * size)
     layers, at, found = StoredLayers(store), 1, []
     while at < 8:
         path = layers.find(recipe.digest, at, 6)

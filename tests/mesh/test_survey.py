@@ -10,34 +10,34 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.api.mesh_times import disproved_by
 from edgellm.coldstart.plan import Way, plan
-from edgellm.engine import blocks as timing
-from edgellm.engine.blocks import Blocks, blocks_of
+from edgellm.engine.gguf import synthetic_layers as timing
+from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
 from edgellm.engine.timing import Waiting
 from edgellm.errors import VerifierUnreachable
-from edgellm.link import flow
-from edgellm.link.rights import Right
-from edgellm.link.trust import Trust
-from edgellm.link.workers import Worker, find_workers
-from edgellm.mesh import survey as surveying
-from edgellm.mesh.layers import model_of
-from edgellm.mesh.measure import figures_here
-from edgellm.mesh.split import HERE
-from edgellm.mesh.survey import Survey, known_line, known_speed, survey
-from edgellm.store.curves import DOUBTFUL_OLDEST
-from edgellm.store.layers import LayerStore
-from tests.link.layering import device_taking
-from tests.link.strangers import befriend, device
+from edgellm.llm.mesh.timeline import disproved_by
+from edgellm.mesh.model_costs import model_of
+from edgellm.mesh.placement.split import HERE
+from edgellm.mesh.profiling import fleet_profiler as surveying
+from edgellm.mesh.profiling.device_profiler import figures_here
+from edgellm.mesh.profiling.fleet_profiler import Survey, known_line, known_speed, survey
+from edgellm.rpc.discovery.workers import Worker, find_workers
+from edgellm.rpc.layers import bandwidth_probe
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.storage.decode_cost_cache import DOUBTFUL_OLDEST
+from edgellm.storage.layers.store import LayerStore
+from tests.rpc.layering import device_taking
+from tests.rpc.strangers import befriend, device
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("edgellm.store.disk.LEAST_SECONDS", 0.01)
+    monkeypatch.setattr("edgellm.storage.disk_benchmark.LEAST_SECONDS", 0.01)
     monkeypatch.setattr(timing, "ROWS", (1, 4, 16))
     monkeypatch.setattr(timing, "_SPELL", 0.0)
     monkeypatch.setattr(timing, "_ROUNDS", 1)
-    monkeypatch.setattr(flow, "SECONDS", 0.02)
+    monkeypatch.setattr(bandwidth_probe, "SECONDS", 0.02)
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
 
 
@@ -188,7 +188,7 @@ def test_figures_of_a_busy_machine_are_doubtful_and_short_lived(
     monkeypatch.setattr(Waiting, "share", lambda _self: 0.0)
     assert look(owner, blocks, verifier_path)[0].doubts() == said
     now = time.time()
-    monkeypatch.setattr("edgellm.mesh.measure.time.time", lambda: now + DOUBTFUL_OLDEST + 60.0)
+    monkeypatch.setattr("edgellm.mesh.profiling.device_profiler.time.time", lambda: now + DOUBTFUL_OLDEST + 60.0)
     again, _ = look(owner, blocks, verifier_path)
     assert again.doubts() == []
     assert again.speeds["desk"].figures.reason.startswith("measured while the machine was busy")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.mesh import waiting
-from edgellm.mesh.records import Parcel, Work
-from edgellm.mesh.waiting import COMPANY_ROWS, Waiting
+from edgellm.mesh.messages import Parcel, Work
+from edgellm.mesh.runtime import stage_scheduler as waiting
+from edgellm.mesh.runtime.stage_scheduler import COMPANY_ROWS, Waiting
 
 WORK = Work("ab" * 32, "a model", 0, 5, 6, 8, 100, 512, sessions=8)
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from edgellm.errors import ProtocolError
-from edgellm.mesh import watch
-from edgellm.mesh.records import Parcel
-from edgellm.mesh.watch import Deadline, OnTheWay
-from edgellm.spec.records import GREEDY, Chunk
+from edgellm.mesh.messages import Parcel
+from edgellm.mesh.runtime import watch
+from edgellm.mesh.runtime.watch import Deadline, OnTheWay
+from edgellm.spec.types import GREEDY, Chunk
 from tests.verifier.asking import judged
 
 IDS = np.arange(3, dtype=np.int32)

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from edgellm.engine import Capture, Context, Floats, Ids, Model, check_gguf, cut, top2
-from edgellm.engine.shard import check_cuttable
-from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.exit_drafter import ExitDrafter
+from edgellm.engine.gguf.shard import check_cuttable
+from edgellm.spec.drafters.early_exit import ExitDrafter
+from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.protocols import Drafter
-from edgellm.spec.records import GREEDY, Chunk, Sampling
 from edgellm.spec.sampling import Purpose, distribution, draw, uniforms
+from edgellm.spec.types import GREEDY, Chunk, Sampling
 
 EXIT, N_CTX = 5, 768
 CLOSE = 1e-4

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgellm.errors import VerifierLost
-from edgellm.spec.records import NO_IDS, Chunk, Distribution, Floats, Ids, Sampling, Verdict
 from edgellm.spec.sampling import Purpose, distribution, draw, uniforms
-from edgellm.spec.verify import judge
+from edgellm.spec.types import NO_IDS, Chunk, Distribution, Floats, Ids, Sampling, Verdict
+from edgellm.spec.verification import judge
 
 EOG = 0
 

@@ -6,7 +6,7 @@ import random
 from itertools import islice
 
 from edgellm.engine import Message
-from edgellm.spec.reply import Reply
+from edgellm.spec.stream import Reply
 from models.families import FAMILIES
 from models.world import Split, World
 

@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from edgellm.spec.gates import AlwaysGate
+from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import Event, Limits, generate
 from edgellm.spec.protocols import Gate
-from edgellm.spec.records import GREEDY, Chunk, Decision, Ids, Notice, Source, Summary, Token
 from edgellm.spec.stats import Stats
+from edgellm.spec.types import GREEDY, Chunk, Decision, Ids, Notice, Source, Summary, Token
 from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, Letters, Logits, chain
 
 PROMPT = np.array([3, 1, 4], dtype=np.int32)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.spec.acceptance import Acceptance
+from edgellm.spec.drafters.acceptance import Acceptance
 
 sure = st.lists(st.floats(0, 1), max_size=8)
 

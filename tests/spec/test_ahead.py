@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, Message, Model
-from edgellm.spec import guess
-from edgellm.spec.acceptance import Acceptance
-from edgellm.spec.ahead import FAR, AheadDrafter
-from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.gates import AlwaysGate, RandomGate
+from edgellm.spec.context_pool import ContextPool
+from edgellm.spec.drafters import verdict_prediction
+from edgellm.spec.drafters.acceptance import Acceptance
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.drafters.parallel import FAR, AheadDrafter
+from edgellm.spec.gates.rules import AlwaysGate, RandomGate
 from edgellm.spec.loop import Limits, generate
-from edgellm.spec.pool import ContextPool
 from edgellm.spec.protocols import Gate
-from edgellm.spec.records import GREEDY, Chunk, Ids, Sampling, Source, Token, Verdict
 from edgellm.spec.stats import Stats
+from edgellm.spec.types import GREEDY, Chunk, Ids, Sampling, Source, Token, Verdict
 from edgellm.verifier.in_process import LocalSession, LocalVerifier
 from models.corpus import held_out
 from models.families import FAMILIES
@@ -137,7 +137,7 @@ def test_tokens_of_the_text_hit_more_often(
         return sum(ahead.guessed.hits for ahead in found if ahead is not None)
 
     by_the_text = hits()
-    monkeypatch.setattr(guess, "KNOWN", 1.0)
+    monkeypatch.setattr(verdict_prediction, "KNOWN", 1.0)
     assert by_the_text > hits()
 
 

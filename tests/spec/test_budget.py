@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.spec.budget import HORIZON, Ledger, Threshold, solve
+from edgellm.spec.gates.budget import HORIZON, Ledger, Threshold, solve
 
 
 def spend(profiled: np.ndarray, scores: np.ndarray, budget: float) -> list[bool]:

@@ -8,8 +8,8 @@ from time import monotonic
 import pytest
 
 from edgellm.errors import VerifierBusy, VerifierLost, VerifierSlow
-from edgellm.spec.line import FREE, LOST, SLOW
-from edgellm.spec.records import Chunk, Ids, Sampling, Source, Verdict
+from edgellm.spec.guarded_session import FREE, LOST, SLOW
+from edgellm.spec.types import Chunk, Ids, Sampling, Source, Verdict
 from tests.spec.fakes import FakeDrafter, FakePending, FakeSession, FakeVerifier
 from tests.spec.running import BIG, SMALL, alone, ids, notices, run, tokens
 
@@ -97,12 +97,12 @@ def test_without_a_drafter_a_reply_does_not_wait_for_ever(busy: set[int]) -> Non
 
 
 def test_without_a_drafter_one_that_was_silent_for_long_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgellm.spec.line._SILENT", 0.0)
+    monkeypatch.setattr("edgellm.spec.guarded_session._SILENT", 0.0)
     with pytest.raises(VerifierSlow, match="slow"):
         run(None, Busy(BIG, busy={2}, slow=True), max_tokens=12)
 
 
 def test_without_a_drafter_one_that_is_always_busy_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgellm.spec.line._STARVED", 0.2)
+    monkeypatch.setattr("edgellm.spec.guarded_session._STARVED", 0.2)
     with pytest.raises(VerifierLost, match="too busy for"):
         run(None, Busy(BIG, busy=set(range(2, 1000))), max_tokens=12)

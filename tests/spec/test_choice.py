@@ -7,17 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgellm.spec.budget import Ledger
-from edgellm.spec.choice import AUTO, BudgetGate, Choice, best_gate, choose, needs_profile
-from edgellm.spec.gates import ImportanceGate, NeverGate, RandomGate
-from edgellm.spec.guess import branches
-from edgellm.spec.options import GATES, ReplyOptions
-from edgellm.spec.policy import Policy
-from edgellm.spec.predictor import Linear
-from edgellm.spec.profile import ExitPoint, Profile
+from edgellm.spec.drafters.verdict_prediction import branches
+from edgellm.spec.gates.budget import Ledger
+from edgellm.spec.gates.factory import AUTO, BudgetGate, Choice, best_gate, choose, needs_profile
+from edgellm.spec.gates.features import JUDGED, NAMES, signals
+from edgellm.spec.gates.logistic import Linear
+from edgellm.spec.gates.offload_policy import Policy
+from edgellm.spec.gates.profile import ExitPoint, Profile
+from edgellm.spec.gates.rules import ImportanceGate, NeverGate, RandomGate
+from edgellm.spec.params import GATES, ReplyOptions
 from edgellm.spec.protocols import Gate
-from edgellm.spec.records import Chunk
-from edgellm.spec.signals import JUDGED, NAMES, signals
+from edgellm.spec.types import Chunk
 
 RNG = np.random.default_rng(3)
 CONFIDENCE = tuple(RNG.beta(5, 1, 300).tolist())

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import HEADS
-from edgellm.spec.curve import DRIFT, EXPLORED, KNOTS, LEAST, MOST, WITNESSES, CostCurve, LengthRule
+from edgellm.spec.draft_length import DRIFT, EXPLORED, KNOTS, LEAST, MOST, WITNESSES, CostCurve, LengthRule
 
 FLAT = CostCurve((1, 64), (1.0, 1.0))
 LINEAR = CostCurve((1, 64), (1.0, 64.0))

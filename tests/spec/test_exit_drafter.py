@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Capture, Context, Floats, Ids, Model
 from edgellm.errors import InvalidOption
-from edgellm.spec.exit_drafter import ExitDrafter
-from edgellm.spec.gates import AlwaysGate, NeverGate
+from edgellm.spec.context_pool import ContextPool
+from edgellm.spec.drafters.early_exit import ExitDrafter
+from edgellm.spec.gates.rules import AlwaysGate, NeverGate
 from edgellm.spec.loop import Limits, generate
-from edgellm.spec.pool import ContextPool
-from edgellm.spec.precedent import Precedents
+from edgellm.spec.ngram.context_lookup import Precedents
 from edgellm.spec.protocols import Drafter, Gate
-from edgellm.spec.records import GREEDY, Chunk, Sampling, Source, Token
 from edgellm.spec.stats import Stats
+from edgellm.spec.types import GREEDY, Chunk, Sampling, Source, Token
 from edgellm.verifier.in_process import LocalVerifier
 from tests.spec.exits import CLOSE, EXIT, N_CTX, Counted, Parts, check_same, counted, shards, verdicts
 from tests.spec.real import case

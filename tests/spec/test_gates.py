@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import InvalidOption
-from edgellm.spec.gates import AlwaysGate, ConfidenceGate, NeverGate, p_conf
-from edgellm.spec.records import Chunk
+from edgellm.spec.gates.rules import AlwaysGate, ConfidenceGate, NeverGate, p_conf
+from edgellm.spec.types import Chunk
 
 
 def chunk(*confidence: float) -> Chunk:

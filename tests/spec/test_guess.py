@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgellm.spec.guess import KNOWN, guesses, likeliest, rejection
+from edgellm.spec.drafters.verdict_prediction import KNOWN, guesses, likeliest, rejection
 
 
 def test_the_papers_distribution_with_nothing_rejected_as_an_outcome() -> None:

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import Capture, Context, Floats, Ids, Model, cut
-from edgellm.engine.capture import Recorder
+from edgellm.engine.decoding.graph_hooks import Recorder
 from edgellm.errors import InvalidOption
-from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.exit_drafter import ExitDrafter
-from edgellm.spec.gates import NeverGate
-from edgellm.spec.importance import ColumnSums, entropy, importance, prompt_share, without_sink
+from edgellm.spec.drafters.early_exit import ExitDrafter
+from edgellm.spec.drafters.importance import ColumnSums, entropy, importance, prompt_share, without_sink
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.gates.rules import NeverGate
 from edgellm.spec.loop import Limits, generate
-from edgellm.spec.records import GREEDY, Chunk, Token
 from edgellm.spec.stats import Stats
+from edgellm.spec.types import GREEDY, Chunk, Token
 from tests.spec.real import case
 
 N_CTX = 768

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm.spec.gates import AlwaysGate, NeverGate
+from edgellm.spec.gates.rules import AlwaysGate, NeverGate
 from edgellm.spec.loop import Limits, Word, generate, merge
 from edgellm.spec.protocols import Gate
-from edgellm.spec.records import (
+from edgellm.spec.stats import Stats
+from edgellm.spec.types import (
     GREEDY,
     Chunk,
     Explanation,
@@ -17,7 +18,6 @@ from edgellm.spec.records import (
     Token,
     Verdict,
 )
-from edgellm.spec.stats import Stats
 from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, Letters, chain
 from tests.spec.running import BIG, PROMPT, SMALL, alone, check_provenance, ids, notices, run, tokens
 

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import ProtocolError, VerifierLost
-from edgellm.spec.gates import AlwaysGate
-from edgellm.spec.line import BACK, LOST
+from edgellm.spec.gates.rules import AlwaysGate
+from edgellm.spec.guarded_session import BACK, LOST
 from edgellm.spec.loop import Limits, generate
-from edgellm.spec.records import (
+from edgellm.spec.stats import Stats
+from edgellm.spec.types import (
     GREEDY,
     Explanation,
     Source,
     Token,
     Verdict,
 )
-from edgellm.spec.stats import Stats
 from tests.spec.fakes import FakeDrafter, FakeSession, FakeVerifier, Letters, chain
 from tests.spec.running import BIG, PROMPT, SMALL, CoinGate, alone, check_provenance, ids, notices, run, tokens
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgellm.errors import InvalidOption
-from edgellm.spec.gates import NeverGate
-from edgellm.spec.options import GATES, GONE, USUAL_SOURCES, ReplyOptions
+from edgellm.spec.gates.rules import NeverGate
+from edgellm.spec.params import GATES, GONE, USUAL_SOURCES, ReplyOptions
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.api import Pair
 from edgellm.engine import Context, Model, top2
-from edgellm.spec.ahead import joined, part
-from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.drafting import Drafting
-from edgellm.spec.precedent import MATCHED, Precedents, Seen, differed, hesitation
-from edgellm.spec.profile import Profile
-from edgellm.spec.records import GREEDY, Chunk, Explanation, Precedent, Sampling, Verdict
-from edgellm.spec.retrieval.sources import Context as Text
-from edgellm.spec.signals import NAMES, signals
+from edgellm.llm import Pair
+from edgellm.spec.drafters.chunk_builder import Drafting
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.drafters.parallel import joined, part
+from edgellm.spec.gates.features import NAMES, signals
+from edgellm.spec.gates.profile import Profile
+from edgellm.spec.ngram.context_lookup import MATCHED, Precedents, Seen, differed, hesitation
+from edgellm.spec.ngram.sources import Context as Text
+from edgellm.spec.types import GREEDY, Chunk, Explanation, Precedent, Sampling, Verdict
 from tests.spec.real import case, ids
 
 tokens = st.lists(st.integers(1, 5), min_size=1, max_size=30)

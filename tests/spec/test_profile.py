@@ -10,16 +10,16 @@ import pytest
 
 from edgellm.engine import Capture, Context, Message, Model
 from edgellm.errors import InvalidOption, ProfileUnusable
-from edgellm.spec.budget import Ledger
-from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.gates import CountingGate, ImportanceGate, SyneraGate, p_conf
-from edgellm.spec.pool import ContextPool
-from edgellm.spec.profile import Profile, alpha_of, build
-from edgellm.spec.profiling import Run, Watcher
+from edgellm.spec.context_pool import ContextPool
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.gates.budget import Ledger
+from edgellm.spec.gates.features import NAMES
+from edgellm.spec.gates.learned import WorthGate
+from edgellm.spec.gates.profile import Profile, alpha_of, build
+from edgellm.spec.gates.profiler import Run, Watcher
+from edgellm.spec.gates.rules import CountingGate, ImportanceGate, SyneraGate, p_conf
 from edgellm.spec.protocols import Gate
-from edgellm.spec.records import GREEDY, Ids
-from edgellm.spec.signals import NAMES
-from edgellm.spec.worth import WorthGate
+from edgellm.spec.types import GREEDY, Ids
 from edgellm.verifier.in_process import LocalVerifier
 from models.corpus import held_out
 from models.families import FAMILIES
@@ -110,7 +110,7 @@ def test_it_comes_back_from_disk(profile: Profile, tmp_path: Path) -> None:
 @pytest.mark.parametrize("budget", [0.1, 0.2, 0.4])
 def test_thresholds_give_the_budget_as_the_whole_gates_share(profile: Profile, budget: float) -> None:
     def share(gate: Gate) -> float:
-        from edgellm.spec.records import Chunk
+        from edgellm.spec.types import Chunk
 
         taken = [
             gate.decide(
@@ -164,8 +164,8 @@ def test_too_little_is_said() -> None:
 
 def test_a_gate_is_counted() -> None:
     ledger = Ledger()
-    from edgellm.spec.gates import AlwaysGate
-    from edgellm.spec.records import Chunk
+    from edgellm.spec.gates.rules import AlwaysGate
+    from edgellm.spec.types import Chunk
 
     CountingGate(AlwaysGate(), ledger).decide(Chunk(), 0, 9)
     assert (ledger.decided, ledger.offloaded) == (1, 1)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.api import Pair
-from edgellm.spec.gates import NeverGate
-from edgellm.spec.options import ReplyOptions
-from edgellm.spec.records import Source, Token
+from edgellm.llm import Pair
+from edgellm.spec.gates.rules import NeverGate
+from edgellm.spec.params import ReplyOptions
+from edgellm.spec.types import Source, Token
 from tests.spec.real import case, ids
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from edgellm.errors import EngineFailed, InvalidOption
-from edgellm.spec.records import GREEDY, Distribution, Sampling
 from edgellm.spec.sampling import (
     UNITS,
     WIDEST,
@@ -25,6 +24,7 @@ from edgellm.spec.sampling import (
     units,
     widest,
 )
+from edgellm.spec.types import GREEDY, Distribution, Sampling
 
 # few distinct values: many ties, also at the borders of top-k and top-p
 tied = arrays(np.float32, st.integers(1, 400), elements=st.integers(-6, 6).map(float))

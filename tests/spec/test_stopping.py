@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from edgellm.errors import VerifierLost
 from edgellm.spec.loop import Event
-from edgellm.spec.records import Notice, Source, Token
 from edgellm.spec.stats import Stats
-from edgellm.spec.stopping import until
+from edgellm.spec.stop_sequences import until
+from edgellm.spec.types import Notice, Source, Token
 
 LETTERS = "abé"
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, Floats, Ids, Model
-from edgellm.spec.drafter import ModelDrafter
-from edgellm.spec.records import GREEDY, Sampling
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.types import GREEDY, Sampling
 from tests.spec.real import case
 
 GAMMA = 12

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.spec import rejection
-from edgellm.spec.predictor import Linear, fit, log_loss, log_odds, sigmoid
-from edgellm.spec.profiling import Observed, Run
-from edgellm.spec.rejection import as_fields, fit_rejection, from_fields, judged
-from edgellm.spec.signals import NAMES
-from edgellm.spec.trees import Trees, grow
+from edgellm.spec.gates import rejection_model
+from edgellm.spec.gates.features import NAMES
+from edgellm.spec.gates.gbdt import Trees, grow
+from edgellm.spec.gates.logistic import Linear, fit, log_loss, log_odds, sigmoid
+from edgellm.spec.gates.profiler import Observed, Run
+from edgellm.spec.gates.rejection_model import as_fields, fit_rejection, from_fields, judged
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(4000, 6))
@@ -128,8 +128,8 @@ def test_what_is_said_of_unseen_replies_was_said_unseen() -> None:
 
 
 def test_few_chunks_are_judged_by_a_straight_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejection, "MANY", 501)
+    monkeypatch.setattr(rejection_model, "MANY", 501)
     assert isinstance(fit_rejection(runs(500, told=True)).predictor, Linear)
-    monkeypatch.setattr(rejection, "MANY", 500)
+    monkeypatch.setattr(rejection_model, "MANY", 500)
     assert isinstance(fit_rejection(runs(500, told=True)).predictor, Trees)
     assert fit_rejection(runs(30, told=True)).losses == {}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.spec.trouble import NO_TROUBLE, Trouble, fit_trouble
+from edgellm.spec.gates.prompt_difficulty import NO_TROUBLE, Trouble, fit_trouble
 
 RNG = np.random.default_rng(5)
 HARD, EASY = 7, 8

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import EngineFailed, ProtocolError
-from edgellm.spec import verify
-from edgellm.spec.gates import AlwaysGate
+from edgellm.spec import verification
+from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import Limits, generate
-from edgellm.spec.records import Chunk, Distribution, Sampling, Token
 from edgellm.spec.sampling import distribution, draw, exact_distribution, uniforms
 from edgellm.spec.stats import Stats
-from edgellm.spec.verify import check_chunk, judge, residual, verify_greedy, verify_sampling
+from edgellm.spec.types import Chunk, Distribution, Sampling, Token
+from edgellm.spec.verification import check_chunk, judge, residual, verify_greedy, verify_sampling
 from tests.spec.fakes import FakeDrafter, FakeVerifier, Letters, Logits, markov
 
 N_VOCAB = 8
@@ -235,7 +235,7 @@ def test_drafts_may_be_rounded_and_cut_as_roughly_as_one_likes(monkeypatch: pyte
 
 @pytest.mark.parametrize("wrong", [by_index, untouched, only_what_was_not_drafted, on_the_support_of_q])
 def test_the_same_statistic_rejects_a_wrong_residual(wrong: Residual, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "residual", wrong)
+    monkeypatch.setattr(verification, "residual", wrong)
     model, drafts = markov(1, N_VOCAB, 0.8), markov(2, N_VOCAB, 0.8)
     seen = pairs(model, drafts, SETTINGS["truncated"], 2000, 2, point=False)
     assert excess(seen, model, SETTINGS["truncated"]) > 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgellm.spec.records import GREEDY, NO_IDS, Chunk, Ids, Sampling
+from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Ids, Sampling
 from edgellm.verifier.requests import VerifyRequest
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.serve.conftest import alone, exact, prompt, server
+from tests.services.conftest import alone, exact, prompt, server
 
 __all__ = ["alone", "exact", "prompt", "server"]

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.api import Pair
 from edgellm.engine import Model
 from edgellm.errors import EngineFailed
-from edgellm.link.address import Address
-from edgellm.serve.server import VerifierServer
-from edgellm.spec.records import GREEDY, NO_IDS, Chunk
+from edgellm.llm import Pair
+from edgellm.rpc.address import Address
+from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.spec.types import GREEDY, NO_IDS, Chunk
 from tests.spec.real import case, ids
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.errors import EngineFailed
-from edgellm.spec.records import Ids
+from edgellm.spec.types import Ids
 from edgellm.verifier.scheduler import Limits
 from edgellm.verifier.worker import VerifierWorker
-from tests.serve.conftest import Alone
+from tests.services.conftest import Alone
 from tests.verifier.test_worker import SLOTS, Asker, Gate
 
 CHUNK = 8

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 
 import edgellm
-from edgellm.engine.stop import ShouldStop
+from edgellm.engine.abort_flag import ShouldStop
 from edgellm.engine.tokenizing.child import READY, REPLY, REQUEST
 from edgellm.engine.types import Ids
 from edgellm.errors import EngineFailed, Stopped, TextRefused

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.engine import native
+from edgellm.engine.abort_flag import ShouldStop, never
 from edgellm.engine.native import lib
-from edgellm.engine.stop import ShouldStop, never
 from edgellm.engine.tokenizing.processes import TokenizerProcesses
 from edgellm.engine.tokenizing.slicing import Slicer, Special
 from edgellm.engine.types import Ids

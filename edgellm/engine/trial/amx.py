@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 
 from edgellm import places
-from edgellm.engine.features import features
-from edgellm.engine.gguf import check_gguf
+from edgellm.engine.build_info import features
+from edgellm.engine.gguf.reader import check_gguf
 from edgellm.engine.trial.probe import Probe, fatal_in_child, read_verdict, write_verdict
 from edgellm.errors import EdgeError
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from edgellm.engine.gguf_records import GgufArray, TensorInfo
-from edgellm.engine.tensor_types import TENSOR_TYPES
+from edgellm.engine.gguf.records import GgufArray, TensorInfo
+from edgellm.engine.gguf.tensor_types import TENSOR_TYPES
 
 MAX_LAYERS = 512
 MAX_EXPERTS = 512

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from edgellm import errors, places
-from edgellm.engine.gguf_records import GgufHeader
+from edgellm.engine.gguf.records import GgufHeader
 from edgellm.engine.trial.fatal import is_index
 from edgellm.errors import EdgeError, EngineFailed, ModelUnsupported
 

@@ -1,0 +1,111 @@
+"""`edgellm conversations`: what was talked about, and how to be rid of it."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from edgellm.cli.views.console import emit, is_terminal, out, say
+from edgellm.cli.views.text import harmless, one_line
+from edgellm.errors import EdgeError, InvalidOption
+
+if TYPE_CHECKING:
+    from edgellm.storage.chats.conversations import Conversation
+
+
+class Action(enum.StrEnum):
+    """What to do with conversations."""
+
+    LIST = "list"
+    SHOW = "show"
+    RM = "rm"
+
+
+def conversations(
+    action: Annotated[
+        Action,
+        typer.Argument(metavar="ACTION", help="list: all of them, the newest first. show: what was said in one. rm: "
+                       "remove some, or --all."),
+    ] = Action.LIST,
+    which: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="As the list has them; their beginnings will do.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="With rm: every conversation.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Remove without asking.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:  # fmt: skip
+    from edgellm.storage.chats.conversations import Conversations
+
+    store = Conversations()
+    if action is Action.LIST:
+        if which:
+            raise InvalidOption(f"The list has no use for {which[0]!r}.", "See: edgellm conversations --help")
+        _list(store.all(), as_json)
+        return
+    if everything == bool(which) or (everything and action is not Action.RM):
+        raise InvalidOption(f"{action} needs IDs, or rm --all.", "See them with: edgellm conversations")
+    chosen = store.all() if everything else [store.find(one) for one in which or ()]
+    if action is Action.SHOW:
+        for one in chosen:
+            if as_json:
+                emit(json.dumps({"id": one.id, "turns": [{"role": role, "content": text} for role, text in one.turns]}))
+            else:
+                emit("\n\n".join(f"{role}: {harmless(text)}" for role, text in one.turns))
+        return
+    if chosen and not yes:
+        if not is_terminal(sys.stdin):
+            raise InvalidOption(f"This would remove {_count(len(chosen))}.", "Add --yes to do it without being asked.")
+        if not typer.confirm(f"Remove {_count(len(chosen))}?", err=True):
+            raise typer.Exit(1)
+    for one in chosen:
+        store.remove(one)
+    if as_json:
+        emit(json.dumps({"removed": [one.id for one in chosen]}))
+    else:
+        say(f"removed {_count(len(chosen))}")
+
+
+def _list(found: Sequence[Conversation], as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {"id": one.id, "when": one.when.isoformat(), "turns": len(one.turns), "title": one.title} for one in found
+        ]
+        emit(json.dumps(rows, indent=2))
+        return
+    if not found:
+        say("There is none. `edgellm chat` begins one, while the history is on.")
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("id", no_wrap=True, style="cyan")
+    table.add_column("when", no_wrap=True)
+    table.add_column("turns", justify="right")
+    table.add_column("first question", overflow="ellipsis", no_wrap=True)
+    for one in found:
+        table.add_row(one.id, _time(one.when), str(len(one.turns)), one_line(one.title))
+    out().print(table)
+    say("Go on with one: edgellm chat -c, or edgellm chat --conversation ID", style="dim")
+
+
+def conversation_ids(incomplete: str) -> list[tuple[str, str]]:
+    """For shell completion: the conversations, with their first questions."""
+    from edgellm.storage.chats.conversations import Conversations
+
+    try:
+        return [(one.id, one_line(one.title)[:60]) for one in Conversations().all() if one.id.startswith(incomplete)]
+    except EdgeError:
+        return []
+
+
+def _time(when: datetime) -> str:
+    return f"{when.astimezone():%Y-%m-%d %H:%M}"
+
+
+def _count(count: int) -> str:
+    return f"{count:,} conversation{'' if count == 1 else 's'}"

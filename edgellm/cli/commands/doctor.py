@@ -1,0 +1,65 @@
+"""`edgellm doctor`: what is wrong here, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from edgellm.cli.commands.pair import Interfaces
+from edgellm.cli.help_examples import model_names
+from edgellm.cli.views.console import emit, out, say
+from edgellm.cli.views.text import one_line
+
+if TYPE_CHECKING:
+    from edgellm.diagnostics.results import Finding
+
+_LOOKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "problem": ("problem", "bold red")}
+
+
+def doctor(
+    draft: Annotated[
+        str,
+        typer.Option(
+            "-m", "--draft", metavar="MODEL", envvar="EDGELLM_DRAFT", autocompletion=model_names,
+            help="The draft model whose vocabulary verifiers must have.",
+        ),
+    ] = "edgellm-draft",
+    peer: Annotated[
+        list[str] | None, typer.Option(metavar="HOST:PORT", help="An address to try, too. Can be given several times.")
+    ] = None,
+    interface: Interfaces = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:  # fmt: skip
+    from edgellm.diagnostics.run import examine
+
+    found = examine(draft=draft, peers=peer or (), interfaces=interface or ())
+    if as_json:
+        findings = list(found)
+        emit(json.dumps([{"topic": one.topic, "state": one.state, "what": one.what, "next_step": one.next_step}
+                         for one in findings], indent=2))  # fmt: skip
+    else:
+        say("looking around; this takes some seconds ...", style="dim")
+        findings = list(_shown(found))
+        count = sum(one.state == "problem" for one in findings)
+        say(f"{count} problem{'' if count == 1 else 's'}." if count else "Nothing is wrong.", style="bold")
+    return int(any(one.state == "problem" for one in findings))
+
+
+def _shown(found: Iterable[Finding]) -> Iterable[Finding]:
+    """Prints each finding as it comes."""
+    for one in found:
+        word, style = _LOOKS[one.state]
+        table = Table(box=None, show_header=False, pad_edge=False)
+        table.add_column(no_wrap=True, min_width=8)
+        table.add_column(no_wrap=True, min_width=11, style="dim")
+        table.add_column(overflow="fold")
+        table.add_row(Text(word, style=style), one.topic, one_line(one.what))
+        if one.next_step:
+            table.add_row("", "", Text(f"→ {one_line(one.next_step)}", style="cyan"))
+        out().print(table)
+        yield one

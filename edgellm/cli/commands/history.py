@@ -1,0 +1,157 @@
+"""`edgellm history`: what is kept of past conversations, and how to be rid of it."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from edgellm.cli.views.console import emit, is_terminal, out, say
+from edgellm.cli.views.text import one_line, size
+from edgellm.errors import HistoryUnusable, InvalidOption
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from edgellm.storage import History, HistoryFacts
+
+
+class Action(enum.StrEnum):
+    """What to do with the history."""
+
+    SHOW = "show"
+    PATH = "path"
+    CLEAR = "clear"
+    OFF = "off"
+    ON = "on"
+    KEEP = "keep"
+
+
+def history(
+    action: Annotated[
+        Action,
+        typer.Argument(metavar="ACTION",
+                       help="show: how much is kept. path: where. clear: forget it all, with everything that was "
+                       "derived from it. off: keep and read nothing from now on. on: keep and read again. keep: for "
+                       "how long it is kept."),
+    ] = Action.SHOW,
+    age: Annotated[
+        str | None,
+        typer.Argument(metavar="AGE", show_default=False, help="With keep: the greatest age, such as 90d, 12w, 6m or "
+                       "2y; or forever. EDGELLM_HISTORY_KEEP comes before it."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Forget without asking.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:  # fmt: skip
+    from edgellm.llm.kept_data import tidy
+    from edgellm.storage import History
+
+    store = History()
+    if yes and action is not Action.CLEAR:
+        raise InvalidOption(
+            f"--yes means nothing to `history {action}`.", "Leave it out; it goes with `history clear`."
+        )
+    if age is not None and action is not Action.KEEP:
+        raise InvalidOption(
+            f"{age[:40]!r} means nothing to `history {action}`.", "Leave it out; it goes with `history keep`."
+        )
+    if action in (Action.SHOW, Action.CLEAR):
+        tidy()
+    if action is Action.KEEP:
+        _keep(age, as_json)
+    elif action is Action.PATH:
+        emit(json.dumps({"path": str(store.path)}) if as_json else str(store.path))
+    elif action is Action.CLEAR:
+        _clear(store, yes, as_json)
+    elif action is Action.SHOW:
+        _show(store.facts(), as_json)
+    else:
+        _turn(store, action, as_json)
+
+
+def _keep(age: str | None, as_json: bool) -> None:
+    from edgellm.llm.kept_data import expire
+    from edgellm.storage.chats.retention import VARIABLE, describe_age, max_age, parse_age, set_max_age
+
+    if age is not None:
+        wanted = parse_age(age)
+        try:
+            set_max_age(wanted)
+        except OSError as error:
+            raise HistoryUnusable(f"The age cannot be set: {error}.", "Check the folder.") from None
+        if max_age() != wanted:
+            say(f"{VARIABLE} says otherwise, and comes before it.", style="yellow")
+        expire()
+    if as_json:
+        emit(json.dumps({"keep": describe_age(max_age())}))
+    elif (found := max_age()) is None:
+        say("What is asked and replied is kept until you remove it.")
+    else:
+        say(f"What is asked and replied, and what is derived from that, is kept for {found.days} days at most.")
+
+
+def _clear(store: History, yes: bool, as_json: bool) -> None:
+    from edgellm.llm.kept_data import forget, kept
+
+    there = kept()
+    if not yes and (there.total or store.facts().size):
+        if not is_terminal(sys.stdin):
+            raise InvalidOption(f"This would forget {there}.", "Add --yes to do it without being asked.")
+        if not typer.confirm(f"Forget {there}?", err=True):
+            raise typer.Exit(1)
+    gone = forget()
+    if as_json:
+        emit(json.dumps({"forgotten": gone.total, **asdict(gone)}))
+    else:
+        say(f"forgot {gone}")
+
+
+def _turn(store: History, action: Action, as_json: bool) -> None:
+    if action is Action.OFF:
+        store.turn_off()
+        say(
+            "The history is off: what is said, and what is derived from it, is neither kept nor read. What is "
+            "there stays."
+        )
+        say("Forget it with: edgellm history clear", style="dim")
+    else:
+        store.turn_on()
+        say(f"The history is on: conversations are kept in {store.path}, and later replies are drafted from them.")
+    if as_json:
+        emit(json.dumps({"on": store.on}))
+
+
+def _show(facts: HistoryFacts, as_json: bool) -> None:
+    from edgellm.llm.kept_data import kept
+    from edgellm.storage.chats.retention import describe_age, max_age
+
+    there, age = kept(), describe_age(max_age())
+    if as_json:
+        emit(json.dumps({"path": str(facts.path), "on": facts.on, "conversations": facts.conversations,
+                         "size": facts.size, "first": facts.first and facts.first.isoformat(),
+                         "last": facts.last and facts.last.isoformat(), "keep": age, "all": asdict(there)},
+                        indent=2))  # fmt: skip
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in (
+        ("history", "on" if facts.on else "off: nothing is kept or read"),
+        ("there is", str(there)),
+        ("kept for", age),
+        ("size", size(facts.size)),
+        ("from", _time(facts.first)),
+        ("to", _time(facts.last)),
+        ("path", one_line(str(facts.path))),
+    ):
+        table.add_row(name, value)
+    out().print(table)
+
+
+def _time(when: datetime | None) -> str:
+    return f"{when:%Y-%m-%d %H:%M} UTC" if when else "-"

@@ -1,0 +1,70 @@
+"""`edgellm mesh peers`: the devices that can hold layers, what they can do, and what they have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgellm.cli.commands.pair import Interfaces
+from edgellm.cli.help_examples import model_names
+from edgellm.cli.views.console import emit, out, say
+from edgellm.cli.views.device_table import doing, looked, row_of, table
+from edgellm.mesh.placement.split import HERE, ranges
+
+if TYPE_CHECKING:
+    from edgellm.rpc.discovery.workers import Worker
+
+
+def peers(
+    measure: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", autocompletion=model_names, show_default=False,
+                     help="Measure all of them now, for layers of the shape and quantisation of this model."),
+    ] = None,
+    interface: Interfaces = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:  # fmt: skip
+    from edgellm.mesh.profiling.fleet_profiler import known_line, known_speed
+    from edgellm.storage import resolve
+    from edgellm.storage.layers.store import LayerStore
+
+    if measure is not None:
+        looked(resolve(measure), interface, fresh=True)
+    workers = there(interface)
+    held = [{"model": one.recipe.name, "layers": ranges(one.layers), "size": one.size} for one in LayerStore().models()]
+    rows = [row_of(HERE, None, known_speed(None), None, held)]
+    rows += [row_of(one.name, one, known_speed(one), known_line(one), held_by(one)) for one in workers]
+    if as_json:
+        emit(json.dumps(rows, indent=2))
+        return
+    out().print(table(rows))
+    if not workers:
+        say("No device is paired with this one. Pair one with: edgellm pair")
+    if any(row["speed"] is None and not row["trouble"] for row in rows):
+        say("What was never measured is measured by `edgellm mesh plan MODEL`, or now with --measure MODEL.", "dim")
+
+
+def there(interface: Sequence[str] | None) -> list[Worker]:
+    """The paired devices, as workers."""
+    from edgellm.rpc.discovery.interfaces import chosen_hosts
+    from edgellm.rpc.discovery.workers import find_workers
+    from edgellm.rpc.trust.trust import Trust
+
+    trust = Trust.here()
+    known = trust.peers.all()
+    with doing("asking the devices"):
+        return find_workers(trust, known, chosen_hosts(interface or ())) if known else []
+
+
+def held_by(worker: Worker) -> list[dict[str, Any]]:
+    """What a worker has of each model."""
+    found = []
+    for one in worker.facts.models if worker.facts is not None else ():
+        pieces = [one.recipe.pieces[place] for place in one.pieces]
+        layers = [layer for piece in pieces for layer in range(piece.first, piece.last + 1)]
+        size = sum(piece.size for piece in pieces) + one.arriving
+        found.append({"model": one.recipe.name, "layers": ranges(layers), "size": size})
+    return found

@@ -1,0 +1,131 @@
+"""`edgellm pull`, `ls`, `show`, `rm`: the models on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from edgellm.cli.help_examples import model_names
+from edgellm.cli.views.console import emit, err, is_terminal, out, say
+from edgellm.cli.views.text import harmless, one_line, size
+from edgellm.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from edgellm.storage import Plan, Pulled, Transfer
+
+Name = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A name from `edgellm ls`, user/repo[:quant], or a path.",
+                   autocompletion=model_names),
+]  # fmt: skip
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def pull(
+    name: Annotated[str, typer.Argument(metavar="USER/REPO[:QUANT]", help="What to fetch from the hub.")],
+    as_json: AsJson = False,
+) -> None:
+    from edgellm import storage
+
+    plan = storage.plan(name)
+    if plan.path is not None:
+        say(f"{one_line(plan.file)} is here already ({size(plan.size)}; {plan.reason}).")
+        pulled = storage.fetch(plan)
+    else:
+        say(f"pulling {one_line(plan.file)} ({size(plan.size)}; {plan.reason})")
+        pulled = _fetch(plan)
+    if as_json:
+        emit(json.dumps({"name": name, "file": plan.file, "path": str(pulled.path), "size": plan.size,
+                          "reason": plan.reason, "received": pulled.sent}))  # fmt: skip
+    else:
+        say(str(pulled.path), style="dim")
+
+
+def _fetch(plan: Plan) -> Pulled:
+    from edgellm import storage
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"),
+        DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(compact=True),
+    )  # fmt: skip
+    with Progress(*columns, console=err(), disable=not is_terminal(sys.stderr)) as progress:
+        task = progress.add_task(one_line(plan.file.rsplit("/", 1)[-1]), total=plan.size)
+        resumed = False
+
+        def show(transfer: Transfer) -> None:
+            nonlocal resumed
+            if transfer.resumed and not resumed:
+                resumed = True
+                progress.console.print(f"going on at {size(transfer.resumed)}")
+            progress.update(task, completed=transfer.done, total=transfer.total)
+
+        return storage.fetch(plan, show)
+
+
+def ls(as_json: AsJson = False) -> None:
+    from edgellm.storage import list_models
+
+    models = list_models()
+    if as_json:
+        rows = [{"name": m.name, "path": str(m.path), "size": m.size, "origin": m.origin} for m in models]
+        emit(json.dumps(rows, indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("NAME", "SIZE", "FROM"):
+        table.add_column(column, justify="right" if column == "SIZE" else "left", no_wrap=True)
+    for model in models:
+        table.add_row(one_line(model.name), size(model.size), model.origin)
+    out().print(table)
+    if not any(model.origin == "hub" for model in models):
+        say("Fetch more with: edgellm pull user/repo", style="dim")
+
+
+def show(name: Name, as_json: AsJson = False) -> None:
+    from edgellm.cli.views.model_info import model_facts
+    from edgellm.storage import resolve
+
+    facts = model_facts(resolve(name))
+    if as_json:
+        emit(json.dumps(facts, indent=2))
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for key, value in facts.items():
+        shown = size(value) if key == "size" and isinstance(value, int) else _shown(value)
+        table.add_row(key.replace("_", " "), shown)
+    out().print(table)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else harmless(str(value))
+
+
+def rm(
+    name: Name,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    from edgellm import storage
+
+    going = storage.removable(name)
+    listed = ", ".join(f"{model.name} ({size(model.size)})" for model in going)
+    if not yes:
+        if not is_terminal(sys.stdin):
+            raise InvalidOption(f"This would remove {listed}.", "Add --yes to do it without being asked.")
+        if not typer.confirm(f"Remove {listed}?", err=True):
+            raise typer.Exit(1)
+    gone = storage.remove(name)
+    if as_json:
+        emit(json.dumps([{"name": model.name, "path": str(model.path), "size": model.size} for model in gone]))
+    else:
+        say(f"removed {listed}")

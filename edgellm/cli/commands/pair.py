@@ -1,0 +1,205 @@
+"""`edgellm pair`: makes two devices trust each other."""
+
+from __future__ import annotations
+
+import json
+import platform
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from edgellm.cli.commands.rights import explained, read_grant, right_names
+from edgellm.cli.views.console import emit, err, say
+from edgellm.cli.views.text import one_line
+from edgellm.errors import InvalidOption, PairingFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edgellm.rpc.address import Address
+    from edgellm.rpc.discovery.mdns import Hint
+    from edgellm.rpc.trust.pairing import About
+    from edgellm.rpc.trust.pairing_code import Code
+    from edgellm.rpc.trust.peer_store import Peer
+    from edgellm.rpc.trust.rights import Rights
+    from edgellm.rpc.trust.trust import Trust
+
+PORT = 50150  # as in `edgellm.rpc.trust.pairing`, which takes its time to import
+SEARCH_SECONDS = 4.0  # for the device that shows the code, before it is said that the search goes on
+LONGEST_SEARCH = 30.0
+
+Interfaces = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--interface", metavar="NAME|IP",
+        help="The network to use; can be given several times, or set with EDGELLM_INTERFACE.",
+        show_default="those that lead home",
+    ),
+]  # fmt: skip
+
+
+def pair(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[HOST:PORT] [CODE]", help="What the other device shows. Nothing: show a code here."),
+    ] = None,
+    grant: Annotated[
+        str,
+        typer.Option(
+            metavar="RIGHTS", autocompletion=right_names,
+            help="What the other device may do here: verify, compute, files (with commas), all or none.",
+        ),
+    ] = "verify",
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What the other device calls this one.", show_default="its own")
+    ] = None,
+    interface: Interfaces = None,
+    port: Annotated[int, typer.Option(metavar="PORT", help="Where to wait for the other device.")] = PORT,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the code, then the result.")] = False,
+) -> None:  # fmt: skip
+    from edgellm.rpc.channel import DEFAULT_PORT
+    from edgellm.rpc.discovery.interfaces import chosen_hosts
+    from edgellm.rpc.trust.pairing import About
+    from edgellm.rpc.trust.peer_store import checked_name
+    from edgellm.rpc.trust.trust import Trust
+
+    rights = read_grant(grant)
+    called = checked_name(platform.node()[:40] or "a device" if name is None else name)
+    place, code = _typed(words or [])
+    hosts = chosen_hosts(interface or ())
+    about = About(called, rights, tuple(_listening(hosts, DEFAULT_PORT)))
+    trust = Trust.here()
+    peer = _wait(trust, about, hosts, port, as_json) if code is None else _join(trust, about, hosts, place, code)
+    if as_json:
+        emit(json.dumps(_row(peer)))
+    else:
+        _show(peer)
+
+
+def _typed(words: list[str]) -> tuple[Address | None, Code | None]:
+    """What stands behind `edgellm pair`: nothing, a code, or an address and a code."""
+    from edgellm.rpc.address import Address
+    from edgellm.rpc.trust.pairing import PAIRING_PORT
+    from edgellm.rpc.trust.pairing_code import Code
+
+    if not words:
+        return None, None
+    place = None
+    if ":" in words[0] or "." in words[0]:
+        place = Address.parse(words[0] if ":" in words[0] else f"{words[0]}:{PAIRING_PORT}")
+        words = words[1:]
+        if not words:
+            raise InvalidOption(
+                "The code is missing.", "It stands behind the address: edgellm pair HOST:PORT 7-lamp-otter"
+            )
+    return place, Code.parse(" ".join(words))
+
+
+def _listening(hosts: Sequence[str], port: int) -> list[Address]:
+    from edgellm.rpc.address import Address
+
+    return [Address(host, port) for host in hosts]
+
+
+def _wait(trust: Trust, about: About, hosts: Sequence[str], port: int, as_json: bool) -> Peer:
+    """Shows a code and waits until somebody has tried it, or time is up."""
+    from edgellm.rpc.discovery.mdns import Kind, announced, code_number, new_instance
+    from edgellm.rpc.trust.pairing import WINDOW_SECONDS, Window
+    from edgellm.rpc.trust.pairing_code import Code
+
+    if not hosts:
+        raise PairingFailed(
+            "This machine is in no network with other devices.", "Join one, or name an interface with --interface."
+        )
+    instance = new_instance()
+    code = Code.new(code_number(instance))
+    with Window(trust, code, about, WINDOW_SECONDS) as window:
+        places = window.open(hosts, port)
+        with announced(Kind.PAIRING, trust.identity.id.short, places[0].port, hosts, instance):
+            if as_json:
+                emit(json.dumps({"code": str(code), "addresses": [str(place) for place in places],
+                                 "seconds": WINDOW_SECONDS, "grants": sorted(about.rights)}))  # fmt: skip
+            else:
+                _invite(code, places, about.rights)
+            while True:
+                with suppress(TimeoutError):
+                    return window.wait(0.5)  # in pieces, so that Ctrl-C is heard
+
+
+def _invite(code: Code, places: Sequence[Address], rights: Rights) -> None:
+    say("On the other device, type:")
+    err().print(Text(f"\n    edgellm pair {code}\n", style="bold cyan"))
+    say(f"or, if it does not find this one:  edgellm pair {places[0]} {code}", style="dim")
+    say("")
+    _grants("what it may do here", rights, "this device", "the other device")
+    say("The code is good for two minutes and for one guess. Ctrl-C takes it back.", style="dim")
+
+
+def _join(trust: Trust, about: About, hosts: Sequence[str], place: Address | None, code: Code) -> Peer:
+    from edgellm.rpc.trust.pairing import join
+
+    return join(place or _find(code, hosts), code, trust, about)
+
+
+def _find(code: Code, hosts: Sequence[str]) -> Address:
+    """Where the device that shows a code with this number announces itself."""
+    from edgellm.rpc.discovery.mdns import Kind, browse
+    from edgellm.rpc.discovery.tcp_probe import listening
+    from edgellm.rpc.event_loop import run_there
+
+    say("looking for the device that shows this code ...", style="dim")
+
+    def fitting(found: Sequence[Hint]) -> list[Hint]:
+        return [hint for hint in found if hint.number == code.number]
+
+    def waiting(elapsed: float) -> None:
+        say(f"still looking ({elapsed:.0f} s, {LONGEST_SEARCH:.0f} s at most; Ctrl-C ends it) ...", style="dim")
+
+    hints = browse(
+        Kind.PAIRING, hosts, SEARCH_SECONDS, lambda found: bool(fitting(found)), longest=LONGEST_SEARCH, waiting=waiting
+    )
+    fit = fitting(hints)
+    if len({hint.short for hint in fit}) > 1:
+        raise PairingFailed(
+            f"Several devices show codes that begin with {code.number}.",
+            "Type the address that the right one shows, too.",
+        )
+    if not fit:
+        there = f" ({len(hints)} others do)" if hints else ""
+        raise PairingFailed(
+            f"No device that shows the code {code} announces itself{there}.",
+            f"Type the address from its screen, too: edgellm pair HOST:PORT {code}",
+        )
+    return run_there(listening(fit[0].addresses)).result()
+
+
+def _show(peer: Peer) -> None:
+    say("")
+    err().print(Text.assemble(("paired ", "bold green"), f"with {one_line(peer.name)} ({peer.id.short})"))
+    _grants(f"what {peer.name} may do here", peer.rights, "this device", peer.name)
+    _grants("what this device may do there", peer.granted, peer.name, "this device")
+    say(f"Change it with `edgellm peers grant|revoke|rename|rm {peer.id.short}`.", style="dim")
+
+
+def _grants(title: str, rights: Rights, host: str, guest: str) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True, style="green")
+    table.add_column(overflow="fold")
+    for right, meaning in explained(rights, one_line(host), one_line(guest)):
+        table.add_row(f"  {right}", Text(meaning, style="" if right else "yellow"))
+    say(f"{one_line(title)}:")
+    err().print(table)
+
+
+def _row(peer: Peer) -> dict[str, object]:
+    return {
+        "name": peer.name,
+        "id": str(peer.id),
+        "short": peer.id.short,
+        "may_here": sorted(peer.rights),
+        "may_there": sorted(peer.granted),
+        "addresses": [str(address) for address in peer.addresses],
+    }

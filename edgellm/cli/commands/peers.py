@@ -1,0 +1,173 @@
+"""`edgellm peers`: the paired devices, and what each of them may do here."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from edgellm.cli.commands.pair import Interfaces
+from edgellm.cli.commands.rights import read_grant
+from edgellm.cli.views.console import emit, out, say
+from edgellm.cli.views.text import ago, one_line, size
+from edgellm.errors import EdgeError, InvalidOption
+
+if TYPE_CHECKING:
+    from edgellm.rpc.discovery.peer_probe import Answer
+    from edgellm.rpc.trust.peer_store import Peers
+
+
+class Action(enum.StrEnum):
+    """What to do with the list."""
+
+    LIST = "list"
+    RM = "rm"
+    RENAME = "rename"
+    GRANT = "grant"
+    REVOKE = "revoke"
+    PATH = "path"
+
+
+def peer_names(incomplete: str) -> Iterator[tuple[str, str]]:
+    """For shell completion: the paired devices, with their short IDs."""
+    from edgellm.rpc.trust.peer_store import Peers
+
+    with suppress(OSError, EdgeError):
+        for peer in Peers().all():
+            if peer.name.lower().startswith(incomplete.lower()):
+                yield peer.name, peer.id.short
+
+
+def peers(
+    action: Annotated[
+        Action,
+        typer.Argument(metavar="ACTION",
+                       help="list: who is there. rm: trust it no longer. rename, grant, revoke. path: of the file."),
+    ] = Action.LIST,
+    device: Annotated[
+        str | None, typer.Argument(metavar="DEVICE", help="A name, or an ID.", autocompletion=peer_names)
+    ] = None,
+    value: Annotated[
+        str | None, typer.Argument(metavar="VALUE", help="The new name; or rights: verify, compute, files, all.")
+    ] = None,
+    ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask every device whether it is there.")] = True,
+    interface: Interfaces = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:  # fmt: skip
+    from edgellm.rpc.trust.peer_store import Peers
+
+    store = Peers()
+    if action in (Action.LIST, Action.PATH) and device is not None:
+        raise InvalidOption(f"`peers {action}` takes no device.", "To see one, look at the whole list: edgellm peers")
+    if action is Action.PATH:
+        emit(json.dumps({"path": str(store.path)}) if as_json else str(store.path))
+    elif action is Action.LIST:
+        _list(store, interface, ask, as_json)
+    else:
+        _change(store, action, device, value, as_json)
+
+
+def _change(store: Peers, action: Action, device: str | None, value: str | None, as_json: bool) -> None:
+    if device is None:
+        raise InvalidOption(f"`peers {action}` needs a device.", f"Such as: edgellm peers {_EXAMPLES[action]}")
+    if (value is None) is not (action is Action.RM):
+        what = "takes nothing more" if action is Action.RM else "needs one thing more"
+        raise InvalidOption(f"`peers {action} {device}` {what}.", f"Such as: edgellm peers {_EXAMPLES[action]}")
+    peer = store.find(device)
+    if action is Action.RM:
+        store.remove(peer.id)
+        say(f"{peer.name} ({peer.id.short}) is a stranger now; what it has open here ends.")
+        say("On that device, too: edgellm peers rm, if it shall not be asked any more.", style="dim")
+    elif action is Action.RENAME:
+        new = store.rename(peer.id, value or "")
+        say(f"{peer.name} ({peer.id.short}) is called {new.name} here.")
+    else:
+        change = store.grant if action is Action.GRANT else store.revoke
+        new = change(peer.id, read_grant(value or ""))
+        say(f"{peer.name} ({peer.id.short}) may do here: {', '.join(sorted(new.rights)) or 'nothing'}.")
+    if as_json:
+        left = store.get(peer.id)
+        emit(json.dumps({"id": str(peer.id), "name": left.name if left else peer.name, "paired": left is not None,
+                         "may_here": sorted(left.rights) if left else []}))  # fmt: skip
+
+
+def _list(store: Peers, interface: list[str] | None, ask: bool, as_json: bool) -> None:
+    from edgellm.rpc.discovery.interfaces import chosen_hosts
+    from edgellm.rpc.discovery.peer_probe import Answer, roll_call
+    from edgellm.rpc.trust.trust import Trust
+
+    known = store.all()
+    if ask and known:
+        answers = roll_call(Trust.here(), known, chosen_hosts(interface or ()))
+    else:
+        answers = [Answer(peer, None, None, False) for peer in known]
+    if as_json:
+        emit(json.dumps([_row(answer) for answer in answers], indent=2))
+    elif not answers:
+        say("No device is paired with this one. Pair one with: edgellm pair")
+    else:
+        out().print(_table(answers, ask))
+        for answer in answers:
+            if answer.trouble is not None:
+                say(f"{answer.peer.name}: {answer.trouble}", style="dim")
+
+
+def _table(answers: list[Answer], asked: bool) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("name", "id", "may here", "may there", "address", "last seen", "round trip", "offers", "version"):
+        table.add_column(title, overflow="fold", justify="right" if title == "round trip" else "left")
+    for answer in answers:
+        peer, welcomed = answer.peer, answer.welcomed
+        address = welcomed.address if welcomed is not None else next(iter(peer.addresses), None)
+        seen = "now" if welcomed is not None else ago((datetime.now(UTC) - peer.seen).total_seconds())
+        table.add_row(
+            one_line(peer.name),
+            peer.id.short,
+            ", ".join(sorted(peer.rights)) or "nothing",
+            ", ".join(sorted(peer.granted if welcomed is None else welcomed.rights)) or "nothing",
+            str(address or "-"),
+            seen,
+            f"{welcomed.seconds * 1e3:.1f} ms" if welcomed is not None else "-" if asked else "not asked",
+            one_line(", ".join(f"{one.model} ({size(one.size)})" for one in welcomed.offers) or "-")
+            if welcomed
+            else "-",
+            one_line(welcomed.version) if welcomed is not None else "-",
+        )
+    return table
+
+
+def _row(answer: Answer) -> dict[str, Any]:
+    peer, welcomed = answer.peer, answer.welcomed
+    return {
+        "name": peer.name,
+        "id": str(peer.id),
+        "short": peer.id.short,
+        "may_here": sorted(peer.rights),
+        "may_there": sorted(peer.granted if welcomed is None else welcomed.rights),
+        "addresses": [str(address) for address in peer.addresses],
+        "paired": peer.paired.isoformat(),
+        "last_seen": peer.seen.isoformat(),
+        "there": welcomed is not None,
+        "address": str(welcomed.address) if welcomed is not None else None,
+        "round_trip_ms": round(welcomed.seconds * 1e3, 3) if welcomed is not None else None,
+        "version": welcomed.version if welcomed is not None else None,
+        "offers": [
+            {"role": one.role, "model": one.model, "size": one.size, "vocabulary": one.vocabulary}
+            for one in (welcomed.offers if welcomed is not None else ())
+        ],
+        "trouble": str(answer.trouble) if answer.trouble is not None else None,
+    }
+
+
+_EXAMPLES = {
+    Action.RM: "rm phone",
+    Action.RENAME: "rename phone old-phone",
+    Action.GRANT: "grant phone files",
+    Action.REVOKE: "revoke phone verify",
+}

@@ -1,0 +1,208 @@
+"""The HTTP door of `edgellm serve`: its options, who may come in, and what is said of it."""
+
+from __future__ import annotations
+
+import platform
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import typer
+
+from edgellm.cli.views.console import say
+from edgellm.errors import InvalidOption, PortTaken
+
+if TYPE_CHECKING:
+    from edgellm.http.server import Door, Lock
+    from edgellm.rpc.address import Address
+
+PORT = 8080
+
+Http = Annotated[bool, typer.Option("--http/--no-http", help="Whether to speak HTTP: OpenAI's API, and a page.")]
+HttpHost = Annotated[
+    str,
+    typer.Option(metavar="HOST", help="Where to speak HTTP: this machine only, or one of its addresses, for who has "
+                 "the key."),
+]  # fmt: skip
+HttpPort = Annotated[
+    int | None,
+    typer.Option(metavar="PORT", help="The port for HTTP; 0 lets the system choose.",
+                 show_default=f"{PORT}, or a free one"),
+]  # fmt: skip
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The API key that HTTP asks for; made there if missing. Off this machine one is "
+                 "always asked for.", show_default="none on this machine"),
+]  # fmt: skip
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="A certificate for HTTP off this machine, in PEM.",
+                 show_default="one that is signed by itself"),
+]  # fmt: skip
+TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="The key of that certificate, in PEM.")]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="A plan from `edgellm mesh plan --json`, for the page to draw.",
+                 show_default="none"),
+]  # fmt: skip
+Replies = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Replies that are written at once over HTTP; each has memory of its own.",
+                 show_default="2, a verifier 8"),
+]  # fmt: skip
+Waiting = Annotated[int, typer.Option(metavar="N", help="Requests that wait for one of these; more are refused.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was asked for on the command line."""
+
+    on: bool
+    host: str
+    port: int | None
+    key_file: Path | None
+    certificate: Path | None
+    private_key: Path | None
+    replies: int
+    waiting: int
+    paired_only: bool = False  # other programs of this machine are strangers, too: a key is asked for on loopback
+
+
+def opened(wanted: Wanted) -> Door | None:
+    """The door, listening, or None where none is wanted; it says that the model is being loaded until it is opened.
+
+    Raises:
+        PortTaken: the port that was asked for is in use.
+        InvalidOption, TrustUnusable: it cannot be opened so.
+    """
+    if not wanted.on:
+        return None
+    from edgellm.http.server import Door
+    from edgellm.rpc.address import Address
+
+    if (wanted.certificate is None) != (wanted.private_key is None):
+        raise InvalidOption("Of certificate and key only one is given.", "Give both: --tls-cert and --tls-key.")
+    address = Address.of(wanted.host, PORT if wanted.port is None else wanted.port)
+    names = [] if address.loopback else _names(address.host)
+    lock = None if address.loopback else _lock(wanted, names)
+    keyed = wanted.key_file is not None or wanted.paired_only
+    key = _key(wanted.key_file) if lock is None and keyed else None
+
+    def door(at: Address) -> Door:
+        made = Door(at, lock=lock, key=key, names=names, replies=wanted.replies, waiting=wanted.waiting, on_event=_tell)
+        made.start()
+        return made
+
+    try:
+        return door(address)
+    except PortTaken:
+        if wanted.port is not None:
+            raise
+        found = door(replace(address, port=0))
+        say(f"Port {PORT} is taken, so HTTP is at {found.address.port}.", style="yellow")
+        return found
+
+
+@contextmanager
+def closing_door(wanted: Wanted) -> Iterator[Door | None]:
+    """The same, closed behind the `with` whatever happens in it."""
+    door = opened(wanted)
+    try:
+        yield door
+    finally:
+        if door is not None:
+            door.stop(0)
+
+
+class Server(Protocol):
+    """What `until_stopped` stops."""
+
+    def request_stop(self, grace: float = ...) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
+STOPS = "Ctrl-C stops it when it has finished what is in flight; a second one stops it at once."
+
+
+def until_stopped(servers: Sequence[Server | None], hint: str = STOPS) -> None:
+    """Waits for SIGINT or SIGTERM, then for what is in flight, one server after the other: the later ones may be what
+    the earlier ones use. A second signal cuts that off. Says the `hint` once signals are heard."""
+    left = [server for server in servers if server is not None]
+    asked = 0
+
+    def stop(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            left[0].request_stop()
+        else:
+            for server in left:
+                server.request_stop(0)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    say(hint, style="dim")
+    try:
+        while left:
+            while not left[0].wait(1.0):
+                pass
+            if len(left) > 1 and asked < 2:
+                left[1].request_stop()
+            left.pop(0)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def called(model: str) -> str:
+    """The name under which a model is served: as the user named it, of a file its stem."""
+    return Path(model).stem if model.endswith(".gguf") or ("/" in model and Path(model).exists()) else model
+
+
+def invite(door: Door) -> None:
+    """Says where the door is, now that it answers."""
+    say(f"A page to talk to it: {door.url}/", style="bold")
+    say(f"OpenAI's API: {door.url}/v1", style="bold")
+
+
+def _lock(wanted: Wanted, names: Sequence[str]) -> Lock:
+    from edgellm.http.api_key import http_folder
+    from edgellm.http.server import Lock
+    from edgellm.rpc.trust.self_signed_cert import web_certificate
+
+    key = _key(wanted.key_file)
+    if wanted.certificate is not None and wanted.private_key is not None:
+        return Lock(key, wanted.certificate.expanduser(), wanted.private_key.expanduser())
+    certificate, private = web_certificate(http_folder(), names)
+    say(f"The certificate is {certificate}: clients are told to trust it, as with curl --cacert.", style="dim")
+    return Lock(key, certificate, private)
+
+
+def _key(path: Path | None) -> str:
+    from edgellm.http.api_key import api_key
+
+    file, key = api_key(path.expanduser() if path is not None else None)
+    say(f"HTTP asks for the key in {file}.", style="dim")
+    return key
+
+
+def _names(host: str) -> list[str]:
+    """By what a machine is called that listens at `host`: that, and its own name; its addresses if that is all."""
+    from ipaddress import ip_address
+
+    from edgellm.rpc.discovery.interfaces import own_hosts
+
+    hosts = [host]
+    with suppress(ValueError):
+        if ip_address(host).is_unspecified:
+            hosts = sorted(own_hosts())
+    node = platform.node().partition(".")[0].lower()
+    return [*hosts, *([node, f"{node}.local"] if node.replace("-", "").isalnum() and node.isascii() else [])]
+
+
+def _tell(text: str) -> None:
+    say(f"{time.strftime('%H:%M:%S')}  {text}", style="yellow")

@@ -1,0 +1,91 @@
+"""From the shell's words to an exit code; the one place where errors become words.
+
+Exit codes: 0 all went well, 1 an expected failure, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+
+import typer
+from typer.main import get_command
+
+from edgellm import __version__
+from edgellm.cli.views.console import fail, forget, prepare_streams, say
+from edgellm.errors import EdgeError
+from edgellm.places import state_dir
+from edgellm.storage.state import write_state
+
+
+def main() -> None:
+    """The `edgellm` command."""
+    logging.disable(logging.WARNING)  # of libraries; what a user should know is said by us
+    prepare_streams()
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code. Never raises, never shows a traceback."""
+    try:
+        from edgellm.cli.app import app
+        from edgellm.cli.settings import read_settings
+
+        command = get_command(app)
+        settings = read_settings(command, os.environ, relaxed=list(arguments[:1]) == ["config"])
+        code = command(list(arguments), prog_name="edgellm", standalone_mode=False, default_map=settings.defaults())
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except EdgeError as error:
+        fail(str(error))
+        return error.exit_code
+    except typer.TyperException as error:
+        return _wrong_usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        say("")
+        return 130
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            return _unexpected(error)
+        forget(sys.stdout)
+        fail("The disk is full: what goes there cannot be written. Make room, then run it again.")
+        return 1
+    except Exception as error:  # noqa: BLE001  # this is where everything ends
+        return _unexpected(error)
+
+
+def _wrong_usage(error: typer.TyperException) -> int:
+    context = getattr(error, "ctx", None)
+    if message := error.format_message():  # empty where the help has been shown in its place
+        command = context.command_path if context is not None else "edgellm"
+        message = message.replace("Value error, ", "").strip().rstrip(".")
+        fail(f"{message}. See: {command} --help")
+    return error.exit_code
+
+
+def _unexpected(error: Exception) -> int:
+    what = f"Something unexpected happened: {type(error).__name__}: {error}."
+    try:
+        path = state_dir() / "logs" / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.log"
+        about = f"edgellm {__version__}, Python {platform.python_version()}, {platform.platform()}\n\n"
+        write_state(path, about + "\n".join(_places(error)))
+        fail(f"{what} The details are in {path}; please report them.")
+    except OSError:
+        fail(f"{what} No log could be written. Set EDGELLM_HOME to a folder that can, and try again.")
+    return 1
+
+
+def _places(error: BaseException) -> Iterator[str]:
+    """Yield where an error and those before it were raised, and their types. Their messages may quote a prompt."""
+    if before := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
+        yield from _places(before)
+    yield "Traceback (most recent call last):\n" + "".join(traceback.format_tb(error.__traceback__))
+    yield f"{type(error).__name__} (its message is not kept)\n"

@@ -1,0 +1,158 @@
+"""The home's devices on the screen: measured, as the commands of `edgellm mesh` need them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from edgellm.cli.views.console import err, is_terminal, say
+from edgellm.cli.views.text import ago, one_line, size
+
+if TYPE_CHECKING:
+    from edgellm.errors import EdgeError
+    from edgellm.mesh.profiling.fleet_profiler import KeptLine, Speed, Survey
+    from edgellm.rpc.discovery.workers import Worker
+
+_PATIENCE = 1.0  # seconds, before something is said
+
+
+def looked(model: Path, interface: Sequence[str] | None, fresh: bool, peers: Sequence[str] = ()) -> Survey:
+    """What the devices can do with a model, measured where it is not known; says who is left out. `peers`: as for
+    `sought`."""
+    return surveyed(model, sought(interface, peers), fresh)
+
+
+def sought(interface: Sequence[str] | None, peers: Sequence[str] = ()) -> list[Worker]:
+    """The workers among the paired devices, and those at `peers`, [NAME=]HOST:PORT."""
+    from edgellm.mesh.home_workers import read_place, seek
+    from edgellm.rpc.discovery.interfaces import chosen_hosts
+
+    places = [read_place(peer) for peer in peers]
+    with doing("looking for the devices"):
+        return seek(chosen_hosts(interface or ()), places)
+
+
+def surveyed(model: Path, workers: Sequence[Worker], fresh: bool) -> Survey:
+    """What this device and these workers can do with a model, measured where it is not known; says who is left out."""
+    from edgellm.mesh.home_workers import look
+
+    with doing("asking the devices") as tell:
+        found = look(model, workers, fresh, lambda who, what: tell(f"{who}: {what}"))
+    left_out(found.left_out)
+    for sentence in found.doubts():
+        say(sentence, style="yellow")
+    return found
+
+
+def left_out(whom: Sequence[tuple[str, EdgeError]]) -> None:
+    """Says who cannot be used, and why."""
+    for name, trouble in whom:
+        say(f"left out: {name}: {trouble}", style="dim")
+
+
+@contextmanager
+def doing(first: str) -> Iterator[Callable[[str], None]]:
+    """Says what goes on, where it takes longer than one likes to wait without a word."""
+    began = time.monotonic()
+    if is_terminal(sys.stderr):
+        with err().status(one_line(first)) as status:
+            yield lambda text: status.update(one_line(text))
+        return
+    said: set[str] = set()
+
+    def tell(text: str) -> None:
+        if time.monotonic() - began > _PATIENCE and text not in said:
+            said.add(text)
+            say(one_line(text), style="dim")
+
+    yield tell
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The devices: what each may do, can do and has."""
+    shown = Table(box=None, pad_edge=False)
+    titles = ("NAME", "ID", "MAY HERE", "MAY THERE", "COMPUTES", "READS", "DISK", "MEMORY", "LINE", "MEASURED",
+              "LAYERS")  # fmt: skip
+    for title in titles:
+        shown.add_column(title, overflow="fold")
+    for row in rows:
+        shown.add_row(*(one_line(str(cell)) for cell in _cells(row)))
+    return shown
+
+
+def _cells(row: Mapping[str, Any]) -> Iterator[str]:
+    speed, line = row["speed"], row["line"]
+    yield row["name"]
+    yield row["short"] or "-"
+    for key in ("may_here", "may_there"):
+        yield "-" if row[key] is None else ", ".join(row[key]) or "nothing"
+    if speed is None:
+        yield from ("-", "-", "-", "-")
+    else:
+        slow, fast = speed["gflops"][0], max(speed["gflops"])
+        yield f"{_rate(slow)}-{_rate(fast)} GFLOP/s"
+        yield f"{speed['weights_gb_s']:.1f} GB/s" if speed["weights_gb_s"] else "-"
+        yield f"{speed['disk_mb_s']:.0f} MB/s"
+        yield size(speed["memory"])
+    if line is None:
+        yield "-"
+    else:
+        yield f"{line['round_trip_ms']:.1f} ms, {line['up_mbps']:.0f}/{line['down_mbps']:.0f} Mbit/s"
+    yield "never" if speed is None else ago(speed["age_s"]) + (", doubtful" if speed["doubt"] else "")
+    held = [f"{one['model']} {one['layers']}" for one in row["held"]]
+    yield row["trouble"] if row["trouble"] and not held else ", ".join(held) or "none"
+
+
+def row_of(
+    name: str, worker: Worker | None, speed: Speed | None, line: KeptLine | None, held: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """A device for a script; this one where `worker` is None."""
+    peer = None if worker is None else worker.peer
+    there = (
+        None if worker is None else sorted(worker.rights if worker.trouble is None else getattr(peer, "granted", ()))
+    )
+    return {
+        "name": name,
+        "id": None if peer is None else str(peer.id),
+        "short": "" if peer is None else peer.id.short,
+        "may_here": None if peer is None else sorted(peer.rights),
+        "may_there": there,
+        "address": None if worker is None or worker.address is None else str(worker.address),
+        "trouble": None if worker is None or worker.trouble is None else str(worker.trouble),
+        "speed": None if speed is None else _speed(speed),
+        "line": None if line is None else {
+            "round_trip_ms": round(1e3 * line.line.round_trip, 3), "up_mbps": round(line.line.up / 1e6, 1),
+            "down_mbps": round(line.line.down / 1e6, 1), "taken": line.taken, "age_s": _age(line.taken),
+            "reason": line.reason, "doubtful": line.doubtful,
+        },
+        "held": list(held),
+    }  # fmt: skip
+
+
+def _speed(speed: Speed) -> dict[str, Any]:
+    figures, curve = speed.figures, speed.utilisation
+    rates = [speed.shape.flops(rows) / taken for rows, taken in zip(figures.rows, figures.seconds, strict=True)]
+    return {
+        "model": speed.model, "tokens": list(figures.rows), "layer_ms": [1e3 * taken for taken in figures.seconds],
+        "gflops": [round(rate / 1e9, 2) for rate in rates], "peak_gflops": round(curve.peak / 1e9, 2), "b": curve.b,
+        "fit_worst": round(curve.worst, 3),
+        "weights_gb_s": round(figures.layer / figures.seconds[0] / 1e9, 2) if figures.rows[0] == 1 else None,
+        "disk_mb_s": round(figures.disk / 1e6, 1), "disk_reason": figures.disk_reason, "memory": figures.memory,
+        "memory_reason": figures.memory_reason, "threads": figures.threads, "processor": figures.processor,
+        "taken": figures.taken, "age_s": _age(figures.taken), "reason": figures.reason,
+        "doubt": figures.doubt,
+    }  # fmt: skip
+
+
+def _rate(gflops: float) -> str:
+    return f"{gflops:.0f}" if gflops >= 10.0 else f"{gflops:.2g}"
+
+
+def _age(taken: int) -> int:
+    return max(0, int(time.time()) - taken)

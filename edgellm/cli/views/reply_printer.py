@@ -1,0 +1,126 @@
+"""One reply on its way to the user, who may stop it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from edgellm.cli.views.console import Painter, emit, say
+from edgellm.cli.views.report import print_stats, print_summary, summary_json, token_json
+from edgellm.spec.utf8 import Utf8
+
+if TYPE_CHECKING:
+    from edgellm.spec.stream import Reply
+    from edgellm.spec.types import Explanation, Notice, Summary
+
+
+def speak(reply: Reply, *, as_json: bool, explain: bool, stats: bool) -> Summary:
+    """Writes a reply to stdout as it comes, and its figures to stderr behind it.
+
+    Ctrl-C stops the reply; `finish_reason` of the summary then is `cancelled`. Errors of the reply come through.
+    """
+    show = _json if as_json else _words
+    reasons: list[Explanation] = []
+    if explain:
+        reply.on_explain = reasons.append
+    with stoppable(reply):
+        sources = show(reply)
+    summary = reply.summary
+    for reason in reasons:
+        about = "reply" if reason.round is None else f"round {reason.round}"
+        say(f"{about}: {reason.text}", style="dim")
+    if as_json:
+        emit(summary_json(summary))
+    else:
+        print_summary(summary, sources)
+    if stats:
+        print_stats(summary)
+    return summary
+
+
+def _words(reply: Reply) -> Counter[str]:
+    painter, text, sources = Painter(), Utf8(), Counter[str]()
+    last = ""
+
+    def notice(news: Notice) -> None:
+        painter.end_line()
+        say(news.text, style="yellow")
+
+    reply.on_notice = notice
+    try:
+        for token in reply:
+            last = token.source
+            sources[last] += 1
+            painter.write(text.feed(token.piece), last)
+        painter.write(text.end(), last or "draft")
+    finally:
+        painter.end_line()
+    return sources
+
+
+def _json(reply: Reply) -> Counter[str]:
+    """A token that leaves a character half-done waits for the next one, and takes the rest if there is none."""
+    reply.on_notice = lambda news: say(news.text)
+    text, waiting = Utf8(), None
+    for token in reply:
+        if waiting is not None:
+            emit(token_json(*waiting))
+        waiting = (token, text.feed(token.piece))
+        if not text.half_done:
+            emit(token_json(*waiting))
+            waiting = None
+    if waiting is not None:
+        token, complete = waiting
+        emit(token_json(token, complete + text.end()))
+    return Counter()
+
+
+@contextmanager
+def stoppable(reply: Reply) -> Iterator[None]:
+    """Within it Ctrl-C stops the reply, also while a prompt is read; a second one, where the first is not heard, stops
+    the program.
+
+    Python calls a signal's handler once the main thread is out of llama.cpp, where it may be for long; but of the
+    signal a socket is told at once, and a thread that listens there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = False
+
+    def stop(_: int, __: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+        reply.cancel()
+
+    told, heard = socket.socketpair()
+    told.setblocking(False)
+    watch = threading.Thread(target=_watch, args=(heard, reply), name="edgellm-ctrl-c", daemon=True)
+    watch.start()
+    before, woken = signal.signal(signal.SIGINT, stop), signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(woken)
+        signal.signal(signal.SIGINT, before)
+        told.close()
+        watch.join()
+        heard.close()
+        if sys.exc_info()[0] is not None:
+            reply.cancel()
+
+
+def _watch(heard: socket.socket, reply: Reply) -> None:
+    """Stops the reply at the first SIGINT that `heard` brings; ends where that is closed."""
+    while numbers := heard.recv(64):
+        if signal.SIGINT in numbers:
+            reply.cancel()

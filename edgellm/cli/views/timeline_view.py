@@ -1,0 +1,104 @@
+"""A reply over several devices on the screen: what every device was to do, and below it what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from edgellm.cli.views.plan_view import LOOKS, WIDEST, at_moment
+from edgellm.cli.views.text import one_line
+from edgellm.coldstart.plan import Stage, Way, told
+from edgellm.llm.mesh.timeline import planned_for
+
+if TYPE_CHECKING:
+    from edgellm.llm.mesh.timeline import Did, Measured
+
+Spans = Sequence[tuple[float, float]]
+
+
+def show(console: Console, found: Measured, plan: Way | None) -> None:
+    """Prints it: figures, then a Gantt chart up to the first token."""
+    console.print(figures(found.way, plan))
+    console.print()
+    for line in gantt(found, plan, min(WIDEST, console.width - 32)):
+        console.print(line)
+
+
+def figures(way: Way, plan: Way | None) -> Table:
+    """Stage by stage, planned beside measured."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("DEVICE", "LAYERS", "LOADED", "GOT ITS INPUT", "COMPUTED FOR", "DONE"):
+        left = name in ("DEVICE", "LAYERS")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
+    for stage in way.stages:
+        before = planned_for(stage, plan)
+        both = [
+            _both(getattr(stage, key), None if before is None else getattr(before, key))
+            for key in ("load_s", "received_s", "compute_s", "finish_s")
+        ]
+        table.add_row(one_line(stage.device), f"{stage.first_layer}-{stage.last_layer}", *both)
+    ttft = _both(way.ttft_s, None if plan is None else plan.ttft_s)
+    token = _both(way.token_s, None if plan is None else plan.token_s)
+    table.add_row("first token", "", "", "", "", ttft)
+    table.add_row("a token", "", "", "", "", token)
+    table.caption = None if plan is None else "measured (planned)"
+    return table
+
+
+def _both(measured: float, planned: float | None) -> str:
+    return told(measured) if planned is None else f"{told(measured)} ({told(planned)})"
+
+
+def gantt(found: Measured, plan: Way | None, width: int) -> list[Text]:
+    """Two lines a device, planned and measured, on one scale of time; only the latter where there is no plan."""
+    width = max(20, width)
+    ends = [found.way.ttft_s, *(stage.finish_s for stage in (plan.stages if plan is not None else ()))]
+    cell = (max(ends) or 1.0) / width
+    moments = [(at + 0.5) * cell for at in range(width)]
+    names = [one_line(one.device)[:18] for one in found.did]
+    column = max(map(len, names), default=0) + 2
+    lines = []
+    for name, did, stage in zip(names, found.did, found.way.stages, strict=True):
+        before = planned_for(stage, plan)
+        if before is not None:
+            cells = [at_moment(before, moment, cell) for moment in moments]
+            lines.append(_line(name.ljust(column) + "plan  ", cells, before.finish_s))
+            name = ""  # noqa: PLW2901  the second line of a device
+        cells = [_did(did, stage, moment, cell, found.way.ttft_s) for moment in moments]
+        lines.append(_line(name.ljust(column) + "run   ", cells, stage.finish_s))
+    legend = Text(" " * (column + 6))
+    for what, (mark, style) in LOOKS.items():
+        legend.append(mark, style)
+        legend.append(f" {what}  ")
+    return [*lines, legend]
+
+
+def _line(head: str, cells: Sequence[str], end: float) -> Text:
+    line = Text(head)
+    for what, run in groupby(cells):
+        mark, style = LOOKS.get(what, (" ", ""))
+        line.append(mark * len(list(run)), style)
+    line.append(f" {told(end)}")
+    return line
+
+
+def _did(did: Did, stage: Stage, moment: float, cell: float, until: float) -> str:
+    """What a device did at a moment; whatever took less than a cell is seen."""
+    if moment - cell / 2.0 > max(stage.finish_s, stage.load_s) or moment > until + cell:
+        return ""
+    loading, computing = _within(did.loading, moment, cell), _within(did.computing, moment, cell)
+    if computing:
+        return "loading and computing" if loading else "computing"
+    if loading:
+        return "loading"
+    sent = stage.received_s - stage.network_s
+    return "sending" if stage.network_s and sent <= moment <= stage.received_s + cell else "idle"
+
+
+def _within(spans: Spans, moment: float, cell: float) -> bool:
+    return any(begin - cell / 2.0 <= moment <= end + cell / 2.0 for begin, end in spans)

@@ -1,0 +1,1 @@
+"""Progressive graph scheduling (CoordGen, 3.2)."""

@@ -1,0 +1,270 @@
+"""The best plan of all, and nearly the best plan quickly: one search, with and without a limit on its width."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from operator import itemgetter
+from typing import NamedTuple
+
+from edgellm.coldstart.graph_switching.progressive import told, unhurried
+from edgellm.coldstart.graph_switching.switching import Instance, Plan, Switch, latency
+from edgellm.errors import InvalidOption
+
+WIDTH = 8
+"""Beginnings that `beam` follows for each number of switches: enough to miss the optimum seldom, and then by little."""
+MOST = 1_000_000
+"""Beginnings that `optimum` looks at before it gives up: about half a minute."""
+MARGIN = 1e-9
+"""A plan is better where it is so by more than this share; rounding makes smaller differences."""
+
+Mask = int  # bit b is set where block b is switched
+Trail = tuple["Trail", Switch] | None  # the switches so far, the last one outermost
+
+
+class Node(NamedTuple):
+    """A beginning of a schedule: the blocks switched, when each line is free again, and the switches made.
+
+    `pending` is a block whose next computation may have to wait for its load, -1 for none: it can only be the one that
+    was loaded last. The rest is for loads that begin within one step, which `start`s when the step before it is over:
+    those of them that others follow can change places, so only one order is looked at, in which all but the `last`
+    rise; `inner` is the highest of these.
+    """
+
+    mask: Mask
+    computed: float
+    loaded: float
+    pending: int
+    trail: Trail
+    start: float = 0.0
+    inner: int = -1
+    last: int = -1
+
+
+def optimum(instance: Instance, most: int = MOST) -> tuple[Plan, str]:
+    """The plan of least latency (to a billionth), and how that is known. For small instances: 8 blocks, 8 chunks.
+
+    Dynamic programming over (computations done, set of blocks switched). Of a beginning nothing matters for what
+    follows but when the two lines are free again and whether a block is still waited for, so that most beginnings are
+    beaten by another in all of it; others cannot be continued to anything better than `beam` has found (`Costs.rest`).
+    Exponential in the number of blocks, as the problem is NP-hard (Appendix A).
+
+    Raises `InvalidOption` where it would look at more than `most` beginnings.
+    """
+    best, _ = beam(instance)
+    found, looked, _ = _search(instance, latency(instance, best), None, most)
+    return told(instance, found or best, f"the best plan there is, found among {looked} beginnings")
+
+
+def beam(instance: Instance, width: int = WIDTH) -> tuple[Plan, str]:
+    """A plan near the optimum in polynomial time, never worse than `unhurried`, and so than the other ways.
+
+    The search of `optimum`, but of the beginnings with equally many computations and switches it follows only the
+    `width` most promising: at most about m^4 n `width` of them, for m blocks and n chunks.
+
+    Raises `InvalidOption` for a width below 1.
+    """
+    if width < 1:
+        raise InvalidOption(
+            f"The width of the beam is {width}.", f"Give a whole number of at least 1, such as {WIDTH}."
+        )
+    best, _ = unhurried(instance)
+    found, _, thinned = _search(instance, latency(instance, best), width, None)
+    sure = f"the best of a beam {width} wide" if thinned else "the best plan there is"
+    return told(instance, found or best, sure)
+
+
+def floor(instance: Instance) -> float:
+    """A latency that no plan can undercut, also where an instance is too large for `optimum`."""
+    return max(Costs(instance).rest(0, 0), math.fsum(instance.load))
+
+
+class Costs:
+    """What is left to do behind a beginning, at the least."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.m, self.steps = instance.blocks, instance.steps
+        self._rest: dict[tuple[int, Mask], float] = {}
+        self._loads: dict[Mask, float] = {}
+
+    def time(self, block: int, mask: Mask) -> float:
+        """To compute a chunk with the graph that the block has."""
+        return (self.instance.decode if mask >> block & 1 else self.instance.prefill)[block]
+
+    def until(self, step: int, block: int, mask: Mask) -> float:
+        """From step to the block's next computation, at the least; infinite where it has none."""
+        its = step + (block - step) % self.m
+        return sum(self.time(at % self.m, mask) for at in range(step, its)) if its < self.steps else math.inf
+
+    def loads(self, mask: Mask) -> float:
+        """To load all that is not switched."""
+        if mask not in self._loads:
+            self._loads[mask] = math.fsum(self.instance.load[block] for block in self.unswitched(mask))
+        return self._loads[mask]
+
+    def unswitched(self, mask: Mask) -> list[int]:
+        return [block for block in range(self.m) if not mask >> block & 1]
+
+    def rest(self, step: int, mask: Mask) -> float:
+        """To do all, from `step` on, however the loads are placed.
+
+        A block's load comes either before its last computation, which then takes its decode time, or after it. Let f be
+        the first block of the latter kind: all of them are loaded after f's last computation, one after the other. Of
+        the blocks behind f so many are of that kind, and one of them in part, that both lines end together.
+        """
+        if (step, mask) not in self._rest:
+            self._rest[step, mask] = self._least(step, mask)
+        return self._rest[step, mask]
+
+    def _least(self, step: int, mask: Mask) -> float:
+        last: dict[int, tuple[int, float]] = {}  # each block's last computation, and when it ends
+        at = 0.0
+        for its in range(step, self.steps):
+            at += self.time(its % self.m, mask)
+            last[its % self.m] = its, at
+        slower = {
+            block: self.instance.decode[block] - self.instance.prefill[block]
+            for block in self.unswitched(mask)
+            if block in last
+        }
+        best = whole = at + sum(slower.values())
+        for first, saved in slower.items():
+            behind = [block for block in slower if last[block] > last[first]]
+            computed = whole - saved - sum(slower[block] for block in behind)
+            loaded = last[first][1] + self.instance.load[first] + sum(self.instance.load[block] for block in behind)
+            best = min(best, self._level(computed, loaded, behind, slower))
+        return best
+
+    def _level(self, computed: float, loaded: float, behind: list[int], slower: dict[int, float]) -> float:
+        """The later of both lines' ends, where blocks move from the second to the first, cheapest first."""
+        load = self.instance.load
+        for block in sorted((b for b in behind if load[b] > 0.0), key=lambda b: slower[b] / load[b]):
+            if computed + slower[block] >= loaded - load[block]:
+                part = max(0.0, (loaded - computed) / (slower[block] + load[block]))
+                return max(computed + part * slower[block], loaded - part * load[block])
+            computed += slower[block]
+            loaded -= load[block]
+        return max(computed, loaded)
+
+    def bound(self, step: int, node: Node) -> tuple[float, float]:
+        """What comes of a beginning at the least; and, to tell equals apart, if it loads one by one from now on."""
+        loads = self.loads(node.mask)
+        least = max(node.computed + self.rest(step, node.mask), node.loaded + loads)
+        return least, max(node.computed, node.loaded) + loads
+
+
+def _search(instance: Instance, upper: float, width: int | None, most: int | None) -> tuple[Plan | None, int, bool]:
+    """A plan that takes less than `upper`, None where none was found; beginnings looked at, and whether some of them
+    were left out for want of width.
+    """
+    costs, target = Costs(instance), upper * (1.0 - MARGIN)
+    layer = [Node(0, 0.0, 0.0, -1, None)]
+    looked, thinned = 0, False
+
+    def worth(step: int, nodes: Iterable[Node]) -> list[Node]:
+        nonlocal looked, thinned
+        kept = [(costs.bound(step, node), at, node) for at, node in enumerate(nodes)]
+        looked += len(kept)
+        if most is not None and looked > most:
+            raise InvalidOption(
+                f"The best plan for {instance.blocks} blocks and {instance.chunks} chunks takes more than {most}"
+                " beginnings to find.",
+                "Use beam, or raise the limit.",
+            )
+        found = [entry for entry in kept if entry[0][0] < target]
+        if width is not None:
+            found, before = _narrowed(found, width), len(found)
+            thinned |= len(found) < before
+        return [node for _, _, node in found]
+
+    for step in range(instance.steps):
+        following: dict[Mask, list[Node]] = {}
+        opened = worth(step + 1, (_computed(costs, step, node) for node in layer))
+        while opened:
+            for node in opened:
+                _enter(following.setdefault(node.mask, []), _closed(costs, step + 1, node))
+            opened = worth(step + 1, (more for node in opened for more in _loaded(costs, step, node)))
+        layer = worth(step + 1, chain.from_iterable(following.values()))
+    ended = [(costs.bound(instance.steps, node)[1], at) for at, node in enumerate(layer)]
+    taken, at = min(ended, default=(math.inf, -1))
+    return _plan(costs, layer[at]) if taken < target else None, looked, thinned
+
+
+def _computed(costs: Costs, step: int, node: Node) -> Node:
+    """The step done, with the graph that its block has.
+
+    That the computations wait while the load of just this block begins need not be looked at: the load can begin
+    earlier, or change places with the one before it, or come behind the computation, which then takes the prefill
+    graph; and nothing ends later.
+    """
+    block, start = step % costs.m, node.computed
+    begin = max(start, node.loaded) if node.pending == block else start
+    return node._replace(computed=begin + costs.time(block, node.mask), start=start)
+
+
+def _loaded(costs: Costs, step: int, node: Node) -> Iterator[Node]:
+    """One load more that begins before the step is over."""
+    begin = max(node.start, node.loaded)
+    if begin >= node.computed or node.last < node.inner:
+        return
+    for block in costs.unswitched(node.mask):
+        if block != step % costs.m:
+            yield node._replace(
+                mask=node.mask | 1 << block,
+                loaded=begin + costs.instance.load[block],
+                pending=block,
+                trail=(node.trail, Switch(block, step)),
+                inner=node.last,
+                last=block,
+            )
+
+
+def _closed(costs: Costs, step: int, node: Node) -> Node:
+    """The beginning before the next step; a block is no longer pending where it will be loaded in time for sure."""
+    wait = node.loaded - node.computed
+    pending = node.pending
+    if wait <= 0.0 or (pending >= 0 and wait <= costs.until(step, pending, node.mask)):
+        pending = -1
+    return Node(node.mask, node.computed, node.loaded, pending, node.trail)
+
+
+def _enter(nodes: list[Node], new: Node) -> None:
+    """Keeps of beginnings with the same steps done and blocks switched those that no other one beats."""
+    if not any(_beats(node, new) for node in nodes):
+        nodes[:] = [node for node in nodes if not _beats(new, node)]
+        nodes.append(new)
+
+
+def _beats(one: Node, other: Node) -> bool:
+    """Whether all that can follow the other can follow this one, no later."""
+    if one.computed > other.computed or one.loaded > other.loaded:
+        return False
+    return one.pending < 0 or one.pending == other.pending or one.loaded <= other.computed
+
+
+Ranked = tuple[tuple[float, float], int, Node]
+
+
+def _narrowed(ranked: list[Ranked], width: int) -> list[Ranked]:
+    """The `width` best ones for each number of switches: few switches and many are not to be compared."""
+    taken: Counter[int] = Counter()
+    kept = []
+    for entry in sorted(ranked, key=itemgetter(0, 1)):
+        many = entry[2].mask.bit_count()
+        taken[many] += 1
+        if taken[many] <= width:
+            kept.append(entry)
+    return kept
+
+
+def _plan(costs: Costs, node: Node) -> Plan:
+    """The switches of a whole schedule; those that it leaves come after the prefill."""
+    switches = []
+    trail = node.trail
+    while trail is not None:
+        trail, switch = trail
+        switches.append(switch)
+    return *reversed(switches), *(Switch(block, costs.steps) for block in costs.unswitched(node.mask))

@@ -1,0 +1,104 @@
+"""A prompt in parts: while a stage computes one, the next stage computes the one before (pipeline parallelism in one
+prompt). Shorter parts fill the pipeline sooner, and use each device less well (equation 8).
+
+The stages are simulated as they work: each takes parts through its layers one at a time, always the oldest part that
+can move, and a layer can be computed once it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgellm.coldstart.cost_model import Model
+from edgellm.coldstart.hardware import Device, Links, sending
+from edgellm.coldstart.problem import Cut
+
+SIZES = (256, 128, 64, 32)
+"""Tokens of a part that are tried. More at once would not be computed faster by a layer."""
+
+
+_EQUAL = 1.01
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Tokens of each part, seconds to the first token with it, and why it was chosen."""
+
+    tokens: int
+    seconds: float
+    reason: str
+
+
+def choose(
+    devices: Sequence[Device], model: Model, cut: Cut, tokens_in: int, *, cold: bool = True, links: Links | None = None
+) -> Parts:
+    """The parts with which the first token is there soonest; of those that are about equal the longest."""
+    found = {size: first_token(devices, model, cut, tokens_in, size, cold=cold, links=links) for size in SIZES}
+    least = min(found.values())
+    best, longest = next(size for size in SIZES if found[size] <= _EQUAL * least), found[SIZES[0]]
+    if best >= tokens_in or best == SIZES[0]:
+        return Parts(best, found[best], f"parts of {best} tokens: shorter ones would not be faster")
+    saved = 1.0 - found[best] / longest
+    return Parts(best, found[best], f"parts of {best} tokens: {saved:.0%} sooner than with {SIZES[0]}")
+
+
+def first_token(
+    devices: Sequence[Device], model: Model, cut: Cut, tokens_in: int, size: int, *, cold: bool = True,
+    links: Links | None = None,
+) -> float:  # fmt: skip
+    """Seconds from the request until the last stage has computed the last part."""
+    parts = [min(size, tokens_in - at) for at in range(0, tokens_in, size)]
+    arrive = [0.0] * len(parts)
+    first, sender = 0, None
+    for device, count in cut:
+        last = first + count == model.shape.layers
+        if sender is not None:
+            free = 0.0  # one part is sent after the other
+            for at, tokens in enumerate(parts):
+                hop = float(sending(devices, model.shape.activation(tokens), links)[sender, device])
+                free = max(free, arrive[at]) + hop
+                arrive[at] = free
+        there = _loads(devices[device], model, first, count, cold)
+        work = [_layer(devices[device], model, tokens, sum(parts[: at + 1])) for at, tokens in enumerate(parts)]
+        head = model.head_flops / devices[device].speed(1) if last and model.head_flops else 0.0
+        arrive = _stage(arrive, there, work)
+        arrive[-1] += head
+        first, sender = first + count, device
+    return arrive[-1]
+
+
+def _stage(arrive: Sequence[float], there: Sequence[float], work: Sequence[float]) -> list[float]:
+    """When each part leaves a stage whose layers are `there` at these moments; `work` is for a layer, by part."""
+    at, since, now = [0] * len(arrive), list(arrive), 0.0
+    left = set(range(len(arrive)))
+    while left:
+        ready = [(max(since[part], there[at[part]]), part) for part in left if _free(part, at)]
+        soonest = max(now, min(moment for moment, _ in ready))
+        part = min(part for moment, part in ready if moment <= soonest)
+        now = since[part] = soonest + work[part]
+        at[part] += 1
+        if at[part] == len(there):
+            left.discard(part)
+    return since
+
+
+def _free(part: int, at: Sequence[int]) -> bool:
+    """Whether the part before has left the layer that this one comes to."""
+    return part == 0 or at[part - 1] > at[part]
+
+
+def _loads(device: Device, model: Model, first: int, count: int, cold: bool) -> list[float]:
+    """When each layer of a stage is loaded (equation 19)."""
+    found, total = [], 0.0
+    for layer in range(first, first + count):
+        weights = model.layer_bytes[layer] + model.embedding * (layer == 0)
+        weights += model.head * (layer == model.shape.layers - 1)
+        total += weights / device.disk if cold else 0.0
+        found.append(total)
+    return found
+
+
+def _layer(device: Device, model: Model, tokens: int, context: int) -> float:
+    """Seconds for one layer (equation 21), for tokens that look at `context` ones."""
+    return float(model.shape.flops(tokens, context)) / device.speed(tokens)

@@ -1,0 +1,1 @@
+"""The exact planner for many devices and layers."""

@@ -1,0 +1,1 @@
+"""`edgellm doctor`: what is wrong with this machine and its network."""

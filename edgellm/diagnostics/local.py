@@ -1,0 +1,124 @@
+"""The part of `edgellm doctor` that needs no network: llama.cpp, memory, disk, the clock, the identity."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+
+from edgellm.diagnostics.results import Finding, fine, note, problem
+from edgellm.errors import TrustUnusable
+from edgellm.places import data_dir
+from edgellm.rpc.trust.identity import Identity, trust_folder
+from edgellm.rpc.trust.peer_store import Peers
+from edgellm.storage.cache import hub_cache
+
+GIB = 2**30
+_LEAST_DISK, _LITTLE_DISK = GIB // 4, 4 * GIB
+_LEAST_MEMORY = GIB
+_BUILT = datetime(2026, 1, 1, tzinfo=UTC)  # no device of ours has seen an earlier day
+_FAST = ({"x86_64", "amd64"}, ("AVX2", "AVX")), ({"arm64", "aarch64"}, ("NEON", "ARM_FMA"))
+
+
+def examine_machine() -> Iterator[Finding]:
+    """Each thing as it is found out."""
+    yield from _library()
+    yield _memory(psutil.virtual_memory().available)
+    yield from _disks()
+    yield clock(datetime.now(UTC))
+    yield from _identity()
+
+
+def _library() -> Iterator[Finding]:
+    from edgellm.engine.build_info import features
+    from edgellm.engine.trial.amx import WITHOUT_AMX, amx_failure
+
+    found = features()
+    names = ", ".join(found.instructions) or "none"
+    slow = [wanted for machines, wanted in _FAST if platform.machine().lower() in machines]
+    if slow and not set(slow[0]) & set(found.instructions):
+        yield note(
+            "llama.cpp",
+            f"llama-cpp-python {found.version} was compiled without {slow[0][0]}: {names}.",
+            "Let it be compiled here: pip install --force-reinstall --no-binary :all: llama-cpp-python",
+        )
+    else:
+        yield fine("llama.cpp", f"llama-cpp-python {found.version}, compiled with {names}.")
+    if failure := amx_failure():
+        yield note(
+            "llama.cpp",
+            f"Its code for this processor's matrix extension (AMX) is not used: {failure}.",
+            f'Compile it without, for more speed: CFLAGS="{WITHOUT_AMX}" CXXFLAGS="{WITHOUT_AMX}" '
+            "pip install --force-reinstall --no-cache-dir --no-binary :all: llama-cpp-python",
+        )
+    if not found.gpu and shutil.which("nvidia-smi"):
+        yield note(
+            "llama.cpp", "There is an NVIDIA card, and llama.cpp was compiled for the processor alone.",
+            'Compile it anew, with CMAKE_ARGS="-DGGML_CUDA=on" in the environment: '
+            "pip install --force-reinstall --no-binary :all: llama-cpp-python",
+        )  # fmt: skip
+    if not found.mmap:
+        yield note("llama.cpp", "It was compiled without mmap: models start slowly.", "Compile it anew.")
+
+
+def _memory(available: int) -> Finding:
+    if available < _LEAST_MEMORY:
+        return problem(
+            "memory", f"{_size(available)} of memory are free.", "Close programs, or use a smaller model: edgellm ls"
+        )
+    return fine("memory", f"{_size(available)} of memory are free: a model must be smaller than that.")
+
+
+def _disks() -> Iterator[Finding]:
+    places = {"edgellm's data": data_dir(), "models": hub_cache()}
+    seen: dict[int, str] = {}
+    for name, place in places.items():
+        there = _existing(place)
+        device = there.stat().st_dev
+        if device not in seen:
+            seen[device] = name
+            yield _disk(name, there, shutil.disk_usage(there).free)
+
+
+def _disk(name: str, place: Path, free: int) -> Finding:
+    what = f"{_size(free)} are free for {name}, at {place}."
+    move = "Make room, or set EDGELLM_HOME and HF_HOME to folders on another disk."
+    if free < _LEAST_DISK:
+        return problem("disk", what, move)
+    if free < _LITTLE_DISK:
+        return note("disk", what, f"Enough for small models. {move}")
+    return fine("disk", what)
+
+
+def clock(now: datetime) -> Finding:
+    """Trust does not hang on the clock; when things were seen or said does."""
+    if now < _BUILT:
+        return problem("clock", f"The clock says {now:%Y-%m-%d %H:%M} UTC.", "Set it, or switch on network time.")
+    return fine("clock", f"The clock says {now:%Y-%m-%d %H:%M} UTC.")
+
+
+def _identity() -> Iterator[Finding]:
+    if not (trust_folder() / "identity.pem").exists():
+        yield note("identity", "This device has no identity yet; pairing makes one.", "Pair a device: edgellm pair")
+        return
+    try:
+        identity = Identity.here()
+        peers = Peers().all()
+    except TrustUnusable as error:
+        yield problem("identity", error.what, error.next_step)
+        return
+    yield fine("identity", f"This device is {identity.id.short}; {len(peers)} paired.")
+
+
+def _existing(place: Path) -> Path:
+    while not place.exists():
+        place = place.parent
+    return place
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB"

@@ -1,0 +1,52 @@
+"""Finds what is wrong with this device and its links, and says what to do about each of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from edgellm.diagnostics.local import examine_machine
+from edgellm.diagnostics.results import Finding, problem
+from edgellm.errors import EdgeError
+from edgellm.llm.model_loading import DRAFT
+from edgellm.rpc.discovery.interfaces import chosen_hosts
+from edgellm.rpc.trust.trust import Trust
+
+
+def examine(*, draft: str = DRAFT, peers: Sequence[str] = (), interfaces: Sequence[str] = ()) -> Iterator[Finding]:
+    """Everything that is looked at, one after the other; takes some seconds, as it listens to the network.
+
+    `draft` is the model whose vocabulary verifiers should have; `peers` are addresses (HOST:PORT) to try, too.
+
+    Raises:
+        InvalidOption: one of `peers` is no address, or there is no such interface.
+    """
+    from edgellm.diagnostics import network
+    from edgellm.rpc.address import Address
+
+    addresses = [Address.parse(text) for text in peers]
+    hosts = chosen_hosts(interfaces)
+    yield from examine_machine()
+    vocabulary = ""
+    try:
+        vocabulary = _vocabulary(draft)
+    except EdgeError as error:
+        yield problem("vocabulary", f"The draft model cannot be read: {error.what}", error.next_step)
+    yield from network.examine_interfaces(hosts)
+    try:
+        trust = Trust.here()
+        trust.peers.all()
+    except EdgeError:  # has been told
+        return
+    heard = network.listen(trust.identity.id.short, hosts)
+    yield from network.examine_multicast(heard, trust.identity.id.short, hosts)
+    yield from network.examine_peers(trust, heard, vocabulary)
+    for address in addresses:
+        yield from network.examine_address(trust, address, vocabulary)
+
+
+def _vocabulary(draft: str) -> str:
+    from edgellm.engine import Model
+    from edgellm.storage import resolve
+
+    with Model.load(resolve(draft)) as model:
+        return model.vocabulary.fingerprint

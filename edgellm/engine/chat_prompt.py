@@ -1,0 +1,155 @@
+"""A conversation as token ids, in which only the model's own template can write control tokens.
+
+The template runs in a sandbox (`edgellm.engine.chat_template`). It is rendered a second time with placeholders for what
+people wrote: that shows which control tokens are the template's own, and where each message ended up. A message that
+spells out a control token is then tokenised apart, as plain text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edgellm.engine.abort_flag import ShouldStop, never
+from edgellm.engine.chat_template import Template
+from edgellm.engine.types import Ids
+from edgellm.errors import InvalidOption, ModelUnsupported
+
+_SAID = 300  # characters of what a template may say when it fails
+ROLES = ("system", "user", "assistant")
+_OPEN, _CLOSE = "\ue000", "\ue001"  # around a placeholder's number; only our own text ever holds them in that render
+_HOLDER = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation; `role` is `system`, `user` or `assistant`."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """What the template needs of a model: text to ids, and which of them are control tokens.
+
+    `encode` takes a text, whether control tokens in it are parsed, the most ids and whether the caller has given up;
+    `check_length` a text and the most ids. Both raise PromptTooLong.
+    """
+
+    encode: Callable[[str, bool, int | None, Callable[[], bool]], Ids]
+    check_length: Callable[[str, int | None], None]
+    text: Callable[[int], str]
+    is_control: Callable[[int], bool]
+
+    def controls(self, ids: Ids) -> list[int]:
+        known = {token for token in np.unique(ids).tolist() if self.is_control(token)}
+        return [token for token in ids.tolist() if token in known] if known else []
+
+
+class ChatTemplate:
+    """A model's chat template."""
+
+    def __init__(self, source: str, bos: str, eos: str, tokenizer: Tokenizer, model: str) -> None:
+        """`bos` and `eos` are the texts of those tokens, `model` the name for messages.
+
+        Raises:
+            ModelUnsupported: the template is not valid Jinja, or too long.
+        """
+        self._tokenizer, self._model = tokenizer, model
+        self._bos, self._eos = bos, eos
+        try:
+            self._template = Template(source)
+        except Exception as error:  # noqa: BLE001  whatever its compiler raises
+            raise self._refused(error) from None
+
+    def prompt(self, messages: Sequence[Message], most: int | None = None, stopped: ShouldStop = never) -> Ids:
+        """Return the ids of the rendered conversation, shape (n,), with the opening of the assistant's turn at the end.
+
+        Raises:
+            InvalidOption: an unknown role, no message, or text that the template would turn into control tokens.
+            ModelUnsupported: the template refuses the conversation, or wants more than its limits.
+            PromptTooLong: there are more than `most` of them.
+            TextRefused, Stopped: as `VocabTokenizer.encode` does.
+        """
+        if not messages:
+            raise InvalidOption("There is no message to answer.", "Give at least one.")
+        for message in messages:
+            if message.role not in ROLES:
+                raise InvalidOption(f"{message.role!r} is no role of a message.", f"Use one of {', '.join(ROLES)}.")
+        try:
+            plain = self._render(messages)
+        except ModelUnsupported:
+            merged = _without_system(messages)
+            if merged is None:
+                raise
+            messages, plain = merged, self._render(merged)
+        self._tokenizer.check_length(plain, most)
+        return self._tokenise(
+            messages, plain, lambda text, special: self._tokenizer.encode(text, special, most, stopped)
+        )
+
+    def _tokenise(self, messages: Sequence[Message], plain: str, encode: Callable[[str, bool], Ids]) -> Ids:
+        controls = self._tokenizer.controls
+        skeleton = self._render([replace(m, content=f"{_OPEN}{i}{_CLOSE}") for i, m in enumerate(messages)])
+        expected = controls(encode(skeleton, True))
+        contents = [m.content for m in messages]
+        for written in (contents, [c.strip() for c in contents]):
+            parts = _HOLDER.split(skeleton)  # template text and message numbers by turns
+            if "".join(written[int(p)] if i % 2 else p for i, p in enumerate(parts)) == plain:
+                ids = encode(plain, True)
+                if controls(ids) == expected:
+                    return ids
+                return _joined(
+                    [encode(written[int(p)], False) if i % 2 else encode(p, True) for i, p in enumerate(parts)]
+                )
+        # The template rewrites what it is given, so nobody knows where it went: break the control tokens beforehand.
+        used = set(plain)
+        mark = next((c for c in map(chr, range(0xF8FF, 0xE001, -1)) if c not in used), None)
+        if mark is None:
+            raise InvalidOption("A message holds every private character of Unicode.", "Take some out of it.")
+        text = self._render([replace(m, content=self._broken(m.content, mark, encode)) for m in messages])
+        ids = _joined([encode(part, True) for part in text.split(mark)])
+        if controls(ids) != expected:
+            raise InvalidOption(
+                f"A message spells out control tokens of {self._model}, and its chat template rewrites the message.",
+                "Take names like <|...|> out of the message.",
+            )
+        return ids
+
+    def _broken(self, content: str, mark: str, encode: Callable[[str, bool], Ids]) -> str:
+        """The content with a `mark` inside everything that would be parsed as a control token."""
+        while True:
+            before = content
+            for token in dict.fromkeys(self._tokenizer.controls(encode(content, True))):
+                name = self._tokenizer.text(token)
+                content = content.replace(name, name[:1] + mark + name[1:])
+            if content == before:
+                return content
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        try:
+            turns = [{"role": m.role, "content": m.content} for m in messages]
+            return self._template.render(turns, self._bos, self._eos)
+        except Exception as error:  # noqa: BLE001  a template is somebody's program: it may raise anything
+            raise self._refused(error) from None
+
+    def _refused(self, error: Exception) -> ModelUnsupported:
+        return ModelUnsupported(
+            f"The chat template of {self._model} fails: {type(error).__name__}: {str(error)[:_SAID]}.",
+            "Change the conversation (roles may have to alternate), or use another model.",
+        )
+
+
+def _without_system(messages: Sequence[Message]) -> list[Message] | None:
+    """The system message moved into the first user message, for templates that know no system role."""
+    if len(messages) < 2 or messages[0].role != "system" or messages[1].role != "user":
+        return None
+    return [Message("user", f"{messages[0].content}\n\n{messages[1].content}"), *messages[2:]]
+
+
+def _joined(parts: list[Ids]) -> Ids:
+    return np.concatenate(parts)

@@ -1,0 +1,1 @@
+"""Contexts of llama.cpp: the KV cache, batches, logits, what the graph shows."""

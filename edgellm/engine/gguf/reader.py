@@ -1,0 +1,283 @@
+"""Checks a GGUF header in Python before llama.cpp's loader sees the file.
+
+The native loader trusts much of what a file says of itself, and answers some lies by aborting the process. So every
+count, length and offset is held against the real length of the file here, and what is read stays within small limits.
+Format: the GGUF specification in the ggml repository, versions 2 and 3, little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from io import FileIO
+from pathlib import Path
+from types import MappingProxyType
+
+from edgellm.engine.gguf.records import GgufArray, GgufHeader, TensorInfo
+from edgellm.engine.gguf.tensor_types import TENSOR_TYPES
+from edgellm.engine.trial.fatal import MAX_LAYERS, MAX_TOKENS, fatal_claims, fatal_tensors
+from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+
+__all__ = ["MAX_LAYERS", "MAX_TOKENS", "GgufArray", "GgufHeader", "TensorInfo", "check_gguf"]
+
+MAX_ENTRIES = 65_536  # metadata entries, and tensors; llama.cpp compares each name with all before it
+MAX_NAME = 63
+MAX_KEY = 65_535
+MAX_STRING = 16 * 2**20
+MAX_STRINGS = 4_000_000
+MAX_KEPT = 32 * 2**20  # bytes of texts and numbers that are kept in the header, all together
+KEPT_ELEMENTS = 1_024  # numeric arrays up to this length are kept in the header, longer ones only described
+
+_SETTLED = 2.0  # seconds: what was written just now may be written again in the same tick of the file system's clock
+
+_UINT32, _STRING, _ARRAY = 4, 8, 9
+_NUMBER = 40  # bytes of a number in Python
+_PORTION = 256 * 2**10  # bytes that are read at a time
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+
+
+def check_gguf(path: Path) -> GgufHeader:
+    """Reads and checks the header of one GGUF file; of one that has not changed since, only once in a process, because
+    every token of a vocabulary is looked at.
+
+    Raises:
+        ModelNotFound: there is no such file, or it may not be read.
+        ModelCorrupt: it is no GGUF, or its header and its length disagree.
+        ModelUnsupported: a version or tensor type that this llama.cpp does not read.
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return _read(path)  # which says what is wrong
+    if time.time() - max(found.st_mtime, found.st_ctime) < _SETTLED:
+        return _read(path)
+    return _known(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+@lru_cache(maxsize=16)
+def _known(path: Path, *_as_it_is: int) -> GgufHeader:
+    return _read(path)
+
+
+def _read(path: Path) -> GgufHeader:
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = file.seek(0, 2)
+            if size < 24:
+                raise _corrupt(path, f"has {size} bytes, too few for a GGUF header")
+            if hasattr(os, "posix_fadvise"):  # of a large file some systems would read megabytes ahead
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+                return _Parser(path, file, view, size).header()
+    except IsADirectoryError:
+        raise ModelNotFound(f"{path} is a folder, not a model file.", "Name the .gguf file in it.") from None
+    except FileNotFoundError:
+        what = f"There is no model file at {path}."
+        raise ModelNotFound(what, "Check the path, or fetch one with `edgellm pull`.") from None
+    except OSError as error:
+        raise ModelNotFound(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from None
+
+
+def _corrupt(path: Path, what: str) -> ModelCorrupt:
+    return ModelCorrupt(f"{path} {what}.", "Fetch the file again; the download may have been cut short.")
+
+
+class _Parser:
+    """A cursor over the mapped file that never leaves it."""
+
+    def __init__(self, path: Path, file: FileIO, view: mmap.mmap, size: int) -> None:
+        self.path, self.file, self.view, self.size, self.at, self.kept = path, file, view, size, 0, 0
+        self.fetched, self.room = 0, bytearray(_PORTION)
+
+    def fetch(self, begin: int, end: int) -> None:
+        """Has these bytes in memory before they are looked at: while the map waited for a slow disk, so would every
+        other thread of this process."""
+        self.fetched = max(self.fetched, begin)
+        while self.fetched < end:
+            self.file.seek(self.fetched)
+            self.fetched += self.file.readinto(self.room) or self.size
+
+    def header(self) -> GgufHeader:
+        self.take(4, "its first four bytes")
+        magic = bytes(self.view[:4])
+        if magic != b"GGUF":
+            raise _corrupt(self.path, f"is not a GGUF file: it begins with {magic!r}")
+        version = self.number("I")
+        if version not in (2, 3):
+            endian = " of a big-endian machine" if version & 0xFFFF == 0 else ""
+            what = f"{self.path} is GGUF version {version}{endian}."
+            raise ModelUnsupported(what, "Convert it to GGUF version 3, little-endian.")
+        n_tensors, n_entries = self.number("Q"), self.number("Q")
+        for n, what, least in ((n_tensors, "tensors", 24), (n_entries, "metadata entries", 13)):
+            if n > MAX_ENTRIES or n * least > self.size:
+                raise _corrupt(self.path, f"claims to hold {n} {what}, which do not fit its {self.size} bytes")
+        metadata: dict[str, object] = {}
+        offsets: dict[str, int] = {}
+        for _ in range(n_entries):
+            key = self.text(MAX_KEY, "a metadata key")
+            if not key or key in metadata:
+                raise _corrupt(self.path, f"names the metadata key {key!r} twice" if key else "has an empty key")
+            kind = self.number("I")
+            offsets[key] = self.at
+            metadata[key] = self.value(key, kind)
+        self.check_claims(metadata)
+        alignment = self.alignment(metadata, offsets)
+        infos_offset = self.at
+        infos = [self.tensor_info() for _ in range(n_tensors)]
+        data_offset = -(-self.at // alignment) * alignment
+        placed = self.placed(infos, data_offset, alignment)
+        for flaw in fatal_tensors(placed):
+            raise ModelUnsupported(f"{self.path} {flaw}.", "Use another file of this model.")
+        fields, places = MappingProxyType(metadata), MappingProxyType(offsets)
+        return GgufHeader(version, fields, placed, alignment, places, infos_offset, data_offset, self.size)
+
+    def take(self, n: int, what: str) -> int:
+        """Moves past `n` bytes; returns where they began."""
+        at = self.at
+        if n > self.size - at:
+            raise _corrupt(self.path, f"ends within {what}: {n} bytes are announced at {at}, {self.size - at} are left")
+        self.at = at + n
+        if n <= MAX_STRING:  # of what is longer nobody looks at more than its length
+            self.fetch(at, self.at)
+        return at
+
+    def keep(self, n: int) -> None:
+        self.kept += n
+        if self.kept > MAX_KEPT:
+            raise _corrupt(self.path, f"has more than {MAX_KEPT >> 20} MiB of names and metadata")
+
+    def number(self, code: str) -> int:
+        form = "<" + code
+        return int(struct.unpack_from(form, self.view, self.take(struct.calcsize(form), "a number"))[0])
+
+    def text(self, limit: int, what: str, errors: str = "strict") -> str:
+        n = self.number("Q")
+        if n > limit:
+            raise _corrupt(self.path, f"has {what} of {n} bytes at {self.at}; {limit} are allowed")
+        at = self.take(n, what)
+        self.keep(n)
+        try:
+            return self.view[at : at + n].decode(errors=errors)
+        except UnicodeDecodeError:
+            raise _corrupt(self.path, f"has {what} at {at} that is not UTF-8") from None
+
+    def value(self, key: str, kind: int) -> object:
+        if kind in SCALARS:
+            form = "<" + SCALARS[kind]
+            at = self.take(struct.calcsize(form), key)
+            return struct.unpack_from(form, self.view, at)[0]
+        if kind == _STRING:
+            return self.text(MAX_STRING, f"the value of {key}", errors="replace")
+        if kind == _ARRAY:
+            return self.array(key)
+        raise _corrupt(self.path, f"has the unknown value type {kind} for {key}")
+
+    def array(self, key: str) -> object:
+        kind, count = self.number("I"), self.number("Q")
+        if kind == _STRING:
+            return self.strings(key, count)
+        if kind not in SCALARS:
+            raise _corrupt(self.path, f"has the unknown element type {kind} in {key}")
+        code = SCALARS[kind]
+        at = self.take(count * struct.calcsize("<" + code), key)
+        if count > KEPT_ELEMENTS:
+            return GgufArray(kind, count, at)
+        self.keep(count * _NUMBER)
+        return struct.unpack_from(f"<{count}{code}", self.view, at)
+
+    def strings(self, key: str, count: int) -> GgufArray:
+        if count > MAX_STRINGS or count * 8 > self.size - self.at:
+            raise _corrupt(self.path, f"claims {count} strings for {key}, which do not fit its {self.size} bytes")
+        start = at = self.at
+        view, last, read = self.view, self.size - 8, struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            if at > last:
+                break
+            if at + 8 > self.fetched:
+                self.fetch(at - _PORTION, at + 8)
+            at += 8 + int(read(view, at)[0])
+        else:
+            if at <= self.size:
+                self.at = at
+                return GgufArray(_STRING, count, start)
+        raise _corrupt(self.path, f"ends within the strings of {key}")
+
+    def check_claims(self, metadata: Mapping[str, object]) -> None:
+        """Raise ModelCorrupt for values that llama.cpp answers with an abort of the process."""
+        for claim in fatal_claims(metadata):
+            raise _corrupt(self.path, claim)
+        for key, value in metadata.items():
+            if isinstance(value, float) and (not math.isfinite(value) or (value < 0 and key.endswith("epsilon"))):
+                raise _corrupt(self.path, f"gives {key} the impossible value {value}")
+        tokens = metadata.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, GgufArray) and tokens.kind == _STRING:
+            self.check_tokens(tokens, str(metadata.get("tokenizer.ggml.model")))
+
+    def check_tokens(self, tokens: GgufArray, model: str) -> None:
+        if tokens.count > MAX_TOKENS:
+            raise _corrupt(self.path, f"lists {tokens.count} tokens; {MAX_TOKENS} are possible")
+        seen, at, view, read = set(), tokens.offset, self.view, struct.Struct("<Q").unpack_from
+        for i in range(tokens.count):
+            begin = at + 8
+            at = begin + int(read(view, at)[0])
+            token = view[begin:at]
+            if 0 in token:  # the native loader takes a token for a C string
+                token = token[: token.index(0)]
+            seen.add(token or b"[EMPTY_%d]" % i)
+        if len(seen) < tokens.count:
+            raise _corrupt(self.path, f"lists {tokens.count} tokens, of which {tokens.count - len(seen)} are repeated")
+        if model == "llama" and not all(b"<0x%02X>" % byte in seen for byte in range(256)):
+            raise _corrupt(self.path, "lacks byte tokens, without which its tokenizer cannot write every text")
+        if model == "rwkv" and not {b"\n", b"\\n"} & seen:
+            raise _corrupt(self.path, "has a tokenizer of the kind rwkv without a token for the end of a line")
+
+    def alignment(self, metadata: Mapping[str, object], offsets: Mapping[str, int]) -> int:
+        key = "general.alignment"
+        if key not in metadata:
+            return 32
+        (kind,) = struct.unpack_from("<I", self.view, offsets[key] - 4)
+        value = metadata[key]
+        if kind != _UINT32 or not isinstance(value, int) or value <= 0 or value & (value - 1):
+            raise _corrupt(self.path, f"has an alignment of {value!r}, which is no power of two in 32 bits")
+        return value
+
+    def tensor_info(self) -> TensorInfo:
+        """The info as written: the offset still counts from the start of the tensor data."""
+        name = self.text(MAX_NAME, "a tensor name")
+        n_dims = self.number("I")
+        if n_dims > 4:
+            raise _corrupt(self.path, f"gives tensor {name!r} {n_dims} dimensions; 4 are allowed")
+        shape = tuple(self.number("Q") for _ in range(n_dims))
+        kind = self.number("I")
+        if kind not in TENSOR_TYPES:
+            raise ModelUnsupported(
+                f"{self.path} holds tensor {name!r} in the unknown type {kind}.", "Use another quantisation."
+            )
+        type_name, block, block_bytes = TENSOR_TYPES[kind]
+        info = TensorInfo(name, shape, kind, self.number("Q"), 0)
+        if info.n_elements == 0 or info.n_elements >= 2**62 or (shape[0] if shape else 1) % block:
+            raise _corrupt(self.path, f"gives tensor {name!r} the shape {shape}, impossible for {type_name}")
+        return TensorInfo(name, shape, kind, info.offset, info.n_elements // block * block_bytes)
+
+    def placed(self, infos: list[TensorInfo], data_offset: int, alignment: int) -> tuple[TensorInfo, ...]:
+        """The tensors with file offsets, given that they lie one behind the other, padded, within the file."""
+        placed, names, due = [], set(), 0
+        for t in infos:
+            if t.name in names:
+                raise _corrupt(self.path, f"names the tensor {t.name!r} twice")
+            names.add(t.name)
+            if t.offset != due:
+                raise _corrupt(self.path, f"puts tensor {t.name!r} at {t.offset}; {due} is where it belongs")
+            if data_offset + due + t.nbytes > self.size:
+                raise _corrupt(
+                    self.path,
+                    f"has {self.size} bytes, but tensor {t.name!r} needs {data_offset + due + t.nbytes}",
+                )
+            placed.append(TensorInfo(t.name, t.shape, t.kind, data_offset + due, t.nbytes))
+            due += -(-t.nbytes // alignment) * alignment
+        return tuple(placed)

@@ -1,0 +1,188 @@
+"""A few layers of a model's shape and quantisation with random weights, to time a device that has not got the model.
+
+What travels is the header of a cut: some kilobytes. The arithmetic does not depend on what the weights say, as long as
+they are numbers of a sane size; so scales are set, and all else is random.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.engine.decoding.context import Context
+from edgellm.engine.decoding.graph_hooks import Capture
+from edgellm.engine.gguf.reader import TensorInfo, check_gguf
+from edgellm.engine.gguf.shard import check_cuttable, cut_bytes
+from edgellm.engine.gguf.tensor_types import TENSOR_TYPES
+from edgellm.engine.model import Model
+from edgellm.engine.timing import least, repaired
+from edgellm.errors import InvalidOption, ModelUnsupported
+
+ENOUGH = 192 * 2**20  # bytes of weights: more than a processor's caches hold
+HEADER_MOST = 2**20  # bytes
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_PASS_MOST, _ROUND_MOST = 1.5, 10.0  # seconds
+_REPEATS, _SPELL = 4, 0.25  # passes, and seconds of them, at the least
+_ROUNDS = 4  # apart in time, as what else the device does comes and goes; fewer where two of them agree
+_SIGMA = 0.02
+
+# ggml type -> where in a block a 16-bit scale stands (IQ1_M has none of its own, and is filled with small numbers)
+_SCALES = {
+    2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 9: (0, 2), 10: (80, 82), 11: (108,), 12: (0, 2), 13: (0, 2),
+    14: (208,), 16: (0,), 17: (0,), 18: (0,), 19: (0,), 20: (0,), 21: (0,), 22: (0,), 23: (0,), 34: (52,), 35: (64,),
+    41: (0,), 42: (0,),
+}  # fmt: skip
+_SCALE = np.frombuffer(np.float16(2.0**-12).tobytes(), dtype=np.uint8)
+_F32, _F16, _BF16, _MXFP4 = 0, 1, 30, 39
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """`layers` layers without their weights: a GGUF's header, and how many bytes of weights belong behind it. `width`
+    is that of the rows that go in."""
+
+    header: bytes
+    data: int
+    layers: int
+    width: int
+
+    @property
+    def key(self) -> str:
+        """What tells one shape and quantisation from another."""
+        return hashlib.sha256(self.header).hexdigest()
+
+    @property
+    def layer(self) -> int:
+        """Bytes of one layer's weights."""
+        return self.data // self.layers
+
+
+def blocks_of(model: Path) -> Blocks:
+    """As many middle layers of a model as are enough to be timed.
+
+    Raises:
+        ModelNotFound, ModelCorrupt, ModelUnsupported: as for `edgellm.engine.cut`; also where there is but one layer.
+    """
+    header = check_gguf(model)
+    n_layer = check_cuttable(header)
+    if n_layer < 2:
+        raise ModelUnsupported(f"{model.name} has a single layer.", "There is nothing to share out.")
+    weights = sum(t.nbytes for t in header.tensors if t.name.startswith("blk.1."))
+    layers = min(n_layer - 1, max(1, math.ceil(ENOUGH / max(1, weights))))
+    portions = cut_bytes(model, 1, layers, head=False)
+    head = bytes(next(portions))
+    width = header.metadata.get(f"{header.architecture}.embedding_length")
+    if not isinstance(width, int):
+        raise ModelUnsupported(f"{model.name} does not say how wide its rows are.", "Use another file of this model.")
+    return Blocks(head, sum(len(portion) for portion in portions), layers, width)
+
+
+def write_random(blocks: Blocks, dst: Path) -> None:
+    """Writes the layers with random weights.
+
+    Raises:
+        InvalidOption: a header or an amount of weights that nobody should ask for.
+        ModelCorrupt, ModelUnsupported: the header is not that of a GGUF of so many bytes.
+        OSError: the disk is full, or cannot be written.
+    """
+    if not (0 < len(blocks.header) <= HEADER_MOST and 0 < blocks.data <= 16 * ENOUGH):
+        raise InvalidOption(f"Layers of {blocks.data} bytes are too much to measure.", "Ask for fewer.")
+    rng = np.random.default_rng(0)
+    try:
+        with dst.open("wb") as file:
+            file.write(blocks.header)
+            file.truncate(len(blocks.header) + blocks.data)
+        header = check_gguf(dst)
+        if check_cuttable(header) != blocks.layers:
+            raise InvalidOption(f"The layers to measure are not {blocks.layers}.", "Ask for those that there are.")
+        with dst.open("r+b") as file:
+            for tensor in header.tensors:
+                file.seek(tensor.offset)
+                for portion in _weights(tensor, rng):
+                    file.write(portion)
+    except BaseException:
+        dst.unlink(missing_ok=True)
+        raise
+
+
+def time_passes(
+    path: Path, blocks: Blocks, threads: int | None = None, doing: Callable[[str], None] = lambda _: None
+) -> tuple[tuple[int, ...], tuple[float, ...], int]:
+    """Return the least seconds of a pass through one layer for growing numbers of tokens, and the threads taken.
+
+    A device that takes too long for some number is not asked for a larger one.
+
+    Raises what loading raises.
+    """
+    rng = np.random.default_rng(1)
+    last = blocks.layers - 1
+    best: dict[int, float] = {}
+    with Model.load(path) as model:
+        capture = Capture(outputs=(last,), stop_after=last)
+        with Context(model, n_ctx=max(ROWS), n_batch=max(ROWS), threads=threads, capture=capture) as context:
+            context.decode_embeddings(np.zeros((1, blocks.width), dtype=np.float32))  # the weights come from the disk
+
+            def timed(rows: int) -> float:
+                doing(f"computing {rows} tokens")
+                return _pass(context, rng.standard_normal((rows, blocks.width), dtype=np.float32))
+
+            until = time.perf_counter() + _ROUND_MOST
+            for rows in ROWS:
+                best[rows] = timed(rows)
+                if best[rows] > _PASS_MOST or time.perf_counter() > until:
+                    break
+            best = least(timed, tuple(best), rounds=_ROUNDS - 1, seconds=_ROUND_MOST, seen=best)
+            seconds = repaired(tuple(best), tuple(best.values()))
+            return tuple(best), tuple(taken / blocks.layers for taken in seconds), context.threads
+
+
+def _pass(context: Context, rows: npt.NDArray[np.float32]) -> float:
+    """Seconds of a pass, the mean of several without a pause: a device that may use its processor a part of the time
+    only, or grows hot, is as fast as it is in the long run."""
+    count, taken, began = 0, 0.0, time.perf_counter()
+    while count < 2 or (taken < _PASS_MOST and (count < _REPEATS or taken < _SPELL)):
+        context.rollback(0)
+        context.decode_embeddings(rows)
+        count, taken = count + 1, time.perf_counter() - began
+    return taken / count
+
+
+def _weights(tensor: TensorInfo, rng: np.random.Generator) -> Iterator[bytes]:
+    """The bytes of a tensor, some at a time."""
+    if len(tensor.shape) < 2 and tensor.kind == _F32:  # norms
+        yield np.ones(tensor.n_elements, dtype=np.float32).tobytes()
+        return
+    _name, block, size = TENSOR_TYPES[tensor.kind]
+    left, step = tensor.n_elements // block, max(1, 2**22 // size)
+    some = b""
+    while left:
+        count = min(left, step)
+        if len(some) < count * size:
+            some = _blocks(tensor.kind, count, block, size, rng)
+        yield some[: count * size]
+        left -= count
+
+
+def _blocks(kind: int, count: int, block: int, size: int, rng: np.random.Generator) -> bytes:
+    if kind in (_F32, _F16, _BF16):
+        values = rng.standard_normal(count * block, dtype=np.float32) * np.float32(_SIGMA)
+        if kind == _BF16:
+            return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+        return values.astype(np.float32 if kind == _F32 else np.float16).tobytes()
+    if kind == _MXFP4:  # a block begins with its scale's exponent
+        values8 = rng.integers(0, 256, (count, size), dtype=np.uint8)
+        values8[:, 0] = 127 - 9
+        return values8.tobytes()
+    if kind not in _SCALES:  # any two bytes of these make a small 16-bit number
+        return rng.integers(0x20, 0x30, (count, size), dtype=np.uint8).tobytes()
+    values8 = rng.integers(0, 256, (count, size), dtype=np.uint8)
+    for at in _SCALES[kind]:
+        values8[:, at : at + 2] = _SCALE
+    return values8.tobytes()

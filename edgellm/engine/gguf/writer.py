@@ -1,0 +1,123 @@
+"""Writes a GGUF from the pieces of another: entries and tensors go over byte for byte unless told otherwise."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+
+from edgellm.engine.gguf.reader import SCALARS, GgufHeader, TensorInfo
+from edgellm.errors import ModelCorrupt
+
+_UINT32, _STRING, _ARRAY = 4, 8, 9
+_FIRST_ENTRY = 24  # behind magic, version and the two counts
+_STEP = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class NewTensor:
+    """A tensor to write: `shape` in GGUF's order (columns first), `data` gives its `nbytes` bytes in any portions."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    nbytes: int
+    data: Callable[[], Iterable[bytes | memoryview]]
+
+
+def raw_entries(source: BufferedReader, header: GgufHeader) -> dict[str, bytes]:
+    """Every metadata entry as it stands in the file (key, type and value), in the file's order."""
+    lengths = {key: len(key.encode()) for key in header.value_offsets}
+    starts = [at - 12 - lengths[key] for key, at in header.value_offsets.items()]
+    source.seek(_FIRST_ENTRY)
+    ends = [*starts[1:], header.infos_offset]
+    return {key: source.read(end - start) for key, start, end in zip(lengths, starts, ends, strict=True)}
+
+
+def number(key: str, value: int) -> bytes:
+    """An entry with an unsigned 32-bit number."""
+    return _key(key, _UINT32) + struct.pack("<I", value)
+
+
+def text(key: str, value: str) -> bytes:
+    """An entry with a string."""
+    return _key(key, _STRING) + _text(value)
+
+
+def sliced(key: str, raw: bytes, start: int, stop: int) -> bytes:
+    """The entry `raw`, an array of numbers, with its elements from `start` to before `stop`."""
+    at = 12 + len(key.encode())
+    (kind,) = struct.unpack_from("<I", raw, at)
+    size = struct.calcsize("<" + SCALARS[kind])
+    elements = raw[at + 12 + start * size : at + 12 + stop * size]
+    return _key(key, _ARRAY) + struct.pack("<IQ", kind, stop - start) + elements
+
+
+def concatenated(key: str, raws: Sequence[bytes]) -> bytes:
+    """The entries `raws`, arrays of numbers of one kind, one behind the other in one."""
+    at = 12 + len(key.encode())
+    kind = struct.unpack_from("<I", raws[0], at)[0]
+    count = sum(struct.unpack_from("<Q", raw, at + 4)[0] for raw in raws)
+    return _key(key, _ARRAY) + struct.pack("<IQ", kind, count) + b"".join(raw[at + 12 :] for raw in raws)
+
+
+def copied(source: BufferedReader, tensor: TensorInfo) -> Iterator[memoryview]:
+    """The bytes of a tensor in portions that are good until the next one is asked for.
+
+    Raises:
+        ModelCorrupt: the file has become shorter since its header was read.
+    """
+    source.seek(tensor.offset)
+    room, left = memoryview(bytearray(min(_STEP, tensor.nbytes))), tensor.nbytes
+    while left:
+        n = source.readinto(room[:left])
+        if not n:
+            raise ModelCorrupt(f"The file ends within tensor {tensor.name}.", "Leave it alone while it is copied.")
+        left -= n
+        yield room[:n]
+
+
+def portions(like: GgufHeader, entries: Iterable[bytes], tensors: Sequence[NewTensor]) -> Iterator[bytes | memoryview]:
+    """The bytes of a file of the version and alignment of `like`; each portion is good until the next is asked for."""
+    values, infos, due = tuple(entries), [], 0
+    for t in tensors:
+        infos.append(_info(t, due))
+        due += _padded(t.nbytes, like.alignment)
+    counts = struct.pack("<IQQ", like.version, len(tensors), len(values))
+    head = b"".join((b"GGUF", counts, *values, *infos))
+    yield head.ljust(_padded(len(head), like.alignment), b"\0")
+    for t in tensors:
+        yield from t.data()
+        yield bytes(_padded(t.nbytes, like.alignment) - t.nbytes)
+
+
+def write(dst: Path, data: Iterable[bytes | memoryview]) -> None:
+    """Writes a file that appears whole or not at all."""
+    partial = dst.with_name(dst.name + ".partial")
+    try:
+        with partial.open("wb") as out:
+            for portion in data:
+                out.write(portion)
+        partial.replace(dst)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _padded(n: int, alignment: int) -> int:
+    return -(-n // alignment) * alignment
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _key(key: str, kind: int) -> bytes:
+    return _text(key) + struct.pack("<I", kind)
+
+
+def _info(tensor: NewTensor, offset: int) -> bytes:
+    dims = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
+    return _text(tensor.name) + dims + struct.pack("<IQ", tensor.kind, offset)

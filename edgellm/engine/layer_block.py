@@ -1,0 +1,138 @@
+"""A few layers of a model that compute by themselves: ids or rows in, rows or logits out.
+
+A stage of a mesh is a chain of such blocks, so that its first layers can compute while its last ones still load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgellm.engine import native
+from edgellm.engine.decoding.batch import SeqRows
+from edgellm.engine.decoding.context import NO_ID, Context
+from edgellm.engine.decoding.graph_hooks import Capture
+from edgellm.engine.model import Model
+from edgellm.engine.types import Floats, Ids
+from edgellm.errors import EngineFailed, InvalidOption
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Ids (n,) or rows (n, n_embd) of a sequence for a block, as for `Block.forward`."""
+
+    data: Ids | Floats
+    start: int
+    seq: int
+    outputs: int = 0
+
+
+class Block:
+    """A shard (`cut`) with a cache of its own for `n_seq` sequences of `n_ctx` positions. For one thread at a time.
+
+    A block with the model's `head` gives logits, every other one the rows that come out of its last layer. Where a
+    `Context` decodes a single token beside a copy of itself, small layers do so with single rows. Rows of several
+    sequences take less time together than one by one where there are `rows_that_pay` of them, or more.
+    """
+
+    def __init__(
+        self, model: Model, *, head: bool, n_ctx: int, n_seq: int = 1, rows: int = 256, threads: int | None = None
+    ) -> None:
+        """Reserves the cache. `rows` are computed at once at most; more are computed one batch after the other.
+
+        Raises:
+            InvalidOption, EngineFailed: as for `Context`.
+        """
+        self.head = head
+        self._last = model.n_layer - 1
+        capture = None if head else Capture(outputs=(self._last,), stop_after=self._last)
+        self._context = Context(
+            model, n_ctx=n_ctx, n_seq=n_seq, n_batch=rows, threads=threads, unified=n_seq == 1, capture=capture
+        )
+        self.rows_that_pay = native.rows_that_pay(model.n_params, model.n_layer)
+        plain = not (self._context.flash or self._context.exact)
+        self._doubles = plain and native.has_small_layers(model.n_params, model.n_layer)
+
+    def forward(self, given: Ids | Floats, *, start: int, seq: int = 0, outputs: int = 0) -> Floats:
+        """Computes ids (n,) or rows (n, n_embd) for the positions from `start` on, where what is cached is dropped.
+
+        Returns the logits of the last `outputs`, (outputs, n_vocab), or without a head the rows of all, (n, n_embd).
+        Both are valid until the next call.
+
+        Raises:
+            InvalidOption: the cache ends before `start`, or the sequence does not exist.
+            ContextFull, EngineFailed: as for `Context.decode`; the cache is as it was, but for what was dropped.
+        """
+        return self.forward_together((Passage(given, start, seq, outputs),))[0]
+
+    def forward_together(self, passages: Sequence[Passage]) -> list[Floats]:
+        """Like `forward`, for several sequences in one batch: of each equally many ids, or rows. One view for each.
+
+        They share a pass where their numbers follow each other; else each has its own.
+
+        Raises:
+            InvalidOption: also where a sequence comes twice, they have different shapes, or exceed `rows`.
+            ContextFull, EngineFailed: as for `forward`, for all of them.
+        """
+        context, n, most = self._context, len(passages[0].data), self._context.n_batch
+        if len(passages) > 1 and (len({one.data.shape for one in passages}) > 1 or n * len(passages) > most):
+            # llama.cpp would compute, and show, rows in another order
+            raise InvalidOption(
+                f"{len(passages)} sequences, the first of {n} rows, do not go through a block together.",
+                f"Give equally many rows of each, and {most} in all.",
+            )
+        for one in passages:
+            context.rollback(one.start, one.seq)
+        order = sorted(range(len(passages)), key=lambda at: passages[at].seq)
+        ordered = [passages[at] for at in order]  # each piece that llama.cpp makes of a batch takes a run of them
+        times = 2 if self._twice(ordered) else 1
+        found = self._decoded(ordered, times)
+        if times == 2:
+            for one in ordered:
+                context.rollback(one.start + 1, one.seq)
+            found = [rows[:1] for rows in found]
+        return [found[order.index(at)] for at in range(len(order))]
+
+    def _twice(self, passages: Sequence[Passage]) -> bool:
+        """Whether single rows go beside copies of themselves, for which there must be room."""
+        if not self._doubles or len(passages[0].data) > 1 or 2 * len(passages) > self._context.n_batch:
+            return False
+        if self.head and len(passages) == 1 and passages[0].data.ndim == 1:
+            return False  # that one the context does by itself
+        return all(one.start + 1 < self._context.n_ctx for one in passages)
+
+    def _decoded(self, passages: Sequence[Passage], times: int) -> list[Floats]:
+        """What comes out for each, whose rows are all given so many `times`."""
+        context, n = self._context, times * len(passages[0].data)
+        wanted = [times * one.outputs if self.head else 0 for one in passages]
+        data = passages[0].data if len(passages) == 1 else np.concatenate([one.data for one in passages])
+        data = data if times == 1 else np.repeat(data, times, axis=0)
+        ids = data.astype(np.int32, copy=False) if data.ndim == 1 else np.full(len(data), NO_ID, dtype=np.int32)
+        embedded = None if data.ndim == 1 else data.astype(np.float32, copy=False)
+        if len(passages) > 1:
+            parts = [SeqRows(one.seq, ids[at * n : (at + 1) * n], wanted[at]) for at, one in enumerate(passages)]
+            found = context.decode_rows(parts, embedded)
+        elif embedded is None:
+            found = [context.decode(ids, seq=passages[0].seq, outputs=wanted[0])]
+        else:
+            found = [context.decode_embeddings(embedded, seq=passages[0].seq, outputs=wanted[0])]
+        if self.head:
+            return found
+        if context.captured is None:
+            raise EngineFailed("The block shows no rows.", "Report this.")
+        shown = context.captured.output(self._last)
+        return [shown[at * n : (at + 1) * n] for at in range(len(passages))]
+
+    def length(self, seq: int = 0) -> int:
+        """Positions in a sequence's cache."""
+        return self._context.length(seq)
+
+    def clear(self, seq: int = 0) -> None:
+        """Forgets a sequence."""
+        self._context.clear(seq)
+
+    def close(self) -> None:
+        """Gives the cache's memory back."""
+        self._context.close()

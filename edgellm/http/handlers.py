@@ -1,0 +1,254 @@
+"""What stands between requests and the pair: is it there, is there a place, and who writes the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from edgellm.errors import EdgeError
+from edgellm.http.admission import Admission, Turns, closing
+from edgellm.http.mesh_timeline import Course
+from edgellm.http.metrics import Metrics
+from edgellm.http.plan_file import PlanOut
+from edgellm.http.redact import keep, redact
+from edgellm.http.schemas.errors import SERVER, Fault, Refused
+from edgellm.http.schemas.requests import Sampled
+from edgellm.http.schemas.responses import Shape
+from edgellm.http.streaming import Begin, Event, Marks, Piece, Running
+from edgellm.llm import Pair
+from edgellm.spec.params import ReplyOptions
+from edgellm.spec.types import Notice, Summary
+
+TAKE_SECONDS = 30.0  # how long a client may leave a chunk untaken
+LOADING = Fault(503, "The model is being loaded.", SERVER, "loading", retry_after=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """What answers, under which name. `in_turns`: its replies compute on this device's processor, one round at a time.
+
+    `options` are the choices that requests do not make. `course` watches what the devices of a mesh do for a reply.
+    """
+
+    pair: Pair
+    name: str
+    in_turns: bool = True
+    options: ReplyOptions = field(default_factory=ReplyOptions)
+    course: Course | None = None
+
+
+class Reception:
+    """Of one door. All but the constructor, `open` and `close` is for its event loop."""
+
+    def __init__(self, replies: int, waiting: int, on_error: Callable[[str], None], *, anonymous: bool = False) -> None:
+        """`replies` are written at once, and so many requests wait; `on_error` hears of what nobody expected.
+        `anonymous`: clients show no key, and so are told nothing of other devices."""
+        self.anonymous = anonymous
+        self.admission = Admission(replies, waiting)
+        self.metrics = Metrics(self.admission)
+        self._writer: Writer | None = None
+        self._idle = ""  # why nobody writes here
+        self._turns = Turns()
+        self._threads = ThreadPoolExecutor(replies, thread_name_prefix="edgellm-http")
+        self._under_way: set[Running] = set()
+        self._on_error = on_error
+        self.rtt_ms: float | None = None  # of the last reply that told one
+        self.plan: PlanOut | None = None
+
+    def open(self, writer: Writer, plan: PlanOut | None = None) -> None:
+        """From now on `writer` answers, and the page shows `plan`."""
+        self.plan = plan
+        if writer.pair.verifier_up is not None:
+            self.metrics.watch(writer.pair.verifier_up)
+        self._writer = writer
+
+    def rest(self, why: str) -> None:
+        """Nobody writes here, and that is all right."""
+        self._idle = why
+
+    def ready(self) -> Writer | None:
+        """Who writes, None where nobody does; raises Refused while the model is being loaded."""
+        if self._writer is None and not self._idle:
+            raise Refused(LOADING)
+        return self._writer
+
+    def writer(self) -> Writer:
+        """Raises Refused while the model is being loaded, or where nobody writes."""
+        if (writer := self.ready()) is None:
+            raise Refused(Fault(404, self._idle, code="model_not_found"))
+        return writer
+
+    async def answer(self, request: Request, ask: Sampled, begin: Begin, shape: Shape) -> Response:
+        """The reply that `begin` makes, in `shape`, whole or in chunks as `ask` has it. A client that leaves ends it.
+
+        Raises:
+            Refused: there is no place, or it failed before its first token.
+        """
+        gone = asyncio.create_task(_left(request.receive))
+        try:
+            if not await self._place(gone):
+                return Response(status_code=499)
+            running = self._start(begin, gone)
+        except BaseException:
+            gone.cancel()
+            raise
+        streamed: EventStream | None = None
+        try:
+            events = running.events()
+            if not ask.stream:
+                return await _whole(events, shape)
+            first = await anext(events, None)  # so that what fails at once has a status of its own
+            streamed = EventStream(running, gone, _chunks(first, events, shape, ask.wants_usage()))
+            return streamed
+        finally:
+            if streamed is None:
+                running.stop()
+                gone.cancel()
+
+    def unexpected(self, error: BaseException) -> None:
+        """Tells whoever runs the server of what is no error of ours; the client is not told in detail."""
+        if not isinstance(error, (EdgeError, Refused)):
+            self._on_error(f"A reply failed: {type(error).__name__}: {error}")
+
+    async def finish(self, grace: float) -> None:
+        """Takes nothing new, lets what is under way end for `grace` seconds, then stops it."""
+        self.admission.close(closing())
+        try:
+            async with asyncio.timeout(grace):
+                await self.admission.empty()
+        except TimeoutError:
+            for running in list(self._under_way):
+                running.stop()
+            await self.admission.empty()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+    async def _place(self, gone: asyncio.Task[None]) -> bool:
+        """Waits in line; False where the client has left meanwhile."""
+        entering = asyncio.ensure_future(self.admission.enter())
+        try:
+            await asyncio.wait({entering, gone}, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            entering.cancel()
+            raise
+        if entering.done():
+            try:
+                entering.result()
+            except Refused:
+                self.metrics.refused()
+                raise
+            return True
+        entering.cancel()
+        return False
+
+    def _start(self, begin: Begin, gone: asyncio.Task[None]) -> Running:
+        writer = self.writer()
+        turn = self._turns if writer.in_turns else nullcontext()
+        running = Running(begin, turn, self._measured, redact if self.anonymous else keep)
+        self._under_way.add(running)
+        work = asyncio.get_running_loop().run_in_executor(self._threads, partial(_work, running, writer.course))
+        work.add_done_callback(partial(self._over, running, perf_counter()))
+        gone.add_done_callback(lambda _: running.stop())
+        return running
+
+    def _measured(self, summary: Summary | None, marks: Marks, failed: bool) -> None:
+        self.metrics.reply(summary, marks, failed)
+        if summary is not None and summary.rtt_ms is not None:
+            self.rtt_ms = summary.rtt_ms
+
+    def _over(self, running: Running, began: float, work: asyncio.Future[BaseException | None]) -> None:
+        self._under_way.discard(running)
+        self.admission.leave(perf_counter() - began)
+        if (error := work.result()) is not None:
+            self.unexpected(error)
+
+
+def _work(running: Running, course: Course | None) -> BaseException | None:
+    """Writes the reply; where its course is watched, the client is told before that is asked for."""
+    if course is None:
+        return running.work()
+    course.begins()
+    try:
+        return running.work()
+    finally:
+        course.over(running.summary)
+
+
+class EventStream(Response):
+    """Server-sent events. Ends the reply when the client leaves, or does not read."""
+
+    def __init__(self, running: Running, gone: asyncio.Task[None], chunks: AsyncIterator[bytes]) -> None:
+        super().__init__(media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._running, self._gone, self._chunks = running, gone, chunks
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for data in self._chunks:
+                async with asyncio.timeout(TAKE_SECONDS):
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        except (OSError, TimeoutError):
+            return  # nobody is left to tell
+        finally:
+            self._running.stop()
+            self._gone.cancel()
+
+
+async def _left(receive: Receive) -> None:
+    """Returns when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _whole(events: AsyncIterator[Event], shape: Shape) -> Response:
+    pieces: list[Piece] = []
+    notices: list[Notice] = []
+    async for event in events:
+        if isinstance(event, Summary):
+            return JSONResponse(shape.whole(pieces, notices, event))
+        if isinstance(event, Piece):
+            pieces.append(event)
+        else:
+            notices.append(event)
+    return Response(status_code=499)  # it was stopped, and nobody is left to read this
+
+
+async def _chunks(
+    first: Event | None, events: AsyncIterator[Event], shape: Shape, with_usage: bool
+) -> AsyncIterator[bytes]:
+    for opening in shape.opening():
+        yield _event(opening, with_usage)
+    try:
+        while first is not None:
+            if isinstance(first, Piece):
+                yield _event(shape.chunk(first), with_usage)
+            elif isinstance(first, Notice):
+                yield _event(shape.notice(first), with_usage)
+            else:
+                yield _event(shape.closing(first), with_usage)
+                if with_usage:
+                    yield _event(shape.usage(first), with_usage)
+                yield b"data: [DONE]\n\n"
+            first = await anext(events, None)
+    except Refused as refused:
+        yield _event(refused.fault.body(), with_usage=False)
+
+
+def _event(data: dict[str, Any], with_usage: bool) -> bytes:
+    if with_usage and "usage" not in data:
+        data["usage"] = None
+    return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"

@@ -1,0 +1,153 @@
+"""Who may come through the door: the right Host, the same origin, the key, and no more than fits.
+
+A page of somebody else's in the user's browser can reach a port on loopback. It cannot choose the Host header once its
+own name leads there (DNS rebinding), and it cannot hide its origin: both are looked at on every request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgellm.http.schemas.errors import Fault
+
+MOST_BYTES = 8 * 2**20
+BODY_SECONDS = 30.0  # for a request to arrive
+OPEN = frozenset({"/", "/health"})
+PAGE = "/page/"
+"""What needs no key: they tell nothing and cost nothing."""
+
+_Headers: TypeAlias = Mapping[bytes, list[bytes]]
+_ALWAYS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+class Guard:
+    """An ASGI application before another one. Nothing of a refused request's body is read."""
+
+    def __init__(self, app: ASGIApp, names: Iterable[str], key: str | None) -> None:
+        """`names`: hosts by which the door may be called, without ports. `key`: what must be shown; None: nothing."""
+        self._app = app
+        self._names = frozenset(name.lower() for name in names)
+        self._key = None if key is None else key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # no websockets, no lifespan
+            return
+        headers: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.lower(), []).append(value)
+        fault = self._fault(scope, headers)
+        if fault is not None:
+            await _answer(fault, send)
+            return
+        # what nobody expected has been answered and told by the application, and goes no further
+        with suppress(Exception):
+            await self._app(scope, _limited(receive), _marked(send))
+
+    def _fault(self, scope: Scope, headers: _Headers) -> Fault | None:
+        hosts = [value.decode("latin-1") for value in headers.get(b"host", [])]
+        if len(hosts) != 1 or _name(hosts[0]) not in self._names:
+            shown = hosts[0][:100] if hosts else ""
+            return Fault(
+                403, f"The Host header {shown!r} is none of this server's names. Use the address that it has printed.",
+                "permission_error", "wrong_host",  # a page whose name was led here (DNS rebinding) reads this answer
+            )  # fmt: skip
+        if _is_foreign(scope, headers, hosts[0]):
+            return Fault(403, "Pages of other origins may not ask here.", "permission_error", "cross_origin")
+        open_ = scope["path"] in OPEN or scope["path"].startswith(PAGE)
+        if self._key is not None and not open_ and not self._shown(headers):
+            return Fault(
+                401, "The API key is missing or wrong. Send it as: Authorization: Bearer KEY", "authentication_error",
+                "invalid_api_key",
+            )  # fmt: skip
+        length = headers.get(b"content-length", [b"0"])[0]
+        if length.isdigit() and int(length) > MOST_BYTES:
+            return too_large()
+        return None
+
+    def _shown(self, headers: _Headers) -> bool:
+        given = headers.get(b"authorization", [])
+        if len(given) != 1 or self._key is None or given[0][:7].lower() != b"bearer ":
+            return False
+        return hmac.compare_digest(given[0][7:].strip(), self._key)
+
+
+def too_large() -> Fault:
+    return Fault(413, f"The request is larger than {MOST_BYTES} bytes.", code="request_too_large")
+
+
+def _name(host: str) -> str:
+    """The host of HOST[:PORT], without brackets."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _is_foreign(scope: Scope, headers: _Headers, host: str) -> bool:
+    """Whether a browser says that another origin's page asks. Following a link to the page is no such thing."""
+    own = f"{scope['scheme']}://{host}".lower()
+    if any(origin.decode("latin-1").lower() != own for origin in headers.get(b"origin", [])):
+        return True
+    site = headers.get(b"sec-fetch-site", [b"none"])[0]
+    follows = scope["method"] == "GET" and headers.get(b"sec-fetch-mode") == [b"navigate"] and scope["path"] == "/"
+    return site not in (b"none", b"same-origin") and not follows
+
+
+async def _answer(fault: Fault, send: Send) -> None:
+    body = json.dumps(fault.body()).encode()
+    more = [(name.lower().encode(), value.encode()) for name, value in fault.headers().items()]
+    if fault.status == 401:
+        more.append((b"www-authenticate", b"Bearer"))
+    plain = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": fault.status, "headers": [*plain, *_ALWAYS, *more]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _limited(receive: Receive) -> Receive:
+    """Reads no more than fits, and not for ever; what comes behind the body is let through as it is."""
+    size, whole = 0, False
+    deadline = asyncio.get_running_loop().time() + BODY_SECONDS
+
+    async def read() -> Message:
+        nonlocal size, whole
+        if whole:
+            return await receive()
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await receive()
+        except TimeoutError:
+            raise HTTPException(408, f"The request did not arrive within {BODY_SECONDS:g} seconds.") from None
+        size += len(message.get("body", b""))
+        if size > MOST_BYTES:
+            raise HTTPException(413, too_large().message)
+        whole = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    return read
+
+
+def _marked(send: Send) -> Send:
+    """Tells browsers to take answers for what they say they are, and to keep none."""
+
+    async def marked(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers: list[Any] = list(message.get("headers", []))
+            known = {name.lower() for name, _ in headers}
+            more = (*_ALWAYS, (b"cache-control", b"no-store"))
+            message["headers"] = [*headers, *((name, value) for name, value in more if name not in known)]
+        await send(message)
+
+    return marked

@@ -1,0 +1,199 @@
+"""The HTTP server: a thread with an event loop of its own, open from the first moment, useful once a pair is there."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import uvicorn
+
+from edgellm.errors import InvalidOption, PortTaken
+from edgellm.http.app import make_app
+from edgellm.http.connections import Porch, Visit
+from edgellm.http.handlers import Reception, Writer
+from edgellm.http.middleware import Guard
+from edgellm.http.plan_file import PlanOut
+from edgellm.rpc.address import Address
+from edgellm.rpc.versions import program
+
+GRACE_SECONDS = 10.0  # for replies under way, when the door is closed
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """What keeps strangers out: the API key, and the files of a certificate and its key for TLS."""
+
+    key: str
+    certificate: Path
+    private_key: Path
+
+
+class Door:
+    """HTTP over one pair. `start`, `open` when the pair is loaded, then `stop`; all may come from any thread."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        lock: Lock | None = None,
+        key: str | None = None,
+        names: Sequence[str] = (),
+        replies: int = 2,
+        waiting: int = 16,
+        on_event: Callable[[str], None] | None = None,
+    ) -> None:
+        """`names`: further hosts by which it may be called; its address is one. `replies` are written at once, and so
+        many requests wait. `key` is asked for without TLS, on loopback; clients of a door that asks for none are not
+        told of other devices.
+
+        Raises:
+            InvalidOption: the address leaves this machine, and there is no lock; or a size that cannot be meant.
+        """
+        if lock is None and not address.loopback:
+            raise InvalidOption(
+                f"{address} can be reached from other machines, and there is no key.", "Give one, or use 127.0.0.1."
+            )
+        for name, value, least in (("replies", replies, 1), ("waiting", waiting, 0)):
+            if not least <= value <= 1000:
+                raise InvalidOption(f"{name} is {value}.", f"Give a whole number from {least} to 1000.")
+        self.address, self.scheme = address, "http" if lock is None else "https"
+        self._lock = lock
+        shown = key if lock is None else lock.key
+        self._reception = Reception(replies, waiting, on_event or (lambda _text: None), anonymous=shown is None)
+        known = {address.host, *names, *(_LOOPBACK if address.loopback else ())}
+        self._app = Guard(make_app(self._reception, program()), known, shown)
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.address}"
+
+    def start(self) -> Address:
+        """Listens; returns the address, with the real port where port 0 was asked for.
+
+        Raises:
+            PortTaken: something else listens there.
+            InvalidOption: this machine does not have the address, or the certificate cannot be used.
+        """
+        listening = _listen(self.address)
+        self.address = Address(self.address.host, listening.getsockname()[1])
+        config = uvicorn.Config(
+            self._app, http=Visit, ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
+            server_header=False, proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=3,
+        )  # fmt: skip
+        if self._lock is not None:
+            config.ssl_certfile, config.ssl_keyfile = str(self._lock.certificate), str(self._lock.private_key)
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            listening.close()
+            raise InvalidOption(
+                f"The certificate {self._lock and self._lock.certificate} cannot be used: {error}.",
+                "Give the PEM files of a certificate and of its key.",
+            ) from error
+        if config.ssl is not None:
+            config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
+        server = self._server = _Server(config)
+        self._thread = threading.Thread(target=self._run, args=(server, listening), name="edgellm-door", daemon=True)
+        self._thread.start()
+        server.up.wait()
+        return self.address
+
+    def open(self, writer: Writer, plan: PlanOut | None = None) -> None:
+        """From now on `writer` answers; until then /health and everything else say that it is being loaded. The page
+        shows `plan`."""
+        self._reception.open(writer, plan)
+
+    def rest(self, why: str) -> None:
+        """Nobody writes here, and `why` is told to who asks for it; all else is answered."""
+        self._reception.rest(why)
+
+    def request_stop(self, grace: float = GRACE_SECONDS) -> None:
+        """Begins to stop and returns at once; may be called in a signal handler, and again with less grace."""
+        if self._server is not None and self._server.loop is not None and not self.wait(0):
+            self._server.loop.call_soon_threadsafe(self._begin_stop, grace)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the door is closed; whether it is."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+        return self._thread is None or not self._thread.is_alive()
+
+    def stop(self, grace: float = GRACE_SECONDS) -> None:
+        """Stops, and returns when everything is closed. The pair stays the caller's."""
+        self.request_stop(grace)
+        self.wait()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.stop()
+
+    def _run(self, server: _Server, listening: socket.socket) -> None:
+        try:
+            asyncio.run(server.serve(sockets=[listening]))
+        finally:
+            server.up.set()
+            listening.close()
+            self._reception.close()
+
+    def _begin_stop(self, grace: float) -> None:
+        if self._server is not None:
+            self._server.finish(self._reception, grace)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which tells when it listens, and lets replies end before it closes."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = threading.Event()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._finishing: set[asyncio.Task[None]] = set()
+        self._porches: list[Porch] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts connections itself: uvicorn has no limits for those that bring no request."""
+        self.loop = asyncio.get_running_loop()
+        await super().startup([])
+        visit = partial(Visit, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        self._porches = [Porch(one, self.config.ssl, visit) for one in sockets or ()]
+        self.up.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for porch in self._porches:
+            await porch.close()
+        await super().shutdown(sockets)
+
+    def finish(self, reception: Reception, grace: float) -> None:
+        task = asyncio.get_running_loop().create_task(self._finish(reception, grace))
+        self._finishing.add(task)
+
+    async def _finish(self, reception: Reception, grace: float) -> None:
+        await reception.finish(grace)
+        self.should_exit = True
+
+
+def _listen(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        return socket.create_server((address.host, address.port), family=family, backlog=128)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(
+                f"Something else already listens on port {address.port}.",
+                "Stop it, or choose another port with --http-port.",
+            ) from error
+        raise InvalidOption(f"Nothing can listen at {address}: {error.strerror}.", "Choose another address.") from error

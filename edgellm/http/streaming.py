@@ -1,0 +1,152 @@
+"""One reply on its way to a client: written in a thread of its own, heard in the event loop, stopped when nobody is
+left to hear it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from time import perf_counter
+from typing import TypeAlias
+
+from edgellm.errors import Stopped
+from edgellm.http.redact import Redact, keep
+from edgellm.http.schemas.errors import Refused, fault_of
+from edgellm.spec.stats import Stats
+from edgellm.spec.stream import Reply
+from edgellm.spec.types import Notice, Summary, Token
+from edgellm.spec.utf8 import Utf8
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole characters, and the tokens that brought them: one, or several where a character is made of several."""
+
+    text: str
+    tokens: tuple[Token, ...]
+
+
+Event: TypeAlias = Piece | Notice | Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """When tokens came, for the metrics: seconds from the request to the first one, and between the later ones."""
+
+    first: float | None
+    gaps: tuple[float, ...]
+
+
+# Makes a reply, unless what it is given says that nobody wants it any more.
+Begin: TypeAlias = Callable[[Callable[[], bool]], Reply]
+# The summary (None: there is none), when tokens came, and whether it failed.
+Measured: TypeAlias = Callable[[Summary | None, Marks, bool], None]
+
+
+class Running:
+    """A reply under way. `work` is for a thread, all else for the event loop."""
+
+    def __init__(
+        self,
+        begin: Begin,
+        turn: AbstractContextManager[object],
+        measured: Measured,
+        redact: Redact = keep,
+    ) -> None:
+        """`begin` makes the reply, as long as what it is given does not say that nobody wants it; that tokenises the
+        prompt, beside other replies. Whatever computes does so within `turn`. `measured` is told when it is over, in
+        the thread, and before the client is. `redact` is applied to notices and to what went wrong."""
+        self._redact = redact
+        self._begin, self._turn, self._measured = begin, turn, measured
+        self._loop = asyncio.get_running_loop()
+        self._heard: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
+        self._reply: Reply | None = None
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._asked = perf_counter()
+        self._times: list[float] = []
+        self.summary: Summary | None = None  # of a reply that is over, and did not fail
+
+    def _marks(self) -> Marks:
+        times = self._times
+        gaps = tuple(later - earlier for earlier, later in pairwise(times))
+        return Marks(times[0] - self._asked if times else None, gaps)
+
+    def stop(self) -> None:
+        """The client is gone, or has had enough. Returns at once; the thread ends soon, also within a long decode."""
+        with self._lock:
+            self._stopped = True
+            reply = self._reply
+        if reply is not None:
+            reply.cancel()
+        self._heard.put_nowait(None)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Pieces and notices as they come, the summary last; nothing more once it was stopped.
+
+        Raises:
+            Refused: the reply failed, at once or on its way.
+        """
+        while (event := await self._heard.get()) is not None:
+            if isinstance(event, BaseException):
+                fault = fault_of(event)
+                raise Refused(replace(fault, message=self._redact(fault.message))) from event
+            yield Notice(self._redact(event.text)) if isinstance(event, Notice) else event
+            if isinstance(event, Summary):
+                return
+
+    def work(self) -> BaseException | None:
+        """Writes the reply, to its end or until it is stopped. Returns what went wrong, which `events` raises."""
+        summary: Summary | None = None
+        event: Summary | BaseException
+        try:
+            reply = self._begin(self._unwanted)
+            try:
+                if not self._too_late(reply):
+                    self._write(reply)
+            finally:
+                with self._turn:
+                    reply.close()
+                summary = reply.summary
+            event = summary
+        except Stopped:  # before there was a reply
+            event = summary = Stats().summary(0)
+        except BaseException as error:  # noqa: BLE001  whatever it is, the client is told, and the caller
+            event = error
+        failed = isinstance(event, BaseException)
+        self.summary = None if failed else summary
+        self._measured(summary, self._marks(), failed)
+        self._tell(event)
+        return event if isinstance(event, BaseException) else None
+
+    def _unwanted(self) -> bool:
+        return self._stopped
+
+    def _too_late(self, reply: Reply) -> bool:
+        """Whether it is too late for `reply`: it was stopped before it was there."""
+        with self._lock:
+            self._reply = reply
+            return self._stopped
+
+    def _write(self, reply: Reply) -> None:
+        reply.on_notice = self._tell
+        text, held = Utf8(), []
+        while (token := self._next(reply)) is not None:
+            self._times.append(perf_counter())
+            held.append(token)
+            words = text.feed(token.piece)
+            if words or not text.half_done:
+                self._tell(Piece(words, tuple(held)))
+                held = []
+        if (rest := text.end()) or held:
+            self._tell(Piece(rest, tuple(held)))
+
+    def _next(self, reply: Reply) -> Token | None:
+        with self._turn:
+            return next(reply, None)
+
+    def _tell(self, event: Event | BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._heard.put_nowait, event)

@@ -1,0 +1,158 @@
+"""Drafters of a pair: opened as a reply needs them, and used again by the next one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from edgellm.engine import Capture, Context, Model, check_gguf, cut, head_pays
+from edgellm.engine.gguf.shard import check_cuttable
+from edgellm.errors import InvalidOption
+from edgellm.llm.ngram_runtime import curve_of
+from edgellm.spec.draft_length import CostCurve, floors
+from edgellm.spec.drafters.early_exit import ExitDrafter
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.drafters.parallel import ALTERNATIVES
+from edgellm.storage import cache_dir
+from edgellm.storage.state import private_folder
+
+SPARE = 16  # cells of the cache for a branch, at least
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a drafter can do beside drafting: measure the attention of `layers`, follow `branches` guesses of up to
+    `gamma` tokens each, leave the model after `exit_layer` where that is surer than `threshold`.
+    """
+
+    layers: tuple[int, ...] = ()
+    branches: int = 0
+    gamma: int = 0
+    exit_layer: int | None = None
+    threshold: float = 1.0
+
+
+class Drafters:
+    """Of one model. One for each reply under way; of the others only those of the last kind are kept."""
+
+    def __init__(self, model: Model, n_ctx: int, threads: int | None, fingerprint: Callable[[], str]) -> None:
+        """`fingerprint` of the model's file is asked for where shards of it are cut."""
+        self._model, self._n_ctx, self._threads, self._fingerprint = model, n_ctx, threads, fingerprint
+        self._idle: list[tuple[Kind, ModelDrafter | ExitDrafter]] = []
+        self._out: list[ModelDrafter | ExitDrafter] = []
+        self._shards: dict[int, tuple[Model, Model]] = {}
+        self._lock = threading.Lock()  # replies may be written by several threads
+
+    def take(self, kind: Kind) -> ModelDrafter | ExitDrafter:
+        """The drafter of this kind that was given back last, or a new one.
+
+        Raises:
+            EngineFailed: no memory for it.
+            ModelUnsupported: an early exit from a model that cannot be cut.
+        """
+        with self._lock:
+            at = next((at for at, (other, _) in enumerate(self._idle) if other == kind), None)
+            if at is not None:
+                drafter = self._idle.pop(at)[1]
+            else:
+                while self._idle:
+                    self._idle.pop()[1].close()
+                drafter = self._open(kind)
+            self._out.append(drafter)
+            return drafter
+
+    def give(self, kind: Kind, drafter: ModelDrafter | ExitDrafter) -> None:
+        """Gives a drafter back, for the next reply."""
+        with self._lock:
+            if drafter in self._out:
+                self._out.remove(drafter)
+                self._idle.insert(0, (kind, drafter))
+
+    @cached_property
+    def curve(self) -> CostCurve:
+        """How long the model's decodes take on this device."""
+        return curve_of(self._model, self._threads)[0]
+
+    @cached_property
+    def floors(self) -> list[float]:
+        """How likely a token must be for the model to try it along with others, on this device."""
+        return floors(self.curve)
+
+    def shard(self, layer: int) -> Model:
+        """The model up to `layer`, with a head behind it. Raises what `take` raises for an early exit there."""
+        return self._cut(layer)[0]
+
+    def close(self) -> None:
+        """Closes all of them, also those that are still out."""
+        for drafter in [*self._out, *(idle for _, idle in self._idle)]:
+            drafter.close()
+        self._out.clear()
+        self._idle.clear()
+        for shard in (shard for pair in self._shards.values() for shard in pair):
+            shard.close()
+        self._shards.clear()
+
+    def _open(self, kind: Kind) -> ModelDrafter | ExitDrafter:
+        if kind.exit_layer is not None:
+            lower, upper = self._cut(kind.exit_layer)
+            layers = tuple(layer for layer in kind.layers if layer < lower.n_layer)
+            return ExitDrafter.open(
+                lower, upper, n_ctx=self._n_ctx, threads=self._threads, threshold=kind.threshold, layers=layers
+            )
+        context = Context(
+            self._model,
+            n_ctx=self._n_ctx,
+            n_seq=1 + kind.branches,
+            spare=kind.branches * max(SPARE, kind.gamma + 2),
+            threads=self._threads,
+            capture=Capture(attention=kind.layers) if kind.layers else None,
+            late=head_pays(self._model),
+        )
+        return ModelDrafter(self._model, context, kind.layers, ALTERNATIVES if kind.branches else 0)
+
+    def _cut(self, layer: int) -> tuple[Model, Model]:
+        if layer not in self._shards:
+            lower, upper = shards(self._model.path, self._fingerprint(), layer)
+            first = Model.load(lower)
+            try:
+                self._shards[layer] = first, Model.load(upper)
+            except BaseException:
+                first.close()
+                raise
+        return self._shards[layer]
+
+
+def exit_layers(path: Path) -> tuple[int, ...]:
+    """Layers of a model after which an early exit is thought of: those from which at most a quarter is left out.
+
+    Raises:
+        ModelUnsupported, ModelCorrupt: the model cannot be cut.
+    """
+    n = check_cuttable(check_gguf(path))
+    return tuple(range(-(-3 * n // 4) - 1, n - 1))
+
+
+def shards(path: Path, fingerprint: str, layer: int) -> tuple[Path, Path]:
+    """A model cut behind `layer`, both parts with a head; kept in the cache folder by the model's fingerprint.
+
+    Raises:
+        ModelUnsupported: a model that cannot be cut.
+        InvalidOption: there is no room for them.
+    """
+    n = check_cuttable(check_gguf(path))
+    folder = cache_dir() / "shards"
+    ranges = ((0, layer), (layer + 1, n - 1))
+    names = tuple(folder / f"{fingerprint[:16]}-{first}-{last}.gguf" for first, last in ranges)
+    try:
+        private_folder(folder)
+        for name, (first, last) in zip(names, ranges, strict=True):
+            if not name.is_file():
+                cut(path, name, first, last, head=True)
+    except OSError as error:
+        raise InvalidOption(
+            f"{path.name} cannot be cut for an early exit: {error}.", f"Make room in {folder}, or do without the exit."
+        ) from error
+    return names[0], names[1]

@@ -1,0 +1,279 @@
+"""One reply of a pair: what is asked for becomes a gate and a drafter, and they write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+
+from edgellm.engine import Model
+from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
+from edgellm.llm.drafter_pool import Drafters, Kind, exit_layers
+from edgellm.llm.logprobs import Telling, why_not
+from edgellm.llm.ngram_runtime import Copying, Retrieval
+from edgellm.llm.pair_stats import Knowledge
+from edgellm.spec.draft_length import MOST, NOT_FILLED
+from edgellm.spec.drafters.acceptance import Acceptance, Probabilities
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.drafters.parallel import FAR, AheadDrafter
+from edgellm.spec.drafters.verdict_prediction import BRANCHES, MOST_BRANCHES, branches, rejection
+from edgellm.spec.gates.edgefm import edgefm
+from edgellm.spec.gates.factory import Choice, choose, needs_profile
+from edgellm.spec.gates.online_profiler import FirstReply
+from edgellm.spec.gates.profile import Profile
+from edgellm.spec.gates.rules import AlwaysGate, NeverGate
+from edgellm.spec.loop import Event, Limits, Watch, generate
+from edgellm.spec.ngram.context_lookup import Precedents
+from edgellm.spec.params import CHUNK, FINE, ReplyOptions
+from edgellm.spec.protocols import Drafter, Tells, Verifier
+from edgellm.spec.stats import Stats
+from edgellm.spec.stop_sequences import until
+from edgellm.spec.types import Chunk, Explanation, Ids, Notice, Sampling, Verdict
+from edgellm.verifier.in_process import LocalVerifier
+
+LONG = 16
+"""Tokens that the small model drafts at most, where each is drafted only if it pays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a pair is made of. `linked`: the verifier is across a link; `extra` as in `Limits`."""
+
+    text: Model
+    draft: Model | None
+    drafters: Drafters | None
+    verifier: Verifier | None
+    knowledge: Knowledge | None
+    context: int
+    extra: int
+    threads: int | None
+    linked: bool = False
+    retrieval: Retrieval | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one reply is written, and why so. `rejection` as in `AheadDrafter`, which looks ahead at `branches` guesses;
+    `acceptance` learns from verdicts. `first`: it is one of those that make the pair's profile.
+    """
+
+    choice: Choice
+    kind: Kind
+    branches: int = 0
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    alpha: float | None = None  # the paper's rule, by this acceptance rate
+    first: FirstReply | None = None
+    notices: tuple[Notice, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    def rejection(self, confidence: Sequence[float]) -> Probabilities:
+        """Where a chunk will be rejected: the paper's estimate with the paper's gate, else by what happened so far."""
+        return self.acceptance.rejection(confidence) if self.alpha is None else rejection(confidence, self.alpha)
+
+
+def write(
+    parts: Parts, prompt: Ids, options: ReplyOptions, sampling: Sampling, stats: Stats, explain: bool,
+    stopped: Callable[[], bool],
+) -> Generator[Event, None, None]:  # fmt: skip
+    """Writes the reply to `prompt` (n,). Raises what `generate` raises, and ProfileUnusable."""
+    plan = plan_reply(parts, prompt, options, sampling.seed)
+    yield from plan.notices
+    if explain:
+        yield from (Explanation(None, reason) for reason in plan.reasons)
+    copying, why = _copying(parts, options, plan, prompt)
+    if explain:
+        yield Explanation(None, why)
+    written = _written(parts, prompt, options, sampling, stats, explain, stopped, plan, copying)
+    try:
+        yield from until(options.stop, written, stats) if options.stop else written
+    finally:
+        if copying is not None:
+            copying.close()
+    if parts.retrieval is not None and stats.finish_reason == "stop":
+        parts.retrieval.add(prompt, stats.ids)
+
+
+def _written(
+    parts: Parts, prompt: Ids, options: ReplyOptions, sampling: Sampling, stats: Stats, explain: bool,
+    stopped: Callable[[], bool], plan: Plan, copying: Copying | None,
+) -> Generator[Event, None, None]:  # fmt: skip
+    """Writes the reply as `plan` says, with drafts from `copying` too."""
+    stats.ledger = plan.choice.ledger
+    gate, verifier, gamma = plan.choice.gate, parts.verifier, plan.choice.gamma
+    own, itself = None, copying is not None and verifier is None
+    if options.logprobs is not None:
+        verifier, gate = telling(parts, options), AlwaysGate()
+        itself = not isinstance(parts.verifier, LocalVerifier)
+    if parts.drafters is not None and not itself:
+        own = parts.drafters.take(plan.kind)
+        own.heed(stopped)
+        own.doubt = plan.choice.doubt
+        own.precedents = _precedents(prompt) if plan.choice.hesitates else None
+        own.hesitates = plan.choice.hesitates
+        if isinstance(own, ModelDrafter):
+            own.alone = verifier is None
+            own.suggests = copying.suggests if copying is not None else None
+            own.floors = parts.drafters.floors if copying is not None else ()
+            own.fill(*(parts.drafters.curve.filling() if copying is not None else NOT_FILLED))
+            own.least = copying.floors if copying is not None and not parts.linked else tuple
+    drafter: Drafter | None = own
+    if plan.branches and isinstance(own, ModelDrafter):
+        ahead = AheadDrafter(own, is_eog=parts.text.is_eog, rejection=plan.rejection, branches=plan.branches)
+        drafter, stats.guessed = ahead, ahead.guessed
+    extra = parts.extra if drafter is None else 0
+    if copying is not None:
+        if options.gamma is None and not parts.linked:
+            gamma = LONG
+        drafter, verifier = copying.beside(drafter, gamma, explain), copying.verifier(verifier)
+        stats.copied = copying.counts
+        gate, gamma = (AlwaysGate() if parts.verifier is None else gate), MOST
+    limits = Limits(options.max_tokens, parts.context, gamma, extra)
+    try:
+        if plan.choice.rewrite is not None and drafter is not None and parts.verifier is not None:
+            yield from edgefm(
+                prompt, alphabet=parts.text, drafter=drafter, verifier=parts.verifier, threshold=plan.choice.rewrite,
+                sampling=sampling, limits=limits, stats=stats, explain=explain, stopped=stopped,
+            )  # fmt: skip
+            if plan.choice.ledger is not None:
+                plan.choice.ledger.enter(stats.passes > 0)
+        else:
+            yield from generate(
+                prompt, alphabet=parts.text, drafter=drafter, gate=gate, verifier=verifier,
+                sampling=sampling, limits=limits, stats=stats, explain=explain, stopped=stopped,
+                watch=_watch(parts.knowledge, plan),
+                announce=parts.linked and own is not None and not isinstance(gate, NeverGate),
+            )  # fmt: skip
+        if plan.first is not None and parts.knowledge is not None:
+            news = parts.knowledge.end_first(plan.first, plan.choice.gamma, plan.kind.layers)
+            yield from () if news is None else (news,)
+    finally:
+        if parts.drafters is not None and own is not None:
+            own.heed(None)
+            parts.drafters.give(plan.kind, own)
+
+
+def _precedents(prompt: Ids) -> Precedents:
+    precedents = Precedents()
+    precedents.begin(prompt)
+    return precedents
+
+
+def _copying(parts: Parts, options: ReplyOptions, plan: Plan, prompt: Ids) -> tuple[Copying | None, str]:
+    """Drafts that are copied from what was seen, where nothing is kept unchecked; and why."""
+    if options.logprobs is not None:
+        return None, "nothing is retrieved: probabilities are asked for"
+    if not (sources := options.sources()):
+        return None, "nothing is retrieved, as you said"
+    if parts.retrieval is None:
+        return None, "nothing is retrieved: nobody here verifies"
+    lossless = plan.choice.ledger is None or options.budget in (None, 1.0)
+    checked = parts.verifier is None or (lossless and options.gate in ("auto", "always"))
+    if not checked or plan.first is not None or options.budget == 0.0:
+        return None, "nothing is retrieved: not everything is verified"
+    if options.temperature > 0.0 and parts.verifier is not None and parts.draft is not None:
+        return None, "nothing is retrieved: beside the small model's draws a seed would not repeat the reply"
+    copying = parts.retrieval.begin(prompt, sources)
+    if copying is None:
+        return None, "nothing is retrieved: another reply does so"
+    return copying, f"drafts are retrieved from: {', '.join(sources)}{parts.retrieval.heads}"
+
+
+def telling(parts: Parts, options: ReplyOptions) -> Telling:
+    """The verifier of a reply whose tokens tell their probabilities: the pair's where it does so, or the model itself.
+
+    Raises:
+        InvalidOption: they cannot be told truly; says why.
+    """
+    told = parts.verifier if isinstance(parts.verifier, Tells) and parts.verifier.tells else None
+    if why := why_not(parts.linked and told is None, parts.verifier is not None, options):
+        raise InvalidOption(f"logprobs cannot be told: {why}.", "Leave logprobs out, or verify everything here.")
+    if told is not None:
+        return Telling(told, options.logprobs or 0)
+    retrieval = parts.retrieval or Retrieval(parts.text, parts.context, parts.threads, linked=False)
+    return Telling(retrieval.itself(), options.logprobs or 0)
+
+
+def plan_reply(parts: Parts, prompt: Ids, options: ReplyOptions, seed: int) -> Plan:
+    """What is asked for of a reply to `prompt`, as far as this pair can do it, and the reasons for what was chosen."""
+    known, draft = parts.knowledge, parts.draft
+    if known is None or draft is None:
+        alone = AlwaysGate() if draft is None else NeverGate()
+        who = "the verifier" if draft is None else "the draft model"
+        kind, reason = _early(parts, options, None, Kind())
+        news: tuple[Notice, ...] = ()
+        if options.budget not in (None, 1.0 if draft is None else 0.0):
+            news = (Notice(f"The budget of {options.budget} says nothing here: {who} writes alone."),)
+        choice = Choice(alone, "", options.gamma or CHUNK)
+        return Plan(choice, kind, notices=news, reasons=(f"{who} writes alone", reason))
+    needed = needs_profile(options)
+    profile = known.profile(needed)
+    first: FirstReply | None = None
+    notices: list[Notice] = []
+    ledger = known.ledger(options)
+    if needed and profile is None:
+        first, notices = known.begin_first()
+        layers = default_layers(draft)
+        choice = Choice(AlwaysGate(), "the pair has no profile yet", options.gamma or FINE, layers)
+    else:
+        choice = choose(options, seed, profile=profile, ledger=ledger, linked=parts.linked, prompt=prompt)
+    kind, early = _early(parts, options, profile, Kind(choice.layers))
+    many, parallel = _parallel(parts, options, profile, kind, choice)
+    if first is not None:  # of what is drafted ahead no importance is measured
+        many, parallel = 0, "no parallel inference: the pair is being profiled"
+    if many:
+        kind = Kind(kind.layers, MOST_BRANCHES, max(choice.gamma, FAR))
+    alpha = profile.alpha if profile is not None and options.gate == "synera" else None
+    return Plan(
+        choice, kind, many, known.acceptance(options), alpha, first, tuple(notices), (choice.reason, early, parallel)
+    )
+
+
+def default_layers(model: Model) -> tuple[int, ...]:
+    """Whose attention is importance, where nobody has said: an early layer, but not the first."""
+    return (min(1, model.n_layer - 1),)
+
+
+def _early(parts: Parts, options: ReplyOptions, profile: Profile | None, kind: Kind) -> tuple[Kind, str]:
+    """Whether drafts leave the model early, after which layer, and why."""
+    if options.early_exit == "off" or parts.draft is None:
+        return kind, "no early exit, as you said" if parts.draft is not None else "no early exit: nobody drafts"
+    layer, why = profile.best_exit() if profile is not None else (None, "the pair has no profile that says it pays")
+    if options.early_exit == "on" and layer is None:
+        try:
+            layer, why = exit_layers(parts.draft.path)[0], "as you said"
+        except (IndexError, ModelUnsupported, ModelCorrupt) as error:
+            return kind, f"no early exit: {error}"
+    if layer is None:
+        return kind, f"no early exit: {why}"
+    return Kind(kind.layers, exit_layer=layer, threshold=options.exit_threshold), f"early exit: {why}"
+
+
+def _parallel(
+    parts: Parts, options: ReplyOptions, profile: Profile | None, kind: Kind, choice: Choice
+) -> tuple[int, str]:
+    """How many guesses are followed while a verdict is on its way, and why."""
+    if not options.parallel:
+        return 0, "no parallel inference, as you said"
+    if not parts.linked:
+        return 0, "no parallel inference: the verifier computes on this device"
+    if kind.exit_layer is not None:
+        return 0, "no parallel inference: a draft model with an early exit has no branches"
+    if choice.rewrite is not None or isinstance(choice.gate, NeverGate):
+        return 0, "no parallel inference: nothing waits for a verdict"
+    if profile is None or not profile.batch_seconds or parts.knowledge is None:
+        return BRANCHES, f"parallel inference with {BRANCHES} guesses: their cost is not measured"
+    wait = parts.knowledge.verdict_seconds or profile.verify_seconds
+    return branches(profile.batch_seconds, wait, max(choice.gamma, FAR))
+
+
+def _watch(knowledge: Knowledge | None, plan: Plan) -> Watch:
+    """Tells of each round to all who measure."""
+
+    def told(chunk: Chunk, written: int, verdict: Verdict | None, drafting: float, waiting: float) -> None:
+        if knowledge is not None and verdict is not None and len(chunk) and not chunk.retrieved:
+            knowledge.waited(waiting)
+        if plan.branches and verdict is not None:
+            plan.acceptance.told(chunk, verdict.accepted)
+        if plan.first is not None:
+            plan.first.watch(chunk, written, verdict, drafting, waiting)
+
+    return told

@@ -1,0 +1,338 @@
+"""A pair of models, and replies from it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Self
+
+from edgellm.engine import Message, Model
+from edgellm.engine.abort_flag import ShouldStop, never
+from edgellm.errors import InvalidOption
+from edgellm.llm.drafter_pool import Drafters
+from edgellm.llm.generation import Parts, telling, write
+from edgellm.llm.messages import compose
+from edgellm.llm.model_loading import (
+    DRAFT,
+    VERIFIER,
+    Named,
+    Progress,
+    check_vocabularies,
+    is_remote,
+    load,
+    local_verifier,
+    named,
+    positions,
+    remote_verifier,
+)
+from edgellm.llm.ngram_runtime import Retrieval
+from edgellm.llm.pair_stats import Knowledge
+from edgellm.llm.profiling.profiler import profile_pair
+from edgellm.llm.tokenization import chat_ids, plain_ids
+from edgellm.spec.draft_length import CostCurve
+from edgellm.spec.gates.profile import Profile
+from edgellm.spec.params import FINE, ReplyOptions
+from edgellm.spec.protocols import Verifier
+from edgellm.spec.stream import Reply
+from edgellm.spec.types import Ids
+from edgellm.storage import fingerprint
+
+_AT_ONCE = 7  # tokens beyond the next one that a verifier across a link writes per request, where nobody drafts
+
+
+class Pair:
+    """A draft model and a verifier: opened once, good for many replies, also for several at a time.
+
+    `context_length` is the number of tokens that prompt and reply can have together.
+    """
+
+    def __init__(
+        self,
+        text: Model,
+        *,
+        draft: Model | None,
+        verifier: Verifier | None,
+        n_ctx: int | None = None,
+        threads: int | None = None,
+        extra: int = 0,
+        model_hash: Callable[[], str] | None = None,
+        profile: Path | None = None,
+        history: bool = True,
+        closing: ExitStack | None = None,
+    ) -> None:
+        """Of parts that are already there; `open` is the usual way.
+
+        `text` is the model whose tokenizer and chat template are used; `extra` as in `Limits`; `model_hash` tells the
+        hash of a verifier's model that is not in this process; `profile` is a file; `history` as for `open`; `closing`
+        is closed with the pair, and closes what the pair shall own.
+
+        Raises:
+            InvalidOption: both left out, or `n_ctx` is more than the draft model was trained for.
+            ProfileUnusable: the given profile is not this pair's.
+        """
+        self.verifier_reason = ""  # where "auto" has chosen it
+        self.verifier_at = ""  # its address, where it is across a link
+        self.verifier_up: Callable[[], bool] | None = None  # whether it is there, where it is across a link
+        self._text = text
+        self._replies: weakref.WeakSet[Reply] = weakref.WeakSet()
+        self._closing = closing or ExitStack()
+        self._closed = False
+        lengths = [] if verifier is None else [min(verifier.context_length, n_ctx or verifier.context_length)]
+        drafters = knowledge = None
+        if draft is not None:
+            lengths.append(positions(draft, n_ctx))
+            if verifier is not None:
+                knowledge = Knowledge(draft.path, model_hash or text.path, profile, history=history)
+            drafters = Drafters(draft, lengths[-1], threads, partial(fingerprint, draft.path))
+            self._closing.callback(drafters.close)
+        if not lengths:
+            raise InvalidOption("Neither a draft model nor a verifier is given.", "Give at least one of the two.")
+        self.context_length = min(lengths)
+        linked = model_hash is not None
+        retrieval = Retrieval(text, self.context_length, threads, linked, history=history)
+        self._closing.callback(retrieval.close)
+        self._retrieval = retrieval
+        self._parts = Parts(
+            text, draft, drafters, verifier, knowledge, self.context_length, extra, threads, linked, retrieval
+        )
+
+    @classmethod
+    def open(
+        cls,
+        draft: Named | None = DRAFT,
+        verifier: Named | None = VERIFIER,
+        *,
+        tokenizer: Named = DRAFT,
+        profile: Path | None = None,
+        n_ctx: int | None = None,
+        threads: int | None = None,
+        gpu_layers: int = 0,
+        progress: Progress | None = None,
+        peers: Sequence[str] = (),
+        history: bool = True,
+    ) -> Self:
+        """Loads the models and compares their vocabularies.
+
+        A model is a path, an alias or `user/repo:quant`; the verifier may also be the `HOST:PORT` of one that is being
+        served, or "auto": the best that a paired device serves, of `peers` (names, IDs or `HOST:PORT`) if given, and
+        `verifier_reason` tells why. None or "none" leaves one of the two out. `tokenizer` names the model whose
+        vocabulary and template are used where neither model is in this process. `profile` is a file from `edgellm
+        profile`; without one the pair's own is found by the hashes of its models. `n_ctx` limits prompt and reply
+        together, in tokens. `progress` is called with a model's name and the share of it that is loaded. Without
+        `history` nothing that is derived from prompts is written to disk; so it is while `edgellm history` is off.
+
+        Raises:
+            InvalidOption: both left out, or `n_ctx` is more than a model was trained for.
+            ModelNotFound, ModelCorrupt, ModelUnsupported: from loading.
+            VocabularyMismatch: the two do not share one vocabulary; names the first token that differs.
+            VerifierUnreachable: nobody answers at the address.
+            PairingRequired, NotPaired, NotPermitted, IdentityClash: the verifier's device and this one are strangers.
+            ProfileUnusable: the given profile is of other models or of another version.
+        """
+        draft, verifier = named(draft), named(verifier)
+        if draft is None and verifier is None:
+            raise InvalidOption("Both the draft model and the verifier are 'none'.", "Give at least one of the two.")
+        if n_ctx is not None and n_ctx < 1:
+            raise InvalidOption(f"n_ctx is {n_ctx}.", "Give a whole number of at least 1.")
+        closing = ExitStack()
+        loaded = partial(load, gpu_layers=gpu_layers, progress=progress, closing=closing)
+        try:
+            small = loaded(draft) if draft is not None else None
+            checker: Verifier | None = None
+            extra, model_hash, reason, up, where = 0, None, "", None, ""
+            if verifier is None or is_remote(verifier):
+                text = small if small is not None else loaded(tokenizer)
+                if verifier is not None:
+                    remote = remote_verifier(str(verifier), peers, text, closing)
+                    checker, model_hash, reason = remote.verifier, remote.model_hash, remote.reason
+                    up, where = remote.up, remote.address
+                    extra = _AT_ONCE
+            else:
+                text = loaded(verifier)
+                if small is not None:
+                    check_vocabularies(small, text)
+                checker = local_verifier(text, positions(text, n_ctx), threads, closing)
+            pair = cls(
+                text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, extra=extra, model_hash=model_hash,
+                profile=profile, history=history, closing=closing,
+            )  # fmt: skip
+            pair.verifier_reason, pair.verifier_up, pair.verifier_at = reason, up, where
+            return pair
+        except BaseException:
+            closing.close()
+            raise
+
+    def reply(
+        self,
+        prompt: str | Sequence[Message],
+        options: ReplyOptions | None = None,
+        *,
+        stopped: ShouldStop = never,
+        **changes: Any,
+    ) -> Reply:
+        """A reply to a question, or to a conversation as `compose` makes it. The prompt is tokenised at once, until
+        `stopped` says that nobody wants it any more; nothing else is computed before the reply is iterated.
+
+        `changes` are fields of `ReplyOptions` that differ from `options`. Iterating raises ProfileUnusable where a
+        budget needs a profile that cannot be used, and what the verifier raises when it is opened.
+
+        Raises:
+            InvalidOption: an option that cannot be meant, or an empty prompt.
+            InputNotText: the prompt cannot be written as UTF-8.
+            PromptTooLong: the prompt leaves no room in the context; says both lengths.
+            TextRefused: the model's tokenizer fails on the prompt, or takes too long over it.
+            Stopped: `stopped` said so.
+        """
+        began = perf_counter()
+        self._check_open()
+        return self._reply(self.prompt_ids(prompt, stopped), replace(options or ReplyOptions(), **changes), began)
+
+    def complete(
+        self,
+        prompt: str | Sequence[int],
+        options: ReplyOptions | None = None,
+        *,
+        stopped: ShouldStop = never,
+        **changes: Any,
+    ) -> Reply:
+        """What follows `prompt` as it stands, without the chat template. As `reply` otherwise, also in what it raises.
+
+        In a text the names of control tokens, such as <|im_start|>, mean those tokens; token ids are taken as they are.
+        """
+        began = perf_counter()
+        self._check_open()
+        ids = plain_ids(self._text, prompt, self.context_length, stopped)
+        return self._reply(ids, replace(options or ReplyOptions(), **changes), began)
+
+    def _reply(self, ids: Ids, options: ReplyOptions, began: float) -> Reply:
+        sampling = options.sampling()
+        if options.logprobs is not None:
+            telling(self._parts, options)  # or says now why not
+        reply = Reply(
+            partial(write, self._parts, ids, options, sampling),
+            prompt_tokens=len(ids),
+            seed=sampling.seed,
+            prepared=perf_counter() - began,
+        )
+        self._replies.add(reply)
+        return reply
+
+    def remember(self, conversations: Sequence[tuple[str, str]]) -> None:
+        """Past questions and their replies, the oldest first, to retrieve drafts from; replies of this pair are
+        remembered without it. They stay in this process."""
+        self._retrieval.remember(conversations)
+
+    def curve(self) -> CostCurve:
+        """How long the verifier (the draft model, where that is alone) takes for a decode of so many rows. Measured at
+        the first call, in some seconds at most, and kept for later processes."""
+        self._check_open()
+        return self._retrieval.curve()
+
+    def profile(
+        self,
+        prompts: Sequence[str | Sequence[Message]],
+        *,
+        gamma: int = FINE,
+        max_tokens: int = 96,
+        layers: tuple[int, ...] | None = None,
+        precedents: bool = True,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Profile:
+        """Profiles the pair on `prompts`, everything verified, and uses that from now on, without saving it.
+
+        `layers`: whose attention is importance. `precedents`: it is found out, too, when the draft model had better
+        draft what the context says. `progress` is called with the prompts done, and those in all; some are read twice
+        where no layer is given. A profile is kept with `Profile.save`, or for later processes with `keep_profile`.
+
+        Raises:
+            InvalidOption: one of the two models is missing, or the prompts bring too little to say anything.
+            PromptTooLong, InputNotText: one of the prompts.
+            ProfileUnusable: the verifier does not say which model it is.
+            VerifierLost: it goes away meanwhile.
+        """
+        self._check_open()
+        ids = [self.prompt_ids(prompt) for prompt in prompts]
+        return profile_pair(
+            self._parts, ids, gamma=gamma, most=max_tokens, layers=layers, precedents=precedents, progress=progress
+        )
+
+    def keep_profile(self, profile: Profile) -> Path:
+        """Saves `profile` as this pair's, where later processes find it; returns the file.
+
+        Raises:
+            InvalidOption: one of the two models is missing.
+            OSError: it cannot be written.
+        """
+        if self._parts.knowledge is None:
+            raise InvalidOption("This is no pair: a draft model or a verifier is missing.", "Open both.")
+        return self._parts.knowledge.use(profile)
+
+    def prompt_ids(self, prompt: str | Sequence[Message], stopped: ShouldStop = never) -> Ids:
+        """The prompt as the models see it, shape (n,). Raises what `reply` raises for a prompt."""
+        return chat_ids(self._text, prompt, self.context_length, stopped)
+
+    @property
+    def name(self) -> str:
+        """The name of the model whose text it is: the verifier's, or the draft model's where that is alone."""
+        return self._text.name if self._parts.verifier is None else self._parts.verifier.name
+
+    @property
+    def draft_name(self) -> str | None:
+        return None if self._parts.draft is None else self._parts.draft.name
+
+    @property
+    def verifier_name(self) -> str | None:
+        return None if self._parts.verifier is None else self._parts.verifier.name
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to a text. They need not be whole UTF-8."""
+        return self._text.piece(token)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidOption("This pair is closed.", "Open it again.")
+
+    def close(self) -> None:
+        """Stops the replies that are under way and gives memory back."""
+        self._closed = True
+        for reply in list(self._replies):
+            reply.close()
+        self._closing.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+
+def generate(
+    prompt: str,
+    *,
+    context: Sequence[str] = (),
+    history: Sequence[Message] = (),
+    system: str | None = None,
+    draft: Named | None = DRAFT,
+    verifier: Named | None = VERIFIER,
+    threads: int | None = None,
+    **options: Any,
+) -> Reply:
+    """One reply in one call, with the bundled pair unless told otherwise: `for token in generate("Where is my mug?")`.
+
+    `options` are fields of `ReplyOptions`. The models are loaded for this reply and closed behind it: open a `Pair`
+    for several. Raises what `Pair.open` and `Pair.reply` raise.
+    """
+    chosen = ReplyOptions(**options)
+    pair = Pair.open(draft, verifier, threads=threads)
+    try:
+        reply = pair.reply(compose(prompt, context=context, history=history, system=system), chosen)
+    except BaseException:
+        pair.close()
+        raise
+    reply.when_over(pair.close)
+    return reply

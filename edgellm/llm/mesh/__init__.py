@@ -1,0 +1,1 @@
+"""A model over several devices, as users see it."""

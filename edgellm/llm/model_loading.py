@@ -1,0 +1,138 @@
+"""From names to models and verifiers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from edgellm.engine import Context, Model, head_pays
+from edgellm.errors import InvalidOption, VocabularyMismatch
+from edgellm.spec.context_pool import ContextPool
+from edgellm.spec.protocols import Verifier
+from edgellm.verifier.in_process import LocalVerifier
+
+DRAFT = "edgellm-draft"
+VERIFIER = "edgellm-verifier"
+AUTO = "auto"
+
+Named: TypeAlias = str | Path
+Progress: TypeAlias = Callable[[str, float], None]
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}")
+_POSITIONS = 4096  # of a context by default, where the model was trained for more
+
+
+def is_remote(verifier: Named) -> bool:
+    """Whether `verifier` names one that is served: a `HOST:PORT`, or "auto", and not a model."""
+    return verifier == AUTO or is_address(verifier)
+
+
+def is_address(verifier: Named) -> bool:
+    """Whether `verifier` names a `HOST:PORT`, and not a model."""
+    return isinstance(verifier, str) and _ADDRESS.fullmatch(verifier) is not None and not Path(verifier).exists()
+
+
+def check_vocabularies(draft: Model, verifier: Model) -> None:
+    """Drafts are sent as token ids, so both models must mean the same by them.
+
+    Raises:
+        VocabularyMismatch: names the first token that differs, and shows both sides of it.
+    """
+    at = draft.vocabulary.first_difference(verifier.vocabulary)
+    if at is not None:
+        raise VocabularyMismatch(
+            f"The models do not share a vocabulary: token {at} is {_shown(draft, at)} in {draft.path.name}"
+            f" and {_shown(verifier, at)} in {verifier.path.name}.",
+            "Choose two models of one family.",
+        )
+
+
+def _shown(model: Model, token: int) -> str:
+    vocabulary = model.vocabulary
+    if token >= vocabulary.size:
+        return "missing"
+    return f"{vocabulary.token_bytes(token)!r} (kind {vocabulary.kinds[token]})"
+
+
+def named(model: Named | None) -> Named | None:
+    """None also for "none"."""
+    return None if model is None or model == "none" else model
+
+
+def positions(model: Model, n_ctx: int | None) -> int:
+    """Of a context over `model`: `n_ctx`, or what suits. Raises InvalidOption where it was trained for fewer."""
+    if n_ctx is None:
+        return min(model.n_ctx_train, _POSITIONS)
+    if n_ctx > model.n_ctx_train:
+        raise InvalidOption(
+            f"n_ctx is {n_ctx}, and {model.name} was trained for {model.n_ctx_train} tokens.", "Give that many at most."
+        )
+    return n_ctx
+
+
+def load(name: Named, *, gpu_layers: int, progress: Progress | None, closing: ExitStack) -> Model:
+    """The model that a name means; `closing` closes it. Raises what `resolve` and `Model.load` raise."""
+    from edgellm.storage import resolve
+
+    path = resolve(str(name))
+    model = Model.load(path, gpu_layers=gpu_layers, progress=partial(progress, path.name) if progress else None)
+    closing.callback(model.close)
+    return model
+
+
+def local_verifier(model: Model, n_ctx: int, threads: int | None, closing: ExitStack) -> Verifier:
+    """A verifier over `model`; `closing` closes it."""
+    verifier = verifier_of(model, n_ctx, threads)
+    closing.callback(verifier.close)
+    return verifier
+
+
+def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:
+    """A verifier over `model`."""
+
+    def context() -> Context:
+        return Context(model, n_ctx=n_ctx, threads=threads, late=head_pays(model))
+
+    return LocalVerifier(model, ContextPool(context), n_ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A verifier across a link, what tells its model's hash and whether it is there, and why it was chosen; "" where it
+    was asked for."""
+
+    verifier: Verifier
+    model_hash: Callable[[], str]
+    up: Callable[[], bool]
+    reason: str
+    address: str
+
+
+def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: ExitStack) -> Remote:
+    """The verifier at the address `where`, or the best one of `peers` if that is "auto", for drafts in the vocabulary
+    of `text`. Off loopback, and wherever a paired device was met, it is asked by mutual TLS.
+
+    Raises what `RemoteVerifier` and `choose_verifier` raise.
+    """
+    # gRPC takes its time to import: only who needs it waits
+    from edgellm.rpc.address import Address
+    from edgellm.rpc.trust.trust import Trust
+    from edgellm.services.client.verifier_client import RemoteVerifier
+    from edgellm.services.client.verifier_selection import choose_verifier, trust_for
+
+    trust: Trust | None
+    if where == AUTO:
+        trust = Trust.here()
+        chosen = choose_verifier(trust, text.vocabulary.fingerprint, peers)
+        address, device, reason = chosen.address, chosen.device, chosen.reason
+    else:
+        address, device, reason = Address.parse(where), None, ""
+        trust = trust_for(address)
+    verifier = RemoteVerifier(address, text.vocabulary, trust=trust, device=device)
+    closing.callback(verifier.close)
+    return Remote(verifier, lambda: verifier.model_hash, verifier.up, reason, str(address))

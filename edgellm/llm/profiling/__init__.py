@@ -1,0 +1,1 @@
+"""Profiles of pairs: made from prompts, kept, found again."""

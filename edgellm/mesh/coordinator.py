@@ -1,0 +1,225 @@
+"""The coordinator of a mesh: opens the pipeline, and opens another over who is left when a device is gone.
+
+A stage that is lost takes its part of every session's cache with it. Nothing else: the text is here, so whoever waits
+for a verdict asks again, from the beginning, and the same verdict comes. No token can be lost or come twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from edgellm.engine import Ids, common_prefix
+from edgellm.errors import DeviceLost, EdgeError, PlanImpossible
+from edgellm.mesh.messages import Work
+from edgellm.mesh.placement.failover_planner import Able, cover
+from edgellm.mesh.placement.split import Share, ranges
+from edgellm.mesh.runtime.pipeline import Pipeline, Seat
+from edgellm.spec.types import NO_IDS
+
+_REVIVALS = 3  # of a device that comes back and is lost again, and of pipelines that nobody is blamed for
+
+
+class Member(Protocol):
+    """A device that may hold a part of the model."""
+
+    @property
+    def name(self) -> str: ...
+
+    def able(self, model: str) -> Able:
+        """What it holds, now. Raises an EdgeError where it cannot be asked."""
+        ...
+
+    def seat(self) -> Seat:
+        """A new place for a stage."""
+        ...
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One sequence in every stage's cache: what it holds, in the pipeline of which generation."""
+
+    held: Ids = field(default_factory=lambda: NO_IDS)
+    generation: int = 0
+    taken: bool = False
+
+
+class Mesh:
+    """A model over several devices. Any number of threads may use it."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        shares: Sequence[Share],
+        work: Work,
+        *,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        """`work` is for the whole model: every stage gets its part. `tell` hears what changes, in words for people.
+
+        Raises:
+            PlanImpossible: the shares are not the layers of the model in order, or of nobody among the members.
+        """
+        self._members = {member.name: member for member in members}
+        self.shares = tuple(shares)
+        self.work = work
+        self.tell = tell or (lambda _text: None)
+        self.generation = 0
+        self.recoveries = 0
+        self._pipeline: Pipeline | None = None
+        self._lost: dict[str, EdgeError] = {}
+        self._revived: Counter[str] = Counter()  # since the last verdict
+        self._lock = threading.RLock()
+        self._slots = [_Slot() for _ in range(work.sessions)]
+        self._closed = False
+        self._direct = True
+        check_shares(self.shares, work.layers, self._members)
+
+    def pipeline(self) -> tuple[Pipeline, int]:
+        """The pipeline that is open, or a new one; and its generation.
+
+        Raises:
+            PlanImpossible: who is left does not hold the model.
+        """
+        with self._lock:
+            if self._closed:
+                raise DeviceLost("The mesh is closed.", "Open it again.")
+            if self._pipeline is not None and self._pipeline.gone is not None:
+                self._bury(self._pipeline)
+            if self._pipeline is None:
+                self._open()
+            if self._pipeline is None:
+                raise DeviceLost("The mesh did not open.", "Ask again.")
+            return self._pipeline, self.generation
+
+    def current(self) -> Pipeline | None:
+        """The pipeline, if one is open."""
+        return self._pipeline
+
+    def free(self) -> bool:
+        """Whether a sequence is left for another session."""
+        return not all(slot.taken for slot in self._slots)
+
+    def slot(self, prompt: Ids) -> int | None:
+        """A sequence of the stages' caches for a session, that which begins most like `prompt`; None: all are taken."""
+        with self._lock:
+            free = [at for at, slot in enumerate(self._slots) if not slot.taken]
+            if not free:
+                return None
+            at = max(free, key=lambda at: common_prefix(self.held(at, self.generation), prompt))
+            self._slots[at].taken = True
+            return at
+
+    def leave(self, slot: int) -> None:
+        """A session is over; what its sequence holds may serve another."""
+        self._slots[slot].taken = False
+
+    def held(self, slot: int, generation: int) -> Ids:
+        """The tokens that every stage's cache holds for a sequence, once what is on its way has been computed."""
+        one = self._slots[slot]
+        return one.held if one.generation == generation else NO_IDS
+
+    def hold(self, slot: int, generation: int, ids: Ids) -> None:
+        """Notes what has been sent for a sequence."""
+        self._slots[slot].held, self._slots[slot].generation = ids, generation
+
+    def proved(self) -> None:
+        """A verdict has come: whatever was lost before has been made up for."""
+        self._revived.clear()
+
+    def close(self) -> None:
+        """Lets all stages go."""
+        with self._lock:
+            self._closed = True
+            if self._pipeline is not None:
+                self._pipeline.close()
+                self._pipeline = None
+
+    def _bury(self, pipeline: Pipeline) -> None:
+        """The pipeline has lost a stage: who is to blame is not counted on any more."""
+        name, gone = pipeline.gone or ("", None)
+        pipeline.close()
+        self._pipeline = None
+        if gone is None:
+            return
+        if pipeline.silent:  # where all rows pass through here, it is seen who does not give them back
+            self._direct = False
+        self._revived[""] += 1
+        if gone.blamed or (self._revived[""] > _REVIVALS and not pipeline.silent):
+            self._lost[name] = gone.error
+            self.recoveries += 1
+
+    def _open(self) -> None:
+        shares = self.shares
+        if any(share.name in self._lost for share in shares):
+            shares = self._replanned()
+            who = ", ".join(f"{share.name} {ranges(range(share.first, share.last + 1))}" for share in shares)
+            why = "; ".join(f"{name}: {error.what}" for name, error in self._lost.items())
+            self.tell(f"A device is lost ({why}) The layers are now on {who}; the reply goes on.")
+        self.generation += 1
+        self.shares = shares
+        stages = [
+            (self._members[share.name].seat(), replace(self.work, first=share.first, last=share.last))
+            for share in shares
+        ]
+        self._pipeline = Pipeline(stages, direct=self._direct)
+
+    def _replanned(self) -> tuple[Share, ...]:
+        """The layers over who is left; over who was lost, too, if they are back and it takes them."""
+        able: list[Able] = []
+        for name, member in self._members.items():
+            if name not in self._lost:
+                self._ask(member, able)
+        if (shares := cover(able, self.work.layers)) is None:
+            for name in [name for name in self._lost if self._revived[name] < _REVIVALS]:
+                if self._ask(self._members[name], able):
+                    del self._lost[name]
+                    self._revived[name] += 1
+            shares = cover(able, self.work.layers)
+        if shares is None:
+            raise self._impossible(able)
+        return shares
+
+    def _ask(self, member: Member, able: list[Able]) -> bool:
+        try:
+            able.append(member.able(self.work.model))
+        except EdgeError as error:
+            self._lost[member.name] = error
+            return False
+        return True
+
+    def _impossible(self, able: Sequence[Able]) -> PlanImpossible:
+        there = frozenset[int]().union(*(device.holds for device in able))
+        missing = sorted(set(range(self.work.layers)) - there)
+        lost = ", ".join(self._lost) or "nobody"
+        why = "".join(f" {name}: {error.what}" for name, error in self._lost.items())
+        if missing:
+            what = f"Layers {ranges(missing)} of {self.work.name} are on no device that is left (lost: {lost}).{why}"
+            return PlanImpossible(what, "Bring a lost device back, or copy these layers to one that is there.")
+        left = ", ".join(f"{device.name} {ranges(sorted(device.holds))}" for device in able)
+        return PlanImpossible(
+            f"Who is left cannot hold {self.work.name} in one range of layers each: {left} (lost: {lost}).{why}",
+            "Bring a lost device back, or copy more layers to one that is there.",
+        )
+
+
+def check_shares(shares: Sequence[Share], layers: int, names: Sequence[str] | dict[str, Member]) -> None:
+    """Raises PlanImpossible where the shares are not the layers of the model in order, each on a device of its own."""
+    end = 0
+    for share in shares:
+        if share.name not in names:
+            raise PlanImpossible(f"Nobody is called {share.name!r}.", f"There are: {', '.join(names) or 'none'}.")
+        if share.first != end or share.last < share.first:
+            raise PlanImpossible(
+                f"Behind layer {end} comes the range {share.first + 1}-{share.last + 1} of {share.name}.",
+                f"Give all layers from 1 to {layers}, in order.",
+            )
+        end = share.last + 1
+    if end != layers:
+        raise PlanImpossible(f"The split ends with layer {end}, and the model has {layers}.", "Give all layers.")
+    named = [share.name for share in shares]
+    if len(set(named)) < len(named):
+        raise PlanImpossible("A device is given two ranges of layers.", "Give each device one range.")

@@ -1,0 +1,95 @@
+"""From names and a plan to devices: who is there, what they can do, and what has to be brought to each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from edgellm.engine.gguf.synthetic_layers import blocks_of
+from edgellm.errors import InvalidOption, NotPaired
+from edgellm.mesh.deploy import Part
+from edgellm.mesh.model_costs import model_of
+from edgellm.mesh.placement.split import HERE, Share
+from edgellm.mesh.profiling.fleet_profiler import Survey, Tell, survey
+from edgellm.rpc.address import Address
+from edgellm.rpc.discovery.workers import Worker, find_workers, reach_worker, worker_at, worker_there
+from edgellm.rpc.event_loop import run_there
+from edgellm.rpc.layers.upload import clean
+from edgellm.rpc.trust.trust import Trust
+
+
+def seek(hosts: Sequence[str], places: Sequence[tuple[str, Address]] = ()) -> list[Worker]:
+    """The workers that this device may use, and why each of the others cannot be.
+
+    `hosts` are this device's addresses to look for announcements at; `places`: where further workers are, or paired
+    ones if they are not found, each with its name, or an empty one.
+
+    Raises:
+        InvalidOption: two have one name.
+    """
+    trust = Trust.here()
+    said = [worker_there(trust, name, address) for name, address in places]
+    there = {worker.peer.id for worker in said if worker.peer is not None}
+    found = [*said, *find_workers(trust, [peer for peer in trust.peers.all() if peer.id not in there], hosts)]
+    names = [worker.name for worker in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidOption(f"Two devices are called {twice!r}.", "Give the other another name: --peer NAME=HOST:PORT")
+    return found
+
+
+def look(model: Path, workers: Sequence[Worker], fresh: bool, tell: Tell) -> Survey:
+    """What this device and these workers can do with a model; `fresh`: measured now, whatever is known.
+
+    Raises what `blocks_of` and `model_of` raise.
+    """
+    planned = model_of(model)
+    return survey(Trust.here(), workers, blocks_of(model), planned.name, planned.shape, fresh=fresh, tell=tell)
+
+
+def read_place(text: str) -> tuple[str, Address]:
+    """What `--peer` says, [NAME=]HOST:PORT: a name, empty where none is given, and an address.
+
+    Raises:
+        InvalidOption: it is no address.
+    """
+    name, _, where = text.rpartition("=")
+    return name.strip(), Address.parse(where)
+
+
+def parts_of(split: Sequence[Share], workers: Mapping[str, Worker]) -> list[Part]:
+    """The devices of a split, of those that are known by name; workers on this machine by HOST:PORT.
+
+    Raises:
+        NotPaired: nobody is called so.
+        InvalidOption: a device is named twice.
+        EdgeError: why a device that is called so cannot be used.
+    """
+    names = [one.name for one in split]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidOption(f"{twice} is named twice.", "Give each device its layers in one part.")
+    return [Part(_worker(one.name, workers), one.first, one.last) for one in split]
+
+
+def _worker(name: str, workers: Mapping[str, Worker]) -> Worker | None:
+    if name == HERE:
+        return None
+    worker = workers.get(name)
+    if worker is None and ":" in name:
+        return run_there(worker_at(Address.parse(name).require_loopback())).result()
+    if worker is None:
+        there = ", ".join([HERE, *workers])
+        raise NotPaired(f"No paired device is called {name!r}.", f"There are: {there}. Pair one with: edgellm pair")
+    if worker.trouble is not None:
+        raise worker.trouble
+    return worker
+
+
+def clean_worker(worker: Worker, fingerprint: str = "") -> tuple[int, int, int]:
+    """Has a worker remove what is not in use, of one model or of all: pieces and bytes that went, pieces that stayed.
+    Raises what `edgellm.rpc.layers.upload.clean` raises."""
+
+    async def work() -> tuple[int, int, int]:
+        async with await reach_worker(Trust.here() if worker.peer else None, worker) as channel:
+            return await clean(channel, worker.name, fingerprint)
+
+    return run_there(work()).result()

@@ -1,0 +1,129 @@
+"""What travels between the coordinator and the stages of a mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from edgellm.engine import Floats, Ids
+from edgellm.errors import EdgeError
+from edgellm.spec.types import Verdict
+from edgellm.verifier.requests import VerifyRequest
+
+MOST_ROWS = 256
+"""Rows of a parcel, and one more: more would not be computed faster, and later stages would wait for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one stage is to do: the layers `first` to `last` of `layers`, counted from 0, both included.
+
+    `model` is the SHA-256 of the whole model's file in hex, and `recipe` the digest of the recipe of that file's pieces
+    (`edgellm.storage.layers.manifest`), empty where nobody needs it: a device without the file computes with pieces of
+    that very recipe, or not at all. Rows have `n_embd` numbers, ids lie below `n_vocab`.
+    `sessions` replies of `context` tokens each are held at once. `wide`: rows travel as 32-bit floats, not 16. It is
+    one of so many `stages`.
+    """
+
+    model: str
+    name: str
+    first: int
+    last: int
+    layers: int
+    n_embd: int
+    n_vocab: int
+    context: int
+    sessions: int = 4
+    wide: bool = False
+    stages: int = 1
+    recipe: str = ""
+
+    @property
+    def ends(self) -> bool:
+        """Whether this is the last stage, which has the head and judges."""
+        return self.last == self.layers - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Positions of a session from `start` on, on their way through the stages: as ids (n,), later as rows (n, n_embd).
+
+    They take the place of whatever the session had there and behind. `number` grows with every parcel of a pipeline.
+    The last rows of one with a `request` are judged: those of its draft, and the one before it.
+    """
+
+    session: int
+    number: int
+    start: int
+    data: Ids | Floats
+    request: VerifyRequest | None = None
+
+    @property
+    def outputs(self) -> int:
+        return 0 if self.request is None else len(self.request.draft) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a stage did from `begin` to `end`, in seconds on its clock: `load` a layer, `compute`, or `got` a parcel.
+
+    `what` is the layer, or the number of the parcel.
+    """
+
+    kind: str
+    what: int
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A stage has loaded `layers` of its layers, the last one at `at` seconds on its clock."""
+
+    layers: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Onward:
+    """Rows that are to be given to the next stage."""
+
+    parcel: Parcel
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The verdict on the parcel with this number, and if they were asked for its logits, (len(draft) + 1, n_vocab)."""
+
+    session: int
+    number: int
+    verdict: Verdict
+    logits: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A parcel could not be computed. The stage goes on; the session has to begin anew."""
+
+    session: int
+    number: int
+    error: EdgeError
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What the stage did since it was asked last, merged where one thing follows the other at once."""
+
+    session: int
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The stage is no more. `blamed`: its device is not to be counted on; else it may be asked again."""
+
+    error: EdgeError
+    blamed: bool = True
+
+
+Event: TypeAlias = Loaded | Onward | Answer | Failed | Times | Gone

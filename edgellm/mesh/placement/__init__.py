@@ -1,0 +1,1 @@
+"""Which device gets which layers."""

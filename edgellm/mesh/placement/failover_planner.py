@@ -1,0 +1,92 @@
+"""Who of those that are left takes which layers: the least seconds for what is left of a reply, over who holds what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgellm.mesh.placement.split import Share
+
+_MOST = 10  # devices that are looked at: the number of sets of them doubles with each
+
+
+@dataclass(frozen=True, slots=True)
+class Able:
+    """A device, the layers that it holds on its disk and those that it has loaded, and what they cost.
+
+    `load` and `step`: seconds to load a layer, and to compute it for one token; `hop`: to send a token's rows to it;
+    `most`: layers for which it has memory, and `memory`: bytes that it gives to models, 0 where it sets no limit.
+    `begins` and `ends`: layers with which a range of its may begin and end, because a piece does; None: any.
+    """
+
+    name: str
+    holds: frozenset[int]
+    warm: frozenset[int] = frozenset()
+    load: float = 1.0
+    step: float = 0.05
+    hop: float = 0.01
+    most: int = 1 << 30
+    memory: int = 0
+    begins: frozenset[int] | None = None
+    ends: frozenset[int] | None = None
+
+    def takes(self, first: int, last: int) -> bool:
+        """Whether the layers `first` to `last` are there, and can be had without those around them."""
+        return self.may_begin(first) and self.may_end(last) and self.holds.issuperset(range(first, last + 1))
+
+    def may_begin(self, layer: int) -> bool:
+        return self.begins is None or layer in self.begins
+
+    def may_end(self, layer: int) -> bool:
+        return self.ends is None or layer in self.ends
+
+
+def cover(devices: Sequence[Able], layers: int, tokens: int = 64) -> tuple[Share, ...] | None:
+    """The ranges, in order, for which loading and `tokens` more tokens take least; None where layers are on nobody.
+
+    best[S][j]: the least seconds with the first j layers on the devices of the set S, each of which holds one range.
+    Loads are added up as if one came after the other: with few devices that is what counts, and who has its layers
+    loaded already is preferred.
+    """
+    devices = devices[:_MOST]
+    full = 1 << len(devices)
+    best = np.full((full, layers + 1), np.inf)
+    best[0, 0] = 0.0
+    came: dict[tuple[int, int], tuple[int, int]] = {}  # (S, j): the device that came last, and where it begins
+    costs = [_costs(device, layers, tokens) for device in devices]
+    for held in range(full):
+        for d, cost in enumerate(costs):
+            after = held | 1 << d
+            if after == held:
+                continue
+            through = best[held][:, None] + cost  # (i, j): from layer i to before layer j
+            begin, value = through.argmin(axis=0), through.min(axis=0)
+            for j in np.flatnonzero(value < best[after]).tolist():
+                best[after, j] = value[j]
+                came[after, j] = d, int(begin[j])
+    held, j = int(best[:, layers].argmin()), layers
+    if not np.isfinite(best[held, j]):
+        return None
+    shares: list[Share] = []
+    while j:
+        d, i = came[held, j]
+        shares.append(Share(devices[d].name, i, j - 1))
+        held, j = held & ~(1 << d), i
+    return tuple(reversed(shares))
+
+
+def _costs(device: Able, layers: int, tokens: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """(layers + 1, layers + 1): seconds for the layers from i to before j; infinite where one is missing, where a piece
+    would be cut in two, or j <= i."""
+    found = np.full((layers + 1, layers + 1), np.inf)
+    for i in filter(device.may_begin, range(layers)):
+        seconds = tokens * device.hop
+        for j in range(i + 1, min(layers, i + device.most) + 1):
+            if j - 1 not in device.holds:
+                break
+            seconds += tokens * device.step + (0.0 if j - 1 in device.warm else device.load)
+            if device.may_end(j - 1):
+                found[i, j] = seconds
+    return found

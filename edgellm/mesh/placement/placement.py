@@ -1,0 +1,189 @@
+"""A model over the measured home: the best split there is, and the best that can run with the layers where they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from edgellm.coldstart.cost_model import Model
+from edgellm.coldstart.plan import WORTH, Objective, Plan, Way, foreseen, told
+from edgellm.coldstart.plan import plan as best_plan
+from edgellm.coldstart.planner import never
+from edgellm.coldstart.problem_builder import Kept
+from edgellm.coldstart.solver.label_search import Stop
+from edgellm.errors import PlanImpossible
+from edgellm.mesh.fleet_file import Fleet
+from edgellm.mesh.placement.failover_planner import Able, cover
+from edgellm.mesh.placement.split import Share, of_way, ranges
+from edgellm.rpc.discovery.workers import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes that are wanted beside weights: for each `layer`, its cache above all, and for a `stage` as such."""
+
+    layer: float = 0.0
+    stage: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """What is not on a device's disk of its share of a plan: these layers, of so many bytes."""
+
+    share: Share
+    layers: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Who holds what now, in `shares`, and what that is expected to take; `reason` says why so.
+
+    `best`: the plan for layers that are wherever they are wanted; None where the devices could not hold it. `lacking`:
+    what would have to be brought where for that. `fleet`: the devices, with the memory that each has for layers in all,
+    those included that are loaded. `unused` devices, and those that are `left_out` because they could not
+    be asked: each with the reason.
+    """
+
+    shares: tuple[Share, ...]
+    way: Way
+    reason: str
+    best: Plan | None
+    lacking: tuple[Lacking, ...]
+    fleet: Fleet
+    workers: Mapping[str, Worker]
+    unused: tuple[tuple[str, str], ...]
+    left_out: tuple[tuple[str, str], ...]
+
+    def advice(self, model: str) -> str:
+        """What to do so that it is faster next time, in a sentence; `model` as the user calls it. Empty: nothing that
+        would be worth it."""
+        if self.best is None or not self.lacking:
+            return ""
+        if self.best.seconds(self.best.advised) > (1.0 - WORTH) * self.best.seconds(self.way):
+            return ""
+        lacking = ", ".join(f"{one.share.name} {one.size / 1e6:,.0f} MB" for one in self.lacking)
+        goal = "the whole reply" if self.best.objective == "reply" else "the first token"
+        sooner, now = self.best.seconds(self.best.advised), self.best.seconds(self.way)
+        return (
+            f"With layers {_named(of_way(self.best.advised))}, {goal} would take {told(sooner)} instead of {told(now)},"
+            f" but not all of them are there ({lacking} missing): {self.deploy(model)}"
+        )
+
+    def why(self) -> list[tuple[str, str]]:
+        """Device by device: why it holds what it holds, or nothing."""
+        found = [(stage.device, f"{ranges(range(stage.first_layer - 1, stage.last_layer))}: {stage.reason}")
+                 for stage in self.way.stages]  # fmt: skip
+        return [*found, *self.unused, *self.left_out]
+
+    def deploy(self, model: str) -> str:
+        """The command that brings what is lacking."""
+        return deploy_command(model, self.lacking, self.workers)
+
+
+def deploy_command(model: str, lacking: Iterable[Lacking], workers: Mapping[str, Worker]) -> str:
+    """`edgellm mesh deploy` for these; what is there already it does not send again."""
+    parts = []
+    for one in lacking:
+        worker = workers.get(one.share.name)
+        name = str(worker.address) if worker is not None and worker.peer is None else one.share.name
+        parts.append(f"{name}:{one.share.first + 1}-{one.share.last + 1}")
+    return f"edgellm mesh deploy {model} --split {','.join(parts)}"
+
+
+def place(
+    model: Model, home: Fleet, workers: Mapping[str, Worker], able: Sequence[Able], *, tokens_in: int, tokens_out: int,
+    room: Room = Room(), objective: Objective = "ttft", left_out: Sequence[tuple[str, str]] = (), stop: Stop = never,
+) -> Placed:  # fmt: skip
+    """The best split over what the devices of the `home` have. `able`: those that can be used, with what each holds
+    now; `room`: what a stage takes beside weights; the rest as for `edgellm.coldstart.plan.plan`.
+
+    Raises:
+        PlanImpossible: the layers do not lie where there is memory for them; says what to bring where, if that helps.
+    """
+    fleet = _fleet(home, able, model, room.stage)
+    planned = partial(
+        best_plan, fleet.devices, model, tokens_in, tokens_out, objective=objective, links=fleet.links,
+        reserved=room.layer, stop=stop,
+    )  # fmt: skip
+    best: Plan | None = None
+    trouble: PlanImpossible | None = None
+    try:
+        best = planned(kept={one.name: Kept(None, one.warm) for one in able})
+    except PlanImpossible as error:
+        trouble = error
+    lacking = () if best is None else tuple(missing(model, of_way(best.advised), able))
+    finish = partial(
+        Placed, best=best, lacking=lacking, fleet=_with_loaded(fleet, able, model), workers=workers,
+        left_out=tuple(left_out),
+    )  # fmt: skip
+    if best is not None and not lacking and _whole(of_way(best.advised), able):
+        return finish(of_way(best.advised), best.advised, best.advice, unused=best.unused)
+    try:
+        now = planned(kept={one.name: Kept(one.holds, one.warm) for one in able})
+    except PlanImpossible as error:
+        if trouble is not None:
+            raise trouble from None
+        command = deploy_command("MODEL", lacking, workers)
+        raise PlanImpossible(error.what, f"Bring them there: {command}") from None
+    shares, way = of_way(now.advised), now.advised
+    reason = f"Of what the devices have: {now.advice}"
+    if not _whole(shares, able):  # pieces of several layers that it would cut in two
+        found = cover(able, model.shape.layers, tokens_out)
+        if found is None:
+            raise PlanImpossible(
+                "The pieces that the devices have cannot be put in a row.", f"Bring others: {_DEPLOY}"
+            )  # fmt: skip
+        names = [device.name for device in fleet.devices]
+        cut = tuple((names.index(one.name), one.last - one.first + 1) for one in found)
+        way = foreseen(fleet.devices, model, cut, tokens_in, tokens_out, links=fleet.links)
+        shares, reason = found, f"Where the pieces on the devices begin and end: {_named(found)}."
+    return finish(shares, way, reason, unused=now.unused)
+
+
+def _fleet(home: Fleet, able: Sequence[Able], model: Model, taken: float) -> Fleet:
+    """The devices that can be used, each with the memory that it gives beside what it has loaded of the model, less
+    what a stage takes in any case."""
+    gives = {one.name: one.memory - _loaded(one, model) if one.memory else math.inf for one in able}
+    devices = tuple(
+        replace(device, memory=max(1.0, min(device.memory, gives[device.name]) - taken))
+        for device in home.devices
+        if device.name in gives
+    )
+    return Fleet(devices, home.links)
+
+
+def _with_loaded(fleet: Fleet, able: Sequence[Able], model: Model) -> Fleet:
+    """The same with the memory that each device has for layers in all, those included that it has loaded."""
+    loaded = {one.name: _loaded(one, model) for one in able}
+    devices = tuple(replace(device, memory=device.memory + loaded[device.name]) for device in fleet.devices)
+    return Fleet(devices, fleet.links)
+
+
+def _loaded(one: Able, model: Model) -> float:
+    return sum(model.layer_bytes[layer] for layer in one.warm)
+
+
+def missing(model: Model, shares: Sequence[Share], able: Sequence[Able]) -> Iterable[Lacking]:
+    """What each device lacks of its share."""
+    holds = {one.name: one.holds for one in able}
+    for share in shares:
+        layers = sorted(set(range(share.first, share.last + 1)) - holds[share.name])
+        if layers:
+            size = sum(model.layer_bytes[layer] for layer in layers)
+            size += model.embedding * (layers[0] == 0) + model.head * (layers[-1] == model.shape.layers - 1)
+            yield Lacking(share, tuple(layers), int(size))
+
+
+def _whole(shares: Sequence[Share], able: Sequence[Able]) -> bool:
+    named = {one.name: one for one in able}
+    return all(named[share.name].takes(share.first, share.last) for share in shares)
+
+
+def _named(shares: Sequence[Share]) -> str:
+    return ", ".join(f"{ranges(range(share.first, share.last + 1))} on {share.name}" for share in shares)
+
+
+_DEPLOY = "edgellm mesh deploy MODEL"

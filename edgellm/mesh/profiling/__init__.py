@@ -1,0 +1,1 @@
+"""What devices and lines of a home can do, measured."""

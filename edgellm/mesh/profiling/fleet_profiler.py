@@ -1,0 +1,325 @@
+"""What the devices of this home can do, measured: the fleet that is planned for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from edgellm.coldstart.cost_model import Shape
+from edgellm.coldstart.fit import Utilisation, fit_utilisation
+from edgellm.coldstart.hardware import Device, Link
+from edgellm.engine.gguf.synthetic_layers import Blocks
+from edgellm.engine.timing import BUSY, Waiting
+from edgellm.errors import EdgeError, InvalidOption, NotPermitted, StateDamaged
+from edgellm.mesh.fleet_file import Fleet
+from edgellm.mesh.placement.split import HERE
+from edgellm.mesh.profiling.device_profiler import OLDEST, figures_here
+from edgellm.mesh.profiling.doubts import doubt, read_doubts, settle
+from edgellm.places import cache_dir
+from edgellm.rpc.discovery.workers import Worker, reach_worker
+from edgellm.rpc.event_loop import run_there
+from edgellm.rpc.layers.bandwidth_probe import Line, ask_line, measure_line
+from edgellm.rpc.layers.device_figures import Figures, measure
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.storage.decode_cost_cache import DOUBTFUL_OLDEST
+from edgellm.storage.state import from_json, read_json, write_state
+
+LINE_OLDEST = 86_400.0  # seconds; who has moved to another room since has another line
+_NO_LIMIT = 1e12  # bits/s of this device's own side: what limits is in the lines
+
+Tell = Callable[[str, str], None]
+"""Hears what is measured, and of which device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What a device can do with a model's layers: figures, and the model's name and shape."""
+
+    figures: Figures
+    model: str
+    shape: Shape
+
+    @property
+    def utilisation(self) -> Utilisation:
+        rows, seconds = self.figures.rows, self.figures.seconds
+        return fit_utilisation(rows, [self.shape.flops(n) / taken for n, taken in zip(rows, seconds, strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLine:
+    """A line, when it was measured (seconds since 1970, UTC), why then, and for which share of its time this process
+    waited for a processor."""
+
+    line: Line
+    taken: int
+    reason: str
+    waited: float = 0.0
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether this device was busy while the line was measured."""
+        return self.waited > BUSY
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Each device's speed by name, this one's as `HERE`; lines by the names of both ends; who is left out, and why."""
+
+    speeds: Mapping[str, Speed]
+    lines: Mapping[tuple[str, str], KeptLine]
+    workers: Mapping[str, Worker]
+    left_out: tuple[tuple[str, EdgeError], ...]
+
+    def fleet(self) -> Fleet:
+        """For the planner."""
+        devices = tuple(self._device(name, speed) for name, speed in self.speeds.items())
+        links = {}
+        for (one, other), kept in self.lines.items():
+            latency = kept.line.round_trip / 2.0
+            links[one, other] = Link(kept.line.up, latency)
+            links[other, one] = Link(kept.line.down, latency)
+        return Fleet(devices, links)
+
+    def doubts(self) -> list[str]:
+        """Return a sentence for each figure that is doubtful."""
+        found = [f"The figures of {name} are doubtful: {speed.figures.doubt}." for name, speed in self.speeds.items()
+                 if speed.figures.doubt]  # fmt: skip
+        for (one, other), kept in self.lines.items():
+            if kept.doubtful:
+                found.append(f"The line from {one} to {other} was measured while this machine was busy.")
+        return [*found, "Run again with --measure when the devices are idle."] if found else []
+
+    def _device(self, name: str, speed: Speed) -> Device:
+        """Where two devices have no measured line, what they send passes through the home's network as it does between
+        each of them and this one."""
+        figures, curve = speed.figures, speed.utilisation
+        kept = self.lines.get((HERE, name))
+        up, down, latency = (_NO_LIMIT, _NO_LIMIT, 0.0)
+        if kept is not None:
+            up, down, latency = kept.line.down, kept.line.up, kept.line.round_trip / 2.0
+        reading = figures.layer / figures.seconds[0] if figures.rows[0] == 1 else 0.0
+        return Device(
+            name, curve.peak, 1.0, curve.b, figures.disk, float(max(1, figures.memory)), up, down, latency, reading
+        )
+
+
+def survey(
+    trust: Trust,
+    workers: Sequence[Worker],
+    blocks: Blocks,
+    model: str,
+    shape: Shape,
+    *,
+    fresh: bool = False,
+    tell: Tell = lambda _who, _what: None,
+    with_here: bool = True,
+) -> Survey:
+    """Measures what is not known, or too old, of this device and of the workers that answer; `fresh`: everything.
+
+    The devices measure themselves at the same time, the lines one after the other. Raises nothing of what a device may
+    do: who cannot be measured is left out.
+    """
+    return run_there(_Surveying(trust, blocks, model, shape, fresh, tell).all(workers, with_here)).result()
+
+
+class _Surveying:
+    def __init__(self, trust: Trust, blocks: Blocks, model: str, shape: Shape, fresh: bool, tell: Tell) -> None:
+        self._trust, self._blocks, self._model, self._shape = trust, blocks, model, shape
+        self._fresh, self._tell = fresh, tell
+        self._left: list[tuple[str, EdgeError]] = []
+        self._lines = read_lines()
+        self._doubts = read_doubts()
+
+    async def all(self, workers: Sequence[Worker], with_here: bool) -> Survey:
+        named = [None, *workers] if with_here else list(workers)
+        found = await asyncio.gather(*(self._speed(worker) for worker in named))
+        there = [(worker, speed) for worker, speed in zip(named, found, strict=True) if speed is not None]
+        lines: dict[tuple[str, str], KeptLine] = {}
+        for worker, _speed in there:
+            if worker is not None and (kept := await self._line_from_here(worker)):
+                lines[HERE, worker.name] = kept
+        reached = [worker for worker, _ in there if worker is not None and (HERE, worker.name) in lines]
+        for one, other in combinations(reached, 2):
+            if kept := await self._line_between(one, other):
+                lines[one.name, other.name] = kept
+        keep_lines(self._lines)
+        speeds = {
+            HERE if worker is None else worker.name: speed
+            for worker, speed in there
+            if worker is None or worker in reached
+        }
+        return Survey(speeds, lines, {worker.name: worker for worker in reached}, tuple(self._left))
+
+    async def _speed(self, worker: Worker | None) -> Speed | None:
+        again = self._again(_key(worker))
+        oldest = 0.0 if self._fresh or again else OLDEST
+        name = HERE if worker is None else worker.name
+        try:
+            if worker is None:
+                said = await asyncio.to_thread(figures_here, self._blocks, oldest, lambda what: self._tell(HERE, what))
+            else:
+                _may_compute(worker)
+                self._tell(name, "measuring itself")
+                async with await reach_worker(self._trust, worker) as channel:
+                    said = await measure(channel, name, self._blocks, oldest)
+        except EdgeError as error:
+            self._left.append((name, error))
+            return None
+        if again:
+            settle(_key(worker), said.taken)
+        speed = Speed(said, self._model, self._shape)
+        keep_speed(_key(worker), speed)
+        return speed
+
+    async def _line_from_here(self, worker: Worker) -> KeptLine | None:
+        key = (HERE, _key(worker))
+        if (known := self._known(key)) is not None:
+            return known
+        self._tell(worker.name, "the line from here")
+        try:
+            async with await reach_worker(self._trust, worker) as channel:
+                waiting = Waiting()
+                line = await measure_line(channel, worker.name)
+                return self._keep(key, line, waiting.share())
+        except EdgeError as error:
+            self._left.append((worker.name, error))
+            return None
+
+    async def _line_between(self, one: Worker, other: Worker) -> KeptLine | None:
+        """None where the two cannot speak with each other: they are not paired, as a rule."""
+        key = (_key(one), _key(other))
+        known = self._known(key)
+        if known is not None or one.peer is None or other.peer is None:
+            return known
+        self._tell(one.name, f"the line to {other.name}")
+        with suppress(EdgeError):
+            async with await reach_worker(self._trust, one) as channel:
+                return self._keep(key, await ask_line(channel, one.name, other.peer.id, other.address))
+        return None
+
+    def _known(self, key: tuple[str, str]) -> KeptLine | None:
+        known = self._lines.get(key)
+        if known is None or self._fresh or self._again(line_key(*key)) or not _young(known):
+            return None
+        return known
+
+    def _again(self, key: str) -> bool:
+        doubt = self._doubts.get(key)
+        return doubt is not None and doubt.again
+
+    def _keep(self, key: tuple[str, str], line: Line, waited: float = 0.0) -> KeptLine:
+        before = self._lines.get(key)
+        why = "asked for" if self._fresh else "never measured" if before is None else "too old"
+        if before is not None and not self._fresh and self._again(line_key(*key)):
+            why = "a reply took another time"
+        elif before is not None and not self._fresh and time.time() - before.taken <= LINE_OLDEST:
+            why = "this machine was busy"
+        self._lines[key] = KeptLine(line, int(time.time()), why, waited)
+        settle(line_key(*key), self._lines[key].taken)
+        return self._lines[key]
+
+
+def _may_compute(worker: Worker) -> None:
+    if worker.trouble is not None:
+        raise worker.trouble
+    if worker.name == HERE:
+        raise InvalidOption(
+            f"{HERE!r} is what this device is called.", "Rename the other: edgellm peers rename here desk"
+        )
+    if worker.peer is not None and Right.COMPUTE not in worker.rights:
+        raise NotPermitted(
+            f"{worker.name} has not granted this device the right to have it compute.",
+            "On that device: edgellm peers grant NAME compute",
+        )
+
+
+def _young(kept: KeptLine) -> bool:
+    return -60.0 <= time.time() - kept.taken <= (min(DOUBTFUL_OLDEST, LINE_OLDEST) if kept.doubtful else LINE_OLDEST)
+
+
+def line_key(one: str, other: str) -> str:
+    """What the line between two devices is called in files."""
+    return f"{one} {other}"
+
+
+def doubt_figures(worker: Worker | None, what: str) -> bool:
+    """Have what a reply has disproved measured again, "computing", "loading" or "network" of a device; return whether
+    it will be."""
+    if what != "network":
+        speed = known_speed(worker)
+        return speed is not None and doubt(_key(worker), speed.figures.taken)
+    line = None if worker is None else known_line(worker)
+    return line is not None and doubt(line_key(HERE, _key(worker)), line.taken)
+
+
+def _key(worker: Worker | None) -> str:
+    """What a device is called in files: its ID, as names change."""
+    if worker is None:
+        return HERE
+    return str(worker.address) if worker.peer is None else str(worker.peer.id)
+
+
+def known_speed(worker: Worker | None) -> Speed | None:
+    """What was last measured of a device, whatever the model."""
+    try:
+        return read_json(_speeds(_key(worker)), _speed)
+    except StateDamaged:
+        return None
+
+
+def _speed(found: Any) -> Speed:
+    return Speed(from_json(Figures, found["figures"]), str(found["model"]), Shape(**found["shape"]))
+
+
+def known_line(worker: Worker) -> KeptLine | None:
+    """What was last measured of the line from here."""
+    return read_lines().get((HERE, _key(worker)))
+
+
+def keep_speed(key: str, speed: Speed) -> None:
+    _write(_speeds(key), {"figures": asdict(speed.figures), "model": speed.model, "shape": asdict(speed.shape)})
+
+
+def read_lines() -> dict[tuple[str, str], KeptLine]:
+    """All lines that were measured, by the keys of both ends."""
+    try:
+        return read_json(_lines(), lambda rows: dict(map(_line, rows))) or {}
+    except StateDamaged:
+        return {}
+
+
+def _line(row: Any) -> tuple[tuple[str, str], KeptLine]:
+    line = Line(float(row["round_trip"]), float(row["up"]), float(row["down"]))
+    kept = KeptLine(line, int(row["taken"]), str(row["reason"]), float(row.get("waited", 0.0)))
+    return (str(row["from"]), str(row["to"])), kept
+
+
+def keep_lines(lines: Mapping[tuple[str, str], KeptLine]) -> None:
+    rows = [
+        {"from": ends[0], "to": ends[1], **asdict(kept.line), "taken": kept.taken, "reason": kept.reason,
+         "waited": kept.waited}
+        for ends, kept in lines.items()
+    ]  # fmt: skip
+    _write(_lines(), rows)
+
+
+def _write(path: Path, found: Any) -> None:
+    """Where that fails it is measured anew next time."""
+    with suppress(OSError):
+        write_state(path, json.dumps(found))
+
+
+def _speeds(key: str) -> Path:
+    return cache_dir() / "figures" / f"device-{key.replace(':', '_')}.json"
+
+
+def _lines() -> Path:
+    return cache_dir() / "figures" / "lines.json"

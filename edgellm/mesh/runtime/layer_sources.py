@@ -1,0 +1,194 @@
+"""Where a worker's layers lie: the seam between the mesh and whatever keeps layers on a device's disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from edgellm.engine import GgufHeader, check_gguf, cut
+from edgellm.engine.gguf.shard import check_cuttable
+from edgellm.errors import LayersMissing
+from edgellm.mesh.placement.split import ranges
+from edgellm.storage import fingerprint
+from edgellm.storage.layers.derived_pieces import together
+from edgellm.storage.layers.store import LayerStore
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The layers with which a stage may begin, and those with which it may end."""
+
+    begins: frozenset[int]
+    ends: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """The layers `first` to `last` as `find` gives them, of about `size` bytes."""
+
+    first: int
+    last: int
+    size: int
+
+
+class Layers(Protocol):
+    """Layers of models, in a file each (`engine.cut` of one layer), or several in a row in one: the first carries the
+    embedding and the tokenizer, the last one norm and head. A model is known by the SHA-256 of its whole file where
+    this device has that, and by the digest of its recipe where pieces were brought; both in hex."""
+
+    def find(self, model: str, layer: int, last: int) -> Path | None:
+        """A file that begins with `layer`, counted from 0, and ends with `last` or before it, wherever that suits; None
+        where it is not here, or not whole. From now on nobody removes it, until `tidy` says that it is not loaded."""
+        ...
+
+    def held(self, model: str) -> frozenset[int]:
+        """The layers that are here."""
+        ...
+
+    def bounds(self, model: str) -> Bounds:
+        """Where a stage may begin and end, so that no piece has to be cut in two."""
+        ...
+
+    def pieces(self, model: str, first: int, last: int) -> Sequence[Loadable]:
+        """What `find` gives for these layers, one after the other, as far as they are here."""
+        ...
+
+    def header(self, model: str) -> GgufHeader | None:
+        """Of the whole model, or of some of its layers; None where there is nothing of it here."""
+        ...
+
+    def tidy(self, loaded: Collection[Path]) -> None:
+        """Lets go of the files that were found and are not loaded, or no longer."""
+        ...
+
+
+def known_as(layers: Layers, model: str, recipe: str) -> str:
+    """Return what `layers` are asked by for a `model` of which a coordinator names the SHA-256 of its own file, and the
+    digest of its `recipe`: a file of this device goes before what was brought."""
+    return model if layers.held(model) or not recipe else recipe
+
+
+class InUse:
+    """Files that nobody removes because they are loaded. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[Path, ExitStack] = {}
+
+    def keep(self, using: AbstractContextManager[Path]) -> Path:
+        """The file that `using` shows, which it keeps until `tidy`. Raises what it raises."""
+        with ExitStack() as held:
+            path = held.enter_context(using)
+            with self._lock:
+                if path not in self._held:
+                    self._held[path] = held.pop_all()
+        return path
+
+    def tidy(self, loaded: Collection[Path]) -> None:
+        """See `Layers.tidy`."""
+        with self._lock:
+            for path in [path for path in self._held if path not in loaded]:
+                self._held.pop(path).close()
+
+
+class SeveralLayers:
+    """Layers that are in one place or another; of a model at most one of them has pieces of several layers that it
+    cannot cut."""
+
+    def __init__(self, *places: Layers) -> None:
+        self._places = places
+
+    def find(self, model: str, layer: int, last: int) -> Path | None:
+        return next((path for place in self._places if (path := place.find(model, layer, last)) is not None), None)
+
+    def held(self, model: str) -> frozenset[int]:
+        return frozenset().union(*(place.held(model) for place in self._places))
+
+    def bounds(self, model: str) -> Bounds:
+        every = [place.bounds(model) for place in self._places]
+        return Bounds(
+            frozenset().union(*(one.begins for one in every)), frozenset().union(*(one.ends for one in every))
+        )
+
+    def pieces(self, model: str, first: int, last: int) -> Sequence[Loadable]:
+        found: list[Loadable] = []
+        while first <= last:
+            row = next((row for place in self._places if (row := place.pieces(model, first, last))), ())
+            if not row:
+                break
+            found.append(row[0])
+            first = row[0].last + 1
+        return found
+
+    def header(self, model: str) -> GgufHeader | None:
+        return next((header for place in self._places if (header := place.header(model)) is not None), None)
+
+    def tidy(self, loaded: Collection[Path]) -> None:
+        for place in self._places:
+            place.tidy(loaded)
+
+
+class WholeModel:
+    """A model file of this device, of which pieces are cut when they are asked for, and kept in a store of layers for
+    the next time, as far as its limit allows. Small layers go together (`edgellm.storage.layers.derived_pieces`)."""
+
+    def __init__(self, path: Path, store: LayerStore | None = None) -> None:
+        """Without a `store`, the user's own.
+
+        Raises ModelNotFound, ModelCorrupt or ModelUnsupported where it cannot be cut, and OSError where it cannot be
+        read."""
+        header = check_gguf(path)
+        self.path, self.model, self.layers = path, fingerprint(path), check_cuttable(header)
+        tensors = header.tensors
+        self._size = sum(tensor.nbytes for tensor in tensors if tensor.name.startswith("blk.")) / self.layers
+        self._ends = sum(tensor.nbytes for tensor in tensors if not tensor.name.startswith("blk."))
+        self._store, self._used = store or LayerStore(), InUse()
+
+    def find(self, model: str, layer: int, last: int) -> Path | None:
+        if model != self.model or not 0 <= layer <= last < self.layers:
+            return None
+        piece = self._piece(layer, last)
+
+        def make(path: Path) -> None:
+            cut(self.path, path, layer, piece.last, head=piece.last == self.layers - 1)
+
+        return self._used.keep(self._store.made.using(model, layer, piece.last, piece.size, make))
+
+    def _piece(self, layer: int, last: int) -> Loadable:
+        end = together(layer, last, self._size)
+        at_an_end = layer == 0 or end == self.layers - 1
+        return Loadable(layer, end, int((end - layer + 1) * self._size) + at_an_end * self._ends)
+
+    def held(self, model: str) -> frozenset[int]:
+        return frozenset(range(self.layers)) if model == self.model else frozenset()
+
+    def bounds(self, model: str) -> Bounds:
+        return Bounds(self.held(model), self.held(model))
+
+    def pieces(self, model: str, first: int, last: int) -> Sequence[Loadable]:
+        found: list[Loadable] = []
+        while model == self.model and first <= last:
+            found.append(self._piece(first, last))
+            first = found[-1].last + 1
+        return found
+
+    def header(self, model: str) -> GgufHeader | None:
+        return check_gguf(self.path) if model == self.model else None
+
+    def tidy(self, loaded: Collection[Path]) -> None:
+        self._used.tidy(loaded)
+
+
+def require(layers: Layers, model: str, first: int, last: int, name: str) -> None:
+    """Raises LayersMissing where one of the layers `first` to `last` is not here."""
+    missing = sorted(set(range(first, last + 1)) - layers.held(model))
+    if missing:
+        raise LayersMissing(
+            f"Layer{'s' if len(missing) > 1 else ''} {ranges(missing)} of {name} {'are' if len(missing) > 1 else 'is'}"
+            " not on this device.",
+            "Bring them there first, or start the worker with the whole model: edgellm serve --role worker -m MODEL",
+        )

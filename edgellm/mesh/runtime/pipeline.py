@@ -1,0 +1,264 @@
+"""The stages in a row, as the coordinator sees them: parcels in at the front, verdicts out at the back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from time import perf_counter
+from typing import Protocol
+
+from edgellm.engine import Ids
+from edgellm.errors import DeviceLost, EdgeError, ProtocolError
+from edgellm.mesh.messages import MOST_ROWS, Answer, Event, Failed, Gone, Loaded, Onward, Parcel, Span, Times, Work
+from edgellm.mesh.runtime.stage import Stage
+from edgellm.mesh.runtime.watch import Deadline, OnTheWay
+from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.verifier.requests import VerifyRequest
+
+Post = Callable[[Event], None]
+
+
+class Seat(Protocol):
+    """A place at which a stage can be: this process, or a device across a link. None of its methods waits."""
+
+    @property
+    def name(self) -> str: ...
+
+    def begin(self, work: Work, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:
+        """Begins to load. `post` hears of everything, from any thread; rows for the seat `after` this one may be given
+        to it directly, and else are posted as `Onward`. `waiting` tells whether somebody waits for the pipeline."""
+        ...
+
+    def put(self, parcel: Parcel) -> None: ...
+
+    def expect(self, number: int, request: VerifyRequest) -> None:
+        """Whoever gives it the parcel with this number, its answer is to this question."""
+        ...
+
+    def tell(self, session: int) -> None:
+        """Has `Times` posted."""
+        ...
+
+    def idle(self) -> bool:
+        """Whether it says that it has nothing to do."""
+        ...
+
+    def close(self) -> None:
+        """The stage is not needed any more."""
+        ...
+
+
+class LocalSeat:
+    """A stage in this process."""
+
+    def __init__(self, name: str, shelf: Shelf, threads: int | None = None) -> None:
+        self.name, self._shelf, self._threads = name, shelf, threads
+        self._stage: Stage | None = None
+        self._post: Post | None = None
+
+    def begin(self, work: Work, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:  # noqa: ARG002
+        self._post = post
+        try:
+            self._stage = Stage(work, self._shelf, post, threads=self._threads)
+            self._stage.start()
+        except EdgeError as error:
+            post(Gone(error))
+
+    def put(self, parcel: Parcel) -> None:
+        try:
+            if self._stage is not None:
+                self._stage.put(parcel)
+        except EdgeError as error:
+            if self._post is not None:
+                self._post(Failed(parcel.session, parcel.number, error))
+
+    def expect(self, number: int, request: VerifyRequest) -> None:
+        pass
+
+    def tell(self, session: int) -> None:
+        if self._stage is not None:
+            self._stage.tell(session)
+
+    def idle(self) -> bool:
+        return self._stage is None or not self._stage.progress[2]
+
+    def close(self) -> None:
+        stage, self._stage = self._stage, None
+        if stage is not None:  # it may be loading, and nobody waits for that
+            threading.Thread(target=stage.close, daemon=True).start()
+
+
+class Lane:
+    """What one stage did, as far as it has told: on this process's clock, in seconds."""
+
+    def __init__(self, seat: Seat, work: Work) -> None:
+        self.seat, self.work = seat, work
+        self.began = perf_counter()
+        self.loaded = 0
+        self.spans: list[Span] = []
+
+    @property
+    def whole(self) -> bool:
+        """Whether it says that all its layers are loaded."""
+        return self.loaded > self.work.last - self.work.first
+
+
+class Pipeline:
+    """Stages that hold a whole model in order. Any number of threads may ask, one at a time for each session."""
+
+    def __init__(self, stages: Sequence[tuple[Seat, Work]], *, direct: bool = True) -> None:
+        """All stages begin to load at once. Unless they give rows to each other `direct`, all pass through here."""
+        self.lanes = [Lane(seat, replace(work, stages=len(stages))) for seat, work in stages]
+        self.gone: tuple[str, Gone] | None = None
+        self.silent = False  # nobody answered, and nobody is known to be at fault
+        self._direct = direct
+        self._way, self._deadline = OnTheWay(len(self.lanes)), Deadline()
+        self._numbers = count(1)
+        self._asked: dict[int, tuple[int, Future[Answer]]] = {}  # by the last parcel's number: the first one's
+        self._told: dict[int, tuple[set[int], threading.Event]] = {}
+        self._lock = threading.Lock()
+        for at, lane in reversed(list(enumerate(self.lanes))):  # who is waited for longest is there first
+            after = self.lanes[at + 1].seat if direct and at + 1 < len(self.lanes) else None
+            lane.began = perf_counter()
+            lane.seat.begin(lane.work, partial(self._happened, at), after, self._waiting)
+
+    def ask(self, session: int, start: int, ids: Ids, request: VerifyRequest, rows: int = MOST_ROWS) -> Future[Answer]:
+        """Sends `ids` for the positions from `start` on, in parcels of at most `rows`; the verdict is on its way.
+
+        It fails with `DeviceLost` where a stage is gone, and with what the engine says where it refuses.
+        """
+        future: Future[Answer] = Future()
+        tail = len(request.draft) + 1
+        with self._lock:
+            ends = [*range(rows, len(ids) - tail + 1, rows), len(ids)]
+            numbers, begin = [next(self._numbers) for _ in ends], 0
+            parcels = []
+            for end, number in zip(ends, numbers, strict=True):
+                whole = request if end == len(ids) else None
+                parcels.append(Parcel(session, number, start + begin, ids[begin:end], whole))
+                self._way.sent(parcels[-1])
+                begin = end
+            if not self._asked:
+                self._deadline.moved()
+            self._asked[numbers[-1]] = numbers[0], future
+            gone = self.gone
+        if gone is not None:
+            self._fail(self._lost(*gone))
+            return future
+        self.lanes[-1].seat.expect(numbers[-1], request)
+        for parcel in parcels:
+            self.lanes[0].seat.put(parcel)
+        return future
+
+    def measured(self, session: int, seconds: float = 2.0) -> list[Lane]:
+        """The lanes, with what every stage did since it was asked last; of one that does not answer nothing new."""
+        missing, there = set(range(len(self.lanes))), threading.Event()
+        with self._lock:
+            self._told[session] = missing, there
+        for lane in self.lanes:
+            lane.spans = []
+            lane.seat.tell(session)
+        if self.gone is None:
+            there.wait(seconds)
+        with self._lock:
+            self._told.pop(session, None)
+        return self.lanes
+
+    def close(self) -> None:
+        """Lets the stages go; what is on its way fails."""
+        for lane in self.lanes:
+            lane.seat.close()
+        self._fail(DeviceLost("The pipeline is closed.", "Ask again."))
+
+    def _happened(self, at: int, event: Event) -> None:
+        lane = self.lanes[at]
+        if isinstance(event, Onward):
+            self._onward(at, event.parcel)
+        elif isinstance(event, Answer):
+            self._settle(event)
+        elif isinstance(event, Loaded):
+            if event.layers > lane.loaded:
+                lane.loaded = event.layers
+                self._deadline.moved()
+        elif isinstance(event, Times):
+            with self._lock:
+                missing, there = self._told.get(event.session, (set[int](), threading.Event()))
+                if at in missing:  # else nobody has asked
+                    lane.spans.extend(event.spans)
+                    missing.discard(at)
+                    if not missing:
+                        there.set()
+        elif isinstance(event, Failed):
+            self._failed(event)
+        else:
+            self._end(lane.seat.name, event)
+
+    def _end(self, name: str, gone: Gone) -> None:
+        """The pipeline has lost a stage; the first one lost is the reason."""
+        if self.gone is None:
+            self.gone = name, gone
+            self._fail(self._lost(*self.gone))
+
+    def _onward(self, at: int, said: Parcel) -> None:
+        """Gives rows to the next stage, if they are those of a parcel that was sent."""
+        try:
+            with self._lock:
+                parcel = self._way.passed(at, said)
+        except ProtocolError as error:
+            self._end(self.lanes[at].seat.name, Gone(error))
+            return
+        if parcel is not None:
+            self.lanes[at + 1].seat.put(parcel)
+
+    def _waiting(self) -> bool:
+        """Whether an answer is waited for, which seats ask now and then; one that is overdue ends the pipeline."""
+        with self._lock:
+            if not self._asked:
+                return False
+            last, (first, _) = next(iter(self._asked.items()))
+            numbers = range(first, last + 1)
+            at = self._way.slowest(numbers)
+        loaded = all(lane.whole for lane in self.lanes)
+        idle = all(lane.seat.idle() for lane in self.lanes)
+        if self._deadline.passed(len(numbers), loaded, idle):
+            if not loaded:
+                at = next(at for at, lane in enumerate(self.lanes) if not lane.whole)
+            blamed = not self._direct or not loaded or len(self.lanes) == 1
+            self.silent = not blamed
+            name = self.lanes[at].seat.name if blamed else "one of the devices"
+            error = DeviceLost("no answer has come in time, whatever it says that it does.", "Is it overloaded?")
+            self._end(name, Gone(error, blamed))
+        return True
+
+    def _settle(self, answer: Answer) -> None:
+        with self._lock:
+            asked = self._asked.pop(answer.number, None)
+            if asked is not None:
+                self._way.over(range(asked[0], answer.number + 1))
+                self._deadline.moved()
+        if asked is not None:
+            asked[1].set_result(answer)
+
+    def _failed(self, event: Failed) -> None:
+        """A parcel is lost, and with it the question that it belongs to."""
+        with self._lock:
+            of = next((last for last, (first, _) in self._asked.items() if first <= event.number <= last), 0)
+            asked = self._asked.pop(of, None)
+            if asked is not None:
+                self._way.over(range(asked[0], of + 1))
+                self._deadline.moved()
+        if asked is not None:
+            asked[1].set_exception(event.error)
+
+    def _fail(self, error: EdgeError) -> None:
+        with self._lock:
+            asked, self._asked = list(self._asked.values()), {}
+        for _, future in asked:
+            future.set_exception(error)
+
+    def _lost(self, name: str, gone: Gone) -> DeviceLost:
+        return DeviceLost(f"{name} is gone: {gone.error.what}", "The others go on if they hold its layers.")

@@ -1,0 +1,109 @@
+"""The layers of a store for whoever loads them: small ones joined, and what is loaded stays until it is let go."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+from edgellm.engine import GgufHeader, check_gguf, join
+from edgellm.errors import DiskFull, LayersMissing, StoreFull
+from edgellm.mesh.runtime.layer_sources import Bounds, InUse, Loadable
+from edgellm.storage.layers.derived_pieces import together
+from edgellm.storage.layers.manifest import Piece, Recipe
+from edgellm.storage.layers.store import LayerStore
+
+
+class StoredLayers:
+    """Models are known by the digest of the recipe that their pieces are of: whoever asks says with it which bytes are
+    meant. The SHA-256 of a whole model's file finds nothing here. Layers count from 0. Any thread may ask.
+
+    Layers come and are kept one by one, so that whatever plan is made next finds them; small ones are joined where a
+    stage wants several in a row, because each block costs something for every pass.
+    """
+
+    def __init__(self, store: LayerStore) -> None:
+        self.store = store
+        self._used = InUse()
+
+    def find(self, model: str, layer: int, last: int) -> Path | None:
+        """See `Layers.find`."""
+        recipe = self._recipe(model)
+        row = [] if recipe is None else self._row(recipe, layer, last)
+        if recipe is None or not row:
+            return None
+        try:
+            try:
+                return self._used.keep(self._file(recipe, row))
+            except (StoreFull, DiskFull):  # no room for a joined one: as it lies there it can be loaded, too
+                return self._used.keep(self._file(recipe, row[:1]))
+        except LayersMissing:  # somebody has removed one just now
+            return None
+
+    def held(self, model: str) -> frozenset[int]:
+        """The layers that are here."""
+        return frozenset(layer for piece in self._here(model) for layer in range(piece.first, piece.last + 1))
+
+    def bounds(self, model: str) -> Bounds:
+        """Where a stage may begin and end: where pieces do."""
+        here = self._here(model)
+        return Bounds(frozenset(piece.first for piece in here), frozenset(piece.last for piece in here))
+
+    def pieces(self, model: str, first: int, last: int) -> Sequence[Loadable]:
+        """See `Layers.pieces`."""
+        recipe, found = self._recipe(model), []
+        while recipe is not None and first <= last and (row := self._row(recipe, first, last)):
+            found.append(Loadable(first, row[-1].last, sum(piece.size for piece in row)))
+            first = row[-1].last + 1
+        return found
+
+    def header(self, model: str) -> GgufHeader | None:
+        """See `Layers.header`. The last layer knows how many ids there are, the first one every single one of them."""
+        recipe, here = self._recipe(model), self._here(model)
+        if recipe is None or not here:
+            return None
+        last = here[-1].last == recipe.layers - 1
+        path = self.store.find(here[-1 if last else 0])
+        return None if path is None else check_gguf(path)
+
+    def tidy(self, loaded: Collection[Path]) -> None:
+        """Lets go of the files that are not loaded, or no longer."""
+        self._used.tidy(loaded)
+
+    def _row(self, recipe: Recipe, layer: int, last: int) -> list[Piece]:
+        """The pieces from `layer` on, up to `last` at most, that are loaded as one."""
+        end = together(layer, last, median(piece.size / piece.layers for piece in recipe.pieces))
+        row: list[Piece] = []
+        for piece in recipe.pieces:
+            if piece.first == (row[-1].last + 1 if row else layer):
+                if piece.last > (end if row else last) or self.store.find(piece) is None:
+                    break
+                row.append(piece)
+        return row
+
+    @contextmanager
+    def _file(self, recipe: Recipe, row: Sequence[Piece]) -> Iterator[Path]:
+        """A row of pieces as one file. Raises LayersMissing where one is gone, and what making it raises."""
+        with self.store.using(row) as paths:
+            if len(paths) == 1:
+                yield paths[0]
+                return
+            first, last = row[0].first, row[-1].last
+
+            def make(path: Path) -> None:
+                join(paths, path, start=first == 0, head=last == recipe.layers - 1)
+
+            size = sum(piece.size for piece in row)
+            with self.store.made.using(recipe.fingerprint, first, last, size, make, recipe.digest) as path:
+                yield path
+
+    def _here(self, model: str) -> list[Piece]:
+        recipe = self._recipe(model)
+        return [] if recipe is None else [piece for piece in recipe.pieces if self.store.find(piece) is not None]
+
+    def _recipe(self, model: str) -> Recipe | None:
+        try:
+            return self.store.recipe(model)
+        except LayersMissing:
+            return None

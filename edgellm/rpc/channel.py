@@ -1,0 +1,171 @@
+"""gRPC as we use it: limits, keepalive, and no surprises from the environment."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import grpc
+import grpc.aio
+
+from edgellm.errors import InvalidOption, PortTaken
+from edgellm.rpc.address import Address
+from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.rpc.trust.device_id import DeviceID
+from edgellm.rpc.trust.identity import SERVER_NAME
+from edgellm.rpc.trust.trust import Trust
+
+PROTOCOL = 2
+DEFAULT_PORT = 50151
+MAX_MESSAGE = 16 * 2**20  # bytes, either way
+MAX_CHUNK = 256  # tokens
+MAX_EXTRA = 4096  # tokens
+HELLO_SECONDS = 2.0  # how long the verifier may take for its first words
+HEARTBEAT_SECONDS = 0.25  # between two Working frames
+TAKE_SECONDS = 10.0  # how long a device may leave a frame untaken
+LONGEST_BUSY_MS = 60_000  # a device asks again after that, whatever it is told
+BLOCK = 256  # tokens of a vocabulary that share one hash
+BLOCK_HASH = 8  # bytes of it that travel
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Verification"]
+SERVICE = _SERVICE.full_name
+HELLO = f"/{SERVICE}/{_SERVICE.methods_by_name['Hello'].name}"
+COMPARE_VOCABULARY = f"/{SERVICE}/{_SERVICE.methods_by_name['CompareVocabulary'].name}"
+SESSION = f"/{SERVICE}/{_SERVICE.methods_by_name['Session'].name}"
+
+Options: TypeAlias = list[tuple[str, int | str]]
+
+_LIMITS: Options = [
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.keepalive_timeout_ms", 5_000),
+]
+_CHANNEL: Options = [
+    *_LIMITS,
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.client_idle_timeout_ms", 2**31 - 1),  # an idle connection is kept, so that its end means something
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel means a new connection, not a broken one found again
+    ("grpc.enable_http_proxy", 0),  # a home device is never behind the proxy that the environment names
+    ("grpc.enable_retries", 0),  # whether to ask again is the session's decision
+]
+_SERVER: Options = [
+    *_LIMITS,
+    ("grpc.so_reuseport", 0),  # else two verifiers share a port silently
+    ("grpc.keepalive_time_ms", 30_000),  # finds devices that left without a word
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.max_concurrent_streams", 256),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+]
+
+_PAIRING: Options = [
+    ("grpc.max_send_message_length", 2**16),
+    ("grpc.max_receive_message_length", 2**16),
+    ("grpc.max_concurrent_streams", 4),
+]
+
+
+def open_channel(address: Address, trust: Trust | None = None, device: DeviceID | None = None) -> grpc.aio.Channel:
+    """A connection to a device, made when first used: in plain text on this machine, or by mutual TLS.
+
+    With `trust` it is the latter, to the paired `device`, or to any paired one: `rpc.trust.handshake` asks which.
+
+    Raises:
+        PairingRequired: without `trust` the address leaves this machine; with it, nobody is paired.
+    """
+    if trust is None:
+        return grpc.aio.insecure_channel(str(address.require_loopback()), options=_CHANNEL)
+    trust.require_peers()
+    options = [*_CHANNEL, ("grpc.ssl_target_name_override", SERVER_NAME)]
+    return grpc.aio.secure_channel(str(address), trust.channel_credentials(device), options=options)
+
+
+def new_server() -> grpc.aio.Server:
+    """A server that listens nowhere yet. To be made in the event loop that runs it."""
+    return grpc.aio.server(options=_SERVER)
+
+
+def bind(server: grpc.aio.Server, address: Address, trust: Trust | None = None) -> Address:
+    """Makes `server` listen at `address`, by mutual TLS where `trust` is given; returns it with the real port.
+
+    Raises:
+        PairingRequired: without `trust` the address is not loopback; with it, nobody is paired.
+        PortTaken: something else listens there.
+        InvalidOption: this machine does not have the address, or does not give the port to this user.
+    """
+    if trust is None:
+        address.require_loopback()
+    else:
+        trust.require_peers()
+    probe(address)
+    try:
+        if trust is None:
+            port = server.add_insecure_port(str(address))
+        else:
+            port = server.add_secure_port(str(address), trust.server_credentials())
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise _taken(address)
+    return Address(address.host, port)
+
+
+def new_pairing_server() -> grpc.aio.Server:
+    """A server for pairing alone: for small messages, and few of them at a time."""
+    return grpc.aio.server(options=[*_PAIRING, *_SERVER])
+
+
+def open_pairing_channel(address: Address) -> grpc.aio.Channel:
+    """A connection in plain text to whoever says that it shows a code: that pairing finds out."""
+    return grpc.aio.insecure_channel(str(address), options=[*_PAIRING, *_CHANNEL])
+
+
+def bind_pairing(server: grpc.aio.Server, hosts: Sequence[str], port: int) -> list[Address]:
+    """Makes a pairing server, and no other one, listen at all of `hosts` in plain text, at one port.
+
+    Raises:
+        PortTaken, InvalidOption: as for `bind`; a `port` that is taken at the first host is replaced.
+    """
+    bound: list[Address] = []
+    for host in hosts:
+        address = Address.of(host, bound[0].port if bound else port)
+        try:
+            probe(address)
+        except PortTaken:
+            if bound or not port:
+                raise
+            address = Address(address.host, 0)
+        chosen = server.add_insecure_port(str(address))
+        if not chosen:
+            raise _taken(address)
+        bound.append(Address(address.host, chosen))
+    return bound
+
+
+def probe(address: Address) -> None:
+    """Finds out whether, and if not why, one can listen at an address; gRPC says no more than no, and on stderr.
+
+    Raises:
+        PortTaken: something else listens there.
+        InvalidOption: this machine does not have the address, or does not give the port to this user.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: a port in TIME_WAIT is free
+        try:
+            probe.bind((address.host, address.port))
+            probe.listen(1)  # where two may bind, only one may listen
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise _taken(address) from None
+            raise InvalidOption(
+                f"Nobody can listen at {address}: {error.strerror}.", "Choose another host, or a port above 1023."
+            ) from None
+
+
+def _taken(address: Address) -> PortTaken:
+    return PortTaken(
+        f"Port {address.port} on {address.host} is taken by another program, perhaps by a verifier that already runs.",
+        f"Stop it, or choose another port: --port {min(address.port + 1, 65535)}.",
+    )

@@ -1,0 +1,221 @@
+"""Finding devices on the home's network by multicast DNS. It is a hint and nothing more: trust comes from TLS.
+
+What is announced: the device's short ID, its port, the version of the contract, and a number drawn anew each time. No
+name, no model, nothing of what is asked.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from ipaddress import ip_address
+from typing import Any, TypeAlias
+
+from zeroconf import Error, IPVersion, ServiceBrowser, ServiceInfo, Zeroconf
+
+from edgellm.errors import EdgeError, InvalidOption
+from edgellm.rpc.address import Address
+from edgellm.rpc.discovery.interfaces import own_hosts
+from edgellm.rpc.trust.device_id import parse_short
+from edgellm.rpc.trust.pairing_code import NUMBERS
+from edgellm.rpc.versions import LINK
+
+_ADDRESSES_MOST = 8
+_ASK_MS = 800  # for the first try to resolve a name; each further one takes twice as long
+_PAUSE = 0.1  # seconds between two tries
+COPY_SECONDS = 15.0
+_ASKED_MOST = 64  # names in one look; whoever floods the network with more gains nothing by it
+
+
+class Kind(StrEnum):
+    """What is announced: a device that serves, one that shows a pairing code, or that announcing is tried."""
+
+    DEVICE = "_edgellm._tcp.local."
+    PAIRING = "_edgellm-pair._tcp.local."
+    TEST = "_edgellm-test._tcp.local."
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What somebody announces, believed by nobody. `instance` is 16 hex digits."""
+
+    short: str
+    protocol: int
+    instance: str
+    addresses: tuple[Address, ...]
+
+    @property
+    def number(self) -> int:
+        """The number in front of the pairing code that this device shows."""
+        return code_number(self.instance)
+
+    @property
+    def own(self) -> bool:
+        """Whether it comes from this machine."""
+        return any(address.host in own_hosts() for address in self.addresses)
+
+
+Enough: TypeAlias = Callable[[Sequence[Hint]], bool]
+
+
+def new_instance() -> str:
+    """A random name for one announcement."""
+    return secrets.token_hex(8)
+
+
+def code_number(instance: str) -> int:
+    """The number of a pairing code follows from the announcement's name, so that it need not be announced."""
+    return int(instance, 16) % NUMBERS + 1
+
+
+@contextmanager
+def announced(kind: Kind, short: str, port: int, hosts: Sequence[str], instance: str | None = None) -> Iterator[bool]:
+    """Announces this device at the IPv4 addresses `hosts` while the `with` lasts; whether that could be begun."""
+    instance = instance or new_instance()
+    info = ServiceInfo(
+        kind.value,
+        f"{instance}.{kind.value}",
+        port=port,
+        properties={"id": short, "v": str(LINK), "i": instance},
+        server=f"edgellm-{instance}.local.",
+        parsed_addresses=list(hosts),
+    )
+    with _multicast(hosts) as zeroconf:
+        begun = False
+        if zeroconf is not None:
+            with suppress(Error, OSError):
+                zeroconf.register_service(info, cooperating_responders=True)  # a random name is nobody else's
+                begun = True
+        try:
+            yield begun
+        finally:
+            if begun and zeroconf is not None:
+                with suppress(Error, OSError):
+                    zeroconf.unregister_service(info)
+
+
+def browse(
+    kind: Kind,
+    hosts: Sequence[str],
+    seconds: float,
+    enough: Enough = lambda _found: False,
+    *,
+    longest: float = 0.0,
+    some: Enough | None = None,
+    waiting: Callable[[float], None] = lambda _elapsed: None,
+) -> list[Hint]:
+    """Return who announces themselves within `seconds` on the interfaces with the addresses `hosts`, this device
+    included; at once when what was found is `enough`.
+
+    A machine that is slow, here or there, answers late. So where what was found by then does not hold even `some`
+    (by default `enough`) of what is looked for, the search goes on for up to `longest` seconds in all, until it does.
+    `waiting` is then called with the seconds that have passed, at growing intervals.
+    """
+    some = some or enough
+    found: dict[str, Hint] = {}
+    asked: set[str] = set()
+    news = threading.Condition()
+    over = threading.Event()
+
+    def heard(zeroconf: Zeroconf, service_type: str, name: str, **_: Any) -> None:
+        """Runs in zeroconf's own loop, which must not be blocked."""
+        if len(asked) < _ASKED_MOST and name not in asked:
+            asked.add(name)
+            threading.Thread(target=look, args=(zeroconf, service_type, name), daemon=True).start()
+
+    def look(zeroconf: Zeroconf, service_type: str, name: str) -> None:
+        info, patience = None, _ASK_MS
+        while info is None and not over.wait(0.0 if patience == _ASK_MS else _PAUSE):
+            with suppress(Error, OSError, RuntimeError):  # the search may have ended meanwhile
+                info = zeroconf.get_service_info(service_type, name, patience)
+            patience *= 2
+        hint = None if info is None else hint_of(info, local)
+        if hint is not None:
+            with news:
+                found[name] = hint
+                news.notify_all()
+
+    local = all(ip_address(host).is_loopback for host in hosts)
+    with _multicast(hosts) as zeroconf:
+        if zeroconf is None:
+            return []
+        browser = ServiceBrowser(zeroconf, kind.value, handlers=[heard])
+        try:
+            with news:
+                began, until = time.monotonic(), seconds
+                while not enough(list(found.values())):
+                    elapsed = time.monotonic() - began
+                    if elapsed >= seconds and (elapsed >= longest or some(list(found.values()))):
+                        break
+                    if elapsed >= until:
+                        waiting(elapsed)
+                        until = min(2 * until, longest)
+                    news.wait(until - elapsed)
+        finally:
+            over.set()
+            with suppress(Error, OSError, RuntimeError):
+                browser.cancel()
+    with news:
+        return sorted(found.values(), key=lambda hint: (hint.short, hint.instance))
+
+
+def copies(short: str, hosts: Sequence[str], seconds: float = COPY_SECONDS) -> list[Hint]:
+    """Return who announces this very ID from another machine: somebody has copied this device's files. Takes all of
+    `seconds` where nobody does."""
+
+    def copied(found: Sequence[Hint]) -> list[Hint]:
+        return [hint for hint in found if hint.short == short and not hint.own]
+
+    return copied(browse(Kind.DEVICE, hosts, seconds, lambda found: bool(copied(found))))
+
+
+@contextmanager
+def _multicast(hosts: Sequence[str]) -> Iterator[Zeroconf | None]:
+    """zeroconf on these interfaces alone; None where the machine does not let it, or there is none."""
+    zeroconf = None
+    if hosts:
+        with suppress(Error, OSError):
+            zeroconf = Zeroconf(interfaces=list(hosts), ip_version=IPVersion.V4Only)
+    try:
+        yield zeroconf
+    finally:
+        if zeroconf is not None:
+            zeroconf.close()
+
+
+def hint_of(info: ServiceInfo, local: bool) -> Hint | None:
+    """What an announcement says, where it is one of ours. Anybody may have written it: an address of this machine is
+    believed only where none but this machine is listened to."""
+    words = {key: value for key, value in (info.properties or {}).items() if value is not None and len(value) <= 32}
+    try:
+        short = parse_short(words[b"id"].decode())
+        protocol = int(words[b"v"].decode()[:4])
+        instance = words[b"i"].decode()
+        int(instance, 16)
+        hosts = [host for host in info.parsed_addresses(IPVersion.V4Only) if _somewhere(host, local)]
+        addresses = tuple(Address.of(host, info.port or 0) for host in hosts[:_ADDRESSES_MOST])
+    except (KeyError, ValueError, InvalidOption, EdgeError):
+        return None
+    return Hint(short, protocol, instance, addresses) if addresses and info.port and len(instance) == 16 else None
+
+
+def _somewhere(host: str, local: bool) -> bool:
+    found = ip_address(host)
+    return not (found.is_multicast or found.is_unspecified) and found.is_loopback == local
+
+
+def multicast_error(host: str) -> str:
+    """Why this machine cannot send multicast at the address `host`; empty where it can."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        try:
+            sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(host))
+            sender.sendto(b"", ("224.0.0.251", 5353))
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""

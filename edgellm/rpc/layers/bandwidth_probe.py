@@ -1,0 +1,168 @@
+"""How fast a line between two devices is, both ways, and how long a word there and back takes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from edgellm.engine.timing import low
+from edgellm.errors import DeviceLost, ProtocolError
+from edgellm.rpc.address import Address
+from edgellm.rpc.layers.codec import PATIENCE_SECONDS, PROTOCOL, method, told
+from edgellm.rpc.proto_parse import parsed
+from edgellm.rpc.protos import layers_pb2 as pb
+from edgellm.rpc.trust.auth_interceptor import Context
+from edgellm.rpc.trust.device_id import DeviceID
+
+SECONDS = 0.8  # for each way, about
+_FRAME = 2**16
+_FIRST, _MOST = 2**18, 2**25  # bytes
+_SENT_MOST = 2**26
+_WORDS = 9
+_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """From one device to another: seconds for a word there and back, bits/s there (`up`) and back (`down`).
+
+    Raises ProtocolError for numbers that cannot have been measured.
+    """
+
+    round_trip: float
+    up: float
+    down: float
+
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(number) and number > 0.0 for number in (self.round_trip, self.up, self.down)):
+            raise ProtocolError("The figures of a line are none.", "Measure it again.")
+
+
+async def answer_flow(_frames: Any, stream: Context) -> None:
+    """The device's side: counts what comes, says so when asked, and sends what is wanted."""
+    come, first, last = 0, 0.0, 0.0
+    while isinstance(data := await stream.read(), bytes):
+        frame = parsed(pb.FlowFrame, data)
+        if frame.data:
+            last = time.perf_counter()
+            first = first or last
+            come += len(frame.data)
+        elif frame.want:
+            if frame.want > _SENT_MOST:
+                raise ProtocolError(f"{frame.want} bytes are too many to measure a line.", "Ask for fewer.")
+            for size in _sizes(frame.want):
+                await stream.write(pb.FlowFrame(data=bytes(size)))
+        else:
+            await stream.write(pb.FlowFrame(come=come, seconds=last - first))
+
+
+async def measure_line(channel: grpc.aio.Channel, who: str) -> Line:
+    """From this device to the one at the other end of `channel`; takes some seconds.
+
+    What a network lets through at once after a pause is left out: each way is measured from where a first part of the
+    bytes has come.
+
+    Raises:
+        NotPermitted: this device may not have it compute.
+        ProtocolError, DeviceLost: it does not know how, or is gone.
+    """
+    open_line: Any = channel.stream_stream(method("Flow"), pb.FlowFrame.SerializeToString, pb.FlowFrame.FromString)
+    call = open_line()
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            words = [await _word(call) for _ in range(_WORDS)]
+            up, down = await _rates(call)
+            return Line(low(words), up, down)
+    except grpc.aio.AioRpcError as error:
+        raise told(error.code(), error.details(), who) from None
+    except asyncio.InvalidStateError:
+        raise told(await call.code(), await call.details(), who) from None
+    except TimeoutError:
+        raise DeviceLost(f"The line to {who} is too slow to be measured.", "Try nearer to the access point.") from None
+    finally:
+        call.cancel()
+
+
+async def _word(call: Any) -> float:
+    began = time.perf_counter()
+    await _ask(call)
+    return time.perf_counter() - began
+
+
+async def _ask(call: Any) -> tuple[int, float]:
+    """How many bytes have come there, and in how many seconds."""
+    await call.write(pb.FlowFrame())
+    reply = await _read(call)
+    return reply.come, reply.seconds
+
+
+async def _rates(call: Any) -> tuple[float, float]:
+    """Bits/s there and back, each way in turns with the other; the lower quartile of the times counts."""
+    there, back = _enough(*await _sent(call, _FIRST)), _enough(*await _received(call, _FIRST))
+    up: list[float] = []
+    down: list[float] = []
+    until = time.perf_counter() + 2.0 * SECONDS
+    while not up or (len(up) < _ROUNDS and time.perf_counter() < until):
+        before = await _sent(call, there // 4)
+        after = await _sent(call, there)
+        up.append(max(after[1] - before[1], 1e-9) / max(8 * (after[0] - before[0]), 1))
+        size, taken = await _received(call, back)
+        down.append(max(taken, 1e-9) / (8 * size))
+    return 1.0 / low(up), 1.0 / low(down)
+
+
+async def _sent(call: Any, size: int) -> tuple[int, float]:
+    for part in _sizes(size):
+        await call.write(pb.FlowFrame(data=bytes(part)))
+    return await _ask(call)
+
+
+async def _received(call: Any, size: int) -> tuple[int, float]:
+    await call.write(pb.FlowFrame(want=size))
+    come, first = 0, 0.0
+    marks = []
+    while come < size:
+        come += len((await _read(call)).data)
+        now = time.perf_counter()
+        first = first or now
+        marks.append((come, now - first))
+    begun = next(mark for mark in marks if mark[0] >= size // 5)
+    return marks[-1][0] - begun[0], marks[-1][1] - begun[1]
+
+
+def _enough(size: int, taken: float) -> int:
+    """Bytes of one of several rounds, which together take about SECONDS on a line on which `size` took so long."""
+    return int(min(_MOST, max(_FIRST, SECONDS / _ROUNDS * size / max(taken, 1e-6))))
+
+
+def _sizes(size: int) -> list[int]:
+    return [_FRAME] * (size // _FRAME) + ([size % _FRAME] if size % _FRAME else [])
+
+
+async def _read(call: Any) -> pb.FlowFrame:
+    reply = await call.read()
+    if not isinstance(reply, pb.FlowFrame):
+        raise ProtocolError("The other device ends the measurement.", "Run the same version on both sides.")
+    return reply
+
+
+async def ask_line(channel: grpc.aio.Channel, who: str, device: DeviceID, address: Address | None) -> Line:
+    """Has a device measure its line to another one.
+
+    Raises:
+        MeasureFailed: it cannot: above all, the two are not paired.
+        NotPermitted, ProtocolError, DeviceLost: as for `measure_line`.
+    """
+    call = channel.unary_unary(method("Line"), pb.LineRequest.SerializeToString, pb.LineReply.FromString)
+    asked = pb.LineRequest(protocol=PROTOCOL, device=device.digest, address=str(address or ""))
+    try:
+        reply: pb.LineReply = await call(asked, timeout=PATIENCE_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        raise told(error.code(), error.details(), who) from None
+    return Line(reply.round_trip, reply.up, reply.down)

@@ -1,0 +1,129 @@
+"""Recipes and pieces between the contract's words and the store's records, and what the two sides agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+
+from edgellm.errors import (
+    DeviceLost,
+    DiskFull,
+    EdgeError,
+    LayersCorrupt,
+    LayersMissing,
+    LayersRefused,
+    MeasureFailed,
+    NotPermitted,
+    PeerTooNew,
+    PeerTooOld,
+    ProtocolError,
+    StoreBusy,
+    StoreFull,
+)
+from edgellm.rpc.protos import layers_pb2 as pb
+from edgellm.storage.layers.manifest import Piece, Recipe
+
+PROTOCOL = 1
+WINDOW = 2**20  # bytes on the way unacknowledged, at most
+FRAME = 2**18  # bytes of a portion, as we send them
+PORTION_MOST = 2**20
+SILENT_SECONDS = 60.0  # the device waits so long for a portion
+PATIENCE_SECONDS = 30.0  # the sender waits so long for a sign of life
+BEAT_SECONDS = 1.0
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Layers"]
+SERVICE = _SERVICE.full_name
+
+
+def method(name: str) -> str:
+    """The path of one of the contract's calls."""
+    return f"/{SERVICE}/{_SERVICE.methods_by_name[name].name}"
+
+
+def write_recipe(recipe: Recipe) -> pb.Recipe:
+    return pb.Recipe(
+        fingerprint=bytes.fromhex(recipe.fingerprint),
+        name=recipe.name,
+        architecture=recipe.architecture,
+        layers=recipe.layers,
+        pieces=[
+            pb.Piece(first=one.first, last=one.last, size=one.size, sha256=bytes.fromhex(one.sha256))
+            for one in recipe.pieces
+        ],
+    )
+
+
+def read_recipe(told: pb.Recipe) -> Recipe:
+    """Raises LayersRefused for what cannot be meant."""
+    pieces = tuple(Piece(one.first, one.last, one.size, one.sha256.hex()) for one in told.pieces)
+    return Recipe(told.fingerprint.hex(), told.name, told.architecture, told.layers, pieces)
+
+
+def read_places(places: Sequence[int], recipe: Recipe) -> list[int]:
+    """Which pieces of a recipe are meant.
+
+    Raises:
+        ProtocolError: there are no such pieces, none at all, or they are not in order.
+    """
+    found = list(places)
+    if not found or found != sorted(set(found)) or found[-1] >= len(recipe.pieces):
+        raise ProtocolError(f"There cannot be a wish for the pieces {found[:20]}.", _UPDATE)
+    return found
+
+
+def status(error: EdgeError) -> grpc.StatusCode:
+    """How an error is told to the other side."""
+    return next((code for kind, code in _STATUS if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+
+
+def details(error: EdgeError) -> str:
+    return f"{error.what}\n{error.next_step}"
+
+
+def told(code: grpc.StatusCode, text: str | None, who: str) -> EdgeError:
+    """What the other side, `who`, has said at the end of a call, or that it is gone."""
+    what, _, step = (text or "").partition("\n")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return ProtocolError(f"{who} keeps no layers.", "Start a worker there: edgellm serve --role worker")
+    if code is grpc.StatusCode.PERMISSION_DENIED:
+        return NotPermitted(f"{who} refuses: {what}", step or "Ask its owner.")
+    for kind, its in _TOLD:
+        if its is code:
+            return kind(f"{who}: {what}", step or "See what is said there.")
+    return DeviceLost(f"{who} is gone ({code.name.lower()}: {text}).", "What has arrived there is kept: try again.")
+
+
+def refusal(error: EdgeError) -> pb.Refused:
+    return pb.Refused(status=status(error).value[0], what=error.what, next_step=error.next_step)
+
+
+def refused(said: pb.Refused, who: str) -> EdgeError:
+    """What the other side, `who`, has said in the middle of a call."""
+    code = next((code for code in grpc.StatusCode if code.value[0] == said.status), grpc.StatusCode.UNKNOWN)
+    return told(code, f"{said.what}\n{said.next_step}", who)
+
+
+_STATUS: tuple[tuple[type[EdgeError], grpc.StatusCode], ...] = (
+    (PeerTooOld, grpc.StatusCode.FAILED_PRECONDITION),
+    (PeerTooNew, grpc.StatusCode.FAILED_PRECONDITION),
+    (ProtocolError, grpc.StatusCode.INVALID_ARGUMENT),
+    (LayersCorrupt, grpc.StatusCode.DATA_LOSS),
+    (StoreFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (DiskFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (StoreBusy, grpc.StatusCode.ABORTED),
+    (LayersRefused, grpc.StatusCode.INVALID_ARGUMENT),
+    (LayersMissing, grpc.StatusCode.NOT_FOUND),
+    (DeviceLost, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (EdgeError, grpc.StatusCode.OUT_OF_RANGE),
+)
+_TOLD: tuple[tuple[type[EdgeError], grpc.StatusCode], ...] = (
+    (ProtocolError, grpc.StatusCode.FAILED_PRECONDITION),
+    (LayersRefused, grpc.StatusCode.INVALID_ARGUMENT),
+    (LayersCorrupt, grpc.StatusCode.DATA_LOSS),
+    (StoreFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (StoreBusy, grpc.StatusCode.ABORTED),
+    (LayersMissing, grpc.StatusCode.NOT_FOUND),
+    (MeasureFailed, grpc.StatusCode.OUT_OF_RANGE),
+)
+_UPDATE = "Run the same version of edgellm on both sides."

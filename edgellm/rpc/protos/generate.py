@@ -1,0 +1,28 @@
+"""Makes the Python code of the contract: `python -m edgellm.rpc.protos.generate` (needs the `dev` extra)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PROTOS = tuple(Path("edgellm/rpc/protos") / f"{name}.proto" for name in ("edgellm", "layers", "mesh", "trust"))
+ROOT = Path(__file__).parents[3]
+
+
+def generate(out: Path) -> list[Path]:
+    """Writes each `edgellm/rpc/protos/NAME_pb2.py` and its stub `.pyi` below the folder `out`; returns their paths.
+
+    Raises:
+        RuntimeError: the contract does not compile; protoc has said why on stderr.
+    """
+    from grpc_tools import protoc  # type: ignore[import-untyped]
+
+    files = [str(ROOT / proto) for proto in PROTOS]
+    code = protoc.main(["protoc", f"-I{ROOT}", f"--python_out={out}", f"--pyi_out={out}", *files])
+    if code:
+        raise RuntimeError(f"protoc ended with {code}")
+    modules = [out / proto.with_name(f"{proto.stem}_pb2.py") for proto in PROTOS]
+    return [path for module in modules for path in (module, module.with_suffix(".pyi"))]
+
+
+if __name__ == "__main__":
+    generate(ROOT)

@@ -1,0 +1,1 @@
+"""Who may ask: identities, pairing, paired devices and their rights, mutual TLS."""

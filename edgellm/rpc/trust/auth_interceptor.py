@@ -1,0 +1,142 @@
+"""Who is let in: looked at for every call, after the handshake, and again while the call lasts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+
+from edgellm.errors import EdgeError, IdentityClash, NotPaired, NotPermitted
+from edgellm.rpc.discovery.interfaces import own_hosts
+from edgellm.rpc.trust.device_id import DeviceID
+from edgellm.rpc.trust.identity import pem_id
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Method: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
+
+GLANCE = 0.25  # seconds between two looks at the list of paired devices while calls are open
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A call that is under way."""
+
+    task: asyncio.Task[Any]
+    device: DeviceID
+    right: Right | None
+    refused: EdgeError | None = None
+
+
+class Guard:
+    """Stands before the methods of a service. Lives in one event loop."""
+
+    def __init__(self, trust: Trust, tell: Callable[[str], None]) -> None:
+        """`tell` hears of everyone who is turned away."""
+        self._trust = trust
+        self._tell = tell
+        self._open: set[_Open] = set()
+
+    def over(self, method: Method, right: Right | None = None) -> Method:
+        """`method` for paired devices that have this right; None: for every paired device."""
+
+        async def guarded(request: Any, context: Context) -> Any:
+            task = asyncio.current_task()
+            try:
+                peer = self.check(who(context), right, caller(context))
+            except EdgeError as error:
+                await self._refuse(error, context)
+            if task is None:
+                raise NotPaired("A call that nobody runs.", "Ask again.")
+            call = _Open(task, peer.id, right)
+            self._open.add(call)
+            try:
+                return await method(request, context)
+            except asyncio.CancelledError:
+                if call.refused is None:  # the device has left
+                    raise
+                task.uncancel()
+                await self._refuse(call.refused, context)
+            finally:
+                self._open.discard(call)
+
+        return guarded
+
+    def check(self, device: DeviceID, right: Right | None, host: str = "") -> Peer:
+        """The paired device with this ID, which calls from `host`.
+
+        Raises:
+            NotPaired: it is a stranger, or no longer trusted.
+            IdentityClash: it has this device's own identity.
+            NotPermitted: it may not do that here.
+            TrustUnusable: nobody knows whom to trust, so nobody is.
+        """
+        if device == self._trust.identity.id:
+            raise own_identity(device, host)
+        peer = self._trust.peers.get(device)
+        if peer is None:
+            raise NotPaired(f"The device {device.short} is not paired with this one.", "Pair them: edgellm pair")
+        if right is not None and right not in peer.rights:
+            raise NotPermitted(
+                f"{peer.name} ({device.short}) has no right to {right} here.",
+                f"Grant it on the device that refuses: edgellm peers grant {device.short} {right}",
+            )
+        return peer
+
+    async def watch(self) -> None:
+        """Ends the calls of devices that are no longer trusted, until it is cancelled."""
+        while True:
+            await asyncio.sleep(GLANCE)
+            for call in list(self._open):
+                if call.refused is None:
+                    try:
+                        self.check(call.device, call.right)
+                    except EdgeError as error:
+                        call.refused = error
+                        call.task.cancel()
+
+    async def _refuse(self, error: EdgeError, context: Context) -> NoReturn:
+        self._tell(f"Refused {caller(context) or 'somebody'}: {error.what}")
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        raise error  # abort does not return
+
+
+def who(context: Context) -> DeviceID:
+    """The ID of the certificate that the caller has shown, and proved to have the key of.
+
+    Raises:
+        NotPaired: it has shown none.
+    """
+    shown = b"".join((context.auth_context() or {}).get("x509_pem_cert", ()))
+    if not shown:
+        raise NotPaired("The caller has shown no certificate.", "Use mutual TLS.")
+    return pem_id(shown)
+
+
+def caller(context: Context) -> str:
+    """The host that calls; empty where it cannot be told."""
+    _kind, _, rest = unquote(context.peer()).partition(":")
+    return rest.rpartition(":")[0].strip("[]")
+
+
+def own_identity(device: DeviceID, host: str) -> IdentityClash:
+    """The error for meeting oneself, at `host`."""
+    if host in own_hosts():
+        return IdentityClash(
+            f"This is the device {device.short} itself, asking itself.",
+            "On one machine use 127.0.0.1, without pairing.",
+        )
+    return IdentityClash(
+        f"The device at {host or 'the other end'} has the identity of this one, {device.short}: files were copied.",
+        f"On the one that has the copy remove {_IDENTITY}, and pair it anew.",
+    )
+
+
+_IDENTITY = "the file trust/identity.pem from edgellm's data folder"

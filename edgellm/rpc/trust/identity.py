@@ -1,0 +1,190 @@
+"""Who this device is: a P-256 key and a certificate that it has signed itself, in a file for the user alone."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from edgellm.errors import NotPaired, TrustUnusable
+from edgellm.places import data_dir
+from edgellm.rpc.trust.device_id import DeviceID
+from edgellm.storage.private_files import locked, read_private, write_private
+
+SERVER_NAME = "edgellm"  # in every certificate: TLS asks for a name, and the device's own is nobody's business
+
+_ECDSA = ec.ECDSA(hashes.SHA256())
+_PEM = serialization.Encoding.PEM
+_DER = serialization.Encoding.DER
+
+
+def trust_folder() -> Path:
+    """Where the identity and the list of paired devices lie. It need not exist."""
+    return data_dir() / "trust"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A device's certificate, checked to be one that edgellm makes."""
+
+    der: bytes
+
+    @classmethod
+    def of(cls, der: bytes) -> Self:
+        """Takes only what signs nothing but itself: with a certificate authority among the paired devices, whatever
+        that signs would pass TLS; and with somebody else's subject another device's certificate would not be found.
+
+        Raises:
+            NotPaired: it is damaged, or is of another kind; says what is wrong.
+        """
+        try:
+            found = x509.load_der_x509_certificate(der)
+            key = found.public_key()
+            constraints = found.extensions.get_extension_for_class(x509.BasicConstraints).value
+            found.verify_directly_issued_by(found)
+        except Exception as error:  # noqa: BLE001 - the library has an error of its own for every oddity
+            raise _odd(f"it is damaged or not signed by itself ({type(error).__name__})") from None
+        if constraints.ca:
+            raise _odd("it may sign other certificates")
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+            raise _odd("its key is not on the curve P-256")
+        if found.subject != _subject(key):
+            raise _odd("its subject does not follow from its key")
+        return cls(der)
+
+    @classmethod
+    def of_pem(cls, pem: bytes) -> Self:
+        """The same from PEM. Raises what `of` raises."""
+        return cls.of(_to_der(pem))
+
+    @property
+    def pem(self) -> bytes:
+        return x509.load_der_x509_certificate(self.der).public_bytes(_PEM)
+
+    @property
+    def id(self) -> DeviceID:
+        return DeviceID.of(self.der)
+
+    def signed(self, signature: bytes, message: bytes) -> bool:
+        """Whether the holder of this certificate's key has signed `message`."""
+        key = x509.load_der_x509_certificate(self.der).public_key()
+        try:
+            key.verify(signature, message, _ECDSA)  # type: ignore[union-attr,call-arg,arg-type]  # `of` saw its kind
+        except InvalidSignature:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """This device's key and certificate."""
+
+    key: ec.EllipticCurvePrivateKey
+    certificate: Certificate
+
+    @classmethod
+    def new(cls) -> Self:
+        """A device that nobody has ever met."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = _subject(key.public_key())
+        usage = dict.fromkeys(_USAGES, False) | {"digital_signature": True}
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(datetime(1970, 1, 1, tzinfo=UTC))  # home devices lose their clocks
+            .not_valid_after(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC))  # X.509's "no end"
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.KeyUsage(**usage), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(key, Certificate(certificate.public_bytes(_DER)))
+
+    @classmethod
+    def here(cls, folder: Path | None = None) -> Self:
+        """This device's identity, made at the first call.
+
+        Raises:
+            TrustUnusable: its file is damaged, or cannot be read or written.
+        """
+        folder = folder or trust_folder()
+        path = folder / "identity.pem"
+        with locked(folder):
+            if (kept := read_private(path)) is not None:
+                return cls._read(kept, path)
+            made = cls.new()
+            write_private(path, made.key_pem + made.certificate.pem)
+            return made
+
+    @classmethod
+    def _read(cls, pem: bytes, path: Path) -> Self:
+        try:
+            key = serialization.load_pem_private_key(pem, None)
+            certificate = Certificate.of_pem(pem)
+            public = x509.load_der_x509_certificate(certificate.der).public_key()
+            if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != public:
+                raise ValueError("key and certificate do not belong together")
+        except (ValueError, TypeError, UnsupportedAlgorithm, NotPaired) as error:
+            raise TrustUnusable(
+                f"The identity of this device in {path} is damaged: {getattr(error, 'what', error)}.".replace(
+                    "..", "."
+                ),
+                "Move the file away: a new one will be made, and every device must be paired again.",
+            ) from None
+        return cls(key, certificate)
+
+    @property
+    def id(self) -> DeviceID:
+        return self.certificate.id
+
+    @property
+    def key_pem(self) -> bytes:
+        return self.key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+    def sign(self, message: bytes) -> bytes:
+        """An ECDSA signature over SHA-256, in DER."""
+        return self.key.sign(message, _ECDSA)
+
+
+def pem_id(pem: bytes) -> DeviceID:
+    """The ID of whoever has shown this certificate, whatever kind it is.
+
+    Raises:
+        NotPaired: it is no certificate.
+    """
+    return DeviceID.of(_to_der(pem))
+
+
+def _to_der(pem: bytes) -> bytes:
+    try:
+        return x509.load_pem_x509_certificate(pem).public_bytes(_DER)
+    except Exception:  # noqa: BLE001 - as above
+        raise _odd("it is damaged") from None
+
+
+def _subject(key: ec.EllipticCurvePublicKey) -> x509.Name:
+    """A name of its own for every key: TLS finds a certificate among those it trusts by its subject."""
+    spki = key.public_bytes(_DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    name = f"{SERVER_NAME}-{hashlib.sha256(spki).hexdigest()[:32]}"
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _odd(what: str) -> NotPaired:
+    return NotPaired(f"The other device's certificate is not one of edgellm's: {what}.", "Pair with edgellm itself.")
+
+
+_USAGES = (
+    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+    "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+)  # fmt: skip

@@ -1,0 +1,256 @@
+"""The paired devices, what each of them may do here, and where it was last seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from edgellm.errors import EdgeError, InvalidOption, NotPaired, TrustUnusable
+from edgellm.rpc.address import Address
+from edgellm.rpc.trust.device_id import DeviceID, parse_short
+from edgellm.rpc.trust.identity import Certificate, trust_folder
+from edgellm.rpc.trust.rights import Right, Rights, read_rights
+from edgellm.storage.private_files import locked, read_private, write_private
+
+NAME_MOST = 40  # characters
+ADDRESSES_MOST = 8  # for each device, the newest first
+_SEEN_AGAIN = timedelta(minutes=1)  # the list is not written more often for that alone
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A paired device. `rights` is what it may do here, `granted` what this device may do there, as it was last told.
+
+    `paired` and `seen` are UTC, to the second; the newest address comes first.
+    """
+
+    name: str
+    certificate: Certificate
+    rights: Rights
+    granted: Rights
+    addresses: tuple[Address, ...]
+    paired: datetime
+    seen: datetime
+
+    @property
+    def id(self) -> DeviceID:
+        return self.certificate.id
+
+
+class Peers:
+    """The list in `folder`, which any number of processes may use: each reads it anew when another has changed it.
+
+    Every method raises `TrustUnusable` where the file cannot be read or written, or is damaged. Then nobody is trusted.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.path = (folder or trust_folder()) / "peers.json"
+        self._lock = threading.Lock()
+        self._stamp: tuple[int, ...] | None = None
+        self._known: dict[DeviceID, Peer] = {}
+
+    def all(self) -> list[Peer]:
+        """By name."""
+        return sorted(self._read().values(), key=lambda peer: peer.name.casefold())
+
+    def get(self, device: DeviceID) -> Peer | None:
+        """The device with this ID, as the list has it now."""
+        return self._read().get(device)
+
+    def find(self, text: str) -> Peer:
+        """The device that a user means by a name, a short ID or a full one.
+
+        Raises:
+            NotPaired: there is no such device.
+        """
+        peers = self.all()
+        found = [peer for peer in peers if peer.name.casefold() == text.strip().casefold()]
+        with suppress(InvalidOption):
+            short = parse_short(text)
+            found = found or [peer for peer in peers if peer.id.short == short]
+        with suppress(InvalidOption):
+            full = DeviceID.parse(text)
+            found = found or [peer for peer in peers if peer.id == full]
+        if len(found) == 1:
+            return found[0]
+        names = ", ".join(peer.name for peer in peers)
+        if found:
+            raise NotPaired(f"{text!r} is the short ID of several devices.", f"Use a name: {names}.")
+        known = f"Paired are: {names}." if names else "Pair one with: edgellm pair"
+        raise NotPaired(f"No paired device is called {text!r}.", known)
+
+    def add(self, peer: Peer) -> Peer:
+        """Puts a device on the list, in the place of what was known of it; one of several alike gets a number."""
+
+        def added(known: dict[DeviceID, Peer]) -> Peer:
+            others = {other.name.casefold() for other in known.values() if other.id != peer.id}
+            known[peer.id] = replace(peer, name=_free(peer.name, others))
+            return known[peer.id]
+
+        return self._change(added)
+
+    def remove(self, device: DeviceID) -> None:
+        """From now on a stranger, for every process at once.
+
+        Raises:
+            NotPaired: it is not on the list.
+        """
+        self._change(lambda known: known.pop(_there(known, device).id))
+
+    def rename(self, device: DeviceID, name: str) -> Peer:
+        """Raises NotPaired where it is not on the list, InvalidOption where the name is none or is taken."""
+        wanted = checked_name(name)
+
+        def renamed(known: dict[DeviceID, Peer]) -> Peer:
+            peer = _there(known, device)
+            if wanted.casefold() in {other.name.casefold() for other in known.values() if other.id != device}:
+                raise InvalidOption(f"Another device is called {wanted!r}.", "Choose another name.")
+            known[device] = replace(peer, name=wanted)
+            return known[device]
+
+        return self._change(renamed)
+
+    def grant(self, device: DeviceID, rights: Iterable[Right]) -> Peer:
+        """Adds to what a device may do here. Raises NotPaired where it is not on the list."""
+        return self._edit(device, lambda peer: replace(peer, rights=peer.rights | frozenset(rights)))
+
+    def revoke(self, device: DeviceID, rights: Iterable[Right]) -> Peer:
+        """Takes away from what a device may do here, also in the middle. Raises NotPaired as `grant` does."""
+        return self._edit(device, lambda peer: replace(peer, rights=peer.rights - frozenset(rights)))
+
+    def saw(self, device: DeviceID, address: Address | None = None, granted: Rights | None = None) -> None:
+        """The device was there: at `address`, if that is where it listens, granting that. A stranger is not put on the
+        list, and of trouble with the file nothing is said."""
+        now = _now()
+
+        def newer(peer: Peer) -> Peer:
+            addresses = peer.addresses
+            if address is not None:
+                addresses = (address, *(old for old in addresses if old != address))[:ADDRESSES_MOST]
+            told = peer.granted if granted is None else granted
+            return replace(peer, seen=now, addresses=addresses, granted=told)
+
+        with suppress(EdgeError):
+            peer = self.get(device)
+            if peer is None:
+                return
+            later = newer(peer)
+            known = later.addresses == peer.addresses and later.granted == peer.granted
+            if not known or abs(now - peer.seen) >= _SEEN_AGAIN:
+                self._edit(device, newer)
+
+    def _edit(self, device: DeviceID, change: Callable[[Peer], Peer]) -> Peer:
+        def edited(known: dict[DeviceID, Peer]) -> Peer:
+            known[device] = change(_there(known, device))
+            return known[device]
+
+        return self._change(edited)
+
+    def _change(self, change: Callable[[dict[DeviceID, Peer]], Peer]) -> Peer:
+        """Reads, changes and writes, while no other process does."""
+        with locked(self.path.parent):
+            known = dict(self._read())
+            peer = change(known)
+            rows = [_row(peer) for peer in known.values()]
+            write_private(self.path, json.dumps({"version": 1, "peers": rows}, indent=1).encode() + b"\n")
+        return peer
+
+    def _read(self) -> dict[DeviceID, Peer]:
+        try:
+            found = os.stat(self.path)  # noqa: PTH116
+            stamp: tuple[int, ...] = (found.st_ino, found.st_mtime_ns, found.st_size)
+        except OSError:
+            stamp = ()
+        with self._lock:
+            if stamp != self._stamp:
+                self._known, self._stamp = {}, None
+                data = read_private(self.path)
+                self._known = _peers(data, self.path) if data is not None else {}
+                self._stamp = stamp
+            return self._known
+
+
+def checked_name(name: str) -> str:
+    """A device's name as people may have it: printable, on one line, not too long.
+
+    Raises:
+        InvalidOption: it is not.
+    """
+    name = name.strip()
+    if not name or len(name) > NAME_MOST or not name.isprintable():
+        raise InvalidOption(f"{name[:60]!r} is no name for a device.", f"Give 1 to {NAME_MOST} printable characters.")
+    return name
+
+
+def shown_name(told: str, device: DeviceID) -> str:
+    """What a device calls itself, as far as it can be shown; else its short ID."""
+    name = "".join(sign for sign in told if sign.isprintable()).strip()[:NAME_MOST].strip()
+    return name or device.short
+
+
+def _there(known: dict[DeviceID, Peer], device: DeviceID) -> Peer:
+    if device not in known:
+        raise NotPaired(f"The device {device.short} is not paired.", "See who is: edgellm peers")
+    return known[device]
+
+
+def _free(name: str, taken: set[str]) -> str:
+    number, free = 2, name
+    while free.casefold() in taken:
+        free = f"{name[: NAME_MOST - 4]}-{number}"
+        number += 1
+    return free
+
+
+def _row(peer: Peer) -> dict[str, Any]:
+    return {
+        "name": peer.name,
+        "id": str(peer.id),  # for people; what counts is the certificate
+        "certificate": peer.certificate.pem.decode(),
+        "rights": sorted(peer.rights),
+        "granted": sorted(peer.granted),
+        "addresses": [str(address) for address in peer.addresses],
+        "paired": peer.paired.isoformat(),
+        "seen": peer.seen.isoformat(),
+    }
+
+
+def _peers(data: bytes, path: Path) -> dict[DeviceID, Peer]:
+    try:
+        peers = [_peer(row) for row in json.loads(data)["peers"]]
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, EdgeError) as error:
+        raise TrustUnusable(
+            f"The list of paired devices in {path} is damaged: {error}",
+            "Move the file away, and pair the devices again; until then none of them is trusted.",
+        ) from None
+    return {peer.id: peer for peer in peers}
+
+
+def _peer(row: dict[str, Any]) -> Peer:
+    return Peer(
+        name=checked_name(row["name"]),
+        certificate=Certificate.of_pem(row["certificate"].encode()),
+        rights=read_rights(row["rights"]),
+        granted=read_rights(row["granted"]),
+        addresses=tuple(Address.parse(text) for text in row["addresses"])[:ADDRESSES_MOST],
+        paired=_utc(row["paired"]),
+        seen=_utc(row["seen"]),
+    )
+
+
+def _utc(text: str) -> datetime:
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
+        raise ValueError(f"{text} is a time without a zone")
+    return time
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)

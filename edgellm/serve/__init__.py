@@ -1,3 +1,0 @@
-"""The verifier in a process of its own, and the device's way to it."""
-
-import edgellm.link  # noqa: F401 - before anything here imports gRPC

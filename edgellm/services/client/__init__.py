@@ -1,0 +1,1 @@
+"""Clients of a served verifier and of a mesh's workers."""

@@ -1,0 +1,215 @@
+"""The device's end of the line, in the network's loop: it connects, notices loss, and connects again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from edgellm.engine import Vocabulary
+from edgellm.errors import EdgeError, NotPermitted, TrustUnusable, VerifierUnreachable
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, open_channel
+from edgellm.rpc.discovery.tcp_probe import answered
+from edgellm.rpc.event_loop import network_loop, run_there
+from edgellm.rpc.trust.auth_interceptor import GLANCE
+from edgellm.rpc.trust.device_id import DeviceID
+from edgellm.rpc.trust.handshake import meet
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.client.patience import Patience
+from edgellm.services.handshake import Peer, greet
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How patient a device is; seconds, but for `silent_beats`.
+
+    A verifier that owes an answer is lost after `silent_beats` heartbeats without a frame (beats are counted here, so
+    that a device which itself stood still does not blame the verifier), or after `stall` during which it computed
+    nothing. Whatever it says meanwhile, a verdict is given up after `least`, or several times what it takes: see
+    `Patience`. Retries start `retry` behind a loss and double up to `retry_most`, shortened at random by up to a half.
+    """
+
+    hello: float = HELLO_SECONDS
+    beat: float = HEARTBEAT_SECONDS
+    silent_beats: int = 4
+    stall: float = 30.0
+    least: float = 2.0
+    retry: float = 0.2
+    retry_most: float = 8.0
+
+
+class Connection:
+    """A line to one verifier, kept up in the background. Methods named `loop_*` are for the loop's thread."""
+
+    def __init__(
+        self,
+        address: Address,
+        vocabulary: Vocabulary,
+        timing: Timing,
+        trust: Trust | None = None,
+        device: DeviceID | None = None,
+    ) -> None:
+        """Connects; with `trust` by mutual TLS to a paired device, to a certain one if `device` is given.
+
+        Raises:
+            PairingRequired: the address leaves this machine, and there is no `trust`, or nobody is paired.
+            NotPaired, NotPermitted, IdentityClash: it is not a device that trusts this one, and is trusted.
+            VerifierUnreachable: nobody answers.
+            VocabularyMismatch, ProtocolError: somebody does, but the two do not fit.
+        """
+        self.address = address if trust is not None else address.require_loopback()
+        self._trust = trust
+        self._device = device
+        self.timing = timing
+        self.patience = Patience(timing.least)
+        self._vocabulary = vocabulary
+        self._up = False
+        self._not_before = 0.0
+        self._failures = 0
+        self._jitter = random.Random()
+        self._channel: grpc.aio.Channel | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = asyncio.Event()
+        first: Future[Peer] = Future()
+        self._life = run_there(self._live(first))
+        try:
+            self.peer = first.result()
+        except BaseException:
+            self.close()
+            raise
+
+    def ready(self) -> bool:
+        """Whether it makes sense to ask now."""
+        return self._up and monotonic() >= self._not_before
+
+    def alive(self) -> bool:
+        """Whether the connection is not closed yet."""
+        return not self._life.done()
+
+    def post(self, call: Callable[..., None], *arguments: Any) -> bool:
+        """Has the loop's thread make a call; False where the connection is closed."""
+        if not self.alive():
+            return False
+        network_loop().call_soon_threadsafe(call, *arguments)
+        return True
+
+    def close(self) -> None:
+        """Ends every stream, and returns when all is over."""
+        if self.post(self._closing.set):
+            self._life.result()
+
+    def loop_channel(self) -> grpc.aio.Channel | None:
+        """The channel for new streams; None while the verifier is away."""
+        return self._channel if self._up else None
+
+    def loop_task(self, work: Any) -> None:
+        """Runs a coroutine beside the others, until it ends or the connection is closed."""
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def loop_lost(self, channel: grpc.aio.Channel) -> None:
+        """The verifier behind `channel` is gone, or goes: other sessions may still get their verdicts over it."""
+        if channel is self._channel:
+            self._up, self._channel = False, None
+            self.loop_task(channel.close(_LAST_WORDS))
+            self.loop_task(self._reconnect())
+
+    def loop_pause(self, seconds: float | None = None) -> None:
+        """The verifier is there but refused: asks nothing for `seconds`, or for longer with each refusal."""
+        # told a time, it waits a little longer at random, lest all who were told the same come back at once
+        wait = self._backoff() if seconds is None else seconds * self._jitter.uniform(1.0, 1.25)
+        self._not_before = max(self._not_before, monotonic() + wait)  # several sessions may have been told
+
+    def loop_proved(self) -> None:
+        """The verifier has answered: the next trouble is the first again."""
+        self._failures = 0
+
+    async def _live(self, first: Future[Peer]) -> None:
+        try:
+            first.set_result(await self._connect())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller waits for it and raises it
+            first.set_exception(error)
+        await self._closing.wait()
+        self._up = False
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._channel is not None:
+            await self._channel.close(None)
+
+    async def _connect(self) -> Peer:
+        if self._trust is None:
+            channel = open_channel(self.address)
+        else:
+            channel, welcomed = await meet(self.address, self._trust, self._device, self.timing.hello)
+            self._device = welcomed.peer.id  # when it comes back, it must be the same
+
+        def greeted(deadline: float) -> Coroutine[Any, Any, Peer]:
+            return greet(channel, self._vocabulary, deadline, str(self.address))
+
+        try:
+            peer = await answered(greeted, self.address, self.timing.hello)
+        except BaseException as error:
+            await channel.close(None)
+            if isinstance(error, grpc.aio.AioRpcError):
+                raise self._unreachable(error) from None
+            raise
+        self._channel, self._up = channel, True
+        self.loop_task(self._watch(channel))
+        if self._trust is not None and self._device is not None:
+            self.loop_task(self._watch_trust(channel, self._trust, self._device))
+        return peer
+
+    async def _watch_trust(self, channel: grpc.aio.Channel, trust: Trust, device: DeviceID) -> None:
+        """Hangs up on a verifier that is no longer a paired device here."""
+        while channel is self._channel:
+            await asyncio.sleep(GLANCE)
+            try:
+                trusted = trust.peers.get(device) is not None
+            except TrustUnusable:
+                trusted = False
+            if not trusted and channel is self._channel:
+                await channel.close(None)
+                self.loop_lost(channel)
+
+    async def _watch(self, channel: grpc.aio.Channel) -> None:
+        """Notices the end of a connection also while no session is open."""
+        await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        self.loop_lost(channel)
+
+    def _unreachable(self, error: grpc.aio.AioRpcError) -> EdgeError:
+        if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+            return NotPermitted(f"The verifier at {self.address} refuses.", error.details() or "Ask its owner.")
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            what = f"What answers at {self.address} is not a verifier."
+        elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            what = f"The verifier at {self.address} does not answer within {self.timing.hello:g} seconds."
+        else:
+            what = f"Nobody answers at {self.address}."
+        return VerifierUnreachable(
+            what, f"Start one there with `edgellm serve --role verifier --port {self.address.port}`."
+        )
+
+    async def _reconnect(self) -> None:
+        while not self._up:
+            await asyncio.sleep(self._backoff())
+            with suppress(EdgeError):
+                self.peer = await self._connect()
+
+    def _backoff(self) -> float:
+        longest = min(self.timing.retry * 2.0**self._failures, self.timing.retry_most)
+        self._failures = min(self._failures + 1, 16)
+        return longest * self._jitter.uniform(0.5, 1.0)
+
+
+_LAST_WORDS = 10.0  # seconds

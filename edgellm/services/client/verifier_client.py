@@ -1,0 +1,122 @@
+"""A verifier on another machine, as the decoding loop sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgellm.engine import Vocabulary, common_prefix
+from edgellm.rpc.address import Address
+from edgellm.rpc.trust.device_id import DeviceID
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.client.connection import Connection, Timing
+from edgellm.services.client.verifier_stream import RemotePending, Stream, lost
+from edgellm.services.verification_codec import write_open
+from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling
+from edgellm.verifier.requests import VerifyRequest
+
+
+class RemoteVerifier:
+    """Asks a verifier over the link. Lost, it is found again in the background, and sessions are rebuilt there."""
+
+    def __init__(
+        self,
+        address: str | Address,
+        vocabulary: Vocabulary,
+        *,
+        timing: Timing | None = None,
+        trust: Trust | None = None,
+        device: DeviceID | None = None,
+    ) -> None:
+        """Connects to `HOST:PORT`, for a draft model with this `vocabulary`; with `trust` by mutual TLS to a paired
+        device, to a certain one if `device` is given.
+
+        Raises:
+            InvalidOption: not an address.
+            PairingRequired: the address leaves this machine, and there is no `trust`, or nobody is paired.
+            NotPaired, NotPermitted, IdentityClash: it is not a device that trusts this one, and is trusted.
+            VerifierUnreachable: nobody answers within two seconds.
+            VocabularyMismatch: the two vocabularies differ; names the first differing token.
+            ProtocolError: the other side has another version.
+        """
+        where = Address.parse(address) if isinstance(address, str) else address
+        self._connection = Connection(where, vocabulary, timing or Timing(), trust, device)
+        self._vocabulary = vocabulary
+
+    @property
+    def name(self) -> str:
+        return self._connection.peer.model
+
+    @property
+    def context_length(self) -> int:
+        return self._connection.peer.context_length
+
+    @property
+    def model_hash(self) -> str:
+        """The SHA-256 of the verifier's model file in hex; empty where it does not tell."""
+        return self._connection.peer.model_hash
+
+    def up(self) -> bool:
+        """Whether it is there, and takes requests."""
+        return self._connection.ready()
+
+    @property
+    def tells(self) -> bool:
+        """See `Tells`: older verifiers do not."""
+        return self._connection.peer.tells
+
+    def open(self, sampling: Sampling, *, logprobs: int | None = None) -> RemoteSession:
+        """A session for one reply. Where the verifier is away by now, it is not ready, and will be."""
+        return RemoteSession(self._connection, self._vocabulary, sampling, logprobs)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class RemoteSession:
+    """One reply at the verifier: a stream, and the knowledge of which tokens are held at its other end."""
+
+    def __init__(
+        self, connection: Connection, vocabulary: Vocabulary, sampling: Sampling, logprobs: int | None = None
+    ) -> None:
+        self._connection, self._sampling, self._logprobs = connection, sampling, logprobs
+        self._vocabulary = vocabulary
+        self._opening = write_open(sampling, vocabulary.fingerprint).SerializeToString()
+        self._stream: Stream | None = None
+        self._last: RemotePending | None = None
+        self._round = 0
+        self._stopped: Callable[[], bool] | None = None
+
+    def heed(self, stopped: Callable[[], bool] | None) -> None:
+        """See `Heeds`: the wait for a verdict is given up, and with the session what is computed for it."""
+        self._stopped = stopped
+
+    def ready(self) -> bool:
+        return self._connection.ready()
+
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> RemotePending:
+        """See `VerifierSession.submit`. A verdict that was not waited for is given up.
+
+        Raises:
+            InvalidOption: the chunk was drawn from distributions that cannot be sent.
+        """
+        stream, held = self._stream, self._last.held() if self._last is not None else None
+        if stream is None or stream.over or held is None:  # nobody knows what the other end holds: begin anew
+            self._end_stream()
+            stream, held = Stream(self._connection, self._opening, self._vocabulary.size), NO_IDS
+        self._round += 1
+        request = VerifyRequest(0, self._sampling, len(prefix), prefix, chunk, extra, self._logprobs, self._round)
+        pending = RemotePending(request, self._connection.alive, self._stopped)
+        data = pending.request(common_prefix(held, prefix))
+        self._stream, self._last = stream, pending
+        if not self._connection.post(stream.send, pending, data):
+            pending.fail(lost("The connection to the verifier is closed."))
+        return pending
+
+    def close(self) -> None:
+        self._end_stream()
+        self._last = None
+
+    def _end_stream(self) -> None:
+        if self._stream is not None:
+            self._connection.post(self._stream.end)
+            self._stream = None

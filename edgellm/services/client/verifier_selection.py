@@ -1,0 +1,119 @@
+"""`--verifier auto`: the best of the paired devices that verify in the draft model's vocabulary, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgellm.errors import EdgeError, InvalidOption, TrustUnusable, VerifierUnreachable
+from edgellm.rpc.address import Address
+from edgellm.rpc.discovery.interfaces import chosen_hosts
+from edgellm.rpc.discovery.peer_probe import Answer, ask_at, roll_call
+from edgellm.rpc.trust.device_id import DeviceID
+from edgellm.rpc.trust.handshake import Offer, Welcomed
+from edgellm.rpc.trust.peer_store import Peer, Peers
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Where to have drafts verified, by which device, and the reason in a sentence or two."""
+
+    address: Address
+    device: DeviceID
+    reason: str
+
+
+def choose_verifier(
+    trust: Trust, vocabulary: str, named: Sequence[str] = (), hosts: Sequence[str] | None = None
+) -> Chosen:
+    """The largest model in this vocabulary (a fingerprint in hex) that a paired device lets this one use; of equal ones
+    the nearest. `named` are the devices to choose from: names, IDs, or HOST:PORT. `hosts`: where to listen for
+    announcements, by default wherever other devices of the home may be.
+
+    Raises:
+        PairingRequired: no device is paired.
+        NotPaired: one of the names or IDs in `named` is no paired device's.
+        VerifierUnreachable: none of them can be used; says why each cannot. Of a single address, what `meet` raises.
+    """
+    trust.require_peers()
+    answers: list[Answer] = []
+    unfit: list[str] = []
+    peers: list[Peer] = [] if named else trust.peers.all()
+    for name in named:
+        if (address := _address(name)) is None:
+            peers.append(trust.peers.find(name))
+            continue
+        try:
+            welcomed = ask_at(trust, address)
+        except EdgeError as error:
+            if len(named) == 1:
+                raise
+            unfit.append(f"{name} cannot be reached ({error.what.rstrip('.')})")
+        else:
+            answers.append(Answer(welcomed.peer, welcomed, None, False))
+    if peers:
+        answers += roll_call(trust, peers, chosen_hosts() if hosts is None else hosts)
+    fit: list[tuple[Welcomed, Offer]] = []
+    for answer in answers:
+        offer, why_not = _judged(answer, vocabulary)
+        if offer is not None and answer.welcomed is not None:
+            fit.append((answer.welcomed, offer))
+        else:
+            unfit.append(f"{answer.peer.name} {why_not}")
+    if not fit:
+        raise VerifierUnreachable(
+            f"No paired device can verify: {'; '.join(unfit)}.",
+            "Start one there with `edgellm serve --role verifier --host ITS-ADDRESS`, or look with `edgellm doctor`.",
+        )
+    fit.sort(key=lambda one: (-one[1].size, one[0].seconds))
+    best, offer = fit[0]
+    others = [f"{welcomed.peer.name}: {_facts(welcomed, other)}" for welcomed, other in fit[1:]]
+    rest = "; ".join([*others, *unfit])
+    reason = f"{best.peer.name} ({best.peer.id.short}) at {best.address} verifies: {_facts(best, offer)}."
+    return Chosen(best.address, best.peer.id, f"{reason} Not taken: {rest}." if rest else reason)
+
+
+def _judged(answer: Answer, vocabulary: str) -> tuple[Offer | None, str]:
+    """The best model that this device offers for the vocabulary, or what is wrong with it."""
+    if answer.welcomed is None:
+        what = answer.trouble.what if answer.trouble is not None else "does not answer"
+        return None, f"cannot be reached ({what.rstrip('.')})"
+    if Right.VERIFY not in answer.welcomed.rights:
+        return None, "has not granted this device the right to verify"
+    offers = [offer for offer in answer.welcomed.offers if offer.role == "verifier"]
+    same = [offer for offer in offers if offer.vocabulary == vocabulary]
+    if not offers:
+        return None, "serves no verifier"
+    if not same:
+        return None, f"serves {offers[0].model}, whose vocabulary is another one"
+    return max(same, key=lambda offer: offer.size), ""
+
+
+def _facts(welcomed: Welcomed, offer: Offer) -> str:
+    return f"{offer.model}, {offer.size / 1e6:,.1f} MB, {welcomed.seconds * 1e3:.1f} ms there and back"
+
+
+def _address(name: str) -> Address | None:
+    if ":" not in name:
+        return None
+    try:
+        return Address.parse(name)
+    except InvalidOption:
+        return None
+
+
+def trust_for(address: Address) -> Trust | None:
+    """What to connect to `address` with: mutual TLS, or None on this machine where no paired device was met there.
+
+    Raises:
+        TrustUnusable: it must be TLS, and the identity cannot be read.
+    """
+    if not address.loopback:
+        return Trust.here()
+    try:
+        met = any(address in peer.addresses for peer in Peers().all())
+    except TrustUnusable:
+        met = False
+    return Trust.here() if met else None

@@ -1,0 +1,111 @@
+"""The first words between a device and a verifier: same protocol, same vocabulary?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+import grpc.aio
+
+from edgellm.engine import Vocabulary
+from edgellm.errors import ProtocolError, VocabularyMismatch
+from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, PROTOCOL
+from edgellm.rpc.proto_parse import SMALL, VOCABULARY, parsed
+from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.rpc.versions import check_version
+
+_BLOCK = 256  # tokens behind one hash
+_SHOWN = 40  # bytes of a token that a message shows
+_NAME = 200  # characters of a model's name
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What the verifier says of itself: the name of its model, the tokens that one session can hold, and the SHA-256
+    of the model's file in hex, empty where it is not told. `tells`: verdicts bring probabilities where one asks."""
+
+    model: str
+    context_length: int
+    model_hash: str = ""
+    tells: bool = False
+
+
+async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, where: str) -> Peer:
+    """A device's first words to the verifier at the address `where`, which has so many seconds for each of its own.
+
+    Raises:
+        VocabularyMismatch, ProtocolError: the two do not fit.
+        grpc.aio.AioRpcError: nobody answers.
+    """
+    said = hello(ours)
+    data = await channel.unary_unary(HELLO, pb.HelloRequest.SerializeToString, bytes)(said, timeout=seconds)
+    reply = parsed(pb.HelloReply, data, SMALL)
+    check_protocol(reply.protocol, "the verifier")
+    if reply.vocabulary != said.vocabulary:
+        hashes = pb.VocabularyHashes(blocks=ours.block_hashes)
+        compare = channel.unary_unary(COMPARE_VOCABULARY, pb.VocabularyHashes.SerializeToString, bytes)
+        block = parsed(pb.VocabularyBlock, await compare(hashes, timeout=seconds), VOCABULARY)
+        raise mismatch(ours, reply.vocabulary_size, block, where)
+    if reply.context_length < 1:
+        raise ProtocolError("The verifier holds no tokens.", _UPDATE)
+    if len(reply.model_hash) not in (0, 32):
+        raise ProtocolError(f"The verifier's model has a hash of {len(reply.model_hash)} bytes.", _UPDATE)
+    return Peer(reply.model[:_NAME], reply.context_length, reply.model_hash.hex(), reply.logprobs)
+
+
+def hello(vocabulary: Vocabulary) -> pb.HelloRequest:
+    """What a device says first."""
+    return pb.HelloRequest(
+        protocol=PROTOCOL, vocabulary=bytes.fromhex(vocabulary.fingerprint), vocabulary_size=vocabulary.size
+    )
+
+
+def first_different_block(ours: Vocabulary, theirs: pb.VocabularyHashes) -> pb.VocabularyBlock:
+    """The verifier's side of the first block that differs from the device's hashes; empty where none does."""
+    block = ours.first_different_block(theirs.blocks)
+    if block is None:
+        return pb.VocabularyBlock(first_token=ours.size)
+    start, end = block * _BLOCK, min((block + 1) * _BLOCK, ours.size)
+    return pb.VocabularyBlock(first_token=start, tokens=ours.pieces[start:end], kinds=ours.kinds[start:end])
+
+
+def check_protocol(theirs: int, who: str) -> None:
+    """Refuses another version of the contract; `who` speaks it.
+
+    Raises:
+        PeerTooOld, PeerTooNew: says on which side to update.
+    """
+    check_version(theirs, PROTOCOL, who)
+
+
+def mismatch(ours: Vocabulary, size: int, block: pb.VocabularyBlock, where: str) -> VocabularyMismatch:
+    """Names the first token on which device and verifier (of `size` tokens, at the address `where`) differ."""
+    sent = islice(zip(block.tokens, block.kinds, strict=False), _BLOCK)
+    theirs = dict(enumerate(sent, start=block.first_token))
+    mine = range(block.first_token, min(block.first_token + _BLOCK, ours.size))
+    for token in range(block.first_token, block.first_token + _BLOCK):
+        here = (ours.pieces[token], ours.kinds[token]) if token in mine else None
+        there = theirs.get(token)
+        if here != there:
+            found = (
+                f"token {token} is {_shown(here, there)} for the draft model and {_shown(there, here)} for the verifier"
+            )
+            break
+    else:
+        found = "their fingerprints differ"
+    return VocabularyMismatch(
+        f"The draft model and the verifier at {where} differ in their vocabularies, of {ours.size} and {size} tokens:"
+        f" {found}.",
+        "Serve a verifier of the draft model's family, or choose another draft model with -m.",
+    )
+
+
+def _shown(token: tuple[bytes, int] | None, other: tuple[bytes, int] | None) -> str:
+    if token is None:
+        return "missing"
+    piece, kind = token
+    text = repr(piece[:_SHOWN])[1:] + ("…" if len(piece) > _SHOWN else "")
+    return f"{text} (kind {kind})" if other is not None and other[0] == piece else text
+
+
+_UPDATE = "Run the same version of edgellm on both sides."

@@ -1,0 +1,202 @@
+"""Between the mesh's records and the messages of `mesh.proto`. Whatever comes in is checked here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from importlib.metadata import version
+from typing import NoReturn
+
+import numpy as np
+
+from edgellm.engine import Floats, Ids
+from edgellm.errors import DeviceLost, InvalidOption, ProtocolError
+from edgellm.mesh.messages import MOST_ROWS, Answer, Event, Failed, Loaded, Onward, Parcel, Span, Times, Work
+from edgellm.rpc.channel import MAX_MESSAGE
+from edgellm.rpc.protos import edgellm_pb2 as words
+from edgellm.rpc.protos import mesh_pb2 as pb
+from edgellm.services import verification_codec
+from edgellm.services.verification_codec import (
+    Bounds,
+    read_sampling,
+    read_verdict,
+    read_verify,
+    write_verdict,
+    write_verify,
+)
+from edgellm.verifier.requests import VerifyRequest
+
+MESH = 2
+"""Version of `mesh.proto`."""
+ENGINE = version("llama-cpp-python")
+_KINDS = ("compute", "load", "got")
+_F16_MOST = 65_504.0
+_LAYERS_MOST = 4_096
+_POSITIONS_MOST = 2**20  # of all sessions of a stage
+_SPANS_MOST = 4_096
+_TEXT_MOST = 500
+
+
+def most_rows(n_embd: int) -> int:
+    """Rows of a parcel that surely fit a message."""
+    return max(1, min(MOST_ROWS, MAX_MESSAGE // 2 // (4 * n_embd)))
+
+
+def write_work(work: Work, stage: bytes) -> pb.Prepare:
+    return pb.Prepare(
+        protocol=MESH, model=bytes.fromhex(work.model), name=work.name, first=work.first, last=work.last,
+        layers=work.layers, n_embd=work.n_embd, n_vocab=work.n_vocab, context=work.context, sessions=work.sessions,
+        wide=work.wide, stage=stage, version=ENGINE, stages=work.stages, recipe=bytes.fromhex(work.recipe),
+    )  # fmt: skip
+
+
+def read_work(message: pb.Prepare) -> Work:
+    """What a stage is to do.
+
+    Raises:
+        ProtocolError: it cannot be meant, or comes from a coordinator that speaks or computes otherwise.
+    """
+    if message.protocol != MESH:
+        _refuse(f"The coordinator speaks version {message.protocol} of the mesh, and this device version {MESH}.")
+    if message.version != ENGINE:
+        _refuse(
+            f"The coordinator computes with llama-cpp-python {message.version[:40]}, and this device with {ENGINE}:"
+            " a text that went from one to the other might change."
+        )
+    if len(message.model) != 32 or len(message.stage) != 16 or len(message.recipe) not in (0, 32):
+        _refuse("A stage is prepared without a model, or without a name.")
+    if not (message.first <= message.last < message.layers <= _LAYERS_MOST):
+        _refuse(f"Layers {message.first} to {message.last} of {message.layers} are asked for.")
+    if not (0 < message.n_embd <= 2**16 and 0 < message.n_vocab <= 2**22 and 0 < message.context <= 2**22):
+        _refuse("The model's measures cannot be meant.")
+    if not (0 < message.sessions <= 64 and message.sessions * message.context <= _POSITIONS_MOST):
+        _refuse(f"{message.sessions} sessions of {message.context} positions are asked for.")
+    return Work(
+        message.model.hex(), message.name[:_TEXT_MOST], message.first, message.last, message.layers, message.n_embd,
+        message.n_vocab, message.context, message.sessions, message.wide, max(1, message.stages),
+        message.recipe.hex(),
+    )  # fmt: skip
+
+
+def write_parcel(parcel: Parcel, wide: bool) -> pb.MeshParcel:
+    """`wide` rows, and those that exceed 16 bits, travel as 32-bit floats."""
+    message = pb.MeshParcel(session=parcel.session, number=parcel.number, start=parcel.start)
+    data = parcel.data
+    if data.ndim == 1:
+        message.ids.extend(data.tolist())
+    else:
+        message.wide = wide or not float(np.abs(data).max()) <= _F16_MOST
+        message.rows = data.astype("<f4" if message.wide else "<f2").tobytes()
+    if (request := parcel.request) is not None:
+        message.ask.CopyFrom(write_verify(replace(request, round=parcel.number)).verify)
+        message.sampling.CopyFrom(verification_codec.write_sampling(request.sampling))
+        message.logits = request.logits
+    return message
+
+
+def read_parcel(message: pb.MeshParcel, work: Work) -> Parcel:
+    """A parcel for a stage of `work`, which checks the rest.
+
+    Raises:
+        ProtocolError: it breaks the contract.
+    """
+    if message.rows:
+        kind = np.dtype("<f4" if message.wide else "<f2")
+        if message.ids or len(message.rows) % (kind.itemsize * work.n_embd):
+            _refuse(f"A parcel has {len(message.ids)} ids, and {len(message.rows)} bytes of rows.")
+        data: Ids | Floats = np.frombuffer(message.rows, kind).reshape(-1, work.n_embd).astype(np.float32)
+    else:
+        data = verification_codec.read_ids(message.ids, work.n_vocab)
+    request = None
+    if message.HasField("ask"):
+        bounds, sampling = Bounds(work.n_vocab, work.context), read_sampling(message.sampling)
+        request = read_verify(message.ask, bounds, message.session, sampling)
+        if len(request.prefix) or request.extra or request.position + len(request.draft) != message.start + len(data):
+            _refuse("What is asked for is not what the parcel holds.")
+        request.logits = message.logits
+    return Parcel(message.session, message.number, message.start, data, request)
+
+
+def write_event(event: Event, wide: bool) -> pb.Report | None:
+    """What a stage tells its coordinator; None for what the end of the stream says."""
+    if isinstance(event, Loaded):
+        return pb.Report(loaded=pb.StageLoaded(layers=event.layers, at=event.at))
+    if isinstance(event, Onward):
+        return pb.Report(onward=write_parcel(event.parcel, wide))
+    if isinstance(event, Answer):
+        logits = b"" if event.logits is None else event.logits.astype("<f4").tobytes()
+        verdict = write_verdict(event.number, event.verdict).verdict
+        return pb.Report(answer=pb.StageAnswer(session=event.session, verdict=verdict, logits=logits))
+    if isinstance(event, Failed):
+        failed = pb.StageFailed(
+            session=event.session, number=event.number, what=event.error.what, next_step=event.error.next_step
+        )
+        return pb.Report(failed=failed)
+    if isinstance(event, Times):
+        spans = [
+            pb.StageSpan(kind=_KINDS.index(one.kind), what=one.what, begin=one.begin, end=one.end)
+            for one in event.spans
+        ]
+        return pb.Report(times=pb.StageTimes(session=event.session, spans=spans))
+    return None
+
+
+def read_event(message: pb.Report, work: Work, asked: dict[int, VerifyRequest]) -> Event | None:
+    """What a stage has told, about parcels with the `asked` numbers; None where it only shows that it lives.
+
+    Raises:
+        ProtocolError: it breaks the contract.
+    """
+    kind = message.WhichOneof("report")
+    if kind == "loaded":
+        if message.loaded.layers > work.last - work.first + 1 or not math.isfinite(message.loaded.at):
+            _refuse(f"A stage has loaded {message.loaded.layers} layers at {message.loaded.at} seconds.")
+        return Loaded(message.loaded.layers, message.loaded.at)
+    if kind == "onward":
+        return Onward(read_parcel(message.onward, work))
+    if kind == "answer":
+        return _answer(message.answer, work, asked)
+    if kind == "failed":
+        what, next_step = message.failed.what[:_TEXT_MOST], message.failed.next_step[:_TEXT_MOST]
+        return Failed(message.failed.session, message.failed.number, InvalidOption(what, next_step))
+    if kind == "times":
+        spans = tuple(
+            Span(_KINDS[one.kind], one.what, one.begin, one.end)
+            for one in message.times.spans[:_SPANS_MOST]
+            if one.kind < len(_KINDS) and math.isfinite(one.begin) and math.isfinite(one.end)
+        )
+        return Times(message.times.session, spans)
+    if kind != "working":
+        _refuse("A report is empty.")
+    return None
+
+
+def _answer(message: pb.StageAnswer, work: Work, asked: dict[int, VerifyRequest]) -> Answer:
+    number = message.verdict.round
+    request = asked.get(number)
+    if request is None:
+        _refuse(f"Parcel {number} is answered, and nothing was asked with it.")
+    verdict = read_verdict(message.verdict, request, work.n_vocab)
+    logits = None
+    if request.logits:
+        rows = len(request.draft) + 1
+        if len(message.logits) != 4 * rows * work.n_vocab:
+            _refuse(f"{len(message.logits)} bytes of logits are not {rows} rows of {work.n_vocab}.")
+        logits = np.frombuffer(message.logits, "<f4").reshape(rows, work.n_vocab).astype(np.float32)
+        if not np.isfinite(logits).all():
+            _refuse("Logits hold something that is no number.")
+    return Answer(message.session, number, verdict, logits)
+
+
+def write_working(progress: tuple[float, int, int]) -> pb.Report:
+    loaded, step, waiting = progress
+    return pb.Report(working=words.Working(round=waiting, step=step), progress=loaded)
+
+
+def lost(what: str) -> DeviceLost:
+    """The error for a stage that is no more."""
+    return DeviceLost(what, "The others go on if they hold its layers.")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ProtocolError(what, "Run the same version of edgellm on both sides.")

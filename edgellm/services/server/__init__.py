@@ -1,0 +1,1 @@
+"""Servers: the verifier, the worker of a mesh."""

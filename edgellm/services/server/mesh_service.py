@@ -1,0 +1,320 @@
+"""The worker's side of `mesh.proto`: one stage for each coordinator that asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from edgellm.errors import (
+    DeviceStuck,
+    DiskFull,
+    EdgeError,
+    EngineFailed,
+    LayersMissing,
+    MemoryShort,
+    ProtocolError,
+    StoreFull,
+)
+from edgellm.mesh.messages import Event, Failed, Gone, Onward, Work
+from edgellm.mesh.runtime.layer_sources import known_as
+from edgellm.mesh.runtime.stage import Stage
+from edgellm.mesh.runtime.stored_layers import StoredLayers
+from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, TAKE_SECONDS
+from edgellm.rpc.lines import on_this_machine
+from edgellm.rpc.proto_parse import parsed
+from edgellm.rpc.protos import mesh_pb2 as pb
+from edgellm.rpc.trust.auth_interceptor import Guard, Method
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.mesh_codec import ENGINE, MESH, read_parcel, read_work, write_event, write_parcel, write_working
+from edgellm.services.server.stage_forwarder import Line, LineBroken
+from edgellm.services.server.verification_service import Happened, ServerEvent
+from edgellm.storage.layers.manifest import Recipe
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Mesh"]
+SERVICE = _SERVICE.full_name
+HOLDS, WORK, CARRY = (f"/{SERVICE}/{name}" for name in ("Holds", "Work", "Carry"))
+_SETTLE_SECONDS = 1.0
+MEET_SECONDS = 10.0  # how long the stage before is kept waiting until the coordinator has prepared this one
+
+Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(slots=True, eq=False)
+class _Seated:
+    """A stage, and what waits for its coordinator."""
+
+    stage: Stage
+    out: asyncio.Queue[Event | None]
+
+
+class WorkerService:
+    """The calls of `mesh.proto`. Lives in one event loop."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        *,
+        threads: int | None,
+        tell: Callable[[ServerEvent], None],
+        trust: Trust | None,
+        guard: Guard | None,
+        stored: StoredLayers | None = None,
+    ) -> None:
+        """With a `guard`, paired devices alone are answered, and of them those with the right to compute here. Of what
+        is on the `shelf`, `stored` was brought."""
+        self._shelf, self._threads, self._tell, self._stored = shelf, threads, tell, stored
+        self._trust, self._guard = trust, guard
+        self._stages: dict[bytes, _Seated] = {}
+        self._arrived = asyncio.Condition()
+
+    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """For `grpc.aio.Server.add_generic_rpc_handlers`."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Holds": grpc.unary_unary_rpc_method_handler(
+                    self._guarded(self.holds), pb.HoldsRequest.FromString, pb.HoldsReply.SerializeToString
+                ),
+                "Work": grpc.stream_stream_rpc_method_handler(self._guarded(self.work)),
+                "Carry": grpc.stream_stream_rpc_method_handler(self._guarded(self.carry)),
+            },
+        )
+
+    def _guarded(self, method: Method) -> Any:
+        return method if self._guard is None else self._guard.over(method, Right.COMPUTE)
+
+    async def holds(self, request: pb.HoldsRequest, _context: Stream) -> pb.HoldsReply:
+        """Which layers of a model are here."""
+        layers, file, recipe = self._shelf.layers, request.model.hex(), request.recipe.hex()
+        model = await asyncio.to_thread(known_as, layers, file, recipe)
+        held, bounds = await asyncio.to_thread(lambda: (layers.held(model), layers.bounds(model)))
+        brought = await asyncio.to_thread(self._brought, file)
+        anywhere = bounds.begins == bounds.ends == held
+        return pb.HoldsReply(
+            protocol=MESH, layers=sorted(held), warm=sorted(self._shelf.warm(model)), memory=self._shelf.left,
+            version=ENGINE, begins=[] if anywhere else sorted(bounds.begins),
+            ends=[] if anywhere else sorted(bounds.ends), brought=bool(brought),
+        )  # fmt: skip
+
+    def _brought(self, file: str) -> Sequence[Recipe]:
+        return () if self._stored is None else self._stored.store.recipes(file)
+
+    def _bound(self, work: Work) -> Work:
+        """The same for the layers that are here: `model` is what they are known by.
+
+        Raises:
+            LayersMissing: what was brought for this model is not what the coordinator's own file gives.
+        """
+        model = known_as(self._shelf.layers, work.model, work.recipe)
+        if not self._shelf.layers.held(model) and (others := self._brought(work.model)):
+            named = f"the recipe {work.recipe[:16]}" if work.recipe else "no recipe"
+            raise LayersMissing(
+                f"The layers of {work.name} that were brought to this device are those of the recipe"
+                f" {others[0].digest[:16]}, and the coordinator names {named}.",
+                "Bring those of the coordinator's own file: edgellm mesh deploy",
+            )
+        return replace(work, model=model)
+
+    async def work(self, _orders: Any, stream: Stream) -> None:
+        """One stage, from Prepare to the end of the stream."""
+        try:
+            await self._stage(stream)
+        except EdgeError as error:
+            self._tell(ServerEvent(Happened.FAILED, f"A stage has ended: {error.what}"))
+            await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
+
+    async def _stage(self, stream: Stream) -> None:
+        first = await _next(stream, pb.Order)
+        if first is None or first.WhichOneof("order") != "prepare":
+            raise ProtocolError("A stage begins with something else than Prepare.", _UPDATE)
+        prepare = first.prepare
+        work = await asyncio.to_thread(self._bound, read_work(prepare))
+        loop = asyncio.get_running_loop()
+        out: asyncio.Queue[Event | None] = asyncio.Queue()
+
+        def post(event: Event) -> None:
+            with suppress(RuntimeError):  # the loop has ended with the process
+                loop.call_soon_threadsafe(out.put_nowait, event)
+
+        what = f"layers {work.first + 1}-{work.last + 1} of {work.name}"
+        stage = await self._made(work, post)
+        line: Line | None = None
+        try:
+            self._tell(ServerEvent(Happened.CONNECTED, f"Loading {what} for {stream.peer()}."))
+            line = Line(prepare, self._trust, on_this_machine(stream)) if prepare.next and not work.ends else None
+            stage.start()
+            async with self._known(prepare.stage, _Seated(stage, out)):
+                coordinator = _Coordinator(stream)
+                try:
+                    await _first_of(
+                        self._orders(stage, post, stream),
+                        self._reports(stage, line, out, coordinator),
+                        self._alive(stage, coordinator),
+                    )
+                finally:
+                    await coordinator.settle()
+        finally:
+            closing = asyncio.ensure_future(asyncio.to_thread(stage.close))
+            if line is not None:
+                line.hang_up()
+            closing.add_done_callback(lambda _: self._tell(ServerEvent(Happened.ENDED, f"Done with {what}.")))
+            await asyncio.shield(closing)
+
+    async def _made(self, work: Work, post: Callable[[Event], None]) -> Stage:
+        """A stage, which may have to wait for memory; if nobody waits for it any more, it gives back what it got."""
+        making = asyncio.ensure_future(asyncio.to_thread(Stage, work, self._shelf, post, threads=self._threads))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(_given_up)
+            raise
+
+    async def carry(self, _parcels: Any, stream: Stream) -> None:
+        """Parcels from the stage before."""
+        try:
+            first = await _next(stream, pb.Carried)
+            if first is None or first.WhichOneof("carried") != "meeting" or first.meeting.protocol != MESH:
+                raise ProtocolError("Parcels come without a meeting.", _UPDATE)
+            seated = await self._seated(first.meeting.stage)
+            await stream.write(pb.Met().SerializeToString())
+            while (frame := await _next(stream, pb.Carried)) is not None:
+                _put(seated.stage, frame.parcel, seated.out.put_nowait)
+        except EdgeError as error:
+            await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
+
+    async def _seated(self, name: bytes) -> _Seated:
+        """The stage of this name, once its coordinator has prepared it."""
+        try:
+            async with asyncio.timeout(MEET_SECONDS), self._arrived:
+                await self._arrived.wait_for(lambda: name in self._stages)
+        except TimeoutError:
+            raise ProtocolError("Nobody has prepared such a stage here.", _UPDATE) from None
+        return self._stages[name]
+
+    @asynccontextmanager
+    async def _known(self, name: bytes, seated: _Seated) -> AsyncIterator[None]:
+        if name in self._stages:
+            raise ProtocolError("A stage is prepared twice.", _UPDATE)
+        async with self._arrived:
+            self._stages[name] = seated
+            self._arrived.notify_all()
+        try:
+            yield
+        finally:
+            self._stages.pop(name, None)
+
+    async def _orders(self, stage: Stage, post: Callable[[Event], None], stream: Stream) -> None:
+        while (order := await _next(stream, pb.Order)) is not None:
+            kind = order.WhichOneof("order")
+            if kind == "parcel":
+                _put(stage, order.parcel, post)
+            elif kind == "tell":
+                stage.tell(order.tell.session)
+            elif kind == "waiting":
+                stage.touch()
+            else:
+                raise ProtocolError("A stage is prepared twice, or an order is empty.", _UPDATE)
+
+    async def _reports(
+        self, stage: Stage, line: Line | None, out: asyncio.Queue[Event | None], to: _Coordinator
+    ) -> None:
+        """Hands out what the stage posts: rows to the next stage if it can be reached, all else to the coordinator."""
+        while (event := await out.get()) is not None:
+            if isinstance(event, Gone):
+                raise event.error
+            if isinstance(event, Onward) and line is not None and await line.met():
+                await line.send(write_parcel(event.parcel, stage.work.wide))
+            elif (report := write_event(event, stage.work.wide)) is not None:
+                await to.write(report)
+
+    async def _alive(self, stage: Stage, to: _Coordinator) -> None:
+        """Signs of life, as long as the stage is used."""
+        while True:
+            await to.write(write_working(stage.progress))
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            if stage.idle > self._shelf.keep:
+                raise StageIdle(f"Nothing was asked for {self._shelf.keep:g} seconds.", "Prepare the stage again.")
+
+
+def _given_up(made: asyncio.Future[Stage]) -> None:
+    if made.exception() is None:
+        made.result().close()
+
+
+class _Coordinator:
+    """The reader of a stage's reports. One report is handed out after the other: a stream has no room for two."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._turn = stream, asyncio.Lock()
+        self._writing: asyncio.Future[None] | None = None
+
+    async def write(self, report: pb.Report) -> None:
+        """Raises DeviceStuck where the coordinator does not take it."""
+        try:
+            async with self._turn, asyncio.timeout(TAKE_SECONDS):
+                self._writing = asyncio.ensure_future(self._stream.write(report.SerializeToString()))
+                await asyncio.shield(self._writing)
+        except TimeoutError:
+            raise DeviceStuck("The coordinator does not read its stream.", "It may prepare another stage.") from None
+
+    async def settle(self) -> None:
+        """Lets what is being handed out go: gRPC does not end a stream while it writes its first message."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing}, timeout=_SETTLE_SECONDS)
+            if self._writing.done() and not self._writing.cancelled():
+                self._writing.exception()  # who has hung up is not told
+
+
+class StageIdle(EdgeError):
+    """A stage that nobody uses is given up, for its memory's sake."""
+
+
+def _put(stage: Stage, message: pb.MeshParcel, post: Callable[[Event], None]) -> None:
+    """Gives a parcel to a stage. One that breaks the rules fails by itself: the stage has other sessions."""
+    try:
+        stage.put(read_parcel(message, stage.work))
+    except EdgeError as error:
+        post(Failed(message.session, message.number, error))
+
+
+async def _first_of(*works: Any) -> None:
+    """Runs all until one of them ends, which ends the others; what it has raised is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _next(stream: Stream, kind: type[M]) -> M | None:
+    data = await stream.read()
+    if not isinstance(data, bytes):  # the end of the stream
+        return None
+    return parsed(kind, data)
+
+
+_STATUS = {
+    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+    LayersMissing: grpc.StatusCode.FAILED_PRECONDITION,
+    MemoryShort: grpc.StatusCode.FAILED_PRECONDITION,
+    StoreFull: grpc.StatusCode.FAILED_PRECONDITION,
+    DiskFull: grpc.StatusCode.FAILED_PRECONDITION,
+    StageIdle: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    LineBroken: grpc.StatusCode.ABORTED,
+    EngineFailed: grpc.StatusCode.INTERNAL,
+}
+_UPDATE = "Run the same version of edgellm on both sides."

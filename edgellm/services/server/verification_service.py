@@ -1,0 +1,276 @@
+"""The verifier's side of the contract: reads frames, has the worker answer them, writes frames."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import count
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from edgellm.engine import Vocabulary
+from edgellm.errors import (
+    ContextFull,
+    DeviceStuck,
+    EdgeError,
+    PeerTooNew,
+    PeerTooOld,
+    ProtocolError,
+    VocabularyMismatch,
+)
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, LONGEST_BUSY_MS, PROTOCOL, SERVICE, TAKE_SECONDS
+from edgellm.rpc.proto_parse import VOCABULARY, parsed
+from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.rpc.trust.auth_interceptor import Guard, Method, who
+from edgellm.rpc.trust.rights import Right
+from edgellm.services.handshake import check_protocol, first_different_block
+from edgellm.services.verification_codec import Bounds, read_sampling, read_verify, write_verdict
+from edgellm.spec.types import Sampling
+from edgellm.verifier.fairness import Pacing, Queue
+from edgellm.verifier.requests import Answer, MissingPrefix, Tenant, VerifyRequest
+from edgellm.verifier.worker import VerifierWorker
+
+Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class Happened(StrEnum):
+    """What a verifier tells those who run it."""
+
+    LISTENING = "listening"
+    CONNECTED = "connected"
+    ENDED = "ended"
+    REFUSED = "refused"
+    FAILED = "failed"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent:
+    """`what` happened, and a sentence for people. No prompt and no token is ever in it."""
+
+    what: Happened
+    text: str
+
+
+class Service:
+    """The three calls of the contract, over one worker. Lives in one event loop."""
+
+    def __init__(
+        self,
+        worker: VerifierWorker,
+        *,
+        vocabulary: Vocabulary,
+        model: str,
+        model_hash: str,
+        context: int,
+        max_waiting: int,
+        tell: Callable[[ServerEvent], None],
+        guard: Guard | None = None,
+    ) -> None:
+        """`model_hash` is hex, or empty. Beyond `max_waiting` requests at once, further ones are answered *busy*,
+        first those of the devices that have the most there.
+
+        With a `guard`, paired devices alone are answered, and of them those with the right to have drafts verified.
+        """
+        self._worker = worker
+        self._vocabulary = vocabulary
+        self._fingerprint = bytes.fromhex(vocabulary.fingerprint)
+        self._model, self._model_hash = model, bytes.fromhex(model_hash)
+        self._bounds = Bounds(vocabulary.size, context)
+        self._queue, self._pacing = Queue(max_waiting), Pacing()
+        self._tell = tell
+        self._guard = guard
+        self._numbers = count(1)
+        self._draining = asyncio.get_running_loop().create_future()
+
+    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """For `grpc.aio.Server.add_generic_rpc_handlers`. They take bytes, so that nothing is parsed unasked."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Hello": grpc.unary_unary_rpc_method_handler(
+                    self._guarded(self.hello), None, pb.HelloReply.SerializeToString
+                ),
+                "CompareVocabulary": grpc.unary_unary_rpc_method_handler(
+                    self._guarded(self.compare_vocabulary), None, pb.VocabularyBlock.SerializeToString
+                ),
+                "Session": grpc.stream_stream_rpc_method_handler(self._guarded(self.session)),
+            },
+        )
+
+    def _guarded(self, method: Method) -> Any:
+        return method if self._guard is None else self._guard.over(method, Right.VERIFY)
+
+    def drain(self) -> None:
+        """From now on only what has been received is answered; every session is told."""
+        if not self._draining.done():
+            self._draining.set_result(None)
+
+    async def hello(self, _request: bytes, _context: Stream) -> pb.HelloReply:
+        """Who this verifier is. The device compares, so what it says of itself is not even read."""
+        return pb.HelloReply(
+            protocol=PROTOCOL,
+            vocabulary=self._fingerprint,
+            vocabulary_size=self._vocabulary.size,
+            model=self._model,
+            context_length=self._bounds.context,
+            model_hash=self._model_hash,
+            logprobs=True,
+        )
+
+    async def compare_vocabulary(self, request: bytes, context: Stream) -> pb.VocabularyBlock:
+        """This side of the first block that differs."""
+        try:
+            return first_different_block(self._vocabulary, parsed(pb.VocabularyHashes, request, VOCABULARY))
+        except ProtocolError as error:
+            await context.abort(_STATUS[ProtocolError], error.what)
+            raise  # abort does not return
+
+    async def session(self, _frames: Any, stream: Stream) -> None:
+        """One session, from Open to the end of the stream."""
+        number = next(self._numbers)
+        self._tell(ServerEvent(Happened.CONNECTED, f"Session {number} from {stream.peer()} begins."))
+        try:
+            await self._serve(number, self._tenant(stream), stream)
+        except EdgeError as error:
+            self._worker.leave(number)  # before the goodbye, which a device that does not read never takes
+            self._tell(ServerEvent(_happened(error), f"Session {number} is closed: {error.what}"))
+            await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.what)
+        finally:
+            self._worker.leave(number)
+            self._tell(ServerEvent(Happened.ENDED, f"Session {number} ends."))
+
+    def _tenant(self, stream: Stream) -> Tenant:
+        """A paired device is one however many connections it has; on this machine each connection counts as one, and
+        all may know of each other's prompts."""
+        if self._guard is None:
+            return Tenant(stream.peer())
+        device = who(stream).digest.hex()
+        return Tenant(device, cache_salt=device)
+
+    async def _serve(self, number: int, tenant: Tenant, stream: Stream) -> None:
+        sampling: Sampling | None = None
+        await self._hold(tenant)
+        last, again = 0, False  # the latest round, and whether it was answered with NeedPrefix
+        while (frame := await self._next(stream)) is not None:
+            if sampling is None:
+                sampling = self._opened(frame)
+                continue
+            if frame.WhichOneof("frame") != "verify":
+                raise ProtocolError("A session is opened twice, or a frame is empty.", _UPDATE)
+            request = read_verify(frame.verify, self._bounds, number, sampling, tenant)
+            if request.round < last or (request.round == last and not again):
+                raise ProtocolError(f"Round {request.round} comes after round {last}.", _UPDATE)
+            last, again = request.round, False
+            if self._queue.full(tenant.device):
+                busy = pb.Busy(round=request.round, retry_ms=_milliseconds(self._worker.wait_seconds()))
+                await _write(stream, pb.VerifierFrame(busy=busy))
+                await self._hold(tenant, min(busy.retry_ms / 1e3, _HELD_SECONDS))
+                continue
+            answer = await self._answer(request, stream)
+            if isinstance(answer, EdgeError):
+                raise answer
+            if isinstance(answer, MissingPrefix):
+                again = True
+                need = pb.NeedPrefix(round=request.round, position=answer.position)
+                await _write(stream, pb.VerifierFrame(need_prefix=need))
+                await self._hold(tenant)
+            else:
+                await _write(stream, write_verdict(request.round, answer))
+        if self._draining.done():
+            await _write(stream, pb.VerifierFrame(draining=pb.Draining()))
+
+    async def _hold(self, tenant: Tenant, seconds: float = 0.0) -> None:
+        """Does not listen for so long, or until a device that asks in vain too often may be heard again."""
+        if (seconds := max(seconds, self._pacing.delay(tenant.device))) > 0.0:
+            await asyncio.wait({self._draining}, timeout=seconds)
+
+    def _opened(self, frame: pb.DeviceFrame) -> Sampling:
+        if frame.WhichOneof("frame") != "open":
+            raise ProtocolError("A session begins with something else than Open.", _UPDATE)
+        check_protocol(frame.open.protocol, "the device")
+        if frame.open.vocabulary != self._fingerprint:
+            raise VocabularyMismatch("The device has another vocabulary.", "Use models of one family on both sides.")
+        return read_sampling(frame.open.sampling)
+
+    async def _answer(self, request: VerifyRequest, stream: Stream) -> Answer:
+        """What the worker says to a request, with signs of life while it takes its time."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+
+        def deliver(answer: Answer) -> None:
+            loop.call_soon_threadsafe(_settle, future, answer)
+
+        self._queue.enter(request.device)
+        try:
+            self._worker.submit(request, deliver)
+            while not (await asyncio.wait({future}, timeout=HEARTBEAT_SECONDS))[0]:
+                working = pb.Working(round=request.round, step=self._worker.counters.batches)
+                await _write(stream, pb.VerifierFrame(working=working))
+        finally:
+            self._queue.leave(request.device)
+        return future.result()
+
+    async def _next(self, stream: Stream) -> pb.DeviceFrame | None:
+        """The next frame; None when the device has finished, or this verifier is to finish."""
+        if self._draining.done():
+            return None
+        reading = asyncio.ensure_future(stream.read())
+        try:
+            await asyncio.wait({reading, self._draining}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                return None
+            data = reading.result()
+        finally:
+            reading.cancel()
+        if not isinstance(data, bytes):  # the end of the stream
+            return None
+        return parsed(pb.DeviceFrame, data)
+
+
+def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:
+    if not future.done():  # it is cancelled when the device leaves
+        future.set_result(answer)
+
+
+async def _write(stream: Stream, frame: pb.VerifierFrame) -> None:
+    """Hands one frame out. It is all that ever waits for a device: the next one is made when this one is taken.
+
+    Raises:
+        DeviceStuck: the device does not read, and so has no use for what would be computed for it.
+    """
+    try:
+        async with asyncio.timeout(TAKE_SECONDS):
+            await stream.write(frame.SerializeToString())
+    except TimeoutError:
+        raise DeviceStuck(
+            f"The device has not read its stream for {TAKE_SECONDS:g} seconds.", "It may open another session."
+        ) from None
+
+
+def _milliseconds(seconds: float) -> int:
+    """A wait as it is told to a device: not so short that it would ask all the time."""
+    return max(_SHORTEST_BUSY_MS, min(math.ceil(seconds * 1e3), LONGEST_BUSY_MS))
+
+
+def _happened(error: EdgeError) -> Happened:
+    return Happened.REFUSED if type(error) in _STATUS else Happened.FAILED
+
+
+_STATUS = {
+    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+    PeerTooOld: grpc.StatusCode.FAILED_PRECONDITION,
+    PeerTooNew: grpc.StatusCode.FAILED_PRECONDITION,
+    VocabularyMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    ContextFull: grpc.StatusCode.OUT_OF_RANGE,
+    DeviceStuck: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+_SHORTEST_BUSY_MS = 50
+_HELD_SECONDS = 1.0  # at most, for which a session that was told *busy* is not heard: the queue may be free sooner
+_UPDATE = "Run the same version of edgellm on both sides."

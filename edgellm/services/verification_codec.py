@@ -1,0 +1,216 @@
+"""Between our records and the messages of the contract. Whatever comes in is checked here, before anyone uses it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from edgellm.errors import ContextFull, InvalidOption, ProtocolError
+from edgellm.rpc.channel import MAX_CHUNK, MAX_EXTRA, PROTOCOL
+from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.spec.params import MOST_LOGPROBS
+from edgellm.spec.sampling import UNITS, WIDEST, units
+from edgellm.spec.types import NO_IDS, Chunk, Distribution, Ids, Logprobs, Sampling, Verdict
+from edgellm.spec.verification import check_chunk
+from edgellm.verifier.requests import HERE, Tenant, VerifyRequest
+
+_ROUNDED = 1e-4  # the logarithm of a probability may be so much above 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a session may ask for: ids below `vocabulary`, and no more than `context` tokens."""
+
+    vocabulary: int
+    context: int
+
+
+def write_open(sampling: Sampling, fingerprint: str) -> pb.DeviceFrame:
+    """The first frame of a session; `fingerprint` is the vocabulary's, in hex."""
+    wanted = write_sampling(sampling)
+    return pb.DeviceFrame(open=pb.Open(protocol=PROTOCOL, vocabulary=bytes.fromhex(fingerprint), sampling=wanted))
+
+
+def write_sampling(sampling: Sampling) -> pb.Sampling:
+    """How to choose."""
+    return pb.Sampling(
+        temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, seed=sampling.seed & (2**64 - 1)
+    )
+
+
+def read_sampling(message: pb.Sampling) -> Sampling:
+    """How to choose, from an Open.
+
+    Raises:
+        ProtocolError: a number that cannot be meant.
+    """
+    if not (math.isfinite(message.temperature) and message.temperature >= 0.0):
+        _refuse(f"The temperature is {message.temperature}.")
+    if not 0.0 < message.top_p <= 1.0:
+        _refuse(f"top_p is {message.top_p}.")
+    return Sampling(message.temperature, message.top_k, message.top_p, message.seed)
+
+
+def write_verify(request: VerifyRequest) -> pb.DeviceFrame:
+    """The frame that asks for a verdict. Ids and probabilities arrive as they are, to the bit.
+
+    Raises:
+        InvalidOption: a draft was drawn from something that cannot be sent; see `edgellm.spec.sampling.distribution`.
+    """
+    verify = pb.Verify(
+        round=request.round,
+        position=request.position,
+        prefix=request.prefix.tolist(),
+        chunk=request.draft.ids.tolist(),
+        extra=request.extra,
+        copied=request.draft.retrieved,
+        logprobs=request.logprobs,
+    )
+    for drawn in request.draft.distributions or ():
+        if len(drawn.ids) > WIDEST:
+            raise InvalidOption(
+                f"A draft was drawn from {len(drawn.ids)} tokens; at most {WIDEST} can be sent.",
+                "Sample with a smaller top-k.",
+            )
+        verify.distributions.lengths.append(len(drawn.ids))
+        verify.distributions.gaps.extend((np.diff(drawn.ids, prepend=-1) - 1).tolist())
+        verify.distributions.weights.extend((units(drawn) - 1).tolist())
+    return pb.DeviceFrame(verify=verify)
+
+
+def read_verify(
+    message: pb.Verify, bounds: Bounds, session: int, sampling: Sampling, tenant: Tenant = HERE
+) -> VerifyRequest:
+    """Return a request of a session, checked against everything that needs no knowledge of what it holds.
+
+    Raises:
+        ProtocolError: it breaks the contract.
+        ContextFull: it asks for more tokens than a session holds.
+    """
+    if len(message.chunk) > MAX_CHUNK or message.extra > MAX_EXTRA:
+        _refuse(f"A round has {len(message.chunk)} drafted and {message.extra} extra tokens.")
+    if message.logprobs > MOST_LOGPROBS:
+        _refuse(f"A round asks for the log-probabilities of {message.logprobs} tokens in each place.")
+    before = message.position + len(message.prefix)
+    if before == 0:
+        _refuse("There is no token before the chunk.")
+    # the verifier's last token is never decoded, so it needs no room
+    if before + len(message.chunk) + message.extra > bounds.context:
+        raise ContextFull(
+            f"{before} tokens, {len(message.chunk)} drafted and {message.extra} extra ones do not fit the verifier's"
+            f" context of {bounds.context}.",
+            "Shorten the prompt, or serve the verifier with a longer context.",
+        )
+    prefix = read_ids(message.prefix, bounds.vocabulary)
+    chunk_ids = read_ids(message.chunk, bounds.vocabulary)
+    drawn = None
+    if message.HasField("distributions"):
+        drawn = _distributions(message.distributions, len(chunk_ids), bounds.vocabulary)
+    chunk = Chunk(ids=chunk_ids, distributions=drawn, retrieved=message.copied)
+    check_chunk(chunk, bounds.vocabulary)
+    told = message.logprobs if message.HasField("logprobs") else None
+    return VerifyRequest(session, sampling, message.position, prefix, chunk, message.extra, told, message.round, tenant)
+
+
+def write_verdict(round: int, verdict: Verdict) -> pb.VerifierFrame:  # noqa: A002 - the contract's own word
+    return pb.VerifierFrame(
+        verdict=pb.Verdict(
+            round=round,
+            accepted=verdict.accepted,
+            tokens=verdict.tokens.tolist(),
+            seconds=verdict.seconds,
+            passes=verdict.passes,
+            plausible=b"" if verdict.plausible is None else np.packbits(verdict.plausible, bitorder="little").tobytes(),
+            logprobs=_write_logprobs(verdict.logprobs) if verdict.logprobs else None,
+        )
+    )
+
+
+def read_verdict(message: pb.Verdict, request: VerifyRequest, vocabulary: int) -> Verdict:
+    """Return the verdict on `request`, without the bytes that it cost.
+
+    Raises:
+        ProtocolError: it does not answer `request`.
+    """
+    drafted = len(request.draft)
+    if message.accepted > drafted or not 1 <= len(message.tokens) <= request.extra + 1:
+        _refuse(f"A verdict accepts {message.accepted} of {drafted} and brings {len(message.tokens)} tokens.")
+    if not (math.isfinite(message.seconds) and message.seconds >= 0.0):
+        _refuse(f"A verdict took {message.seconds} seconds.")
+    tokens = read_ids(message.tokens, vocabulary)
+    likely = _plausible(message.plausible, drafted) if request.draft.retrieved and message.plausible else None
+    said: tuple[Logprobs, ...] = ()
+    if request.logprobs is not None:
+        said = _logprobs(message.logprobs, message.accepted + len(message.tokens), request.logprobs, vocabulary)
+    return Verdict(
+        message.accepted, tokens, seconds=message.seconds, passes=message.passes, plausible=likely, logprobs=said
+    )
+
+
+def _write_logprobs(said: Sequence[Logprobs]) -> pb.Logprobs:
+    message = pb.Logprobs(own=[one.own for one in said])
+    for one in said:
+        message.ids.extend(one.ids.tolist())
+        message.likeliest.extend(one.logprobs.tolist())
+    return message
+
+
+def _logprobs(message: pb.Logprobs, places: int, most: int, vocabulary: int) -> tuple[Logprobs, ...]:
+    most = min(most, vocabulary)
+    if len(message.own) != places or not len(message.ids) == len(message.likeliest) == places * most:
+        _refuse(
+            f"A verdict of {places} tokens tells the probabilities of {len(message.own)}, and of {len(message.ids)}"
+            " likeliest ones."
+        )
+    own, values = np.fromiter(message.own, np.float64), np.fromiter(message.likeliest, np.float64)
+    if not all(((-np.inf < some) & (some < _ROUNDED)).all() for some in (own, values)):  # nor NaN
+        _refuse("A verdict tells a log-probability that is none.")
+    ids = read_ids(message.ids, vocabulary).reshape(places, most)
+    return tuple(map(Logprobs, own.tolist(), ids, values.reshape(places, most)))
+
+
+def _plausible(bits: bytes, drafted: int) -> tuple[bool, ...]:
+    if len(bits) != (drafted + 7) // 8:
+        _refuse(f"A verdict on {drafted} copied tokens says of {8 * len(bits)} which are plausible.")
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=drafted, bitorder="little")
+    return tuple(flags.astype(bool).tolist())
+
+
+def read_ids(tokens: Iterable[int], vocabulary: int) -> Ids:
+    """Ids, all of them below `vocabulary`; ProtocolError otherwise."""
+    wide = np.fromiter(tokens, dtype=np.int64)
+    if not len(wide):
+        return NO_IDS
+    if int(wide.max()) >= vocabulary:
+        _refuse(f"Token {int(wide.max())} is outside the vocabulary of {vocabulary} tokens.")
+    return wide.astype(np.int32)
+
+
+def _distributions(message: pb.Distributions, expected: int, vocabulary: int) -> tuple[Distribution, ...]:
+    if len(message.lengths) != expected:
+        _refuse(f"{expected} drafted tokens came with {len(message.lengths)} distributions.")
+    if not all(1 <= length <= WIDEST for length in message.lengths):
+        _refuse(f"A distribution has no token, or more than {WIDEST}.")
+    total = sum(message.lengths)
+    if not total == len(message.gaps) == len(message.weights):
+        _refuse(f"Distributions of {total} tokens came with {len(message.gaps)} ids, {len(message.weights)} weights.")
+    gaps, weights = np.fromiter(message.gaps, np.int64), np.fromiter(message.weights, np.int64) + 1
+    drawn, start = [], 0
+    for length in message.lengths:
+        part = slice(start, start + length)
+        ids = (gaps[part] + 1).cumsum() - 1
+        if int(ids[-1]) >= vocabulary:
+            _refuse(f"Token {int(ids[-1])} of a distribution is outside the vocabulary of {vocabulary} tokens.")
+        if int(weights[part].sum()) != UNITS:
+            _refuse(f"The weights of a distribution add up to {int(weights[part].sum())} and not to {UNITS}.")
+        drawn.append(Distribution(ids.astype(np.int32), (weights[part] / UNITS).astype(np.float32)))
+        start += length
+    return tuple(drawn)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ProtocolError(what, "Run the same version of edgellm on both sides.")

@@ -1,0 +1,62 @@
+"""How often drafted tokens of a confidence are accepted, as verdicts have shown."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.spec.types import Chunk
+
+_EDGES = (0.0, 0.3, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995, 1.0)  # of confidence: tokens between two are alike
+_WEIGHT = 4.0  # tokens that count for as much as the confidence itself
+_KEPT = 0.995  # what a token counts for the next one
+
+Probabilities = npt.NDArray[np.float64]
+
+
+class Acceptance:
+    """A running share for each range of confidence. Before any verdict a token is accepted as often as it is sure."""
+
+    def __init__(self) -> None:
+        self._right = [_WEIGHT * (low + high) / 2 for low, high in pairwise(_EDGES)]
+        self._tries = [_WEIGHT] * len(self._right)
+
+    def survives(self, confidence: Sequence[float]) -> list[float]:
+        """The chance that so confident tokens are accepted up to each of them."""
+        alive, found = 1.0, []
+        for one in confidence:
+            at = _bin(one)
+            alive *= self._right[at] / self._tries[at]
+            found.append(alive)
+        return found
+
+    def rejection(self, confidence: Sequence[float]) -> Probabilities:
+        """Chances that a chunk's tokens 0..t-1 are accepted and token t is not, for t in 0..gamma, shape (gamma + 1,);
+        the last entry is *nothing rejected*.
+
+        What the paper estimates from one acceptance rate of the pair (`guess.rejection`): there a token of a confidence
+        of 0.05 is still accepted more often than not, and most guesses go to what hardly ever happens.
+        """
+        reached = np.array([1.0, *self.survives(confidence)])
+        return np.append(-np.diff(reached), reached[-1])
+
+    def told(self, chunk: Chunk, accepted: int) -> None:
+        """The first `accepted` tokens of a chunk were; what is copied in it is somebody else's."""
+        own = 0 if chunk.retrieved else len(chunk) - chunk.tail
+        if own:
+            self.judged(chunk.confidence[:own].tolist(), min(own, accepted))
+
+    def judged(self, confidence: Sequence[float], accepted: int) -> None:
+        """Of drafted tokens that were so confident, the first `accepted` were."""
+        for number, one in enumerate(confidence[: accepted + 1]):
+            at = _bin(one)
+            self._right[at] = _KEPT * self._right[at] + (number < accepted)
+            self._tries[at] = _KEPT * self._tries[at] + 1.0
+
+
+def _bin(confidence: float) -> int:
+    return min(bisect_right(_EDGES, confidence), len(_EDGES) - 1) - 1

@@ -1,0 +1,153 @@
+"""A small model that stops early where it is sure (Synera, section 4.3: progressive layer-wise early exit).
+
+The model is cut in two (`engine.cut`). The lower shard ends in the model's own norm and head, which say whether its
+last layer is sure enough. Where it is, the deeper layers are left out, and the row that they should have seen waits;
+when a token needs all layers, the rows that wait go through the upper shard together with its own, in one batch. So the
+deeper layers' cache never lacks a token that they look at, nothing is computed twice, and a token of full depth is what
+the uncut model would say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import numpy as np
+
+from edgellm.engine import Capture, Context, Floats, Ids, Model, Recorder, top2
+from edgellm.errors import InvalidOption
+from edgellm.spec.drafters.chunk_builder import Drafting, Meter
+from edgellm.spec.ngram.context_lookup import Precedents, said_before
+from edgellm.spec.types import Chunk, Sampling
+
+THRESHOLD = 0.7  # the paper's
+_PREFILL = 32  # rows at once: llama.cpp reserves logits for each, also where it stops before the head
+_HEADED = 4  # up to so many rows go through the head together, where one is needed: cheaper than two batches
+
+
+class ExitDrafter:
+    """Drafts with a model that is cut in two. Both contexts are the drafter's alone, and are closed with it."""
+
+    def __init__(
+        self, lower: Context, upper: Context, *, threshold: float = THRESHOLD, layers: tuple[int, ...] = ()
+    ) -> None:
+        """`open` makes the contexts; what they have cached is dropped.
+
+        `lower` is over the shard that begins at layer 0, with a head, and captures its last layer with a stop there;
+        `upper` is over the other layers. `threshold`: a token leaves early where the probability of the likeliest token
+        is more than this above that of the second; 1 means never. `layers`: as in `ModelDrafter`, of the lower shard.
+
+        Raises:
+            InvalidOption: a threshold outside [0, 1], contexts that do not fit together, or layers not captured.
+        """
+        if not 0.0 <= threshold <= 1.0:
+            raise InvalidOption(f"The exit threshold {threshold} is not in [0, 1].", "Give one such as 0.7.")
+        below, above = lower.model, upper.model
+        if (below.n_embd, below.n_vocab, lower.n_ctx) != (above.n_embd, above.n_vocab, upper.n_ctx):
+            raise InvalidOption(
+                f"The shards do not fit together: rows of {below.n_embd} and {above.n_embd} numbers, {below.n_vocab}"
+                f" and {above.n_vocab} tokens, {lower.n_ctx} and {upper.n_ctx} positions.",
+                "Cut both from one model, each with a head, and give their contexts one length.",
+            )
+        self._layer = below.n_layer - 1
+        recorder = lower.captured
+        if recorder is None or (recorder.capture.stop_after, recorder.capture.outputs) != (self._layer, (self._layer,)):
+            raise InvalidOption("The lower context does not capture its last layer.", "Use ExitDrafter.open.")
+        self._recorder: Recorder = recorder
+        self._lower, self._upper, self._threshold = lower, upper, threshold
+        self._meter = Meter(lower, layers)
+        self.doubt = 0.0  # see ModelDrafter
+        self.precedents: Precedents | None = None
+        self.hesitates = 0.0
+        # the lower shard's output at each position; those from the upper cache's length on wait
+        self._rows = np.empty((lower.n_ctx, below.n_embd), dtype=np.float32)
+        self._clear()
+
+    @classmethod
+    def open(
+        cls,
+        lower: Model,
+        upper: Model,
+        *,
+        n_ctx: int,
+        threads: int | None = None,
+        threshold: float = THRESHOLD,
+        layers: tuple[int, ...] = (),
+    ) -> Self:
+        """Over the two shards of a model: `cut(..., 0, e, head=True)` and `cut(..., e + 1, last, head=True)`.
+
+        Raises:
+            InvalidOption: as for the class; or a layer that the lower shard does not have.
+            EngineFailed: there is no memory for the caches.
+        """
+        last = lower.n_layer - 1
+        capture = Capture(attention=layers, outputs=(last,), stop_after=last)
+        below = Context(lower, n_ctx=n_ctx, threads=threads, capture=capture)
+        try:
+            above = Context(upper, n_ctx=n_ctx, threads=threads)
+            return cls(below, above, threshold=threshold, layers=layers)
+        except BaseException:
+            below.close()
+            raise
+
+    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
+        """See `Drafter.draft`. The last token of a chunk is decoded in no layer before a later prefix holds it."""
+        said = said_before(self.precedents, prefix)
+        drafting = Drafting(len(prefix), gamma, sampling, doubt=self.doubt, cursor=said, hesitates=self.hesitates)
+        try:
+            common = self._lower.sync(prefix)
+            self._upper.rollback(min(common, self._upper.length()))
+            self._meter.rest()
+            logits = self._read(prefix[common:])
+            self._meter.start(len(prefix), gamma)
+            while True:
+                facts, layer = top2(logits), self._layer
+                exits = facts.p1 - facts.p2 > self._threshold
+                if not exits:
+                    logits = self._deepen(outputs=1)[0]
+                    facts = top2(logits)
+                token = drafting.add(logits, facts, layer if exits else None)
+                if drafting.full() or self._lower.model.is_eog(token):
+                    break
+                logits = self._step(np.array([token], dtype=np.int32))[0]
+                self._meter.look()
+        except BaseException:  # an interrupted decode leaves caches that cannot be trusted
+            self._clear()
+            raise
+        return drafting.chunk(self._meter.importance(), exits=True)
+
+    def heed(self, stopped: Callable[[], bool] | None) -> None:
+        """See `Heeds`. Set for a reply."""
+        for context in (self._lower, self._upper):
+            context.heed(stopped)
+
+    def close(self) -> None:
+        self._lower.close()
+        self._upper.close()
+
+    def _read(self, ids: Ids) -> Floats:
+        """Decodes new text; logits of the exit head for its last id. All but a few ids go through every layer."""
+        body = max(0, len(ids) - _HEADED)
+        for at in range(0, body, _PREFILL):
+            self._step(ids[at : min(at + _PREFILL, body)], head=False)
+        if body:
+            self._deepen(outputs=0)
+        logits: Floats = self._step(ids[body:])[0]
+        return logits
+
+    def _step(self, ids: Ids, head: bool = True) -> Floats:
+        """Through the lower shard; the rows wait from here on. Logits of the last one, (1, n_vocab), with `head`."""
+        self._recorder.stops = not head
+        start = self._lower.length()
+        logits = self._lower.decode(ids)
+        self._rows[start : start + len(ids)] = self._recorder.output(self._layer)
+        return logits
+
+    def _deepen(self, outputs: int) -> Floats:
+        """All rows that wait through the upper shard; full logits of the last `outputs` of them."""
+        waiting = self._rows[self._upper.length() : self._lower.length()]
+        return self._upper.decode_embeddings(waiting, outputs=outputs)
+
+    def _clear(self) -> None:
+        self._lower.clear()
+        self._upper.clear()

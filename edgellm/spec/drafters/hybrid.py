@@ -1,0 +1,222 @@
+"""Mixed drafting: retrieval first, and the small model where retrieval has nothing better to say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter
+
+from edgellm.spec.draft_length import EXPLORED
+from edgellm.spec.drafters.acceptance import Acceptance
+from edgellm.spec.drafters.parallel import first
+from edgellm.spec.ngram.drafter import RetrievalDrafter
+from edgellm.spec.protocols import Drafter, LooksAhead
+from edgellm.spec.types import Chunk, Ids, Sampling, Verdict
+
+TRIED = 4
+"""Rounds with the small model that its worth is judged by, at least."""
+_SELDOM = 64  # rounds without the small model, before it is tried once more
+STRETCH = 64
+"""Tokens, or a reply, that are written with the small model or without, before that is decided anew."""
+_BOTH = 1  # stretches of either kind that it is decided by, at least
+_FEW = 0.1  # weight of the last round, stretch or reply, of many
+_REPLY = 40.0  # tokens of a reply, while none is known
+
+
+class Rounds:
+    """What rounds with the small model brought and took of late, and how often its tokens are accepted; kept from reply
+    to reply."""
+
+    def __init__(self) -> None:
+        self._with, self._without, self._drafting, self._reading = Mean(), Mean(), Mean(), Mean()
+        self._stretches = Mean(), Mean()  # without it, and with it
+        self._tokens, self._seconds = 0, 0.0  # of the stretch under way
+        self._to_spend = 0.0  # seconds that a stretch of the other kind may cost by now
+        self.uses = True
+        """Whether the small model is asked at all in this stretch."""
+        self._others = 0  # rounds without it since it was used last
+        self._spare = 0.0  # seconds that a try may cost by now
+        self._length = _REPLY  # of a reply
+        self.acceptance = Acceptance()
+
+    def stretch(self) -> None:
+        """A stretch begins: with the small model, where those with it took less time for a token. It is compared over
+        whole stretches: what it writes cannot be copied any more, and that may have been quicker still.
+        """
+        if self._tokens:
+            self._stretches[self.uses].add(self._tokens, self._seconds)
+            self._to_spend += EXPLORED * self._seconds
+        self._tokens, self._seconds = 0, 0.0
+        without, with_it = self._stretches
+        if min(without.rounds, with_it.rounds) < _BOTH:
+            self.uses = with_it.rounds <= without.rounds
+            return
+        self.uses = with_it.pace <= without.pace
+        cost = abs(with_it.pace - without.pace) * self._stretches[not self.uses].tokens
+        if self._to_spend > cost:
+            self._to_spend = 0.0
+            self.uses = not self.uses
+
+    def wrote(self, tokens: int, seconds: float) -> None:
+        """So much more of this stretch is there."""
+        self._tokens += tokens
+        self._seconds += seconds
+        if self._tokens >= STRETCH:
+            self.stretch()
+
+    def due(self, prompt: int = 0) -> bool:
+        """Whether too little is known of late, and there is time to find out, for which it has `prompt` tokens to read
+        first."""
+        if self._with.rounds < TRIED:
+            return True
+        loss = self._with.seconds - self._with.tokens * self._without.pace
+        return self._others >= _SELDOM and self._spare >= prompt * self._reading.pace + max(0.0, loss)
+
+    @property
+    def usual(self) -> tuple[float, float]:
+        """Tokens of a round with it, and seconds for them."""
+        return self._with.tokens, self._with.seconds
+
+    def worth_reading(self, prompt: int, written: int) -> bool:
+        """Whether the small model, which has not read the `prompt` tokens of a reply, will save more time than that
+        takes, where `written` tokens are there."""
+        left = max(self._length - written, 0.0)
+        return left * (self._without.pace - self._with.pace) > prompt * self._reading.pace
+
+    def drafted(self, seconds: float, prompt: int) -> None:
+        """The small model took `seconds` for a draft, for which it read `prompt` tokens first."""
+        if not prompt:
+            self._drafting.add(1, seconds)
+        elif self._drafting.rounds:
+            self._reading.add(prompt, max(0.0, seconds - self._drafting.seconds))
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """A round with the small model brought `tokens` in so many `seconds`."""
+        self._others, self._spare = 0, 0.0
+        self._with.add(tokens, seconds)
+
+    def other(self, tokens: int, seconds: float) -> None:
+        """A round without it did."""
+        self._others += 1
+        self._spare += EXPLORED * seconds
+        self._without.add(tokens, seconds)
+
+    def ended(self, written: int) -> None:
+        """A reply is complete."""
+        self._length += _FEW * (written - self._length)
+
+
+class Mean:
+    """What rounds of one kind bring and take, of late."""
+
+    def __init__(self) -> None:
+        self.tokens = self.seconds = 0.0
+        self.rounds = 0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        weight = max(_FEW, 1.0 / (self.rounds + 1.0))
+        self.rounds += 1
+        self.tokens += weight * (tokens - self.tokens)
+        self.seconds += weight * (seconds - self.seconds)
+
+    @property
+    def pace(self) -> float:
+        """Seconds for a token; 0 where nothing is known."""
+        return self.seconds / self.tokens if self.tokens else 0.0
+
+
+_RESTS = "the small model rests: replies took longer with it of late"
+
+
+class MixedDrafter:
+    """Copies where that brings more tokens for its time than asking the small model, by what both brought of late."""
+
+    def __init__(self, retrieval: RetrievalDrafter, model: Drafter, gamma: int, rounds: Rounds | None = None) -> None:
+        """`gamma`: tokens that the model drafts, at most; retrieval may draft more. `rounds` of earlier replies."""
+        self._retrieval, self._model, self._gamma = retrieval, model, gamma
+        self._rounds = rounds or Rounds()
+        self._prompt = self._number = 0  # its tokens; of the round
+        self._reads = self._knows = False  # the prompt: whether the small model does this time, or has done so
+        self.asked = False
+        """Whether the small model has drafted last time, also where nothing of that pays."""
+
+    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
+        """See `Drafter.draft`."""
+        rounds = self._rounds
+        if not self._number:
+            self._prompt = len(prefix)
+            rounds.stretch()
+        written, self.asked = len(prefix) - self._prompt, False
+        if not rounds.uses:
+            chunk = self._retrieval.draft(prefix, gamma, sampling)
+            return replace(chunk, reason=f"{chunk.reason}; {_RESTS}") if chunk.reason and not len(chunk) else chunk
+        due = rounds.due(0 if self._knows else len(prefix))
+        asks = self._knows or due or rounds.worth_reading(len(prefix), written)
+        chunk = self._retrieval.draft(prefix, gamma, sampling, instead=None if due else rounds.usual)
+        pays = due or self._retrieval.pays(rounds.usual)
+        now = due and self._number > 0  # what the first round takes is the verifier's prompt, too
+        self.asked = asks and (now or (pays and not len(chunk)))
+        if not self.asked:
+            return chunk
+        self._reads, self._knows = not self._knows, True
+        began = perf_counter()
+        drafted = self._model.draft(prefix, min(gamma, self._gamma), sampling)
+        took = perf_counter() - began
+        rounds.drafted(took, self._prompt if self._reads else 0)
+        if not self._number:
+            rounds.wrote(0, took)
+        if len(drafted) and drafted.distributions is None:
+            drafted = self._paying(drafted, gamma)
+        if not chunk.reason:
+            return drafted
+        behind = f", and {drafted.tail} tokens are copied behind it" if drafted.tail else ""
+        return replace(drafted, reason=f"{chunk.reason}; the small model drafts{behind}")
+
+    def _paying(self, drafted: Chunk, gamma: int) -> Chunk:
+        """As much of a draft as pays, and what may be copied behind it."""
+        survives = self._rounds.acceptance.survives(drafted.confidence.tolist())
+        n = self._retrieval.worth(survives)
+        return first(drafted, n) if n < len(drafted) else self._retrieval.behind(drafted, gamma, survives[-1])
+
+    @property
+    def only(self) -> bool:
+        """See `Copies.only`."""
+        return False
+
+    def unchecked(self, chunk: Chunk, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
+        """See `Copies.unchecked`: what the small model drafted, or drafts now."""
+        if chunk.retrieved or not len(chunk):
+            return self._model.draft(prefix, min(gamma, self._gamma), sampling)
+        return first(chunk, len(chunk) - chunk.tail)
+
+    def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
+        """See `Learns.told`."""
+        self._retrieval.told(chunk, verdict, seconds, shared=self.asked)
+        tokens = verdict.accepted + len(verdict.tokens)
+        self._rounds.acceptance.told(chunk, verdict.accepted)
+        if self._number and not self._reads:  # else the time is a prompt's, too
+            (self._rounds.took if self.asked else self._rounds.other)(tokens, seconds)
+        if self._number:
+            self._rounds.wrote(tokens, seconds)
+        self._number += 1
+        self._reads = False
+
+    def close(self) -> None:
+        self._model.close()
+
+
+class MixedAheadDrafter(MixedDrafter):
+    """One whose small model drafts on while a verdict on a draft of its own is on its way."""
+
+    def __init__(
+        self, retrieval: RetrievalDrafter, model: Drafter, ahead: LooksAhead, gamma: int, rounds: Rounds | None = None
+    ) -> None:
+        super().__init__(retrieval, model, gamma, rounds)
+        self._ahead = ahead
+
+    def look_ahead(
+        self, prefix: Ids, chunk: Chunk, *, gamma: int, sampling: Sampling, until: Callable[[], bool]
+    ) -> None:
+        """See `LooksAhead.look_ahead`. Behind a retrieved chunk there is nothing to guess with."""
+        if not chunk.retrieved:
+            self._ahead.look_ahead(prefix, chunk, gamma=min(gamma, self._gamma), sampling=sampling, until=until)

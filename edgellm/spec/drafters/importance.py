@@ -1,0 +1,93 @@
+"""Importance of drafted tokens (Synera, section 4.2): how much the tokens behind a token attend to it.
+
+Attention is given as the engine shows it, one array (heads, queries, keys) per layer; a study of several layers stacks
+them to (layers, heads, queries, keys), and chooses layers and heads by indexing. Query `q` of such rows is the token at
+position `first + q`, key `k` the one at position `k`. The rows of a chunk of `n` drafted tokens are those of its first
+`n - 1`: the last one has not been fed to the model when the gate decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgellm.spec.types import Floats
+
+
+class ColumnSums:
+    """The importance of a chunk's tokens: one row of attention after the other is kept while they are drafted.
+
+    Summed up once the chunk is full: behind a decode the processor's caches are cold, and every operation dear.
+    """
+
+    def __init__(self, n: int, layers: int = 1) -> None:
+        """For at most `n` tokens, by so many layers."""
+        self._n, self._layers = n, layers
+        self._rows: list[list[Floats]] = []
+
+    def add(self, layers: Sequence[Floats]) -> None:
+        """The next token's attention to the chunk, itself included, in each layer: shapes (heads, 1, keys).
+
+        Key 0 is the chunk's first token; more keys than it has tokens may be there.
+        """
+        seen = len(self._rows) + 1
+        self._rows.append([rows[:, 0, :seen].copy() for rows in layers])
+
+    def importance(self, n: int) -> Floats:
+        """For the first `n` tokens, (n,): mean attention of the tokens from each one on; 0 where none has been fed."""
+        mean: Floats = self.by_layer(n).mean(axis=0)
+        return mean
+
+    def by_layer(self, n: int) -> Floats:
+        """The same in each layer, (layers, n)."""
+        sums = np.zeros((self._layers, self._n), dtype=np.float32)
+        for seen, layers in enumerate(self._rows, 1):
+            for total, rows in zip(sums, layers, strict=True):
+                total[:seen] += np.add.reduce(rows, axis=0) / np.float32(len(rows))
+        return sums[:, :n] / _at_least_one(len(self._rows) - np.arange(n))
+
+
+def importance(rows: Floats, first: int, n: int, *, own: bool = True) -> Floats:
+    """The same from whole rows (layers, heads, queries, keys), for the tokens at positions `first` to `first + n - 1`.
+
+    The column sum over the queries at and behind each token, divided by their number, averaged over heads and layers;
+    shape (n,). Without `own` a token's attention to itself is left out of both.
+    """
+    queries = rows.shape[2]
+    seen = np.tri(queries, n, 0 if own else -1, dtype=np.float32)  # query q sees the tokens up to q
+    block = rows[..., first : first + n].mean(axis=(0, 1), dtype=np.float32)
+    columns = np.zeros(n, dtype=np.float32)
+    columns[: block.shape[1]] = (block * seen[:, : block.shape[1]]).sum(axis=0)
+    columns /= _at_least_one(seen.sum(axis=0))
+    return columns
+
+
+def without_sink(rows: Floats, keys: int = 1) -> Floats:
+    """The rows with no attention to the first `keys` positions, where it goes when it finds nothing, again of sum 1.
+
+    A row that holds nothing else becomes zero.
+    """
+    rest = rows.copy()
+    rest[..., :keys] = 0.0
+    total = rest.sum(axis=-1, keepdims=True)
+    np.divide(rest, total, out=rest, where=total > 0)
+    return rest
+
+
+def entropy(rows: Floats) -> Floats:
+    """Of each query's attention in nats, averaged over heads and layers, shape (queries,); 0: it looks at one token."""
+    logs = np.log(rows, out=np.zeros_like(rows), where=rows > 0)
+    spread: Floats = -(rows * logs).sum(axis=-1).mean(axis=(0, 1))
+    return spread
+
+
+def prompt_share(rows: Floats, prompt: int) -> Floats:
+    """How much of each query's attention falls on the first `prompt` positions, averaged likewise, shape (queries,)."""
+    share: Floats = rows[..., :prompt].sum(axis=-1).mean(axis=(0, 1))
+    return share
+
+
+def _at_least_one(counts: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Floats:
+    divisors: Floats = np.maximum(counts, 1).astype(np.float32)
+    return divisors

@@ -1,0 +1,195 @@
+"""Stall-free parallel inference (Synera, 4.4): drafting on behind a guess at the verdict, while it is on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from edgellm.spec.drafters.acceptance import Probabilities
+from edgellm.spec.drafters.verdict_prediction import Guess, Guessed, guesses
+from edgellm.spec.protocols import Drafter
+from edgellm.spec.types import Chunk, Floats, Ids, Precedent, Sampling
+
+T = TypeVar("T")
+ALTERNATIVES = 15
+"""Candidates for the verifier's token at each place; the paper has three, and follows one."""
+FAR = 8
+"""Tokens that are drafted ahead at most, where the verdict leaves time: more than a chunk has, for those behind it."""
+
+
+class Parallel(Drafter, Protocol):
+    """A drafter that can say what may come next, and go on behind several prefixes at once, up to `room` of them."""
+
+    doubt: float
+    """A chunk ends behind a token of less confidence."""
+
+    @property
+    def room(self) -> int: ...
+
+    def draft_many(
+        self,
+        prefixes: Sequence[Ids],
+        gamma: int,
+        sampling: Sampling,
+        until: Callable[[], bool],
+        *,
+        whole: Ids,
+        tail: int,
+    ) -> list[tuple[Ids, Chunk]]:
+        """Up to `gamma` tokens behind each prefix, and behind `whole` with each of its `tail` likeliest next tokens.
+
+        All in one batch a token; it ends early when `until` says so. Later drafts behind one of the prefixes that are
+        returned find what was computed.
+        """
+        ...
+
+
+class AheadDrafter:
+    """A drafter that drafts on while a verdict is on its way. What it has drafted is kept where the guess was right."""
+
+    def __init__(
+        self,
+        drafter: Parallel,
+        *,
+        is_eog: Callable[[int], bool],
+        rejection: Callable[[Sequence[float]], Probabilities],
+        branches: int | None = None,
+    ) -> None:
+        """`branches` guesses are followed at once, as many as `drafter` has room for where nothing is said; `rejection`
+        says from the confidence of a chunk's tokens where it will be rejected, as `guess.rejection` does.
+        """
+        room = drafter.room
+        self._drafter, self._rejection, self._is_eog = drafter, rejection, is_eog
+        self._branches = room if branches is None else min(branches, room)
+        self._ahead: list[tuple[Ids, Chunk]] = []
+        self._left: tuple[Ids, Chunk] | None = None  # of what was taken over: more than went into the chunk
+        self._seconds = 0.0
+        self.guessed = Guessed()
+
+    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
+        """See `Drafter.draft`. What was drafted ahead behind just this prefix is taken over."""
+        ready = next((chunk for known, chunk in self._ahead if len(chunk) and np.array_equal(known, prefix)), None)
+        if self._ahead:
+            self.guessed.tries += 1
+            self.guessed.hits += ready is not None
+            self.guessed.hidden_seconds += self._seconds if ready is not None else 0.0
+        elif self._left is not None and np.array_equal(self._left[0], prefix):
+            ready = self._left[1]
+        self._ahead, self._left = [], None
+        if ready is None:
+            return self._drafter.draft(prefix, gamma, sampling)
+        doubtful = np.flatnonzero(ready.confidence[:gamma] < self._drafter.doubt)
+        n = int(doubtful[0]) + 1 if len(doubtful) else gamma
+        if len(ready) > n:
+            self._left = np.concatenate((prefix, ready.ids[:n])), part(ready, n, len(ready))
+            ready = part(ready, 0, n)
+        if len(ready) == n or self._is_eog(int(ready.ids[-1])):
+            return replace(ready, ahead=len(ready))
+        rest = self._drafter.draft(np.concatenate((prefix, ready.ids)), gamma - len(ready), sampling)
+        return replace(joined(ready, rest), ahead=len(ready))
+
+    def look_ahead(
+        self, prefix: Ids, chunk: Chunk, *, gamma: int, sampling: Sampling, until: Callable[[], bool]
+    ) -> None:
+        """See `LooksAhead.look_ahead`: behind the likeliest verdicts, as many as there is room for."""
+        began = perf_counter()
+        self._ahead, self._left = [], None
+        if until() or not (likely := self.likely(chunk)):
+            return
+        whole = np.concatenate((prefix, chunk.ids))
+        prefixes = [_behind(prefix, chunk, guess) for guess in likely if guess.accepted < len(chunk)]
+        self._ahead = self._drafter.draft_many(
+            prefixes, max(gamma, FAR), sampling, until, whole=whole, tail=len(likely) - len(prefixes)
+        )
+        self._seconds = perf_counter() - began
+
+    def likely(self, chunk: Chunk) -> list[Guess]:
+        """The verdicts on a chunk that are followed, likeliest first. Behind the whole of it a guess is for one of the
+        likeliest tokens there, in their order, and its own token is none. None of a chunk without alternatives."""
+        if chunk.alternatives is None:
+            return []
+        positions = self._rejection(chunk.confidence.tolist())
+        if self._is_eog(int(chunk.ids[-1])):
+            positions[-1] = 0.0  # behind the end there is nothing to guess
+        found = guesses(positions, chunk.confidence, [*chunk.alternatives, _BEHIND], 2 * self._branches)
+        found = [guess for guess in found if guess.probability > 0.0 and not self._is_eog(guess.token)]
+        return found[: self._branches]
+
+    def close(self) -> None:
+        self._drafter.close()
+
+
+def _behind(prefix: Ids, chunk: Chunk, guess: Guess) -> Ids:
+    return np.concatenate((prefix, chunk.ids[: guess.accepted], np.array([guess.token], dtype=np.int32)))
+
+
+def first(chunk: Chunk, n: int) -> Chunk:
+    """The first `n` tokens of a chunk, with all that is known of them."""
+    return chunk if len(chunk) <= n else part(chunk, 0, n)
+
+
+def part(chunk: Chunk, start: int, end: int) -> Chunk:
+    """The tokens of a chunk from `start` to `end`, with all that is known of them."""
+    here = slice(start, end)
+    return replace(
+        chunk,
+        ids=chunk.ids[here],
+        confidence=chunk.confidence[here],
+        margin=chunk.margin[here],
+        importance=chunk.importance[here],
+        distributions=None if chunk.distributions is None else chunk.distributions[here],
+        exit_layers=None if chunk.exit_layers is None else chunk.exit_layers[here],
+        alternatives=None if chunk.alternatives is None else chunk.alternatives[here],
+        precedent=None if chunk.precedent is None else _slice(chunk.precedent, here),
+        tail=min(end - start, max(0, chunk.tail - (len(chunk) - end))),
+    )
+
+
+def joined(one: Chunk, other: Chunk) -> Chunk:
+    """Two chunks of one drafter as one."""
+    return replace(
+        one,
+        ids=np.concatenate((one.ids, other.ids)),
+        confidence=np.concatenate((one.confidence, other.confidence)),
+        margin=np.concatenate((one.margin, other.margin)),
+        importance=np.concatenate((_measured(one), _measured(other))),
+        distributions=_both(one.distributions, other.distributions),
+        exit_layers=_both(one.exit_layers, other.exit_layers),
+        alternatives=_both(one.alternatives, other.alternatives),
+        precedent=_together(one.precedent, other.precedent),
+    )
+
+
+def _slice(precedent: Precedent, here: slice) -> Precedent:
+    return Precedent(precedent.said[here], precedent.matched[here], precedent.copied[here])
+
+
+def _together(one: Precedent | None, other: Precedent | None) -> Precedent | None:
+    if one is None or other is None:
+        return None
+    return Precedent(
+        np.concatenate((one.said, other.said)),
+        np.concatenate((one.matched, other.matched)),
+        np.concatenate((one.copied, other.copied)),
+    )
+
+
+def _measured(chunk: Chunk) -> Floats:
+    """Importance, and 0 where it was not measured."""
+    return chunk.importance if len(chunk.importance) else np.zeros(len(chunk), dtype=np.float32)
+
+
+def _both(one: tuple[T, ...] | None, other: tuple[T, ...] | None) -> tuple[T, ...] | None:
+    return None if one is None or other is None else (*one, *other)
+
+
+_BEHIND = (
+    np.arange(-ALTERNATIVES, 0, dtype=np.int32),
+    np.array([0.80, 0.06, 0.02, 0.01] + [0.005] * (ALTERNATIVES - 4), dtype=np.float32),
+)
+"""Behind a chunk that is accepted whole: what its last token will be followed by is not computed yet when branches are
+shared out, so these stand for the likeliest tokens there, with the chances that such have."""

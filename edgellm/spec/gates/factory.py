@@ -1,0 +1,173 @@
+"""From what a user asks for to a gate: which one, at which setting, on what evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import inf
+
+from edgellm.spec.gates.budget import Ledger
+from edgellm.spec.gates.learned import WorthGate
+from edgellm.spec.gates.offload_policy import SHARES
+from edgellm.spec.gates.profile import Profile
+from edgellm.spec.gates.rules import (
+    AlwaysGate,
+    ConfidenceGate,
+    CountingGate,
+    HybridGate,
+    ImportanceGate,
+    NeverGate,
+    RandomGate,
+    SyneraGate,
+    TailGate,
+)
+from edgellm.spec.params import CHUNK, ReplyOptions
+from edgellm.spec.protocols import Gate
+from edgellm.spec.types import NO_IDS, Chunk, Decision, Ids
+
+AUTO = ("worth", "confidence", "importance", "synera", "random")
+"""What `auto` chooses from, the likeliest first: of equal evidence the first one counts."""
+
+DOUBT = 0.5
+"""A token of less confidence is more likely wrong than right, and what is drafted behind it then thrown away. A device
+that waits for its verifier had better ask at once; one that does not has more of a verdict on a whole chunk."""
+
+_STEPS = 64  # settings between a share of 0 and of 1 that are worked out
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How chunks are chosen for verification in a reply.
+
+    `gamma` drafted tokens a chunk; `layers`: whose attention the gate needs; `rewrite` is the perplexity above which
+    the verifier writes the whole reply anew (edgefm), None elsewhere; `ledger` counts, where a share is to be kept.
+    A chunk ends early behind a token whose confidence is below `doubt`. Where it is below `hesitates`, what the context
+    says is drafted instead.
+    """
+
+    gate: Gate
+    reason: str
+    gamma: int
+    layers: tuple[int, ...] = ()
+    rewrite: float | None = None
+    ledger: Ledger | None = None
+    doubt: float = 0.0
+    hesitates: float = 0.0
+
+
+class BudgetGate:
+    """A gate with one dial, turned with every chunk so that the share really offloaded stays the budget."""
+
+    def __init__(self, at: Callable[[float], Gate], budget: float, ledger: Ledger) -> None:
+        """`at` gives the gate that offloads a share in (0, 1) of chunks such as the profiled ones."""
+        self._at, self._budget, self._ledger = at, budget, ledger
+
+    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:  # noqa: ARG002
+        aim = self._ledger.aim(self._budget)
+        if 0.0 < aim < 1.0:
+            # drawn by the place in the pair's history, not in the reply: with one seed all replies would draw the same
+            decision = self._at(aim).decide(chunk, self._ledger.decided, max_tokens)
+        else:
+            decision = Decision(aim >= 1.0, "too much of the budget is left" if aim else "the budget is overspent")
+        self._ledger.enter(decision.offload)
+        return decision
+
+
+def needs_profile(options: ReplyOptions) -> bool:
+    """Whether what is asked for can only be done with a profile of the pair."""
+    return (
+        options.budget is not None and 0.0 < options.budget < 1.0 and options.gate not in ("always", "never", "random")
+    )
+
+
+def choose(
+    options: ReplyOptions,
+    seed: int,
+    *,
+    profile: Profile | None,
+    ledger: Ledger,
+    linked: bool = False,
+    prompt: Ids = NO_IDS,
+) -> Choice:
+    """The gate that is asked for; its draws come from `seed`, and `ledger` is what its budget has been spent on.
+
+    `profile` is there where `needs_profile` says so. `linked`: the verifier is across a link, and the device has to
+    wait for it. The reply is to `prompt` (n,).
+    """
+    gate, budget = options.gate, options.budget
+    gamma = options.gamma or CHUNK
+    if not isinstance(gate, str):
+        return _counted(gate, "the gate is your own", gamma, ledger)
+    if gate == "never" or budget == 0.0:
+        return Choice(NeverGate(), "nothing is verified, as you said", gamma)
+    if gate == "always" or budget == 1.0:
+        return _counted(AlwaysGate(), "everything is verified, as you said", gamma, ledger)
+    if budget is None:
+        if gate == "confidence":
+            fixed = ConfidenceGate(options.confidence_threshold, seed)
+            return _counted(fixed, "a confidence threshold without a budget", gamma, ledger)
+        return _counted(AlwaysGate(), "no budget is given, so everything is verified", gamma, ledger)
+    gamma = options.gamma or (CHUNK if profile is None else profile.gamma)
+    if gate == "random" or profile is None:
+        chance = BudgetGate(lambda share: RandomGate(share, seed), budget, ledger)
+        return _limited(chance, "chunks are chosen at random", gamma, ledger)
+    if gate == "edgefm":
+        aim = ledger.aim(budget)
+        above = profile.reply_threshold(aim) if 0.0 < aim < 1.0 else inf if aim <= 0.0 else -inf
+        return Choice(
+            NeverGate(), f"replies of a perplexity above {above:.3g} are written anew", gamma, (), above, ledger
+        )
+    reason = f"the {gate} gate, as you said"
+    if gate == "auto":
+        gate, reason = best_gate(profile, budget)
+    if gate == "worth":
+        found: Gate = WorthGate(profile, budget, ledger, seed, prompt)
+    else:
+        found = BudgetGate(_dial(gate, profile, seed), budget, ledger)
+    layers = profile.layers if gate in ("importance", "synera") else ()
+    limited = _limited(found, reason, 1 if gate == "hybrid" else gamma, ledger, layers)
+    if gate != "worth":
+        return limited
+    heeds = profile.hesitates if options.precedents else 0.0
+    copies = heeds > 0.0 and options.temperature <= 0.0  # a drawn token stays; the gate hears the context all the same
+    said = f"; below a confidence of {heeds:.2f} what the context says is drafted" if copies else ""
+    return replace(limited, doubt=DOUBT if linked else 0.0, hesitates=heeds, reason=limited.reason + said)
+
+
+def best_gate(profile: Profile, budget: float) -> tuple[str, str]:
+    """The gate that the profile has the best evidence for at the budget nearest to this one, and that evidence."""
+    share = min(SHARES, key=lambda known: abs(known - budget))
+    gains = {name: profile.evidence.get(f"gate {name} at {share}", 0.0) for name in AUTO}
+    best = max(AUTO, key=lambda name: gains[name])
+    others = ", ".join(f"{name} {gains[name]:.0%}" for name in AUTO if name != best)
+    shown = "the fitted gate" if best == "worth" else f"the {best} gate"
+    found = f"with {share:.0%} of chunks it makes {gains[best]:.0%} of profiled replies the verifier's own"
+    return best, f"{shown}: {found} ({others})"
+
+
+def _dial(gate: str, profile: Profile, seed: int) -> Callable[[float], Gate]:
+    """The gate of that name for a share of chunks."""
+
+    @lru_cache(maxsize=_STEPS + 1)
+    def at(step: int) -> Gate:
+        share = step / _STEPS
+        if gate == "hybrid":
+            return HybridGate(profile.token_threshold(share))
+        if gate == "confidence":
+            return ConfidenceGate(profile.confidence_threshold(share), seed)
+        if gate == "importance":
+            return ImportanceGate(profile.i_th(share, coarse=False), seed, profile.usual_importance)
+        return SyneraGate(profile.c_th, profile.i_th(share), seed, profile.usual_importance)
+
+    return lambda share: at(min(_STEPS, max(1, round(share * _STEPS))))
+
+
+def _counted(gate: Gate, reason: str, gamma: int, ledger: Ledger) -> Choice:
+    layers = getattr(gate, "layers", ())  # whose attention a gate of one's own needs
+    return Choice(CountingGate(gate, ledger), reason, gamma, layers, ledger=ledger)
+
+
+def _limited(gate: Gate, reason: str, gamma: int, ledger: Ledger, layers: tuple[int, ...] = ()) -> Choice:
+    """With what holds for every budget below 1: the tail of a long reply is not verified."""
+    return Choice(TailGate(gate, ledger=ledger), reason, gamma, layers, ledger=ledger)

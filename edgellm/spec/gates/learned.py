@@ -1,0 +1,32 @@
+"""The gate that a profile fits: chunks are offloaded where that is most likely to save the reply."""
+
+from __future__ import annotations
+
+from edgellm.spec.gates.budget import Ledger, Threshold
+from edgellm.spec.gates.features import signals, surprise
+from edgellm.spec.gates.profile import Profile
+from edgellm.spec.sampling import Purpose, uniforms
+from edgellm.spec.types import NO_IDS, Chunk, Decision, Ids
+
+
+class WorthGate:
+    """Offloads the chunks of highest worth (`offload_policy.py`); how many is the budget. One gate serves one reply."""
+
+    def __init__(self, profile: Profile, budget: float, ledger: Ledger, seed: int = 0, prompt: Ids = NO_IDS) -> None:
+        """Of the reply to `prompt`. `ledger` is shared by all replies of a pair: its budget holds over all of them."""
+        self._policy = profile.policy(budget)
+        self._threshold = Threshold(self._policy.scores, budget, ledger)
+        self._seed, self._usual = seed, profile.usual_importance
+        self._trouble = profile.trouble.of(prompt)
+        self._so_far = 0.0
+        self._alive = 1.0  # the chance that what stands in the reply is what the verifier would have written
+
+    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:  # noqa: ARG002
+        tie = float(uniforms(self._seed, written, 1, Purpose.GATE)[0, 2])
+        rejected, hope = self._policy.judge(signals(chunk, written, self._usual, self._so_far, self._trouble))
+        offload, reason = self._threshold.decide(self._alive * rejected * hope, tie)
+        why = f"wrong with {rejected:.0%}, in a reply that is right so far with {self._alive:.0%}: {reason}"
+        self._so_far += surprise(chunk)
+        if not offload:
+            self._alive *= 1.0 - rejected
+        return Decision(offload, why)

@@ -1,0 +1,287 @@
+"""A pair's profile: what was seen of it offline, and what the gates make of that (Synera, section 5)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgellm.errors import InvalidOption, ProfileUnusable, StateDamaged
+from edgellm.spec.gates.budget import solve
+from edgellm.spec.gates.evaluation import all_conf, all_imp, evidence, gate_evidence
+from edgellm.spec.gates.features import JUDGED
+from edgellm.spec.gates.gbdt import Trees
+from edgellm.spec.gates.logistic import Predictor
+from edgellm.spec.gates.offload_policy import KEPT, Policy, fit_policies
+from edgellm.spec.gates.profiler import Run, foretelling
+from edgellm.spec.gates.prompt_difficulty import NO_TROUBLE, Trouble, fit_trouble
+from edgellm.spec.gates.rejection_model import KINDS, LINEAR, TREES, as_fields, fit_rejection, from_fields
+from edgellm.storage.state import fields_from_json, from_json, read_json, write_state
+
+VERSION = 6
+_GAMMA_MOST = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ExitPoint:
+    """An early exit after `layer`, measured: the share of tokens that `left` there, the share of those for which full
+    depth says the same, and the seconds of a drafted token with it and at full depth.
+    """
+
+    layer: int
+    left: float
+    agreement: float
+    seconds: float
+    full_seconds: float
+
+    @property
+    def pays(self) -> bool:
+        return self.seconds < FASTER * self.full_seconds and self.agreement >= AGREES
+
+
+FASTER = 0.9  # an early exit pays where a token takes less than this of the time
+AGREES = 0.98  # and so many of those that leave are what full depth says
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What is known of a pair of models, bound to their hashes.
+
+    `c_th`, `alpha` and `acceptance` (share of chunks whose first i + 1 tokens are accepted, i in 0..gamma-1) come from
+    fully verified replies, and so do `policies` and `trouble`. `confidence` and `importance` (n,) are chunk means in
+    replies that nobody verified; `tokens` are confidences of single tokens there, `perplexities` those of whole
+    replies. Times in seconds; `batch_seconds[i]` is what the draft model takes for i + 1 rows, empty where that was not
+    measured.
+    `origin` says what it was made from: `prompts`, or the pair's `first replies`.
+    """
+
+    draft_hash: str
+    verifier_hash: str
+    gamma: int
+    prompts: int
+    chunks: int
+    c_th: float
+    alpha: float
+    acceptance: tuple[float, ...]
+    layers: tuple[int, ...]
+    confidence: tuple[float, ...]
+    importance: tuple[float, ...]
+    tokens: tuple[float, ...]
+    perplexities: tuple[float, ...]
+    policies: tuple[Policy, ...]
+    evidence: dict[str, float]
+    draft_seconds: float
+    verify_seconds: float
+    origin: str = "prompts"
+    batch_seconds: tuple[float, ...] = ()
+    exits: tuple[ExitPoint, ...] = ()
+    hesitates: float = 0.0
+    trouble: Trouble = NO_TROUBLE
+
+    @property
+    def usual_importance(self) -> float:
+        """The median of a chunk's importance."""
+        return float(np.median(self.importance)) if self.importance else 0.0
+
+    def policy(self, budget: float) -> Policy:
+        """The one for the budget nearest to this one."""
+        return min(self.policies, key=lambda policy: abs(policy.share - budget))
+
+    @property
+    def foretold(self) -> str:
+        """By what it is foretold whether a chunk is rejected, and why by that."""
+        lost = {kind: self.evidence[f"loss {kind}"] for kind in KINDS if f"loss {kind}" in self.evidence}
+        told = ", ".join(f"{KINDS[kind]} {loss:.3f}" for kind, loss in lost.items()) or "not measured"
+        kind = TREES if isinstance(self.policies[0].rejected, Trees) else LINEAR
+        return f"by {KINDS[kind]} (log loss on unseen replies: {told})"
+
+    def best_exit(self) -> tuple[int | None, str]:
+        """The layer after which an early exit pays most, None where it pays nowhere, and why."""
+        if not self.exits:
+            return None, "no early exit was measured"
+        paying = [point for point in self.exits if point.pays]
+        best = min(paying or self.exits, key=lambda point: point.seconds / point.full_seconds)
+        found = (
+            f"after layer {best.layer} a token takes {best.seconds / best.full_seconds:.0%} of the time,"
+            f" {best.left:.0%} of tokens leave, and {best.agreement:.1%} of those are what full depth says"
+        )
+        return (best.layer, found) if paying else (None, f"it does not pay: {found}")
+
+    def i_th(self, budget: float, coarse: bool = True) -> float:
+        """The importance threshold at which the realised share of Synera's two-stage gate is the budget.
+
+        Without `coarse` that of the fine filter alone.
+        """
+        importance = np.array(self.importance)
+        chances = all_conf(np.array(self.confidence), self.c_th) if coarse else np.ones(len(importance))
+
+        def share(i_th: float) -> float:
+            return float((chances * all_imp(importance, i_th)).mean())
+
+        return solve(share, budget, 0.0, 2.0 * max(self.importance) + 1e-6)
+
+    def confidence_threshold(self, budget: float) -> float:
+        """The c_th at which the realised share of P_conf alone is the budget."""
+
+        confidence = np.array(self.confidence)
+
+        def share(doubt: float) -> float:
+            return float(all_conf(confidence, 1.0 - doubt).mean())
+
+        return 1.0 - solve(share, budget, 0.0, 1.0)
+
+    def token_threshold(self, budget: float) -> float:
+        """The confidence below which the share of tokens is the budget (Hybrid)."""
+        return float(np.quantile(self.tokens, budget))
+
+    def reply_threshold(self, budget: float) -> float:
+        """The perplexity above which the share of replies is the budget (EdgeFM)."""
+        return float(np.quantile(self.perplexities, 1.0 - budget))
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, whole or not at all, for the user alone. Raises OSError where that fails."""
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        fields |= {
+            "version": VERSION,
+            "rejected": as_fields(self.policies[0].rejected),  # all policies have the same
+            "policies": [_fields(policy) for policy in self.policies],
+            "trouble": asdict(self.trouble),
+            "exits": [asdict(point) for point in self.exits],
+        }
+        lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items())
+        write_state(path, f"{{\n{lines}\n}}\n")
+
+    @property
+    def has_words(self) -> bool:
+        """Whether ids of words of the prompts are in it."""
+        return bool(self.trouble.tokens)
+
+    def without_words(self) -> Profile:
+        """Return the same without the words: every prompt is then expected to be as much trouble as is usual."""
+        return replace(self, trouble=replace(self.trouble, tokens=(), weights=()))
+
+    @classmethod
+    def load(cls, path: Path, *, own: bool = False) -> Profile:
+        """Return what `save` wrote. `own`: the file is one of edgellm's own, so no link, and is closed to others.
+
+        Raises:
+            ProfileUnusable: there is no such file, or it is not a profile of this version.
+        """
+        try:
+            found = read_json(path, _parse, links=not own)
+        except StateDamaged as error:
+            raise ProfileUnusable(error.what, "Make it anew with edgellm profile.") from None
+        if found is None:
+            raise ProfileUnusable(f"There is no file {path}.", "Make it with edgellm profile.")
+        return found
+
+
+def _parse(found: dict[str, Any]) -> Profile:
+    """Return the profile in JSON. Raises whatever is raised over other JSON."""
+    fields = dict(found)
+    if fields.pop("version") != VERSION:
+        raise ValueError(f"it is not of version {VERSION}")
+    rejected = from_fields(fields.pop("rejected"))
+    policies = tuple(_policy(fitted, rejected) for fitted in fields.pop("policies"))
+    trouble = from_json(Trouble, fields.pop("trouble"))
+    evidence = {str(name): float(value) for name, value in fields.pop("evidence").items()}  # some are NaN
+    profile = Profile(**fields_from_json(Profile, fields), policies=policies, trouble=trouble, evidence=evidence)
+    if not (policies and profile.confidence and profile.importance and profile.tokens and profile.perplexities):
+        raise ValueError("figures are missing")
+    if len(trouble.tokens) != len(trouble.weights) or not 1 <= profile.gamma <= _GAMMA_MOST:
+        raise ValueError("figures do not belong together")
+    return profile
+
+
+def build(
+    runs: Sequence[Run],
+    *,
+    draft_hash: str,
+    verifier_hash: str,
+    gamma: int,
+    layers: tuple[int, ...] = (),
+    origin: str = "prompts",
+    batch_seconds: tuple[float, ...] = (),
+    exits: tuple[ExitPoint, ...] = (),
+    hesitates: float = 0.0,
+) -> Profile:
+    """The profile that `runs` amount to; the other arguments are its fields.
+
+    Raises:
+        InvalidOption: the runs hold too few chunks to say anything.
+    """
+    verified = [seen for run in runs for seen in run.verified]
+    alone = [seen for run in runs for seen in run.alone]
+    if len(alone) < 8:
+        raise InvalidOption(f"{len(runs)} prompts brought only {len(alone)} chunks.", "Profile on more prompts.")
+    whole = [seen.confidence for seen in verified if seen.whole and seen.tokens == gamma]
+    acceptance = [
+        float(np.mean([seen.accepted > place for seen in verified if seen.tokens > place] or [False]))
+        for place in range(gamma)
+    ]
+    step = max(1, len(alone) // KEPT)
+    tokens = [c for run in runs for c in run.confidence]
+    trouble, foretold = fit_trouble([run.prompt for run in runs], np.array([_wrong(run) for run in runs]))
+    runs = [foretelling(run, value) for run, value in zip(runs, foretold.tolist(), strict=True)]
+    rejection = fit_rejection(runs)
+    profile = Profile(
+        draft_hash=draft_hash,
+        verifier_hash=verifier_hash,
+        gamma=gamma,
+        prompts=len(runs),
+        chunks=len(alone),
+        c_th=float(np.mean(whole)) if whole else 1.0,
+        alpha=alpha_of(float(np.mean([seen.accepted + 1 for seen in verified if seen.tokens == gamma] or [1])), gamma),
+        acceptance=tuple(acceptance),
+        layers=layers,
+        confidence=_rounded([seen.confidence for seen in alone[::step]]),
+        importance=_rounded([seen.importance for seen in alone[::step]]),
+        tokens=_rounded(tokens[:: max(1, len(tokens) // KEPT)]),
+        perplexities=_rounded([perplexity(run.confidence) for run in runs][:KEPT]),
+        policies=fit_policies(runs, rejection.predictor, rejection.unseen),
+        trouble=trouble,
+        evidence=evidence(runs, rejection),
+        draft_seconds=float(np.median([s for run in runs for s in run.draft_seconds])),
+        verify_seconds=float(np.median([s for run in runs for s in run.verify_seconds])),
+        origin=origin,
+        batch_seconds=batch_seconds,
+        exits=exits,
+        hesitates=hesitates,
+    )
+    return replace(profile, evidence=profile.evidence | gate_evidence(profile, runs, rejection))
+
+
+def _wrong(run: Run) -> float:
+    return float(sum(not chunk.whole for chunk in run.judged))
+
+
+def _fields(policy: Policy) -> dict[str, Any]:
+    return {"share": policy.share, "hope": as_fields(policy.hope), "scores": policy.scores}
+
+
+def _policy(fields: dict[str, Any], rejected: Predictor) -> Policy:
+    hope = from_fields(fields["hope"], len(JUDGED) + 1)
+    return Policy(float(fields["share"]), rejected, hope, tuple(map(float, fields["scores"])))
+
+
+def alpha_of(tokens: float, gamma: int) -> float:
+    """The acceptance rate for which a round brings `tokens` on average: (1 - alpha^(gamma+1)) / (1 - alpha)."""
+
+    def less(alpha: float) -> float:
+        return -sum(alpha**i for i in range(gamma + 1))
+
+    return solve(less, -tokens, 0.0, 1.0)
+
+
+def perplexity(confidence: Sequence[float]) -> float:
+    """exp of the mean surprise of tokens that were each the most probable one; 1 for an empty reply."""
+    return float(np.exp(-np.mean(np.log(np.maximum(confidence, 1e-9))))) if len(confidence) else 1.0
+
+
+def _rounded(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(round(float(value), 6) for value in values)

@@ -1,0 +1,161 @@
+"""The way to the verifier, as the loop uses it: asks, notices when it is cut or busy, and when it is whole again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from time import monotonic, sleep
+
+from edgellm.errors import MeshBroken, ProtocolError, VerifierBusy, VerifierLost, VerifierSlow
+from edgellm.spec.protocols import Heeds, Pending, VerifierSession
+from edgellm.spec.types import Chunk, Decision, Ids, Notice, Verdict
+
+LOST = Notice("The verifier is gone: the reply goes on from the draft model alone, and what it writes is not checked.")
+SLOW = Notice(
+    "The verifier takes too long: the reply goes on from the draft model alone, and what it writes is not checked."
+)
+BACK = Notice("The verifier is back: drafts are checked again.")
+FREE = Notice("The verifier has time again: drafts are checked again.")
+
+_NOTHING = Chunk()
+_AWAY = Decision(False, "the verifier is away")
+_BUSY = Decision(False, "the verifier is busy")
+_NO_VERIFIER = Decision(False, "there is no verifier")
+_STARVED = 300.0  # seconds without a verdict that a reply waits, where nobody else can write
+_AGAIN = 10.0  # seconds in which a verifier that was too slow is asked again
+_GLANCE = 0.02  # seconds between two looks whether a busy verifier has time
+_TRIES = 3  # of a verifier that is too slow, where nobody else can write,
+_SILENT = 60.0  # and no new one after so many seconds without a verdict
+_LONGER = 1.5  # a busy verifier may take so much longer than it said, and a second, before it counts as gone
+
+
+class Line:
+    """To one session, or to nobody."""
+
+    def __init__(
+        self,
+        session: VerifierSession | None,
+        alone: bool,
+        stopped: Callable[[], bool],
+        prompt: Ids | None = None,
+    ) -> None:
+        """`alone`: nobody drafts, so that without the verifier there is no reply. The verifier begins to read `prompt`,
+        while the device reads it too, and drafts: who asks later finds it read. `stopped`: nobody waits any more.
+        """
+        self._session = session
+        self._alone, self._stopped = alone, stopped
+        self._lost = False
+        self._reason: VerifierLost | None = None  # why it is lost, where that says more than that it is gone
+        self._busy: float | None = None  # seconds, as it was told
+        self._late = 0  # verdicts in a row that did not come in time
+        self._heard = monotonic()  # when a verdict came last
+        self._news: list[Notice] = []
+        self._reading: Pending | None = None
+        if isinstance(session, Heeds):
+            session.heed(stopped)
+        if session is not None and prompt is not None and session.ready():
+            with suppress(VerifierBusy, VerifierLost):  # which who asks will hear
+                self._reading = session.submit(prompt, _NOTHING)
+
+    def shut(self) -> Decision | None:
+        """Why nothing can be asked now, or None where something can."""
+        if self._session is None:
+            return _NO_VERIFIER
+        ready = self._session.ready()
+        if ready and self._lost:
+            self._tell(BACK)
+        elif ready and self._busy is not None:
+            self._tell(FREE)
+        elif not ready and not self._lost and self._busy is None:
+            self._tell(LOST)
+            self._lost = True
+        if ready:
+            self._lost, self._busy = False, None
+            return None
+        return _BUSY if self._busy is not None else _AWAY
+
+    def ask(self, prefix: Ids, chunk: Chunk, extra: int, ahead: Callable[..., None] | None) -> Verdict | None:
+        """The verdict on `chunk`, or None where none comes. The device drafts `ahead` meanwhile."""
+        if self._session is None:
+            return None
+        try:
+            sent = 0, 0
+            if self._reading is not None:
+                reading, self._reading = self._reading, None
+                read = reading.result()
+                sent = read.bytes_up, read.bytes_down
+            pending = self._session.submit(prefix, chunk, extra)
+            if ahead is not None and len(chunk):
+                ahead(prefix, chunk, until=pending.done)
+            verdict = pending.result()
+            if any(sent):
+                up, down = verdict.bytes_up + sent[0], verdict.bytes_down + sent[1]
+                verdict = replace(verdict, bytes_up=up, bytes_down=down)
+            self._late, self._heard = 0, monotonic()
+            return verdict
+        except VerifierBusy as busy:
+            self._busy = busy.seconds
+            goes_on = "the reply waits for it" if self._alone else "the reply goes on from the draft model alone"
+            self._news.append(Notice(f"The verifier is busy for about {busy.seconds:.1f} seconds: {goes_on}."))
+        except VerifierSlow as error:
+            self._slow(error)
+        except VerifierLost as error:
+            self._lost = True
+            self._reason = error if isinstance(error, MeshBroken) else None
+            self._tell(LOST)
+        return None
+
+    def _slow(self, error: VerifierSlow) -> None:
+        """No verdict came in time. Where nobody else can write, the verifier is asked again, and waited for longer."""
+        self._late += 1
+        if self._alone and self._late < _TRIES and monotonic() - self._heard < _SILENT:
+            self._busy = _AGAIN
+            return
+        self._lost, self._reason = True, error
+        self._tell(SLOW)
+
+    def tell(self) -> Iterator[Notice]:
+        """What has happened since it was asked last."""
+        while self._news:
+            yield self._news.pop(0)
+
+    def wait(self, verdict: Verdict | None) -> Generator[Notice, None, bool]:
+        """A round brought no token. True: now it may, for the verifier was busy. False: there was nobody to ask.
+
+        Raises:
+            VerifierLost: the verifier is gone, and nobody else is there to go on.
+        """
+        if verdict is not None:
+            raise ProtocolError(
+                "The verifier answered without a token.", "Run the same version of edgellm on both sides."
+            )
+        if self._session is not None and self._busy is not None:
+            yield from self.tell()
+            if (waited := monotonic() - self._heard) > _STARVED:
+                raise VerifierLost(
+                    f"The verifier has been too busy for {waited:.0f} seconds, and no draft model is there to go on.",
+                    "Ask again later, ask another verifier, or draft with a small model.",
+                )
+            end = monotonic() + _LONGER * self._busy + 1.0
+            while monotonic() < end:
+                if self._stopped() or self._session.ready():
+                    return True
+                sleep(_GLANCE)
+            self._lost = True
+        if self._lost:
+            if self._reason is not None:
+                raise self._reason
+            raise VerifierLost(
+                "The verifier is gone, and no draft model is there to go on.",
+                "Start it again, or draft with a small model.",
+            )
+        return False
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+    def _tell(self, news: Notice) -> None:
+        if not self._alone:  # what happens to who is alone ends the reply, with an error
+            self._news.append(news)

@@ -1,0 +1,124 @@
+"""In-context distribution calibration: what the model itself expects behind each token of the context (CoordGen, 3.3).
+
+While the prompt is prefilled the model says at every position what it expects next. What it wrote down there is closer
+to what it will write than the context's own words are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgellm.spec.ngram.sources import NOTHING, SILENT, Context, Cursor, Offer
+from edgellm.spec.types import Expected
+
+FLOOR = 0.1
+"""Expected tokens of less probability are not drafted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A token of the calibrated tree, its probability where it stands, and what may follow."""
+
+    token: int
+    probability: float
+    children: tuple[Node, ...] = ()
+
+
+class Calibration:
+    """A source: the token tree that sampling and searching grow, read along one branch.
+
+    Only the branch that is asked for is grown: from a position to the token expected there (sample), to where that
+    occurs in the context, nearest behind first (search), and on from there.
+    """
+
+    def __init__(self, context: Context) -> None:
+        """`context` says where the reply's end occurs; begin and extend that one first."""
+        self._context = context
+        self._ids: list[list[int]] = []
+        self._probs: list[list[float]] = []
+        self._places: dict[int, list[int]] = {}
+        self._prompt: Sequence[int] = ()
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Keeps what is known of positions that `prompt` begins with, as a cache does."""
+        same = _common(self._prompt, prompt)
+        del self._ids[same:], self._probs[same:]
+        self._prompt = prompt
+        self._places = {}
+        for at, token in enumerate(prompt):
+            self._places.setdefault(token, []).append(at)
+
+    def expect(self, expected: Expected) -> None:
+        """What the model says behind the prompt's positions; they come in order, and may come again."""
+        missing = expected.start - len(self._ids)
+        if missing < 0:
+            del self._ids[expected.start :], self._probs[expected.start :]
+        self._ids += [[]] * missing
+        self._probs += [[]] * missing
+        self._ids += expected.ids.tolist()
+        self._probs += expected.probs.tolist()
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Nothing: the tree is of the prompt."""
+
+    def cursor(self) -> Cursor:
+        if not self._ids:
+            return SILENT
+        automaton = self._context.automaton
+        state = automaton.seen
+        matched = automaton.length[state]
+        return CalibratedCursor(self, automaton.end[state] if matched else -1, matched)
+
+    def at(self, place: int) -> tuple[int, float]:
+        """The token expected behind `place`, and its probability; (-1, 0) where nothing likely is known."""
+        if not 0 <= place < len(self._ids) or not self._ids[place] or self._probs[place][0] < FLOOR:
+            return -1, 0.0
+        return self._ids[place][0], self._probs[place][0]
+
+    def search(self, place: int, token: int) -> int:
+        """Where `token` occurs in the prompt: right behind `place`, else next behind it, else first; -1: nowhere."""
+        places = self._places.get(token)
+        if places is None:
+            return -1
+        next_one = bisect_right(places, place)
+        return places[next_one] if next_one < len(places) else places[0]
+
+    def tree(self, place: int, depth: int) -> tuple[Node, ...]:
+        """The tree behind `place`, `depth` tokens deep: every token expected there above the floor, the likeliest
+        first."""
+        if depth <= 0 or not 0 <= place < len(self._ids):
+            return ()
+        likely = [
+            (token, chance)
+            for token, chance in zip(self._ids[place], self._probs[place], strict=True)
+            if chance >= FLOOR
+        ]
+        return tuple(Node(token, chance, self.tree(self.search(place, token), depth - 1)) for token, chance in likely)
+
+
+class CalibratedCursor:
+    """Reads the branch of the tree on which each token is the likeliest."""
+
+    __slots__ = ("_calibration", "_matched", "_place")
+
+    def __init__(self, calibration: Calibration, place: int, matched: int) -> None:
+        self._calibration, self._place, self._matched = calibration, place, matched
+
+    def offer(self) -> Offer:
+        token, chance = self._calibration.at(self._place)
+        return (token, self._matched, chance) if token >= 0 else NOTHING
+
+    def advance(self, token: int) -> None:
+        before = self._place
+        self._place = self._calibration.search(before, token)
+        self._matched = self._matched + 1 if 0 <= before == self._place - 1 else 1
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    n = min(len(one), len(other))
+    if list(one[:n]) == list(other[:n]):
+        return n
+    return next(at for at in range(n) if one[at] != other[at])

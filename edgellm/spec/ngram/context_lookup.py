@@ -1,0 +1,100 @@
+"""What followed the same words before: the context's word on what a small model drafts.
+
+A small model knows how an answer goes on, and hesitates at the name, the number or the time that stands in the
+question. There what followed the same words before is right more often than its own first guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgellm.spec.ngram.sources import SILENT, Context, Cursor
+from edgellm.spec.types import Chunk, Ids, Verdict
+
+MATCHED = 2
+"""Tokens that a precedent has to have matched to count against the model; one alone is hardly ever right."""
+_STEPS = tuple(step / 20.0 for step in range(1, 20))
+_LEAST = 0.1  # of the tokens that are taken from the context; fewer more right ones than that are chance
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A token at which the context said another one than the model: how sure the model was, and who was right."""
+
+    confidence: float
+    drafted: bool
+    said: bool
+
+
+class Precedents:
+    """Of one text at a time: its prompt, and the reply so far."""
+
+    def __init__(self) -> None:
+        self._context = Context()
+        self._tail: list[int] = []  # of the last prefix, behind what is indexed
+
+    def begin(self, prompt: Ids) -> None:
+        """A reply to `prompt` (n,) begins."""
+        self._context.begin(prompt.tolist())
+        self._tail = []
+
+    def cursor(self, prefix: Ids, stands: bool = True) -> Cursor:
+        """From the end of `prefix` (n,) on, which begins with the prompt. What it has in common with the last one that
+        `stands` is indexed: it may end with drafts on trial.
+        """
+        context = self._context
+        known = len(context.text)
+        tail = prefix[known:].tolist()
+        if stands:
+            common = _common(tail, self._tail)
+            context.extend(tail[:common])
+            self._tail = tail = tail[common:]
+        cursor = context.cursor()
+        for token in tail:
+            cursor.advance(token)
+        return cursor
+
+
+def said_before(precedents: Precedents | None, prefix: Ids, stands: bool = True) -> Cursor:
+    """`Precedents.cursor` where there are any, else one that says nothing."""
+    return SILENT if precedents is None else precedents.cursor(prefix, stands)
+
+
+def differed(chunk: Chunk, verdict: Verdict) -> list[Seen]:
+    """Where the context said another token than the model drafted, of what the verifier has judged."""
+    heard = chunk.precedent
+    if heard is None:
+        return []
+    truth = [*chunk.ids[: verdict.accepted].tolist(), *verdict.tokens[:1].tolist()]
+    found = []
+    for at, right in enumerate(truth[: len(chunk)]):
+        said, drafted = int(heard.said[at]), int(chunk.ids[at])
+        if said >= 0 and said != drafted and heard.matched[at] >= MATCHED:
+            found.append(Seen(float(chunk.confidence[at]), drafted == right, said == right))
+    return found
+
+
+def hesitation(seen: Sequence[Seen]) -> float:
+    """The confidence below which a model does better to take what the context says, in steps; 0.0 where it never does.
+
+    That is where the context is right more often than the model, over all that is less sure.
+    """
+    confidence = np.array([each.confidence for each in seen])
+    gains = np.array([float(each.said) - float(each.drafted) for each in seen])
+    best, gained = 0.0, 0.0
+    for step in _STEPS:
+        below = confidence < step
+        gain = float(gains[below].sum())
+        if gain > gained and gain > _LEAST * float(below.sum()):
+            best, gained = step, gain
+    return best
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    n = 0
+    while n < min(len(one), len(other)) and one[n] == other[n]:
+        n += 1
+    return n

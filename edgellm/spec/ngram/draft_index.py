@@ -1,0 +1,150 @@
+"""What retrieval remembers from reply to reply, and the drafters that it makes of that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from edgellm.spec.draft_length import CostCurve, LengthRule
+from edgellm.spec.drafters.hybrid import Rounds
+from edgellm.spec.ngram.acceptance_model import Chances
+from edgellm.spec.ngram.calibration import Calibration
+from edgellm.spec.ngram.drafter import RetrievalDrafter
+from edgellm.spec.ngram.lookup_throttle import Looks
+from edgellm.spec.ngram.reuse import Reuse
+from edgellm.spec.ngram.sources import Context, History, Source
+from edgellm.spec.ngram.template_replay import Analogy
+from edgellm.spec.params import SOURCES
+from edgellm.spec.types import Expected, Ids
+
+PRIORS = {"context": 0.35, "history": 0.5, "analogy": 0.5, "calibration": 0.3, "reuse": 0.4}
+MOST_TOKENS = 60_000
+"""Of past conversations that are searched: what takes a few tenths of a second to index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A past conversation as tokens: its prompt, or the end of it, and its reply."""
+
+    prompt: Sequence[int]
+    reply: Sequence[int]
+
+
+def recent(talks: list[Talk]) -> list[Talk]:
+    """All of them; where they are more than MOST_TOKENS together, the latest, which are about half as many."""
+    if sum(map(_size, talks)) <= MOST_TOKENS:
+        return talks
+    kept = 0
+    for at in range(len(talks) - 1, -1, -1):
+        kept += _size(talks[at])
+        if kept > MOST_TOKENS // 2:
+            return talks[at:]
+    return talks
+
+
+class Memory:
+    """Of one verifier. It serves one reply at a time; who comes meanwhile does without."""
+
+    def __init__(
+        self,
+        sources: Iterable[str],
+        curve: CostCurve,
+        inside: Callable[[int], bool],
+        is_eog: Callable[[int], bool],
+    ) -> None:
+        """`sources` of `SOURCES`; `inside` says whether a token goes on with the word before it, `is_eog` whether it
+        ends the turn.
+        """
+        self._names = [name for name in SOURCES if name in set(sources)]
+        self._inside, self._is_eog = inside, is_eog
+        self._context = Context()
+        self._history = History()
+        self._analogy = Analogy()
+        self._calibration = Calibration(self._context)
+        self._reuse = Reuse(inside)
+        self._chances = Chances([PRIORS[name] for name in self._names])
+        self.length = LengthRule(curve)
+        self.rounds = Rounds()
+        self._looks = Looks()
+        self._talks: list[Talk] = []
+        self._new: list[Talk] = []
+        self._busy = threading.Lock()
+
+    def take(self, prompt: Ids) -> RetrievalDrafter | None:
+        """A drafter for the reply to `prompt` (n,), to be given back; None while another reply has it."""
+        if not self._busy.acquire(blocking=False):
+            return None
+        self._index()
+        by_name: dict[str, Source] = {
+            "context": self._context,
+            "history": self._history,
+            "analogy": self._analogy,
+            "calibration": self._calibration,
+            "reuse": self._reuse,
+        }
+        drafter = RetrievalDrafter(
+            {name: by_name[name] for name in self._names},
+            self._chances,
+            self.length,
+            inside=self._inside,
+            is_eog=self._is_eog,
+            reuse=self._reuse if "reuse" in self._names else None,
+            looks=self._looks,
+        )
+        ids = prompt.tolist()
+        if "context" not in self._names and "calibration" in self._names:
+            self._context.begin(ids)
+        drafter.begin(ids)
+        return drafter
+
+    def give(self) -> None:
+        """The reply is over."""
+        self._busy.release()
+
+    @property
+    def calibrates(self) -> bool:
+        return "calibration" in self._names
+
+    @property
+    def remembers(self) -> bool:
+        """Whether past conversations are searched at all."""
+        return "history" in self._names or "analogy" in self._names
+
+    @property
+    def tokens(self) -> int:
+        """Of past conversations that are kept."""
+        return sum(map(_size, (*self._talks, *self._new)))
+
+    def expect(self, expected: Expected) -> None:
+        """What the verifier expects behind positions of the prompt."""
+        self._calibration.expect(expected)
+
+    def add(self, talk: Talk) -> None:
+        """A conversation is over; it is searched from the next reply on."""
+        self._new = recent([*self._new, talk])
+        self.rounds.ended(len(talk.reply))
+
+    def settle(self) -> None:
+        """Makes what is new ready to be searched, now that nobody waits for it; not while a reply has it."""
+        if self._busy.acquire(blocking=False):
+            try:
+                self._index()
+            finally:
+                self._busy.release()
+
+    def _index(self) -> None:
+        """Takes up what is new; where that makes it too much, the older half is forgotten."""
+        new, self._new = self._new, []
+        known, self._talks = len(self._talks) + len(new), recent([*self._talks, *new])
+        if len(self._talks) < known:
+            self._history, self._analogy, new = History(), Analogy(), self._talks
+        for talk in new:
+            if "history" in self._names:
+                self._history.add(talk.prompt, talk.reply)
+            if "analogy" in self._names:
+                self._analogy.add(talk.prompt, talk.reply)
+
+
+def _size(talk: Talk) -> int:
+    return len(talk.prompt) + len(talk.reply)

@@ -1,0 +1,269 @@
+"""A drafter that copies: from the context, past conversations, the model's own expectations, and rejected drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from time import perf_counter
+from typing import TypeAlias
+
+import numpy as np
+
+from edgellm.spec.draft_length import LengthRule
+from edgellm.spec.ngram.acceptance_model import Chances, agrees, evidence
+from edgellm.spec.ngram.lookup_throttle import Looks
+from edgellm.spec.ngram.reuse import Reuse
+from edgellm.spec.ngram.sources import SILENT, Cursor, Source
+from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Ids, Sampling, Verdict
+
+HOPELESS = 0.02
+Candidate: TypeAlias = tuple[int, float, int]
+"""A token, its chance, and what speaks for it (`evidence`)."""
+Options: TypeAlias = list[list[Candidate]]
+"""What is offered for one place after another, the likeliest first."""
+
+
+class RetrievalDrafter:
+    """Drafts what the sources offer: of several tokens the likeliest, as long as that pays by the cost curve."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        chances: Chances,
+        length: LengthRule,
+        *,
+        inside: Callable[[int], bool],
+        is_eog: Callable[[int], bool],
+        reuse: Reuse | None = None,
+        hopeless: float = HOPELESS,
+        looks: Looks | None = None,
+    ) -> None:
+        """`sources` by name, in the order of the priors of `chances`; `reuse` is one of them, where drafts are used
+        again. `inside` says whether a token goes on with the word before it, `is_eog` whether it ends the turn. A draft
+        ends where its next token would be reached and accepted with less than `hopeless`. Without `looks` it looks
+        every time.
+        """
+        self._sources = tuple(sources.values())
+        self._chances, self._length, self._inside, self._is_eog = chances, length, inside, is_eog
+        self._reuse, self._hopeless = reuse, hopeless
+        self._looks = looks
+        self._looked = -1.0  # seconds that the last look took; below 0: there was none
+        self._known = 0  # tokens of the text that the sources know
+        self._options: Options = []  # of the last draft, from place `_from` of its chunk on
+        self._from = 0
+        self._found: tuple[int, list[int], list[float]] = 0, [], []  # behind a text of that length, by the last draft
+        self._first = True
+        self.explain = False
+        self.copied = dict.fromkeys(sources, 0)
+        """Of the reply, by source: accepted tokens that it offered."""
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A reply to `prompt` begins."""
+        for source in self._sources:
+            source.begin(prompt)
+        self.copied = dict.fromkeys(self.copied, 0)
+        self._known = len(prompt)
+        self._first = True
+        if self._looks is not None:
+            self._looks.begin()
+
+    def draft(
+        self,
+        prefix: Ids,
+        gamma: int,
+        sampling: Sampling,  # noqa: ARG002
+        *,
+        instead: tuple[float, float] | None = None,
+    ) -> Chunk:
+        """See `Drafter.draft`. `begin` has been told of the prompt. `instead` is what an empty chunk leads to: tokens,
+        and seconds for them; None: the verifier's next token.
+        """
+        self._from = 0
+        if self._looks is None:
+            return self._draft(prefix, gamma, instead)
+        if not self._looks.due:
+            self._options, self._looked = [], -1.0
+            return _RESTS if self.explain else _NOTHING
+        began = perf_counter()
+        chunk = self._draft(prefix, gamma, instead)
+        self._looked = perf_counter() - began
+        return chunk
+
+    def _draft(self, prefix: Ids, gamma: int, instead: tuple[float, float] | None) -> Chunk:
+        self._read(prefix)
+        ids, survives, self._options = self._retrieve(gamma)
+        trust = self._chances.trust
+        survives = [trust * chance for chance in survives]
+        self._found = len(prefix), ids, survives
+        n = self._length.choose(survives, instead)
+        reason = self._length.reason(survives, n, instead) if self.explain else ""
+        if not n:
+            return Chunk(reason=reason) if reason else _NOTHING
+        if (more := n - len(ids)) > 0:
+            ids, survives = ids + ids[-1:] * more, survives + [0.0] * more
+        confidence = np.array(survives[:n], dtype=np.float32)
+        return Chunk(np.array(ids[:n], dtype=np.int32), confidence, retrieved=True, reason=reason)
+
+    def pays(self, usual: tuple[float, float]) -> bool:
+        """Whether tokens, and seconds for them, are better than a decode without drafts."""
+        return self._length.pays(usual)
+
+    def worth(self, survives: Sequence[float]) -> int:
+        """How many tokens of another draft pay, where the first i + 1 are accepted with the chance `survives[i]`."""
+        return self._length.more(0, survives)
+
+    def floors(self) -> list[float]:
+        """With less chance to survive, no token in that place of another draft pays."""
+        return self._length.floors()
+
+    def behind(self, chunk: Chunk, gamma: int, alive: float) -> Chunk:
+        """`chunk`, which another drafter wrote for the prefix that `draft` was asked about last, with what may be
+        copied behind it, up to `gamma` tokens in all; unchanged where nothing pays. It survives with chance `alive`.
+        """
+        n = len(chunk)
+        if alive < self._hopeless or self._is_eog(int(chunk.ids[-1])):
+            return chunk
+        ids, survives, self._options = self._retrieve(gamma - n, chunk.ids.tolist(), alive)
+        self._from = n
+        more = self._length.more(n, survives)
+        if not more:
+            return chunk
+        confidence = np.array(survives[:more], dtype=np.float32)
+        return replace(
+            chunk,
+            ids=np.concatenate((chunk.ids, np.array(ids[:more], dtype=np.int32))),
+            confidence=np.concatenate((chunk.confidence, confidence)),
+            margin=np.concatenate((chunk.margin, confidence)),
+            importance=NO_FLOATS,
+            exit_layers=None if chunk.exit_layers is None else chunk.exit_layers + (None,) * more,
+            alternatives=None if chunk.alternatives is None else chunk.alternatives + (_NO_OTHERS,) * more,
+            tail=more,
+        )
+
+    def _read(self, prefix: Ids) -> None:
+        """Tells the sources what stands in the reply now."""
+        if len(prefix) > self._known:
+            new = prefix[self._known :].tolist()
+            for source in self._sources:
+                source.extend(new)
+            self._known = len(prefix)
+
+    @property
+    def only(self) -> bool:
+        """See `Copies.only`."""
+        return True
+
+    def unchecked(self, chunk: Chunk, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:  # noqa: ARG002
+        """See `Copies.unchecked`."""
+        return _NOTHING
+
+    def suggest(self, prefix: Ids, drafted: Sequence[int], floors: Sequence[float]) -> list[int]:
+        """See `Suggests.suggest`."""
+        self._read(prefix)
+        length, ids, survives = self._found
+        if drafted or length != len(prefix):
+            ids, survives, _ = self._retrieve(len(floors), drafted, floors=floors)
+        pays = [chance >= floor for chance, floor in zip(survives, floors, strict=False)]
+        return ids[: pays.index(False) if False in pays else len(pays)]
+
+    def _retrieve(
+        self, most: int, drafted: Sequence[int] = (), alive: float = 1.0, floors: Sequence[float] | None = None
+    ) -> tuple[list[int], list[float], Options]:
+        """Up to `most` tokens behind the reply and `drafted`, which is accepted with the chance `alive`; for each the
+        chance that it and all before it are accepted; and all that was offered in their places, and the next one. None
+        is sought where it could not pay, but for the first; with `floors`, what each needs to survive, that neither.
+        """
+        cursors = [
+            (1 << place, cursor)
+            for place, source in enumerate(self._sources)
+            if (cursor := source.cursor()) is not SILENT
+        ]
+        for token in drafted:
+            for _, cursor in cursors:
+                cursor.advance(token)
+        ids: list[int] = []
+        survives: list[float] = []
+        offered: Options = []
+        for floor in (floors or self._length.floors(len(drafted)))[: max(0, most)]:
+            options = self._offers(cursors)
+            if not options:
+                break
+            offered.append(options)
+            token, chance, _ = options[0]
+            alive *= chance
+            if alive < self._hopeless or ((ids or floors is not None) and alive < floor):
+                break
+            ids.append(token)
+            survives.append(alive)
+            if self._is_eog(token):
+                break
+            for _, cursor in cursors:
+                cursor.advance(token)
+        return ids, survives, offered
+
+    def _offers(self, cursors: Sequence[tuple[int, Cursor]]) -> list[Candidate]:
+        """The tokens that are offered, the likeliest first. Each cursor comes with its source's bit."""
+        offers: dict[int, tuple[int, int, float]] = {}
+        everybody = 0
+        for bit, cursor in cursors:
+            token, matched, share = cursor.offer()
+            if token < 0:
+                continue
+            everybody |= bit
+            known = offers.get(token)
+            if known is None:
+                offers[token] = bit, matched, share
+            else:
+                agree, deeper, oftener = known
+                offers[token] = (
+                    agree | bit,
+                    max(deeper, matched),
+                    max(oftener, share),
+                )
+        found: list[Candidate] = []
+        for token, (agree, matched, share) in offers.items():
+            kind = evidence(agree, everybody ^ agree, matched, share, self._inside(token))
+            found.append((token, self._chances.of(kind), kind))
+        if len(found) > 1:
+            found.sort(key=_chance, reverse=True)
+        return found
+
+    def told(self, chunk: Chunk, verdict: Verdict, seconds: float, *, shared: bool = False) -> None:
+        """The verdict on the last chunk is here, `seconds` after it was asked for (drafting included). `shared`:
+        another drafter has used some of them, even where its draft was dropped."""
+        began = perf_counter()
+        n, accepted = len(chunk), verdict.accepted
+        first = self._first
+        if not first:  # whose time is the prompt's
+            drafts = None if shared or (n and not chunk.retrieved) else n
+            self._length.learn(drafts, accepted + len(verdict.tokens), seconds)
+            if self._looks is not None:
+                self._looks.passed(seconds)
+        self._first = False
+        if chunk.retrieved or not n:
+            self._chances.judged(float(chunk.confidence.sum()) / self._chances.trust, accepted)
+        copied = 0 if chunk.retrieved else n - chunk.tail  # from which place on
+        # Whatever was offered for a place is learned of, drafted or not: that costs nothing, and favours nothing.
+        truth = [*chunk.ids[:accepted].tolist(), *verdict.tokens[:1].tolist()]
+        for at, (right, offered) in enumerate(zip(truth[self._from :], self._options, strict=False), self._from):
+            for token, _, kind in offered:
+                self._chances.learn(kind, token == right)
+                if token == right and copied <= at < accepted:
+                    agree = agrees(kind)
+                    for bit, name in enumerate(self.copied):
+                        self.copied[name] += agree >> bit & 1
+        if self._reuse is not None and chunk.retrieved:
+            self._reuse.rejected(chunk.ids.tolist(), accepted, verdict.plausible)
+        if self._looks is not None and self._looked >= 0.0 and not first:
+            brought = self._length.saved(accepted + len(verdict.tokens), seconds - self._looked) if copied < n else 0.0
+            self._looks.looked(self._looked + perf_counter() - began, brought)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+_chance = itemgetter(1)
+_NOTHING = Chunk()
+_RESTS = Chunk(reason="copying has not paid of late: it is looked for now and then")
+_NO_OTHERS = (NO_IDS, NO_FLOATS)

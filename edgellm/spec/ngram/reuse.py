@@ -1,0 +1,91 @@
+"""Draft reuse: what of a rejected draft may still come (CoordGen, 3.4 and equation 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from edgellm.spec.ngram.sources import NOTHING, SILENT, Cursor, Offer
+
+LIFETIME = 3
+"""Rounds that a segment is kept, at most, where nothing of it is accepted."""
+
+
+def plausible_segment(plausible: Sequence[bool], rejected: int) -> tuple[int, int]:
+    """The longest run of plausible drafted tokens from place `rejected` on, as (begin, end); of equals the first.
+
+    Equation 3: every token in it has at least the threshold's probability under the model. Empty: nothing is plausible.
+    """
+    best = begin = rejected
+    length = 0
+    for at in range(rejected, len(plausible) + 1):
+        if at < len(plausible) and plausible[at]:
+            continue
+        if at - begin > length:
+            best, length = begin, at - begin
+        begin = at + 1
+    return best, best + length
+
+
+class Reuse:
+    """A source: the rest of a rejected draft, spliced behind the correction.
+
+    It is offered behind a whole word: the correction may be the beginning of a name that takes the place of another.
+    """
+
+    def __init__(self, inside: Callable[[int], bool]) -> None:
+        """`inside` says whether a token goes on with the word before it."""
+        self._inside = inside
+        self._rest: list[int] = []
+        self._rounds = 0
+        self._fresh = False
+
+    def begin(self, prompt: Sequence[int]) -> None:  # noqa: ARG002
+        self._rest = []
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """What of the segment stands now is no longer to come."""
+        rest = self._rest
+        for token in tokens[-1:] if self._fresh else tokens:  # what stands before the correction is not of it
+            if rest and rest[0] == token:
+                del rest[0]
+                self._rounds = 0
+        self._fresh = False
+
+    def rejected(self, draft: Sequence[int], accepted: int, plausible: Sequence[bool] | None) -> None:
+        """Of `draft` the first `accepted` tokens stand; `plausible` says of each whether the model thinks it likely."""
+        if accepted >= len(draft):
+            self._rounds += 1
+            if self._rounds >= LIFETIME:
+                self._rest = []
+            return
+        begin, end = (accepted, len(draft)) if plausible is None else plausible_segment(plausible, accepted)
+        begin = max(begin, accepted + 1)  # that place is the correction's
+        while begin < end and self._inside(draft[begin]):
+            begin += 1  # the rest of the word that was rejected
+        if begin < end:
+            self._rest, self._rounds, self._fresh = list(draft[begin:end]), 0, True
+        else:
+            self._rounds += 1
+            if self._rounds >= LIFETIME:
+                self._rest = []
+
+    def cursor(self) -> Cursor:
+        return ReuseCursor(self._rest) if self._rest else SILENT
+
+
+class ReuseCursor:
+    """Offers the segment until it is drafted; what others draft before it does not end it."""
+
+    __slots__ = ("_at", "_rest")
+
+    def __init__(self, rest: Sequence[int]) -> None:
+        self._rest, self._at = rest, 0
+
+    def offer(self) -> Offer:
+        if self._at >= len(self._rest):
+            return NOTHING
+        return self._rest[self._at], self._at + 1, 1.0  # the correction stands in the place of one
+
+    def advance(self, token: int) -> None:
+        if self._at < len(self._rest) and token == self._rest[self._at]:
+            self._at += 1

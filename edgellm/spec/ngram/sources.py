@@ -1,0 +1,142 @@
+"""Where retrieved drafts come from: the context with the reply so far, and past conversations (CoordGen, 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+from edgellm.spec.ngram.suffix_automaton import ROOT, SuffixAutomaton
+
+Offer: TypeAlias = tuple[int, int, float]
+"""A token that may come next (-1: none), how many tokens before it were matched, and the share of the places where
+those occur in which it follows (or the probability that the model gave it)."""
+
+NOTHING: Offer = (-1, 0, 0.0)
+PART = -2
+"""Stands between two conversations: no token of a model, so that nothing is matched or drafted across it."""
+
+
+class Cursor(Protocol):
+    """A source read forward from the end of the reply, over tokens that are drafted and not yet accepted."""
+
+    def offer(self) -> Offer: ...
+
+    def advance(self, token: int) -> None:
+        """`token` is drafted, by this source or another."""
+        ...
+
+
+class Silent:
+    """A cursor that offers nothing."""
+
+    __slots__ = ()
+
+    def offer(self) -> Offer:
+        return NOTHING
+
+    def advance(self, token: int) -> None: ...
+
+
+SILENT = Silent()
+
+
+class Source(Protocol):
+    """One place where drafts come from, for one reply at a time."""
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A reply to `prompt` begins."""
+        ...
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """`tokens` stand in the reply now."""
+        ...
+
+    def cursor(self) -> Cursor:
+        """From the end of the reply on."""
+        ...
+
+
+class AutomatonCursor:
+    """Reads the likeliest continuation of the longest match; where that ends, of a shorter one."""
+
+    __slots__ = ("_automaton", "_matched", "_offered", "_open", "_state", "_to")
+
+    def __init__(self, automaton: SuffixAutomaton, state: int, matched: int, open_end: int = 0) -> None:
+        """`open_end`: 1 where the match is also the end of what is indexed, which nothing follows yet."""
+        self._automaton, self._state, self._matched, self._open = automaton, state, matched, open_end
+        self._offered, self._to = -1, (0, 0)  # and where that token leads
+
+    def offer(self) -> Offer:
+        automaton, state, matched = self._automaton, self._state, self._matched
+        while matched > 0:
+            token, to, count = automaton.likeliest(state)
+            if token >= 0:
+                self._offered, self._to = token, (to, matched + 1)
+                return token, matched, count / max(count, automaton.count[state] - self._open)
+            if token == PART:
+                return NOTHING
+            state = automaton.link[state]
+            matched = automaton.length[state]
+        return NOTHING
+
+    def advance(self, token: int) -> None:
+        if token == self._offered:
+            self._state, self._matched = self._to
+        else:
+            self._state, self._matched = self._automaton.follow(self._state, self._matched, token)
+        self._offered, self._open = -1, 0
+
+
+class Context:
+    """The prompt and the reply so far. A prompt that goes on from the last text is not indexed anew."""
+
+    def __init__(self) -> None:
+        self.automaton = SuffixAutomaton()
+        self.text: list[int] = []
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        known = len(self.text)
+        if len(prompt) < known or list(prompt[:known]) != self.text:
+            self.automaton, self.text, known = SuffixAutomaton(), [], 0
+        self.extend(prompt[known:])
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.automaton.extend(tokens)
+        self.text += tokens
+
+    def cursor(self) -> AutomatonCursor:
+        automaton = self.automaton
+        return AutomatonCursor(automaton, automaton.seen, automaton.length[automaton.seen], 1)
+
+
+TAIL = 16
+"""Tokens of a prompt that go before a reply into the history: an ending that was asked before leads to its reply."""
+
+
+class History:
+    """Past conversations: the end of each prompt, and its reply."""
+
+    def __init__(self) -> None:
+        self.automaton = SuffixAutomaton()
+        self._state, self._matched = ROOT, 0
+
+    def add(self, prompt: Sequence[int], reply: Sequence[int]) -> None:
+        """A conversation is over."""
+        self.automaton.extend([*prompt[-TAIL:], *reply, PART])
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._state, self._matched = ROOT, 0
+        self.extend(prompt[-TAIL:])
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        follow = self.automaton.follow
+        for token in tokens:
+            self._state, self._matched = follow(self._state, self._matched, token)
+
+    @property
+    def match(self) -> tuple[int, int]:
+        """The longest end of the reply that occurs in the past: its state, and its length."""
+        return self._state, self._matched
+
+    def cursor(self) -> Cursor:
+        return AutomatonCursor(self.automaton, self._state, self._matched) if len(self.automaton) else SILENT

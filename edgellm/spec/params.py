@@ -1,0 +1,148 @@
+"""What a user may choose about one reply."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import warnings
+from dataclasses import InitVar, dataclass
+
+from edgellm.errors import InvalidOption
+from edgellm.spec.protocols import Gate
+from edgellm.spec.types import Sampling
+
+GATES = ("auto", "synera", "confidence", "importance", "random", "hybrid", "edgefm", "always", "never")
+"""Which drafted chunks are verified. `synera` is the paper's gate, `random`, `hybrid` and `edgefm` are baselines."""
+
+SWITCH = ("auto", "on", "off")
+SOURCES = ("context", "history", "analogy", "calibration", "reuse")
+"""What drafts can be retrieved from."""
+USUAL_SOURCES = ("context", "history", "analogy")
+"""What they are retrieved from where nobody says otherwise: calibration and reuse cost what they bring."""
+_FREE = ("auto", "confidence", "always", "never")  # these mean something without a budget
+
+
+GONE = {
+    "tree": "tree has no effect any more: what is copied is one chain of tokens. Leave it out.",
+    "economy": "economy has no effect any more: a budget is spent as it was given. Leave it out.",
+}
+"""Options that are still accepted, and what is told of them."""
+MOST_STOPS, LONGEST_STOP, MOST_LOGPROBS = 16, 500, 20
+CHUNK = 4
+"""Drafted tokens in a chunk where everything is verified, or nothing."""
+FINE = 2
+"""The same where a budget chooses: a budget of small chunks goes to those that are wrong, not to their neighbours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyOptions:
+    """Choices for one reply; the defaults are greedy, and lossless: everything is verified.
+
+    `budget` in [0, 1] is the share of chunks that the verifier is asked about (of tokens with the gate `hybrid`, of
+    replies with `edgefm`), kept over all replies of a pair. `gate` is one of `GATES` or a gate of your own; `auto`
+    is the one for which the pair's profile has the best evidence, and verifies everything where no budget is given.
+    `parallel`: drafts on while a verdict is on its way, where the verifier is across a link. `early_exit`: leaves
+    the draft model's last layers out for a token that `exit_threshold` calls sure (top-1 minus top-2 probability),
+    `auto` where the profile says that it pays. `precedents`: with a budget below 1 and the fitted gate, what
+    followed the same words before is drafted where the draft model hesitates, as far as the pair's profile says
+    that it pays. `seed` None picks one, which the summary tells. `gamma` is the number of drafted tokens in a
+    chunk, None for as many as the profile has where a budget is kept, else `CHUNK`. `confidence_threshold` is the
+    c_th of the confidence gate without a budget. `retrieval`: whether drafts are also copied from what was seen,
+    `auto`, `off`, or those of `SOURCES` that may be copied from, with commas between them; only where everything is
+    verified, so it never changes the text. `stop`: texts that end the reply where one would begin; it is not part
+    of the reply. `logprobs`: tokens carry the probabilities that the verifier (the draft model, where that is
+    alone) gave them and this many others; only where everything is verified, in this process.
+
+    Raises:
+        InvalidOption: a value that cannot be meant, named with the range that can.
+    """
+
+    max_tokens: int = 512
+    temperature: float = 0.0
+    top_k: int = 40
+    top_p: float = 0.95
+    seed: int | None = None
+    gate: str | Gate = "auto"
+    budget: float | None = None
+    parallel: bool = True
+    early_exit: str = "auto"
+    exit_threshold: float = 0.7
+    precedents: bool = True
+    confidence_threshold: float = 0.8
+    gamma: int | None = None
+    retrieval: str = "auto"
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    tree: InitVar[str | None] = None
+    economy: InitVar[bool | None] = None
+
+    def __post_init__(self, tree: str | None, economy: bool | None) -> None:
+        _warn_of_gone(tree=tree, economy=economy)
+        _at_least("max_tokens", self.max_tokens, 1)
+        if self.gamma is not None:
+            _at_least("gamma", self.gamma, 1)
+        _at_least("top_k", self.top_k, 0)
+        if self.seed is not None:
+            _at_least("seed", self.seed, 0)
+        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
+            raise InvalidOption(f"temperature is {self.temperature}.", "Give 0 (greedy) or a positive number.")
+        if not 0.0 < self.top_p <= 1.0:
+            raise InvalidOption(f"top_p is {self.top_p}.", "Give a number above 0 and up to 1; 1 switches it off.")
+        if isinstance(self.gate, str) and self.gate not in GATES:
+            raise InvalidOption(f"There is no gate named {self.gate!r}.", f"Choose one of {', '.join(GATES)}.")
+        for name in ("confidence_threshold", "exit_threshold"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise InvalidOption(f"{name} is {getattr(self, name)}.", "Give a number from 0 to 1, such as 0.8.")
+        if self.early_exit not in SWITCH:
+            raise InvalidOption(f"early_exit is {self.early_exit!r}.", f"Choose one of {', '.join(SWITCH)}.")
+        if len(self.stop) > MOST_STOPS or not all(0 < len(text) <= LONGEST_STOP for text in self.stop):
+            raise InvalidOption(
+                f"stop has {len(self.stop)} texts of {[len(text) for text in self.stop[:MOST_STOPS]]} characters.",
+                f"Give at most {MOST_STOPS}, each of 1 to {LONGEST_STOP} characters.",
+            )
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            raise InvalidOption(f"logprobs is {self.logprobs}.", f"Give a whole number from 0 to {MOST_LOGPROBS}.")
+        self.sources()
+        self._check_budget()
+
+    def sources(self) -> tuple[str, ...]:
+        """Return what drafts are retrieved from, in the order of `SOURCES`; nothing where retrieval is off."""
+        if self.retrieval in ("auto", "off"):
+            return USUAL_SOURCES if self.retrieval == "auto" else ()
+        wanted = {name.strip() for name in self.retrieval.split(",")}
+        if unknown := sorted(wanted - set(SOURCES)):
+            raise InvalidOption(
+                f"retrieval is {self.retrieval!r}, and nothing is retrieved from {unknown[0]!r}.",
+                f"Choose auto, off, or some of {', '.join(SOURCES)}.",
+            )
+        return tuple(name for name in SOURCES if name in wanted)
+
+    def _check_budget(self) -> None:
+        if self.budget is None:
+            if isinstance(self.gate, str) and self.gate not in _FREE:
+                raise InvalidOption(f"The gate {self.gate} needs a budget.", "Give one, such as 0.2.")
+            return
+        if not 0.0 <= self.budget <= 1.0:
+            raise InvalidOption(f"budget is {self.budget}.", "Give a share from 0 to 1, such as 0.2.")
+        fixed = {"always": 1.0, "never": 0.0}.get(self.gate, self.budget) if isinstance(self.gate, str) else None
+        if fixed != self.budget:
+            name = f"The gate {self.gate}" if isinstance(self.gate, str) else "A gate of your own"
+            raise InvalidOption(
+                f"{name} does not keep a budget of {self.budget}.", "Leave one of the two out, or choose the gate auto."
+            )
+
+    def sampling(self) -> Sampling:
+        """The sampling that is asked for, with a fresh seed where none was given."""
+        seed = self.seed if self.seed is not None else secrets.randbelow(2**32)
+        return Sampling(self.temperature, self.top_k, self.top_p, seed)
+
+
+def _warn_of_gone(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            warnings.warn(GONE[name], DeprecationWarning, stacklevel=4)
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidOption(f"{name} is {value!r}.", f"Give a whole number of at least {least}.")

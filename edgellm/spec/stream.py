@@ -1,0 +1,116 @@
+"""A reply: an iterator of tokens that can be stopped at any time and tells its figures at the end."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from typing import Self, TypeAlias
+
+from edgellm.engine import Stop
+from edgellm.errors import Stopped
+from edgellm.spec.loop import Event
+from edgellm.spec.stats import Stats
+from edgellm.spec.types import Explanation, Notice, Summary, Token
+
+# Given the figures to fill, whether to explain, and how to learn that the user has had enough.
+Writer: TypeAlias = Callable[[Stats, bool, Callable[[], bool]], Generator[Event, None, None]]
+
+
+class Reply(Iterator[Token]):
+    """Iterates the tokens of one reply. Nothing is computed before the first is asked for.
+
+    `on_notice` and `on_explain` are called between tokens, in the thread that iterates; explanations are made only
+    where `on_explain` is set before the first token. `cancel` may come from any thread. A reply that is dropped
+    half-way leaves everything sound.
+    """
+
+    def __init__(
+        self,
+        write: Writer,
+        *,
+        prompt_tokens: int,
+        seed: int,
+        prepared: float = 0.0,
+    ) -> None:
+        """`prepared` seconds went into the request before."""
+        self.on_notice: Callable[[Notice], None] | None = None
+        self.on_explain: Callable[[Explanation], None] | None = None
+        self._write = write
+        self._prompt_tokens = prompt_tokens
+        self._seed = seed
+        self._prepared = prepared
+        self._stats: Stats | None = None
+        self._events: Generator[Event, None, None] | None = None
+        self._stopped = Stop()
+        self._lock = threading.RLock()
+        self._endings: list[weakref.finalize[..., Reply]] = []
+
+    def __next__(self) -> Token:
+        with self._lock:
+            if self._events is None:
+                self._start()
+            try:
+                for event in self._events or ():
+                    if isinstance(event, Token):
+                        return event
+                    self._tell(event)
+            except Stopped:  # as between two tokens
+                pass
+            except BaseException:
+                self._finish()
+                raise
+            self._finish()
+            raise StopIteration
+
+    @property
+    def summary(self) -> Summary:
+        """The reply in figures: final after the last token, so far before it."""
+        return (self._stats or Stats()).summary(self._prompt_tokens, self._seed)
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Calls `call` once, when the reply has ended, or was cancelled, closed or dropped."""
+        self._endings.append(weakref.finalize(self, call))
+
+    def cancel(self) -> None:
+        """Stops the reply: no token comes after this. Returns at once, even while another thread waits for one."""
+        self._stopped.set()
+        if self._lock.acquire(blocking=False):
+            try:
+                self._finish()
+            finally:
+                self._lock.release()
+
+    def close(self) -> None:
+        """Stops the reply, and waits until a thread that is inside it has left."""
+        self._stopped.set()
+        with self._lock:
+            self._finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        if not self._stopped():
+            self._stats = Stats(self._prepared)
+            self._events = self._write(self._stats, self.on_explain is not None, self._stopped)
+
+    def _tell(self, event: Notice | Explanation) -> None:
+        if isinstance(event, Notice):
+            if self.on_notice is not None:
+                self.on_notice(event)
+        elif self.on_explain is not None:
+            self.on_explain(event)
+
+    def _finish(self) -> None:
+        """The lock is held; but a signal handler may have come in while this very thread computes."""
+        if self._events is not None:
+            if inspect.getgeneratorstate(self._events) == inspect.GEN_RUNNING:
+                return
+            self._events.close()
+        for end in self._endings:
+            end()

@@ -1,0 +1,132 @@
+"""The verification rule: which drafted tokens stand, and what the verifier says next.
+
+Speculative sampling (Leviathan et al. 2023, Chen et al. 2023) with truncated distributions: what is kept is
+distributed exactly as if the verifier had written alone, whatever the drafts were drawn from.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgellm.engine import LateRows, Rows, in_blocks
+from edgellm.errors import EngineFailed, ProtocolError
+from edgellm.spec.sampling import Uniforms, draw, exact_distribution, probability, uniforms
+from edgellm.spec.types import Chunk, Distribution, Ids, Sampling
+
+
+def judge(chunk: Chunk, rows: Rows, sampling: Sampling, position: int) -> tuple[int, int]:
+    """How many tokens of `chunk` stand, and the verifier's own token after them.
+
+    `rows` (len(chunk) + 1, n_vocab) are the verifier's logits: row i says what comes at place i of the chunk, the
+    last row what follows it. `position` is the number of tokens before the chunk: it picks the random numbers.
+    """
+    if sampling.greedy:
+        return verify_greedy(chunk.ids, rows)
+    return verify_sampling(chunk, rows, sampling, uniforms(sampling.seed, position, len(chunk) + 1))
+
+
+def verify_greedy(draft_ids: Ids, rows: Rows) -> tuple[int, int]:
+    """Accepts the drafts (n,) while each is the most probable token of its row; `rows` is (n + 1, n_vocab)."""
+    drafted = draft_ids.tolist()
+    accepted = 0
+    for block in in_blocks(rows):
+        for row, answer in enumerate(block.argmax(axis=1).tolist()):
+            if accepted < len(drafted) and drafted[accepted] == answer:
+                accepted += 1
+                continue
+            if not np.isfinite(block[row, answer]):
+                raise EngineFailed("The verifier's output is not a number.", "Its file may be damaged: fetch it anew.")
+            return accepted, answer
+    raise ValueError("there is no row behind the drafts")
+
+
+def verify_sampling(chunk: Chunk, rows: Rows, sampling: Sampling, uniforms: Uniforms) -> tuple[int, int]:
+    """Accepts a draft x with probability min(1, p(x)/q(x)), and answers a rejection from the residual.
+
+    p is the verifier's distribution after its temperature, top-k and top-p; q is what x was drawn from. Where the chunk
+    brings no distributions, x was not drawn at all, and what the verifier draws is compared with it: so it is accepted
+    with p(x) and else answered from the residual, and the text is the one that is drawn without any drafts. `rows` is
+    (n + 1, n_vocab); `uniforms` (n + 1, at least 2) holds the test of place i at [i, 0] and the draw there at [i, 1].
+    """
+    for i, drafted in enumerate(chunk.ids.tolist()):
+        p = exact_distribution(rows[i], sampling)
+        if chunk.distributions is None:
+            if (drawn := draw(p, uniforms[i, 1])) != drafted:
+                return i, drawn
+            continue
+        q = chunk.distributions[i]
+        if uniforms[i, 0] * probability(q, drafted) >= probability(p, drafted):
+            return i, draw(residual(p, q), uniforms[i, 1])
+    last = len(chunk)
+    return last, draw(exact_distribution(rows[last], sampling), uniforms[last, 1])
+
+
+LIKELY = 0.1
+"""The threshold of equation 3 of CoordGen: a rejected token of this probability may still come."""
+
+
+def plausible(chunk: Chunk, rows: Rows, accepted: int) -> tuple[bool, ...]:
+    """Which tokens of `chunk` have at least the probability `LIKELY` in their row of `rows` (len(chunk) + 1, n_vocab).
+
+    A token cannot have it that is less likely than the row's best by more than that factor: only what is left after
+    that is worth a sum over the vocabulary. Those that stand are likely, whatever their probability; of those whose row
+    nobody has computed nothing is known to the contrary.
+    """
+    n = len(chunk)
+    if isinstance(rows, LateRows):
+        n, rows = min(n, rows.known), rows.upto(rows.known)
+    found = [True] * accepted + [False] * (n - accepted) + [True] * (len(chunk) - n)
+    if accepted == n:
+        return tuple(found)
+    left = rows[accepted:n]
+    own = left[np.arange(n - accepted), chunk.ids[accepted:n]]
+    best = left.max(axis=1)
+    for at in np.flatnonzero(own - best >= np.log(LIKELY)).tolist():
+        found[accepted + at] = bool(np.exp(own[at] - best[at]) >= LIKELY * np.exp(left[at] - best[at]).sum())
+    return tuple(found)
+
+
+def residual(p: Distribution, q: Distribution) -> Distribution:
+    """max(0, p - q), renormalised: what is drawn from after a rejection.
+
+    Over the full support of p; q is aligned by token id, and a token that q cut off keeps all of its p.
+    """
+    left = p.probs.astype(np.float64)
+    places = p.ids.searchsorted(q.ids)
+    places[places == len(p.ids)] = 0
+    shared = p.ids[places] == q.ids
+    left[places[shared]] -= q.probs[shared]
+    ids = p.ids[left > 0.0]
+    left = left[left > 0.0]
+    if not len(ids):  # p equals q up to rounding: a rejection has no weight, and p is what remains
+        return p
+    return Distribution(ids, (left / left.sum()).astype(np.float32))
+
+
+def check_chunk(chunk: Chunk, n_vocab: int) -> None:
+    """Refuses what no honest drafter sends. For chunks that came over a link.
+
+    Raises:
+        ProtocolError: an id outside the vocabulary, or distributions that are not what their record promises.
+    """
+    _check_ids(chunk.ids, n_vocab, "A drafted token")
+    if chunk.distributions is None:
+        return
+    if len(chunk.distributions) != len(chunk):
+        raise ProtocolError(f"{len(chunk)} drafted tokens came with {len(chunk.distributions)} distributions.", _UPDATE)
+    for drafted, q in zip(chunk.ids.tolist(), chunk.distributions, strict=True):
+        _check_ids(q.ids, n_vocab, "A token of a draft's distribution")
+        if len(q.ids) != len(q.probs) or np.any(np.diff(q.ids) <= 0):
+            raise ProtocolError("A draft's distribution is not in ascending order of distinct tokens.", _UPDATE)
+        if not np.all(q.probs > 0) or not abs(float(q.probs.sum(dtype=np.float64)) - 1.0) < 1e-3:
+            raise ProtocolError("The probabilities of a draft's distribution do not sum to 1.", _UPDATE)
+        if probability(q, drafted) == 0.0:
+            raise ProtocolError(f"Token {drafted} cannot have been drawn from the distribution sent with it.", _UPDATE)
+
+
+_UPDATE = "Run the same version of edgellm on both sides."
+
+
+def _check_ids(ids: Ids, n_vocab: int, what: str) -> None:
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= n_vocab):
+        raise ProtocolError(f"{what} is outside the vocabulary of {n_vocab} tokens.", _UPDATE)

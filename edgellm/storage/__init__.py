@@ -1,0 +1,44 @@
+"""What is kept on disk: models, what they are called, how they come and go; and past conversations.
+
+Knows no network but the model hub's.
+"""
+
+import os
+
+# Read when the hub's library is first imported: with telemetry on, it asks the hub for a list of agents before every
+# request, and reads whatever comes, without a limit.
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+from edgellm.places import cache_dir, data_dir
+from edgellm.storage.cache import StoredModel, find, list_models, removable, remove, resolve
+from edgellm.storage.chats.entries import Past
+from edgellm.storage.chats.history import History, HistoryFacts
+from edgellm.storage.fingerprint import fingerprint, quick_fingerprint
+from edgellm.storage.hub.pull import Plan, Pulled, Transfer, fetch, plan, pull
+from edgellm.storage.model_names import ALIASES, HubName, bundled, parse_hub_name
+
+__all__ = [
+    "ALIASES",
+    "History",
+    "HistoryFacts",
+    "HubName",
+    "Past",
+    "Plan",
+    "Pulled",
+    "StoredModel",
+    "Transfer",
+    "bundled",
+    "cache_dir",
+    "data_dir",
+    "fetch",
+    "find",
+    "fingerprint",
+    "list_models",
+    "parse_hub_name",
+    "plan",
+    "pull",
+    "quick_fingerprint",
+    "removable",
+    "remove",
+    "resolve",
+]

@@ -1,0 +1,1 @@
+"""Past conversations and what was typed, as long as they are kept."""

@@ -1,0 +1,73 @@
+"""What a model file is, whatever it is called: the SHA-256 of its bytes, computed once a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from edgellm.errors import StateDamaged
+from edgellm.places import cache_dir
+from edgellm.storage.state import read_json, write_state
+
+_BLOB = re.compile(r"[0-9a-f]{64}")  # the hub's cache names a model's file by this very hash
+_KEPT = 256  # files
+_MOST_BYTES = 2**24
+QUICK = 64 * 2**20  # bytes that are read in no time
+
+
+def fingerprint(path: Path) -> str:
+    """The SHA-256 of a file's content in hex, 64 characters.
+
+    Read once (about a second a gigabyte) and remembered for as long as the file's size and time of change stay. Of a
+    model that is split over several files, that of the first.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    real = path.resolve()
+    if real.parent.name == "blobs" and _BLOB.fullmatch(real.name):
+        return real.name
+    stat = real.stat()
+    key, mark = str(real), [stat.st_size, stat.st_mtime_ns]
+    known = _known()
+    entry = known.get(key)
+    if isinstance(entry, list) and entry[:2] == mark and _BLOB.fullmatch(str(entry[-1])):
+        return str(entry[-1])
+    with real.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    known.pop(key, None)
+    kept = dict(list(known.items())[-_KEPT + 1 :])
+    with suppress(OSError):  # then it is computed again next time
+        _keep(kept | {key: [*mark, digest]})
+    return digest
+
+
+def quick_fingerprint(path: Path) -> str | None:
+    """`fingerprint`, where it is remembered or quickly computed; None where that would take a user's time."""
+    try:
+        real = path.resolve()
+        entry = _known().get(str(real))
+        stat = real.stat()
+        remembered = isinstance(entry, list) and entry[:2] == [stat.st_size, stat.st_mtime_ns]
+        quick = remembered or real.parent.name == "blobs" or stat.st_size <= QUICK
+        return fingerprint(path) if quick else None
+    except OSError:
+        return None
+
+
+def _file() -> Path:
+    return cache_dir() / "fingerprints.json"
+
+
+def _known() -> dict[str, object]:
+    """Return size, time of change and hash of each file that was read before; nothing where that is damaged."""
+    with suppress(StateDamaged):
+        return read_json(_file(), dict[str, object], _MOST_BYTES) or {}
+    return {}
+
+
+def _keep(known: dict[str, object]) -> None:
+    write_state(_file(), json.dumps(known))

@@ -1,0 +1,1 @@
+"""Models from the hub: listed, downloaded, resumed."""

@@ -1,0 +1,176 @@
+"""One file over HTTP into one partial file, resumed where the last attempt stopped."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from edgellm.errors import DiskFull, PullFailed
+from edgellm.storage.listing import raise_for_status
+
+ATTEMPTS = 5  # in a row without a single new byte
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SIZE = re.compile(r"[0-9]{1,18}")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """How far a download is, in bytes. `resumed` of them were there before; `sent` came over the network just now."""
+
+    done: int
+    total: int
+    resumed: int
+    sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A file on the hub. `etag` is its SHA-256 where the hub keeps it as a large file; `size` in bytes."""
+
+    url: str
+    etag: str
+    size: int
+
+
+def download(
+    remote: Remote,
+    headers: dict[str, str],
+    partial: Path,
+    progress: Callable[[Transfer], None] = lambda _: None,
+) -> None:
+    """Completes `partial`, whose bytes so far are kept, to the whole of `remote`, and checks size and SHA-256.
+
+    A cut connection is taken up again with growing pauses, up to `ATTEMPTS` times without a new byte.
+
+    Raises:
+        PullFailed: the network, or the server; what has arrived is kept, unless it is proved wrong.
+        DiskFull: no space; what has arrived is kept.
+    """
+    try:
+        _check_space(partial, remote.size)
+        with partial.open("ab") as file:
+            resumed = file.tell()
+            if resumed > remote.size:
+                resumed = _restart(file)
+            _receive_all(remote, headers, file, resumed, progress)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _disk_full(partial, remote.size) from error
+        raise PullFailed(
+            f"{partial} cannot be written: {error.strerror}.", "Check the folder's permissions."
+        ) from error
+    if _SHA256.fullmatch(remote.etag) and _sha256(partial) != remote.etag:
+        partial.unlink()
+        raise PullFailed("What arrived is not what the hub announced: its SHA-256 differs.", "Pull it again.")
+
+
+def _receive_all(
+    remote: Remote,
+    headers: dict[str, str],
+    file: BinaryIO,
+    resumed: int,
+    progress: Callable[[Transfer], None],
+) -> None:
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HTTPError as AnyHttpError  # of whichever HTTP client it has
+
+    sent = failures = 0
+    while file.tell() < remote.size:
+        reason = "the connection was closed"
+        try:
+            for count in _receive(remote, headers, file):
+                sent, failures = sent + count, 0
+                progress(Transfer(file.tell(), remote.size, min(resumed, file.tell()), sent))
+        except HfHubHTTPError as error:
+            status = error.response.status_code
+            reason = f"the server answered {status}"
+            if status == 416:
+                _restart(file)
+            elif status < 500 and status not in (408, 429):
+                raise PullFailed(f"The file cannot be fetched: {reason}.", "Check the name and HF_TOKEN.") from error
+        except OfflineModeIsEnabled as error:
+            raise PullFailed("HF_HUB_OFFLINE is set.", "Unset it to download.") from error
+        except AnyHttpError as error:
+            reason = str(error) or type(error).__name__
+        if file.tell() < remote.size:
+            failures += 1
+            if failures >= ATTEMPTS:
+                raise PullFailed(
+                    f"The download stopped at {_mb(file.tell())} of {_mb(remote.size)}: {reason}.",
+                    "What has arrived is kept: pull it again to go on from there.",
+                )
+            time.sleep(min(2.0 ** (failures - 1), 8.0))
+
+
+def _receive(remote: Remote, headers: dict[str, str], file: BinaryIO) -> Iterator[int]:
+    """Appends one answer of the server to `file`, from where it ends; yields the length of each block."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    at = file.seek(0, os.SEEK_END)
+    asked = {**headers, "Accept-Encoding": "identity"}
+    if at:
+        asked["Range"] = f"bytes={at}-"
+    with get_session().stream("GET", remote.url, headers=asked, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT) as response:
+        raise_for_status(response)
+        if at and response.status_code != 206:  # the server sends everything again
+            at = _restart(file)
+        if (total := _announced(response.headers, at)) not in (None, remote.size):
+            raise PullFailed(
+                f"The server offers {total} bytes where {remote.size} were announced.",
+                "The file may have changed on the hub: pull it again.",
+            )
+        # Blocks as they come: of a size asked for, a half-filled one would be lost with the connection.
+        for block in response.iter_raw():
+            if file.tell() + len(block) > remote.size:
+                raise PullFailed(f"The server sent more than the {remote.size} bytes it announced.", "Pull it again.")
+            file.write(block)
+            yield len(block)
+
+
+def _restart(file: BinaryIO) -> int:
+    file.seek(0)
+    return file.truncate()
+
+
+def _announced(headers: Mapping[str, str], at: int) -> int | None:
+    """The whole file's size as an answer that begins at byte `at` tells it; None where it does not."""
+    if at:
+        match = _RANGE.fullmatch(headers.get("Content-Range", ""))
+        return int(match[2]) if match and int(match[1]) == at else -1
+    length = headers.get("Content-Length", "")
+    return int(length) if _SIZE.fullmatch(length) else None
+
+
+def _check_space(partial: Path, size: int) -> None:
+    here = partial.stat().st_size if partial.exists() else 0
+    if shutil.disk_usage(partial.parent).free < size - here:
+        raise _disk_full(partial, size)
+
+
+def _disk_full(partial: Path, size: int) -> DiskFull:
+    here = partial.stat().st_size if partial.exists() else 0
+    free = shutil.disk_usage(partial.parent).free
+    return DiskFull(
+        f"The disk of {partial.parent} is too full: {_mb(size - here)} are still to come, {_mb(free)} are free.",
+        "Make room (`edgellm rm` removes models), then pull it again: what has arrived is kept.",
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"

@@ -1,0 +1,1 @@
+"""The store of layers: pieces, manifests, owners, room."""

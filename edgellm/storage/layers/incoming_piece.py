@@ -1,0 +1,123 @@
+"""A piece that is arriving: it gets its name when every byte is there and the hash is right, and not before."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from edgellm.engine import check_cuttable, check_gguf
+from edgellm.errors import DiskFull, EdgeError, LayersCorrupt, LayersRefused
+from edgellm.storage.layers.manifest import Piece
+
+_STEP = 2**20
+_PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+
+
+class Partial:
+    """The file of a piece that is arriving. To be closed; what has arrived stays for the next time."""
+
+    def __init__(self, path: Path, whole: Path, piece: Piece) -> None:
+        """Opens and hashes what is at `path`, which becomes `whole`."""
+        self.piece = piece
+        self._path, self._final = path, whole
+        self._digest = hashlib.sha256()
+        self.size = 0  # bytes that have arrived
+        with told(path):
+            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | _PLAIN, 0o600), "r+b", buffering=0)
+            while data := self._file.read(_STEP):
+                self._digest.update(data)
+                self.size += len(data)
+            if self.size > piece.size:
+                self.restart()
+
+    def restart(self) -> None:
+        """Forgets what has arrived."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._digest, self.size = hashlib.sha256(), 0
+
+    def append(self, data: bytes | memoryview) -> None:
+        """Adds bytes behind those that are there.
+
+        Raises:
+            LayersRefused: more than was announced; they are not taken.
+            DiskFull: no room for them; those that were there stay.
+        """
+        if self.size + len(data) > self.piece.size:
+            raise LayersRefused(
+                f"{str(self.piece).capitalize()} was announced with {self.piece.size} bytes, and more arrive.", _AGAIN
+            )
+        with told(self._path):
+            try:
+                left = memoryview(data)
+                while left:
+                    left = left[self._file.write(left) :]
+            except OSError:
+                with suppress(OSError):
+                    self._file.truncate(self.size)
+                    self._file.seek(self.size)
+                raise
+        self._digest.update(data)
+        self.size += len(data)
+
+    def finish(self) -> Path:
+        """Gives the piece its name, if it is what was announced; returns its path.
+
+        Raises:
+            LayersRefused: bytes are missing; what is there stays.
+            LayersCorrupt: the hash is another, or no layers of a model are in it; nothing stays.
+        """
+        if self.size < self.piece.size:
+            raise LayersRefused(f"Of {self.piece}, {self.size} of {self.piece.size} bytes are there.", _AGAIN)
+        if self._digest.hexdigest() != self.piece.sha256:
+            self._drop()
+            raise LayersCorrupt(f"What arrived is not {self.piece}: its SHA-256 is another one.", _AGAIN)
+        try:
+            layers = check_cuttable(check_gguf(self._path))
+        except EdgeError as error:
+            self._drop()
+            raise LayersCorrupt(f"What arrived for {self.piece} is no model: {error.what}", _AGAIN) from None
+        if layers != self.piece.layers:
+            self._drop()
+            raise LayersCorrupt(f"What arrived for {self.piece} holds {layers} layers.", _AGAIN)
+        with told(self._path):
+            if self._final.is_file() and self._final.stat().st_size == self.piece.size:  # somebody else was faster
+                self._drop()
+                return self._final
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._path.replace(self._final)
+        with suppress(OSError, AttributeError):  # so that the name, too, outlives a power cut; not on Windows
+            folder = os.open(self._final.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        return self._final
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _drop(self) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Turns what the system says of `path` into our errors: DiskFull, or LayersRefused."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(
+                f"The disk of {path} is full.", "Make room there, and deploy again: what has arrived is kept."
+            ) from error
+        raise LayersRefused(f"{path} cannot be used: {error.strerror or error}.", "Check the disk.") from error
+
+
+_AGAIN = "Deploy it again; if that does not help, run the same version of edgellm on both sides."

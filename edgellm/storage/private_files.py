@@ -1,0 +1,84 @@
+"""Small files that only the user can read: written whole or not at all, and never through a link."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from edgellm.errors import StateDamaged, TrustUnusable
+from edgellm.storage.state import NO_LINKS, NOT_BLOCKING, private_folder, read_plain
+
+PATIENCE = 10.0  # seconds to wait for another process; each holds a file for some milliseconds
+MOST_BYTES = 2**20
+
+
+def read_private(path: Path) -> bytes | None:
+    """The file's bytes, None where there is none. One that others could read is closed to them.
+
+    Raises:
+        TrustUnusable: it is a link, no plain file, too large, or cannot be read.
+    """
+    try:
+        return read_plain(path, MOST_BYTES)
+    except StateDamaged as error:
+        raise TrustUnusable(error.what, "Move it away, and try again.") from None
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Puts `data` in the place of whatever `path` held, in one step.
+
+    Raises:
+        TrustUnusable: it cannot be written; what was there is unchanged.
+    """
+    beside = path.with_name(path.name + ".new")
+    with _told(path, "written"):
+        beside.unlink(missing_ok=True)  # left by a crash
+        try:
+            handle = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS | NOT_BLOCKING, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(handle)
+            beside.replace(path)
+        except OSError:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Makes `folder`, closed to others, and keeps other processes out of what is done in the `with`.
+
+    Raises:
+        TrustUnusable: it cannot be made, or another process does not let go of it.
+    """
+    with _told(folder, "used"):
+        if os.path.lexists(folder) and not stat.S_ISDIR(folder.lstat().st_mode):
+            raise TrustUnusable(f"{folder} is not a folder.", "Move it away; a new one will be made.")
+        private_folder(folder)
+        lock = FileLock(folder / "lock", timeout=PATIENCE, mode=0o600)
+        lock.acquire(poll_interval=0.01)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _told(path: Path, done: str) -> Iterator[None]:
+    """Turns what the system says into our error: `path` cannot be `done`."""
+    try:
+        yield
+    except Timeout as error:
+        raise TrustUnusable(f"{path} is in use by another process.", "Try again when that is done.") from error
+    except (OSError, NotImplementedError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise TrustUnusable(
+            f"{path} cannot be {done}: {why}.", "Check it, or set EDGELLM_HOME to a folder of yours."
+        ) from error

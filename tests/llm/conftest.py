@@ -1,0 +1,57 @@
+"""The bundled pair with a small profile of its own, and a served verifier."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgellm.engine import Message, Model
+from edgellm.rpc.address import Address
+from edgellm.services.server.verifier_server import VerifierServer
+from models.corpus import held_out
+from models.families import FAMILIES
+
+PROFILED, ASKED = 1001, 2002  # seeds of the prompts that are profiled, and of others
+
+
+def prompts(seed: int, count: int) -> list[list[Message]]:
+    """`count` held-out prompts of each family."""
+    cases = [case for family in FAMILIES for case in held_out(family, count, seed)]
+    return [[Message(turn.role, turn.text) for turn in case.prompt] for case in cases]
+
+
+@pytest.fixture(scope="session")
+def prompt_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some of them as `edgellm profile` takes them."""
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = [
+        json.dumps({"messages": [{"role": m.role, "content": m.content} for m in messages]})
+        for messages in prompts(PROFILED, 1)
+    ]
+    path.write_text("\n".join(rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def server(f32_pair: tuple[Path, Path]) -> Iterator[VerifierServer]:
+    with (
+        Model.load(f32_pair[1]) as model,
+        VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=3, threads=1) as running,
+    ):
+        yield running
+
+
+@pytest.fixture
+def address(server: VerifierServer) -> str:
+    return str(server.address)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home of its own for the test."""
+    path = tmp_path / "home"
+    monkeypatch.setenv("EDGELLM_HOME", str(path))
+    return path

@@ -1,0 +1,245 @@
+"""What `edgellm doctor` finds on this machine and of devices that are not as they should be. On loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+from edgellm import __version__
+from edgellm.diagnostics import local, network
+from edgellm.diagnostics.network import Heard, examine_interfaces, examine_multicast, examine_peers, examine_welcome
+from edgellm.diagnostics.results import Finding, State
+from edgellm.diagnostics.run import examine
+from edgellm.engine.build_info import Features
+from edgellm.rpc.address import Address
+from edgellm.rpc.discovery.mdns import Hint, Kind, announced
+from edgellm.rpc.trust.handshake import Offer, Welcomed
+from edgellm.rpc.trust.identity import Identity
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.versions import LINK
+from tests.rpc.doors import answering, run, serving
+from tests.rpc.strangers import befriend, device, known
+
+SILENCE = Heard((), own_came_back=True)
+VOCABULARY = "ab" * 32
+
+
+@pytest.fixture
+def me(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trust:
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
+    return Trust.here()
+
+
+@pytest.fixture
+def desk(me: Trust, tmp_path: Path) -> Trust:
+    """A paired device."""
+    made = device(tmp_path / "desk")
+    befriend(me, made)
+    me.peers.rename(made.identity.id, "desk")
+    return made
+
+
+def only(found: Iterator[Finding], topic: str) -> Finding:
+    (one,) = [finding for finding in found if finding.topic == topic]
+    return one
+
+
+def hint(device: Trust, *addresses: Address, protocol: int = LINK) -> Hint:
+    return Hint(device.identity.id.short, protocol, "0" * 16, addresses)
+
+
+def peers_of(me: Trust, *hints: Hint) -> list[Finding]:
+    return list(examine_peers(me, Heard(hints, own_came_back=True), VOCABULARY))
+
+
+def test_a_sound_machine_has_no_problem_and_says_what_next_where_there_is_one(me: Trust) -> None:
+    found = list(examine())
+    assert not [one for one in found if one.state is State.PROBLEM]
+    assert {one.topic for one in found} >= {
+        "llama.cpp",
+        "memory",
+        "disk",
+        "clock",
+        "identity",
+        "interfaces",
+        "multicast",
+    }
+    assert all(bool(one.next_step) is (one.state is not State.OK) for one in found)
+
+
+def test_what_is_damaged_is_told_and_the_rest_looked_at(me: Trust, tmp_path: Path) -> None:
+    (tmp_path / "home" / "data" / "trust" / "identity.pem").write_text("nonsense")
+    found = list(examine(draft=str(tmp_path / "nothing.gguf")))
+    assert only(iter(found), "identity").state is State.PROBLEM
+    assert "nothing.gguf" in only(iter(found), "vocabulary").what
+    assert {one.state for one in found if one.topic == "interfaces"} == {State.OK}
+
+
+def test_a_device_without_an_identity_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "new"))
+    assert only(local.examine_machine(), "identity").state is State.NOTE
+
+
+@pytest.mark.parametrize(("free", "state"), [(2**20, State.PROBLEM), (2**31, State.NOTE), (2**40, State.OK)])
+def test_little_room_is_told(me: Trust, monkeypatch: pytest.MonkeyPatch, free: int, state: State) -> None:
+    class Usage(NamedTuple):
+        free: int
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage(free))
+    assert {one.state for one in local.examine_machine() if one.topic == "disk"} == {state}
+
+
+def test_little_memory_is_told(me: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Memory(NamedTuple):
+        available: int = 2**20
+
+    monkeypatch.setattr(psutil, "virtual_memory", Memory)
+    assert only(local.examine_machine(), "memory").state is State.PROBLEM
+
+
+def test_a_clock_that_has_lost_its_time_is_told() -> None:
+    assert local.clock(datetime(1970, 1, 1, tzinfo=UTC)).state is State.PROBLEM
+    assert local.clock(datetime.now(UTC)).state is State.OK
+
+
+@pytest.mark.parametrize(
+    ("library", "says"),
+    [
+        (Features("1", ("SSE3",), gpu=True, mmap=True), "compiled without AVX2"),
+        (Features("1", ("AVX2",), gpu=False, mmap=True), "for the processor alone"),
+        (Features("1", ("AVX2",), gpu=True, mmap=False), "without mmap"),
+    ],
+)
+def test_a_library_that_could_be_faster_is_told(
+    me: Trust, monkeypatch: pytest.MonkeyPatch, library: Features, says: str
+) -> None:
+    monkeypatch.setattr("edgellm.engine.build_info.features", lambda: library)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
+    notes = [one.what for one in local.examine_machine() if one.topic == "llama.cpp" and one.state is State.NOTE]
+    assert len(notes) == 1
+    assert says in notes[0]
+
+
+def test_a_machine_in_no_network_is_told() -> None:
+    assert only(examine_interfaces([]), "interfaces").state is State.PROBLEM
+
+
+def test_silence_where_not_even_our_own_word_comes_back_is_a_firewall_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "announced", lambda *_: announced(Kind.TEST, "", 1, []))  # says nothing
+    monkeypatch.setattr(network, "LISTEN_SECONDS", 0.2)
+    monkeypatch.setattr(network, "_LONGEST_LISTEN", 0.2)
+    heard = network.listen("0000-0000", ["127.0.0.1"])
+    assert not heard.own_came_back
+    assert "UDP port 5353" in only(examine_multicast(heard, "0000-0000", ["127.0.0.1"]), "multicast").next_step
+
+
+def test_where_nothing_can_be_announced_is_told() -> None:
+    told = [one for one in examine_multicast(SILENCE, "0000-0000", ["192.0.2.99"]) if one.state is State.PROBLEM]
+    assert "Nothing can be announced at 192.0.2.99" in told[0].what
+
+
+def test_another_device_with_our_identity_is_told(me: Trust) -> None:
+    copy = hint(me, Address("192.0.2.7", 5))
+    found = only(examine_multicast(Heard((copy,), True), me.identity.id.short, []), "identity")
+    assert found.state is State.PROBLEM
+    assert found.what.startswith("192.0.2.7")
+    assert "identity.pem" in found.next_step
+
+
+def test_a_device_that_is_there_is_fine(me: Trust, desk: Trust) -> None:
+    async def work() -> None:
+        async with serving(desk) as address:
+            await there(me, desk, address)
+
+    run(work)
+
+
+async def there(me: Trust, desk: Trust, address: Address) -> None:
+    """In a thread, as what is looked at runs in the network's loop, too."""
+    me.peers.saw(desk.identity.id, address)
+    quiet = await asyncio.to_thread(peers_of, me)
+    heard = await asyncio.to_thread(peers_of, me, hint(desk, address))
+    old = await asyncio.to_thread(peers_of, me, hint(desk, address, protocol=LINK - 1))
+    assert [one.topic for one in heard if one.state is State.OK] == ["peers", "vocabulary"]
+    assert [one.topic for one in quiet if one.state is State.NOTE] == ["multicast"]
+    assert "--peer" in quiet[0].next_step
+    (too_old,) = [one for one in old if one.state is State.PROBLEM]
+    assert (too_old.topic, too_old.next_step) == ("versions", "Update edgellm on desk.")
+    desk.peers.remove(me.identity.id)
+    (stranger,) = await asyncio.to_thread(peers_of, me)
+    assert stranger.state is State.PROBLEM
+    assert "do not trust each other" in stranger.what
+
+
+def test_a_device_of_another_version_says_who_is_to_update(me: Trust, desk: Trust) -> None:
+    async def work() -> None:
+        async with answering(desk, lambda reply: setattr(reply, "protocol", LINK + 1)) as address:
+            me.peers.saw(desk.identity.id, address)
+            (one,) = await asyncio.to_thread(peers_of, me)
+            assert (one.topic, one.state) == ("versions", State.PROBLEM)
+            assert "this device" in one.next_step
+
+    run(work)
+
+
+def test_a_device_that_is_on_and_serves_nothing(me: Trust, desk: Trust) -> None:
+    me.peers.saw(desk.identity.id, Address("127.0.0.1", 1))
+    (one,) = peers_of(me)
+    assert "desk is on, and nothing listens at 127.0.0.1:1" in one.what
+    assert "edgellm serve" in one.next_step
+    (one,) = peers_of(me, hint(desk, Address("127.0.0.1", 1)))
+    assert (one.topic, one.state) == ("firewall", State.PROBLEM)
+    assert "refuses" in one.what
+
+
+def test_a_device_of_which_there_is_no_sign(me: Trust, desk: Trust) -> None:
+    (one,) = peers_of(me)
+    assert one.state is State.PROBLEM
+    assert "Nobody knows where desk is" in one.what
+
+
+@pytest.fixture
+def sound(desk: Trust) -> Welcomed:
+    peer: Peer = known(desk, "desk")
+    offer = Offer("verifier", "big", 1, VOCABULARY)
+    version = __version__
+    return Welcomed(peer, Address("127.0.0.1", 5), version, frozenset({Right.VERIFY}), (offer,), 0.001, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "topic", "says"),
+    [
+        ({"clock_ahead": 7200.0}, "clock", "120 minutes ahead of"),
+        ({"clock_ahead": -7200.0}, "clock", "120 minutes behind"),
+        ({"version": "0.0.1"}, "versions", "desk runs edgellm 0.0.1"),
+        ({"rights": frozenset()}, "rights", "does not let this device"),
+        ({"offers": (Offer("verifier", "other", 1, "00" * 32),)}, "vocabulary", "whose vocabulary is not"),
+    ],
+)
+def test_what_a_device_says_of_itself_is_judged(
+    sound: Welcomed, changes: dict[str, Any], topic: str, says: str
+) -> None:
+    found = examine_welcome(replace(sound, **changes), VOCABULARY)
+    bad = [one for one in found if one.state is not State.OK]
+    assert [one.topic for one in bad] == [topic]
+    assert says in bad[0].what
+    assert bad[0].next_step
+
+
+def test_an_address_that_was_given_is_tried(me: Trust, desk: Trust) -> None:
+    found = list(network.examine_address(me, Address("127.0.0.1", 1), VOCABULARY))
+    assert [one.state for one in found] == [State.PROBLEM]
+    assert Identity.here().id == me.identity.id

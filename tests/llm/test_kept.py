@@ -1,0 +1,187 @@
+"""Everything that comes from prompts is forgotten when the user says so, and when it is too old."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from edgellm.cli.main import run
+from edgellm.errors import HistoryUnusable
+from edgellm.llm import Pair, profile_path
+from edgellm.llm.kept_data import LOGS_MOST, Kept, expire, forget, kept
+from edgellm.llm.profiling.store import keep_profile
+from edgellm.places import cache_dir, data_dir, state_dir
+from edgellm.spec.gates.profile import Profile
+from edgellm.storage import History, fingerprint
+from edgellm.storage.chats.conversations import Conversation, Conversations
+from edgellm.storage.chats.retention import set_max_age
+from edgellm.storage.chats.typed_lines import old_lines, take_over, typed_lines
+from edgellm.storage.state import write_state
+
+MODELS = Path(__file__).parents[2] / "models"
+SECRET = "my PIN is 4711"
+ALL = Kept(replies=1, conversations=1, typed=2, profiles=3, curves=1, logs=1)
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("EDGELLM_HISTORY_KEEP", raising=False)
+
+
+@pytest.fixture
+def profile() -> Profile:
+    found = Profile.load(MODELS / "profile.json")
+    assert found.has_words
+    return found
+
+
+@pytest.fixture
+def _everything(profile: Profile) -> None:
+    """One of each kind, all with the secret in it."""
+    History().add(SECRET, SECRET)
+    typed_lines().add(SECRET, "")
+    write_state(old_lines(), f"\n# 2026-01-01 00:00:00.000000\n+{SECRET}\n")
+    Conversations().keep(Conversation.new().said([("user", SECRET)]))
+    folder = data_dir() / "profiles"
+    profile.save(folder / "words.json")
+    replace(profile, origin="first replies", trouble=replace(profile.trouble, tokens=(), weights=())).save(
+        folder / "replies.json"
+    )
+    profile.without_words().save(folder / "none.json")
+    write_state(folder / "pair.first.jsonl", SECRET)
+    write_state(cache_dir() / "curves" / "curve.json", SECRET)
+    write_state(state_dir() / "logs" / "crash-1.log", SECRET)
+
+
+def found(text: str) -> list[str]:
+    root = Path(os.environ["EDGELLM_HOME"])
+    return [str(path) for path in root.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
+
+
+@pytest.mark.usefixtures("_everything")
+def test_forgetting_counts_what_it_removes_and_leaves_nothing(profile: Profile) -> None:
+    assert kept() == ALL
+    assert forget() == ALL
+    assert found(SECRET) == []
+    assert kept() == forget() == Kept()
+    assert str(ALL) == "1 reply, 1 conversation, 2 typed lines, 3 profiles, 1 cost curve, 1 crash log"
+    left = {path.name: Profile.load(path) for path in (data_dir() / "profiles").iterdir()}
+    assert set(left) == {"words.json", "none.json"}
+    assert left["words.json"] == profile.without_words()
+
+
+@pytest.mark.usefixtures("_everything")
+def test_what_cannot_be_removed_is_told_and_the_rest_goes() -> None:
+    path = History().path
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(HistoryUnusable, match="cannot be removed"):
+        forget()
+    assert found(SECRET) == []
+
+
+@pytest.mark.usefixtures("_everything")
+@pytest.mark.parametrize("on", [True, False])
+def test_what_is_too_old_goes_and_the_rest_stays(on: bool) -> None:
+    if not on:
+        History().turn_off()
+    expire()
+    assert kept() == ALL
+    long_ago = datetime.now(UTC) - timedelta(days=400)
+    for path in Path(os.environ["EDGELLM_HOME"]).rglob("*"):
+        os.utime(path, (long_ago.timestamp(),) * 2, follow_symlinks=False)
+    for store in (History(), typed_lines()):
+        line = json.loads(store.path.read_text()) | {"when": long_ago.isoformat(timespec="seconds")}
+        store.path.write_text(json.dumps(line) + "\n")
+    set_max_age(None)
+    expire()
+    assert kept() == ALL
+    set_max_age(timedelta(days=365))
+    expire()
+    assert kept() == Kept()
+    assert found(SECRET) == []
+
+
+def test_an_old_line_goes_when_a_new_one_comes() -> None:
+    History().add(SECRET, "")
+    History().path.write_text(History().path.read_text().replace(f"{datetime.now(UTC).year}-", "2019-"))
+    assert History().recent() == []
+    History().add("new", "")
+    assert [past.question for past in History().recent()] == ["new"]
+    assert found(SECRET) == []
+
+
+def test_an_old_conversation_goes_when_another_one_is_kept() -> None:
+    Conversations().keep(replace(Conversation.new().said([("user", SECRET)]), when=datetime(2019, 1, 1, tzinfo=UTC)))
+    assert found(SECRET) == []
+    Conversations().keep(Conversation.new().said([("user", "new")]))
+    assert len(Conversations().all()) == 1
+
+
+def test_crash_logs_are_few() -> None:
+    for number in range(LOGS_MOST + 5):
+        write_state(state_dir() / "logs" / f"crash-{number:03}.log", "x")
+    expire()
+    assert len(list((state_dir() / "logs").iterdir())) == LOGS_MOST
+
+
+def test_lines_that_were_typed_before_are_taken_over_unless_the_history_is_off() -> None:
+    write_state(old_lines(), f"\n# 2026-01-01 00:00:00\n+two\n+lines\n\n# 2026-01-02 00:00:00\n+{SECRET}\n")
+    History().turn_off()
+    take_over()
+    assert old_lines().exists()
+    assert typed_lines().facts().conversations == 0
+    History().turn_on()
+    take_over()
+    assert [past.question for past in typed_lines().recent()] == ["two\nlines", SECRET]
+    assert not old_lines().exists()
+
+
+def test_no_word_of_a_prompt_is_kept_in_a_profile_while_the_history_is_off(profile: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text("damaged")
+    keep_profile(profile, path)
+    assert Profile.load(path) == profile
+    assert (tmp_path / "profile.json.aside").read_text() == "damaged"
+    History().turn_off()
+    keep_profile(profile, path)
+    assert Profile.load(path) == profile.without_words()
+    assert path.stat().st_mode & 0o077 == 0
+
+
+@pytest.fixture
+def switched(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """A pair that has no profile, opened with the history as the parameter says."""
+    if request.param == "off":
+        History().turn_off()
+    with Pair.open(MODELS / "draft.gguf", MODELS / "draft.gguf", history=request.param != "none", threads=1) as pair:
+        yield pair
+
+
+@pytest.mark.parametrize(("switched", "keeps"), [("on", True), ("off", False), ("none", False)], indirect=["switched"])
+def test_first_replies_are_kept_only_with_the_history(switched: Pair, keeps: bool) -> None:
+    list(switched.reply("Where is my mug?", budget=0.5, max_tokens=8, retrieval="off"))
+    path = profile_path(*[fingerprint(MODELS / "draft.gguf")] * 2)
+    assert path.with_name(f"{path.stem}.first.jsonl").exists() == keeps
+
+
+def test_the_command_leaves_nothing_of_what_was_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    words = ("chat", SECRET, "--max-tokens", "4", "--draft", "none", "--verifier", "edgellm-draft")
+    assert run([*words, "--no-history"]) == 0
+    assert found(SECRET) == []
+    assert run(words) == 0
+    assert found(SECRET) != []
+    assert run(["history", "clear", "-y"]) == 0
+    assert found(SECRET) == []
+    assert "1 conversation" in capsys.readouterr().err

@@ -1,0 +1,160 @@
+"""Probabilities that a reply tells are those of the model whose text it is, or are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Context, Model
+from edgellm.errors import InvalidOption, VerifierLost
+from edgellm.llm import Pair
+from edgellm.rpc.address import Address
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.services.handshake import Peer, greet
+from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.spec.types import GREEDY, Chunk, Token
+from tests.spec.real import case
+
+
+def read_anew(path: Path, prompt: Any, tokens: list[Token]) -> np.ndarray[Any, Any]:
+    """Log-probabilities behind the prompt and each token of a reply, (n, n_vocab), computed in one pass."""
+    ids = np.concatenate((prompt, np.array([token.id for token in tokens], dtype=np.int32)))
+    with Model.load(path) as model, Context(model, n_ctx=len(ids) + 8, threads=1) as context:
+        rows = context.decode(ids, outputs=len(tokens) + 1)[:-1].astype(np.float64)
+    top = rows.max(axis=1, keepdims=True)
+    return rows - top - np.log(np.exp(rows - top).sum(axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("who", ["pair", "verifier", "draft"])
+def test_they_are_the_writers_own(f32_pair: tuple[Path, Path], who: str, temperature: float) -> None:
+    draft, verifier = f32_pair
+    opened = {"pair": (draft, verifier), "verifier": (None, verifier), "draft": (draft, None)}[who]
+    with Pair.open(*opened, threads=1) as pair:
+        tokens = list(pair.reply(case(2), max_tokens=20, logprobs=4, temperature=temperature, top_k=0, seed=3))
+        truth = read_anew(draft if who == "draft" else verifier, pair.prompt_ids(case(2)), tokens)
+        if temperature == 0.0:
+            assert [token.id for token in tokens] == [token.id for token in pair.reply(case(2), max_tokens=20)]
+    for token, row in zip(tokens, truth, strict=True):
+        assert token.logprobs is not None
+        assert token.logprobs.own == pytest.approx(row[token.id], abs=2e-3)
+        assert len(token.logprobs.ids) == 4
+        assert token.logprobs.logprobs == pytest.approx(row[token.logprobs.ids], abs=2e-3)
+        assert token.logprobs.logprobs == pytest.approx(np.sort(row)[::-1][:4], abs=2e-3)
+    assert all(token.logprobs is None for token in pair_tokens(f32_pair[0]))
+
+
+def pair_tokens(path: Path) -> list[Token]:
+    with Pair.open(path, None, threads=1) as pair:
+        return list(pair.reply(case(2), max_tokens=3))
+
+
+@pytest.mark.parametrize("options", [{"budget": 0.3}, {"gate": "never"}, {"gate": "confidence"}], ids=str)
+def test_where_not_everything_is_verified_they_are_refused(pair: Pair, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match="logprobs cannot be told"):
+        pair.reply(case(2), logprobs=1, **options)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("where", ["across a link", "in the server"])
+def test_a_served_verifier_tells_them_too(
+    f32_pair: tuple[Path, Path], server: VerifierServer, where: str, temperature: float
+) -> None:
+    options: dict[str, Any] = {"max_tokens": 20, "temperature": temperature, "top_k": 0, "seed": 3}
+    with (
+        Pair.open(f32_pair[0], str(server.address), threads=1)
+        if where == "across a link"
+        else Pair(server.model, draft=None, verifier=server.inside(), threads=1) as pair
+    ):
+        tokens = list(pair.reply(case(2), logprobs=4, **options))
+        truth = read_anew(f32_pair[1], pair.prompt_ids(case(2)), tokens)
+        plain = list(pair.reply(case(2), retrieval="off", **options))
+    if temperature == 0.0:
+        assert [token.id for token in tokens] == [token.id for token in plain]
+    assert all(token.logprobs is None for token in plain)
+    for token, row in zip(tokens, truth, strict=True):
+        assert token.logprobs is not None
+        assert token.logprobs.own == pytest.approx(row[token.id], abs=2e-3)
+        assert token.logprobs.logprobs == pytest.approx(np.sort(row)[::-1][:4], abs=2e-3)
+
+
+def test_a_verdict_on_a_chunk_brings_those_of_what_stands(server: VerifierServer, pair: Pair) -> None:
+    prompt = pair.prompt_ids(case(2))
+    told = list(pair.reply(case(2), max_tokens=6, logprobs=2))
+    right = np.array([token.id for token in told], dtype=np.int32)
+    remote = RemoteVerifier(server.address, server.model.vocabulary)
+    session = remote.open(GREEDY, logprobs=2)
+    wrong = np.append(right[:3], right[:1]).astype(np.int32)
+    verdict = session.submit(prompt, Chunk(wrong), extra=2).result()
+    session.close()
+    remote.close()
+    assert (verdict.accepted, verdict.tokens.tolist()) == (3, right[3:].tolist())
+    assert len(verdict.logprobs) == 6
+    for one, token in zip(verdict.logprobs, told, strict=True):
+        assert token.logprobs is not None
+        assert one.own == pytest.approx(token.logprobs.own, abs=2e-3)
+        assert one.ids.tolist() == token.logprobs.ids.tolist()
+
+
+def test_an_older_verifier_is_not_asked_for_them(
+    f32_pair: tuple[Path, Path], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def older(*arguments: Any) -> Peer:
+        return replace(await greet(*arguments), tells=False)
+
+    monkeypatch.setattr("edgellm.services.client.connection.greet", older)
+    with (
+        Pair.open(f32_pair[0], address, threads=1) as linked,
+        pytest.raises(InvalidOption, match="another device"),
+    ):
+        linked.reply(case(2), logprobs=1)
+
+
+def test_a_reply_that_cannot_tell_them_to_its_end_fails(f32_pair: tuple[Path, Path]) -> None:
+    """It never goes on from the draft model, whose words nobody has weighed."""
+    with (
+        Model.load(f32_pair[1]) as model,
+        VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=1, threads=1) as served,
+        Pair.open(f32_pair[0], str(served.address), threads=1) as linked,
+    ):
+        reply = linked.reply(case(2), max_tokens=40, logprobs=1)
+        first = next(reply)
+        served.stop(0)
+        with pytest.raises(VerifierLost):
+            list(reply)
+    assert first.logprobs is not None
+
+
+@pytest.mark.parametrize("options", [{"logprobs": -1}, {"logprobs": 21}, {"stop": ("",)}, {"stop": ("a",) * 17}])
+def test_absurd_ones_are_refused(pair: Pair, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match=next(iter(options))):
+        pair.reply(case(2), **options)
+
+
+def test_a_plain_prompt_goes_on_as_it_stands(pair: Pair, alone: Pair) -> None:
+    ids = pair.prompt_ids(case(2))
+    wanted = [token.id for token in alone.reply(case(2), max_tokens=12)]
+    assert [token.id for token in pair.complete(ids.tolist(), max_tokens=12)] == wanted
+    reply = pair.complete("The film night is on", max_tokens=4)
+    assert len(list(reply)) > 0
+    assert reply.summary.prompt_tokens > 3
+    for bad in ("", [10**6], [-1]):
+        with pytest.raises(InvalidOption):
+            pair.complete(bad)
+
+
+def test_a_reply_ends_at_a_stop_sequence(pair: Pair) -> None:
+    whole = pair.reply(case(2), max_tokens=30)
+    list(whole)
+    text = whole.summary.text
+    stop = text[5:8]
+    reply = pair.reply(case(2), max_tokens=30, stop=(stop,))
+    assert b"".join(token.piece for token in reply).decode() == text[: text.index(stop)] == reply.summary.text
+    assert (reply.summary.finish_reason, reply.summary.stopped_by) == ("stop", stop)
+    assert [token.id for token in pair.reply(case(2), max_tokens=30)] == [
+        token.id for token in pair.reply(case(2), max_tokens=30, stop=("never written",))
+    ]

@@ -1,0 +1,304 @@
+"""The Python API on the real bundled pair."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import edgellm
+from edgellm.engine import Context, Message, Model
+from edgellm.errors import (
+    InputNotText,
+    InvalidOption,
+    ModelNotFound,
+    PromptTooLong,
+    VerifierUnreachable,
+    VocabularyMismatch,
+)
+from edgellm.llm import DRAFT, Pair, compose, generate, is_address
+from edgellm.rpc.address import Address
+from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.spec.types import Explanation, Notice, Token
+from tests.spec.real import case, ids
+
+# --- stopping, and starting again -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 6, 11])
+@pytest.mark.parametrize("how", ["close", "cancel", "drop"])
+def test_a_reply_left_halfway_leaves_the_pair_sound(pair: Pair, alone: Pair, after: int, how: str) -> None:
+    reference = ids(alone.reply(case(8), max_tokens=24))
+    reply = pair.reply(case(8), max_tokens=24)
+    started = ids(reply, after)
+    if how == "close":
+        reply.close()
+    elif how == "cancel":
+        reply.cancel()
+        assert list(reply) == []
+        assert reply.summary.finish_reason == "cancelled"
+    del reply
+    assert started == reference[:after]
+    assert ids(pair.reply(case(8), max_tokens=24)) == reference
+    assert ids(pair.reply(case(9), max_tokens=24)) == ids(alone.reply(case(9), max_tokens=24))
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_an_interrupt_in_any_decode_leaves_the_pair_sound(
+    pair: Pair, alone: Pair, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    decode = Context.decode
+
+    def interrupted(self: Context, *args: object, **kwargs: object) -> object:
+        nonlocal calls
+        calls += 1
+        result = decode(self, *args, **kwargs)  # type: ignore[arg-type]
+        if calls == at + 1:
+            raise KeyboardInterrupt
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Context, "decode", interrupted)
+        reply = pair.reply(case(10), max_tokens=20)
+        with pytest.raises(KeyboardInterrupt):
+            list(reply)
+    assert reply.summary.finish_reason == "cancelled"
+    assert ids(pair.reply(case(10), max_tokens=20)) == ids(alone.reply(case(10), max_tokens=20))
+
+
+def test_replies_side_by_side_do_not_disturb_each_other(pair: Pair, alone: Pair) -> None:
+    numbers = (11, 12, 13)
+    replies = [pair.reply(case(number), max_tokens=20) for number in numbers]
+    written: list[list[int]] = [[] for _ in numbers]
+    for _ in range(20):
+        for reply, so_far in zip(replies, written, strict=True):
+            so_far.extend(ids(reply, 1))
+    assert written == [ids(alone.reply(case(number), max_tokens=20)) for number in numbers]
+
+
+def test_cancelling_from_another_thread(pair: Pair) -> None:
+    reply = pair.reply(case(14), max_tokens=400, temperature=3.0, top_k=0, top_p=1.0)
+    seen = threading.Event()
+    written: list[Token] = []
+
+    def read() -> None:
+        for token in reply:
+            written.append(token)
+            seen.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    seen.wait(120)
+    reply.cancel()
+    reader.join(120)
+    assert not reader.is_alive()
+    assert reply.summary.finish_reason == "cancelled"
+    assert reply.summary.tokens == len(written)
+
+
+def test_cancelling_from_a_hook(pair: Pair) -> None:
+    reply = pair.reply(case(14), max_tokens=40)
+    reply.on_explain = lambda _: reply.cancel()
+    assert list(reply) == []
+    assert reply.summary.finish_reason == "cancelled"
+
+
+def test_closing_a_pair_stops_its_replies(f32_pair: tuple[Path, Path]) -> None:
+    opened = Pair.open(*f32_pair, threads=1)
+    reply = opened.reply(case(0), max_tokens=30)
+    next(reply)
+    unread = opened.reply(case(0))
+    opened.close()
+    assert list(reply) == list(unread) == []
+    with pytest.raises(InvalidOption, match="closed"):
+        opened.reply("Hello?")
+    opened.close()
+
+
+# --- the context ----------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(f32_pair: tuple[Path, Path]) -> None:
+    with Pair.open(*f32_pair, n_ctx=256, threads=1) as small:
+        long = "Where is the mug? " * 200
+        with pytest.raises(PromptTooLong, match=r"^The prompt has \d{3,} tokens, and the context holds 256 ") as caught:
+            small.reply(long)
+        assert f" {len(small._text.chat_prompt(compose(long)))} tokens" in str(caught.value)
+
+
+@pytest.mark.parametrize("room", [1, 2, 5, 6])
+def test_a_reply_that_fills_the_context_ends_with_a_notice(f32_pair: tuple[Path, Path], alone: Pair, room: int) -> None:
+    messages = case(2)
+    prompt = len(alone.prompt_ids(messages))
+    reference = ids(alone.reply(messages, max_tokens=room))
+    assert len(reference) == room
+    with Pair.open(*f32_pair, n_ctx=prompt + room, threads=1) as tight:
+        notices: list[Notice] = []
+        reply = tight.reply(messages)
+        reply.on_notice = notices.append
+        assert ids(reply) == reference
+        assert reply.summary.finish_reason == "length"
+        assert [str(prompt + room) in notice.text for notice in notices] == [True]
+
+
+def test_more_context_than_the_model_was_trained_for_is_refused(f32_pair: tuple[Path, Path]) -> None:
+    with pytest.raises(InvalidOption, match="was trained for"):
+        Pair.open(*f32_pair, n_ctx=10**6)
+    with pytest.raises(InvalidOption, match="n_ctx is 0"):
+        Pair.open(*f32_pair, n_ctx=0)
+
+
+# --- options and messages -------------------------------------------------------------------------------------------
+
+
+def test_context_texts_come_first_then_a_blank_line_then_the_question() -> None:
+    history = [Message("user", "Hi"), Message("assistant", "Hello!")]
+    assert compose("Where?") == [Message("user", "Where?")]
+    assert compose("Where?", context=["a\n", " ", "\nb\n\n"]) == [Message("user", "a\n\nb\n\nWhere?")]
+    assert compose("Where?", history=history, system="Be brief.") == [
+        Message("system", "Be brief."),
+        *history,
+        Message("user", "Where?"),
+    ]
+    begun = [Message("system", "Be brief."), *history]
+    assert compose("Where?", history=begun, system="Be brief.")[:3] == begun
+
+
+def test_an_empty_prompt_is_refused(pair: Pair) -> None:
+    prompts: list[str | list[Message]] = ["", "  \n", []]
+    for empty in prompts:
+        with pytest.raises(InvalidOption, match="empty"):
+            pair.reply(empty)
+
+
+def test_a_prompt_that_is_no_text_is_refused(pair: Pair) -> None:
+    with pytest.raises(InputNotText):
+        pair.reply("a lone surrogate: \udcff")
+
+
+def test_explanations_only_where_somebody_listens(pair: Pair) -> None:
+    heard: list[Explanation] = []
+    reply = pair.reply(case(5), max_tokens=8)
+    reply.on_explain = heard.append
+    list(reply)
+    assert [each.round for each in heard if each.round is not None] == list(range(reply.summary.rounds))
+    assert "everything is verified" in heard[0].text  # why the reply is written as it is comes first, and once
+
+
+# --- opening --------------------------------------------------------------------------------------------------------
+
+
+def test_neither_model_is_refused() -> None:
+    for draft, verifier in ((None, None), ("none", "none"), ("none", None)):
+        with pytest.raises(InvalidOption, match="none"):
+            Pair.open(draft, verifier)
+
+
+def test_a_model_that_is_not_there(tmp_path: Path, f32_pair: tuple[Path, Path]) -> None:
+    for names in ((tmp_path / "no.gguf", f32_pair[1]), (f32_pair[0], tmp_path / "no.gguf")):
+        with pytest.raises(ModelNotFound):
+            Pair.open(*names)
+
+
+def test_different_vocabularies_are_refused_with_the_first_token_that_differs(
+    f32_pair: tuple[Path, Path], draft_model: Model, tmp_path: Path
+) -> None:
+    data = f32_pair[0].read_bytes()
+    token = next(i for i in range(1000, 4000) if draft_model.piece(i).isalpha() and len(draft_model.piece(i)) > 5)
+    piece = draft_model.piece(token)
+    spelled = struct.pack("<Q", len(piece)) + piece
+    changed = spelled[:-1] + b"~"
+    assert data.count(spelled) == 1
+    other = tmp_path / "other.gguf"
+    other.write_bytes(data.replace(spelled, changed))
+    with pytest.raises(VocabularyMismatch) as caught:
+        Pair.open(other, f32_pair[1])
+    assert f"token {token} " in caught.value.what
+    assert repr(piece) in caught.value.what
+    assert repr(changed[8:]) in caught.value.what
+
+
+@pytest.fixture(scope="module")
+def address(f32_pair: tuple[Path, Path]) -> Iterator[str]:
+    with (
+        Model.load(f32_pair[1]) as model,
+        VerifierServer(model, Address.parse("127.0.0.1:0"), context=model.n_ctx_train, threads=1) as server,
+    ):
+        yield str(server.address)
+
+
+def test_a_verifier_across_a_link_writes_the_same(alone: Pair, address: str, f32_pair: tuple[Path, Path]) -> None:
+    with (
+        Pair.open(f32_pair[0], address, threads=1) as linked,
+        Pair.open(None, address, tokenizer=f32_pair[0]) as remote,
+    ):
+        for number in range(4):
+            reference = ids(alone.reply(case(number), max_tokens=24))
+            reply = linked.reply(case(number), max_tokens=24)
+            assert ids(reply) == reference
+            assert reply.summary.bytes_up > 0 < reply.summary.bytes_down
+            assert ids(remote.reply(case(number), max_tokens=24)) == reference
+
+
+def test_a_seed_draws_the_same_across_a_link(address: str, f32_pair: tuple[Path, Path]) -> None:
+    options = edgellm.ReplyOptions(temperature=0.7, top_k=20, seed=9, max_tokens=24)
+    with Pair.open(f32_pair[0], address, threads=1) as linked, Pair.open(*f32_pair, threads=1) as local:
+        assert ids(linked.reply(case(6), options)) == ids(local.reply(case(6), options))
+
+
+def test_nobody_at_the_address(f32_pair: tuple[Path, Path]) -> None:
+    with pytest.raises(VerifierUnreachable):
+        Pair.open(f32_pair[0], "127.0.0.1:9")
+
+
+@pytest.mark.parametrize("name", ["localhost:8000", "127.0.0.1:1", "[::1]:50051", "desk.local:65535"])
+def test_what_is_an_address(name: str) -> None:
+    assert is_address(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["none", DRAFT, "user/repo:Q4_K_M", "user/repo:8", "./a:1", "a.gguf", "localhost:", "::1"]
+)
+def test_what_is_a_model(name: str) -> None:
+    assert not is_address(name)
+
+
+def test_progress_is_told(f32_pair: tuple[Path, Path]) -> None:
+    heard: list[tuple[str, float]] = []
+    Pair.open(*f32_pair, progress=lambda name, share: heard.append((name, share))).close()
+    assert {name for name, _ in heard} == {path.name for path in f32_pair}
+    assert heard[-1][1] == pytest.approx(1.0)
+
+
+def test_one_call_with_the_bundled_pair() -> None:
+    reply = generate(
+        "Where is the mug?", context=["The mug is in the hall."], system="Be brief.", max_tokens=6, threads=1
+    )
+    assert len(list(reply)) == reply.summary.tokens <= 6
+    with pytest.raises(InvalidOption):
+        generate("Where is the mug?", max_tokens=0)
+
+
+def test_a_reply_in_one_call_that_is_never_read_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Pair] = []
+    close = Pair.close
+
+    def noted(pair: Pair) -> None:
+        closed.append(pair)
+        close(pair)
+
+    monkeypatch.setattr(Pair, "close", noted)
+    reply = generate("Where is the mug?")
+    del reply
+    assert len(closed) == 1
+
+
+def test_what_the_package_exports() -> None:
+    for name in edgellm.__all__:
+        assert getattr(edgellm, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        edgellm.nonsense  # noqa: B018

@@ -1,0 +1,238 @@
+"""Profiles: made by command or from first replies, found by what the models are, refused where they do not fit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgellm.cli.main import run
+from edgellm.engine import Message
+from edgellm.errors import InvalidOption, ProfileUnusable
+from edgellm.llm import Pair, find_profile, profile_path, read_profile
+from edgellm.spec.drafters.verdict_prediction import MOST_BRANCHES
+from edgellm.spec.gates.online_profiler import FirstReplies
+from edgellm.spec.gates.profile import Profile
+from edgellm.spec.types import Explanation, Notice
+from edgellm.storage import fingerprint
+from tests.llm.conftest import ASKED, prompts
+from tests.spec.real import case
+
+Shell = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def shell(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", None)
+        capsys.readouterr()
+        code = run(words)
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return call
+
+
+def hashes(pair: tuple[Path, Path]) -> tuple[str, str]:
+    return fingerprint(pair[0]), fingerprint(pair[1])
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_profile_from_end_to_end(
+    shell: Shell, f32_pair: tuple[Path, Path], prompt_file: Path, address: str, linked: bool
+) -> None:
+    verifier = address if linked else str(f32_pair[1])
+    words = ("--draft", str(f32_pair[0]), "--verifier", verifier)
+    code, out, err = shell("profile", *words, "--prompts", str(prompt_file), "--max-tokens", "24")
+    assert code == 0, err
+    for name in ("c_th", "alpha", "accepted up to place", "a drafted token", "a verification", "early exit", "signal",
+                 "worth", "at a budget of 0.2"):  # fmt: skip
+        assert name in out
+    kept = profile_path(*hashes(f32_pair))  # by what the models are, wherever they are
+    assert str(kept) in err.replace("\n", "")
+    profile = Profile.load(kept)
+    assert profile.gamma == 2
+    told = [profile.evidence[f"auc importance, layer {layer}"] for layer in range(8)]
+    assert profile.layers == (max(range(8), key=told.__getitem__),)
+    assert len(profile.batch_seconds) == MOST_BRANCHES
+    assert [point.layer for point in profile.exits] == [5, 6]
+    assert all(0.0 <= point.left <= 1.0 and point.seconds > 0 for point in profile.exits)
+    assert profile.evidence["gate random at 0.2"] >= 0.2
+    for other in (str(f32_pair[1]), address):
+        code, out, err = shell("chat", "Where is my mug?", "--budget", "0.2", "--explain", "--max-tokens", "8",
+                               "--draft", str(f32_pair[0]), "--verifier", other)  # fmt: skip
+        assert code == 0, err
+        assert "of profiled replies the verifier's own" in err
+
+
+def test_profile_as_json(shell: Shell, f32_pair: tuple[Path, Path], prompt_file: Path, tmp_path: Path) -> None:
+    words = ("--draft", str(f32_pair[0]), "--verifier", str(f32_pair[1]), "--prompts", str(prompt_file))
+    output = tmp_path / "deep" / "mine.json"
+    code, out, err = shell("profile", *words, "--max-tokens", "16", "--layer", "2", "--json", "--output", str(output))
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert told["path"] == str(output)
+    assert told["layers"] == [2]
+    assert set(told["best_gates"]) == {"0.1", "0.2", "0.4"}
+    assert {"layer", "reason"} == set(told["early_exit"])
+    assert not profile_path(*hashes(f32_pair)).exists()
+    code, _, err = shell("chat", "Hello", "--budget", "0.2", "--max-tokens", "4", *words[:4], "--profile", str(output))
+    assert code == 0, err
+    code, _, err = shell("chat", "Hello", "--budget", "0.2", "--profile", str(output))  # another pair
+    assert code == 1
+    assert "another draft model" in err
+    assert "edgellm profile" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "There is no prompt"),
+        ('Hello\n{"messages": 3}', "Line 2"),
+        ('{"role": "user"}', "Line 1"),
+        ("[1]", "Line 1"),
+        ("{", "Line 1"),
+        ("Hello?", "more prompts"),
+    ],
+)
+def test_prompts_that_cannot_be_used(shell: Shell, tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "p.txt"
+    path.write_text(text)
+    code, out, err = shell("profile", "--prompts", str(path), "--max-tokens", "2")
+    assert (code, out) == (2, "")
+    assert says in err
+    assert shell("profile", "--prompts", str(tmp_path / "none"))[0] == 2
+
+
+def test_the_forms_of_a_prompt(tmp_path: Path) -> None:
+    from edgellm.cli.commands.profile import read_prompts
+
+    path = tmp_path / "p.txt"
+    path.write_text('A line\n\n{"prompt": "p"}\n"quoted"\n[{"role": "user", "content": "c"}]\n', encoding="utf-8")
+    assert read_prompts(path) == ["A line", "p", "quoted", [Message("user", "c")]]
+
+
+# --- a pair without one ---------------------------------------------------------------------------------------------
+
+
+def test_a_pair_without_a_profile_makes_one_of_its_first_replies(
+    home: Path, f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enough = 40
+    monkeypatch.setattr(FirstReplies.__init__, "__defaults__", (enough,))
+    asked = iter(prompts(ASKED, 6))
+    news: list[Notice] = []
+    verified = processes = 0
+    while find_profile(*hashes(f32_pair)) is None:
+        processes += 1
+        with Pair.open(*f32_pair, threads=1) as pair:  # as one process after the other
+            for _ in range(2):
+                reply = pair.reply(next(asked), max_tokens=24, budget=0.2)
+                reply.on_notice = news.append
+                list(reply)
+                if find_profile(*hashes(f32_pair)) is None:
+                    assert reply.summary.chunks_verified == reply.summary.rounds
+                    assert reply.summary.share_offloaded in (None, 0.0) or not reply.summary.share_offloaded
+                verified += reply.summary.chunks_verified
+    assert processes > 1
+    assert "no profile yet" in news[0].text
+    assert "has a profile now" in news[-1].text
+    assert sum("no profile yet" in notice.text for notice in news) == processes
+    profile = find_profile(*hashes(f32_pair))
+    assert profile is not None
+    assert profile.origin == "first replies"
+    assert profile.chunks >= enough
+    assert not list((home / "data" / "profiles").glob("*.jsonl"))
+    with Pair.open(*f32_pair, threads=1) as pair:
+        heard: list[Explanation] = []
+        reply = pair.reply(case(1), max_tokens=24, budget=0.2)
+        reply.on_notice, reply.on_explain = news.append, heard.append
+        list(reply)
+        assert "of profiled replies" in heard[0].text
+    assert "has a profile now" in news[-1].text
+
+
+def test_a_place_that_cannot_be_written_does_not_stop_a_reply(
+    f32_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "file"))
+    news: list[Notice] = []
+    with Pair.open(*f32_pair, threads=1) as pair:
+        reply = pair.reply(case(1), max_tokens=12, budget=0.2)
+        reply.on_notice = news.append
+        assert list(reply)
+    assert "cannot be kept" in news[-1].text
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_of_other_models_is_refused(f32_pair: tuple[Path, Path], profile_path: Path) -> None:
+    draft, verifier = f32_pair
+    for pair, what in (((verifier, verifier), "draft model"), ((draft, draft), "verifier")):
+        with pytest.raises(ProfileUnusable, match=f"of another {what} .*edgellm profile"):
+            Pair.open(*pair, profile=profile_path)
+    assert read_profile(profile_path, *hashes(f32_pair)).origin == "prompts"
+
+
+def test_a_profile_of_another_version_is_refused(home: Path, f32_pair: tuple[Path, Path], profile_path: Path) -> None:
+    from edgellm.llm import profile_path as place
+
+    own = place(*hashes(f32_pair))
+    own.parent.mkdir(parents=True)
+    own.write_text(profile_path.read_text().replace('"version": 6', '"version": 1'))
+    with Pair.open(*f32_pair, threads=1) as pair:
+        with pytest.raises(ProfileUnusable, match="anew with edgellm profile"):
+            list(pair.reply("Hello", budget=0.2, max_tokens=4))
+        assert list(pair.reply("Hello", max_tokens=4))  # who gives no budget needs none
+    with pytest.raises(ProfileUnusable, match="version"):
+        Pair.open(*f32_pair, profile=own)
+
+
+def test_a_verifier_that_does_not_say_which_model_it_is(f32_pair: tuple[Path, Path], address: str) -> None:
+    with Pair.open(f32_pair[0], address, threads=1) as pair:
+        known = pair._parts.knowledge
+        assert known is not None
+        known._verifier = lambda: ""
+        with pytest.raises(ProfileUnusable, match="does not say which model"):
+            list(pair.reply("Hello", budget=0.2, max_tokens=4))
+        assert list(pair.reply("Hello", budget=0.2, gate="random", max_tokens=4))
+
+
+def test_the_bundled_pair_comes_with_its_profile(home: Path, draft_path: Path, verifier_path: Path) -> None:
+    profile = find_profile(*hashes((draft_path, verifier_path)))
+    assert profile is not None, "the pair is another than the profiled one; run: python -m models.profile"
+    assert profile.prompts >= 100
+
+
+def test_half_a_pair_cannot_be_profiled(f32_pair: tuple[Path, Path]) -> None:
+    with Pair.open(f32_pair[0], None, threads=1) as small:
+        with pytest.raises(InvalidOption, match="no pair"):
+            small.profile(["Hello"])
+        assert list(small.reply("Hello", max_tokens=4))
+
+
+def test_replies_at_the_same_time_make_one_profile(
+    home: Path, f32_pair: tuple[Path, Path], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FirstReplies.__init__, "__defaults__", (8,))
+    news: list[Notice] = []
+    with Pair.open(f32_pair[0], address, threads=1) as pair:
+        replies = [pair.reply(messages, max_tokens=24, budget=0.2) for messages in prompts(ASKED, 1)]
+        for reply in replies:
+            reply.on_notice = news.append
+            next(reply)
+        for reply in replies:
+            list(reply)
+            assert reply.summary.guesses_tried == 0  # of what is drafted ahead no importance would be known
+    assert [("no profile yet" in notice.text, "has a profile now" in notice.text) for notice in news] == [
+        (True, False),
+        (False, True),
+    ]

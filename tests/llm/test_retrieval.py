@@ -1,0 +1,300 @@
+"""Retrieval on the real pair: the text is the same, and what was replied before is copied."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from edgellm.engine import HEADS, Context, Model
+from edgellm.engine.timing import Waiting
+from edgellm.llm import Pair
+from edgellm.llm.ngram_runtime import MEMORIES, Retrieval, measure_curve
+from edgellm.spec.context_pool import ContextPool
+from edgellm.spec.draft_length import KNOTS, LengthRule
+from edgellm.spec.ngram.draft_index import MOST_TOKENS, Memory
+from edgellm.spec.params import SOURCES
+from edgellm.spec.types import Explanation, Ids, Source, Token
+from edgellm.storage import fingerprint
+from edgellm.storage.decode_cost_cache import curve_path
+from tests.spec.real import case, ids
+
+NUMBERS = (2, 5, 6, 5, 2)  # two of them twice: there the first reply can be copied
+MOST = 32
+
+
+@pytest.mark.usefixtures("rows_are_cheap")
+@pytest.mark.parametrize("retrieval", ["auto", *SOURCES, "history,reuse", "context,calibration", ",".join(SOURCES)])
+def test_the_verifier_writes_what_it_writes_alone(f32_pair: tuple[Path, Path], alone: Pair, retrieval: str) -> None:
+    copied = 0
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        for number in NUMBERS:
+            reply = pair.reply(case(number), max_tokens=MOST, retrieval=retrieval)
+            wanted = ids(alone.reply(case(number), max_tokens=MOST, retrieval="off"))
+            assert ids(reply) == wanted
+            copied += reply.summary.retrieved
+            assert set(dict(reply.summary.retrieved_from)) <= set(SOURCES)
+    if retrieval in ("auto", "history", "analogy", "history,reuse"):
+        assert copied > 10
+
+
+@pytest.mark.usefixtures("rows_are_cheap")
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.2, "top_k": 0, "top_p": 1.0, "seed": 4}])
+def test_it_does_so_where_heads_are_computed_late(
+    f32_pair: tuple[Path, Path], alone: Pair, heads_are_late: list[int], options: dict[str, Any]
+) -> None:
+    copied = drafted = 0
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        for number in NUMBERS:
+            reply = pair.reply(case(number), max_tokens=MOST, **options)
+            assert ids(reply) == ids(alone.reply(case(number), max_tokens=MOST, retrieval="off", **options))
+            copied += reply.summary.retrieved
+            drafted += reply.summary.drafted
+    assert copied > 10
+    assert copied <= sum(heads_are_late) < copied + drafted
+
+
+@pytest.mark.usefixtures("rows_are_cheap")
+def test_both_models_write_the_same_with_late_heads(
+    f32_pair: tuple[Path, Path], alone: Pair, heads_are_late: list[int]
+) -> None:
+    with Pair.open(*f32_pair, threads=1) as pair:
+        for number in NUMBERS:
+            wanted = ids(alone.reply(case(number), max_tokens=MOST, retrieval="off"))
+            assert ids(pair.reply(case(number), max_tokens=MOST)) == wanted
+            assert ids(pair.reply(case(number), max_tokens=MOST, retrieval="off", budget=1.0)) == wanted
+        told = list(pair.reply(case(5), max_tokens=8, logprobs=3))
+    assert len(heads_are_late) > 20
+    assert all(token.logprobs is not None for token in told if isinstance(token, Token))
+
+
+@pytest.mark.usefixtures("rows_are_cheap")
+def test_so_does_the_draft_model_and_so_do_both_together(f32_pair: tuple[Path, Path], alone: Pair) -> None:
+    with Pair.open(f32_pair[0], "none", threads=1) as small, Pair.open(*f32_pair, threads=1) as pair:
+        copied = [0, 0]
+        for number in NUMBERS:
+            one = small.reply(case(number), max_tokens=MOST)
+            assert ids(one) == ids(small.reply(case(number), max_tokens=MOST, retrieval="off"))
+            both = pair.reply(case(number), max_tokens=MOST)
+            assert ids(both) == ids(alone.reply(case(number), max_tokens=MOST, retrieval="off"))
+            copied = [copied[0] + one.summary.retrieved, copied[1] + both.summary.retrieved]
+    assert copied[0] > 10
+    assert copied[1] > 0  # the small model drafts most of it
+
+
+@pytest.mark.usefixtures("rows_are_cheap")
+def test_a_seed_repeats_a_sampled_reply_whatever_is_copied(f32_pair: tuple[Path, Path], alone: Pair) -> None:
+    options: dict[str, Any] = {"max_tokens": MOST, "temperature": 1.2, "top_k": 0, "top_p": 1.0}
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        copied = 0
+        for seed in (1, 2, 1, 2, 3):
+            reply = pair.reply(case(5), seed=seed, **options)
+            assert ids(reply) == ids(alone.reply(case(5), seed=seed, retrieval="off", **options))
+            copied += reply.summary.retrieved
+    assert copied > 0
+
+
+@pytest.mark.usefixtures("rows_are_cheap")
+def test_a_seed_writes_the_same_for_a_draft_model_alone(f32_pair: tuple[Path, Path]) -> None:
+    options: dict[str, Any] = {"max_tokens": MOST, "temperature": 0.8}
+    with Pair.open(f32_pair[0], "none", threads=1) as pair:
+        copied = 0
+        for seed in (1, 2, 3):
+            reply = pair.reply(case(5), seed=seed, **options)
+            assert ids(reply) == ids(pair.reply(case(5), seed=seed, retrieval="off", **options))
+            copied += reply.summary.retrieved
+    assert copied > 0
+
+
+@pytest.mark.usefixtures("rows_are_cheap")
+def test_a_conversation_of_before_is_copied(f32_pair: tuple[Path, Path], alone: Pair) -> None:
+    wanted = alone.reply(case(5), max_tokens=MOST, retrieval="off")
+    written = ids(wanted)
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        pair.remember([(case(5)[-1].content, wanted.summary.text), ("\ud800", "not UTF-8")])
+        reply = pair.reply(case(5), max_tokens=MOST)
+        assert ids(reply) == written
+        assert reply.summary.retrieved > len(written) // 2
+        assert reply.summary.rounds < len(written) // 2
+
+
+def test_two_replies_at_once_are_both_right(f32_pair: tuple[Path, Path], alone: Pair) -> None:
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        for _ in range(2):
+            replies = [pair.reply(case(number), max_tokens=MOST) for number in (2, 5)]
+            rows = [[next(reply).id for reply in replies] for _ in range(4)]
+            texts = [[row[at] for row in rows] + ids(reply) for at, reply in enumerate(replies)]
+            assert texts == [ids(alone.reply(case(n), max_tokens=MOST, retrieval="off")) for n in (2, 5)]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"retrieval": "off"}, "as you said"),
+        ({"budget": 0.2, "gate": "random"}, "not everything is verified"),
+        ({"temperature": 1.0}, "a seed would not repeat the reply"),
+        ({"retrieval": "context,reuse"}, "retrieved from: context, reuse"),
+    ],
+)
+def test_it_says_whether_and_from_what_it_copies(pair: Pair, options: dict[str, Any], reason: str) -> None:
+    heard: list[Explanation] = []
+    reply = pair.reply(case(5), max_tokens=8, **options)
+    reply.on_explain = heard.append
+    sources = {token.source for token in reply}
+    assert any(reason in explanation.text for explanation in heard)
+    if "context" not in str(options):
+        assert Source.RETRIEVED not in sources
+
+
+def test_the_cost_curve_is_measured_once_and_kept(
+    f32_pair: tuple[Path, Path], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        ids(pair.reply(case(5), max_tokens=4))
+    (kept,) = (home / "cache" / "curves").iterdir()
+    curve = json.loads(kept.read_text())
+    assert curve["rows"] == list(KNOTS[: len(curve["rows"])])
+    assert len(curve["seconds"]) == len(curve["rows"]) >= 4
+    monkeypatch.setattr("edgellm.llm.ngram_runtime.measure_curve", None)
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        ids(pair.reply(case(5), max_tokens=4))
+        assert pair.curve().seconds == tuple(curve["seconds"])
+
+
+def test_heads_are_measured_apart_where_they_are_computed_late(verifier_model: Model) -> None:
+    with Context(verifier_model, n_ctx=128, threads=1, late=True) as context:
+        late = measure_curve(context)
+    with Context(verifier_model, n_ctx=128, threads=1) as context:
+        whole = measure_curve(context)
+    assert len(late.heads) == len(HEADS)
+    assert list(late.heads) == sorted(late.heads)
+    assert whole.heads == ()
+    assert late.seconds[0] < whole.seconds[0] * 3.0  # other programs run here, too
+    assert 0.0 < late.heads[0] < late.heads[-1]
+
+
+def test_a_curve_of_heads_that_are_late_is_of_no_use_where_they_are_not(
+    f32_pair: tuple[Path, Path], home: Path
+) -> None:
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        ids(pair.reply(case(5), max_tokens=2))
+    (kept,) = (home / "cache" / "curves").iterdir()
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "heads": [1e-3] * len(HEADS)}))
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        ids(pair.reply(case(5), max_tokens=2))
+        assert pair.curve().heads == ()
+    assert json.loads(kept.read_text())["heads"] == []
+
+
+class Slow:
+    """A context whose rows take their time on a clock of its own."""
+
+    late = None
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self._seconds, self.decoded = 0.0, seconds, 0
+
+    def clear(self) -> None: ...
+
+    def fill(self, _widths: list[int]) -> None: ...
+
+    def rollback(self, _length: int) -> None: ...
+
+    def decode(self, ids: Ids, outputs: int = 1) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+        self.now += self._seconds * len(ids)
+        self.decoded += len(ids)
+        return np.zeros((outputs, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("row", "rows", "longest"),
+    [(1e-6, KNOTS, 0.003), (1e-3, KNOTS, 2.3), (0.05, (1, 2, 3, 4, 6, 8, 12, 16), 4.3), (9.0, (1, 2, 4), 262)],
+)
+def test_measuring_a_slow_device_takes_little_time(
+    row: float, rows: tuple[int, ...], longest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(row)
+    monkeypatch.setattr("edgellm.llm.ngram_runtime.perf_counter", lambda: slow.now)
+    curve = measure_curve(cast(Context, slow))
+    assert curve.rows == rows
+    assert curve.seconds == pytest.approx([row * rows for rows in curve.rows])
+    assert slow.now <= longest
+
+
+@pytest.mark.parametrize("factor", [300.0, 1.0 / 300.0])
+def test_a_curve_that_proves_wrong_is_corrected_and_kept(
+    f32_pair: tuple[Path, Path], home: Path, factor: float
+) -> None:
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        ids(pair.reply(case(5), max_tokens=2))
+    (kept,) = (home / "cache" / "curves").iterdir()
+    curve = json.loads(kept.read_text())
+    spoiled = [second * factor for second in curve["seconds"]]
+    kept.write_text(json.dumps({**curve, "seconds": spoiled, "change": curve["change"] * factor}))
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        ids(pair.reply(case(5), max_tokens=MOST))  # before the pair is closed, it is kept already
+        corrected = json.loads(kept.read_text())
+    assert corrected["seconds"][0] == pytest.approx(curve["seconds"][0], rel=15.0)
+    assert corrected["seconds"][0] > curve["seconds"][0] / 15.0
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_correction_that_load_may_explain_is_not_kept(
+    verifier_model: Model, monkeypatch: pytest.MonkeyPatch, shares: bool
+) -> None:
+    retrieval = Retrieval(verifier_model, 64, 1, linked=False)
+    curve = retrieval.curve()
+    path = curve_path(fingerprint(verifier_model.path), 1)
+    before = path.read_text()
+    if shares:
+        retrieval.uses(retrieval.itself())
+        decodes = itertools.count(1)
+        monkeypatch.setattr(ContextPool, "shared", property(lambda _self: next(decodes)))
+    monkeypatch.setattr(Waiting, "share", lambda _self: 0.0 if shares else 0.5)
+    for factor, same in ((4.0, True), (0.25, False)):  # load makes nothing faster
+        rule = LengthRule(curve)
+        for _ in range(5):
+            rule.learn(0, 1, factor * (curve.seconds[0] + sum(curve.heads[:1])))
+        retrieval.correct(rule)
+        assert (path.read_text() == before) is same
+    assert json.loads(path.read_text())["waited"] == 0.5
+    assert retrieval.curve().doubtful
+    retrieval.close()
+
+
+def test_a_curve_belongs_to_a_model_and_its_threads(verifier_model: Model) -> None:
+    assert curve_path("a" * 64, 1) != curve_path("b" * 64, 1)
+    assert curve_path("a" * 64, 1) != curve_path("a" * 64, 2)
+
+
+def test_what_is_remembered_of_replies_is_bounded(verifier_model: Model) -> None:
+    """A server may run for months, and whoever asks chooses the sources."""
+    retrieval = Retrieval(verifier_model, 512, 1, linked=True)
+    idle = retrieval.memory(("context", "history"))
+    prompt = np.arange(1000, 1400, dtype=np.int32)
+    for at in range(4 * MOST_TOKENS // 400):
+        retrieval.add(prompt, [at % 1000 + 300])
+    assert idle.tokens <= MOST_TOKENS
+    assert MOST_TOKENS // 4 <= retrieval.memory(("history",)).tokens <= MOST_TOKENS
+    for name in SOURCES:
+        retrieval.memory((name,))
+        retrieval.memory(("history",))
+    assert len(retrieval._memories) == MEMORIES
+    assert ("history",) in retrieval._memories
+
+
+def test_calibration_is_done_where_it_is_asked_for(
+    f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(Memory, "expect", lambda _self, expected: told.append(len(expected.ids)))
+    with Pair.open("none", f32_pair[1], threads=1) as pair:
+        assert len(ids(pair.reply(case(2), max_tokens=2))) == 2
+        assert not told
+        assert len(ids(pair.reply(case(3), max_tokens=2, retrieval="context,calibration"))) == 2
+        assert told

@@ -1,0 +1,167 @@
+"""Each switch alone, on the real pair; and with everything verified no switch changes a token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgellm.llm import Pair
+from edgellm.spec.params import GATES, ReplyOptions
+from edgellm.spec.types import Explanation, Notice, Source
+from tests.llm.conftest import ASKED, prompts
+from tests.spec.real import case, ids
+
+BUDGETED = sorted(set(GATES) - {"always", "never"})
+
+
+@pytest.fixture(scope="module")
+def local(f32_pair: tuple[Path, Path], profile_path: Path) -> Iterator[Pair]:
+    with Pair.open(*f32_pair, profile=profile_path, threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture
+def linked(f32_pair: tuple[Path, Path], profile_path: Path, address: str) -> Iterator[Pair]:
+    with Pair.open(f32_pair[0], address, profile=profile_path, threads=1) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {}, {"gate": "always"}, {"parallel": False}, {"early_exit": "on"}, {"gamma": 7},
+        *({"budget": 1.0, "gate": gate} for gate in ("auto", "hybrid", "edgefm")),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_with_everything_verified_no_switch_changes_a_token(
+    local: Pair, linked: Pair, alone: Pair, switches: dict[str, Any]
+) -> None:
+    for number in (2, 5):
+        wanted = ids(alone.reply(case(number), max_tokens=24))
+        assert ids(local.reply(case(number), max_tokens=24, **switches)) == wanted
+        assert ids(linked.reply(case(number), max_tokens=24, **switches)) == wanted
+
+
+@pytest.mark.parametrize("gate", ["never", *BUDGETED])
+def test_with_a_budget_of_nothing_the_draft_model_writes(local: Pair, f32_pair: tuple[Path, Path], gate: str) -> None:
+    with Pair.open(f32_pair[0], None, threads=1) as small:
+        wanted = ids(small.reply(case(3), max_tokens=24))
+        reply = local.reply(case(3), max_tokens=24, gate=gate, budget=0.0)
+        assert ids(reply) == wanted
+        assert reply.summary.verifier_passes_per_token == 0
+
+
+def test_the_default_is_lossless_and_says_why(local: Pair) -> None:
+    heard: list[Explanation] = []
+    reply = local.reply(case(5), max_tokens=12, retrieval="off")
+    reply.on_explain = heard.append
+    sources = {token.source for token in reply}
+    assert sources <= {Source.ACCEPTED, Source.CORRECTED, Source.BONUS}
+    assert (heard[0].round, heard[0].text) == (None, "no budget is given, so everything is verified")
+    assert reply.summary.share_offloaded == 1.0
+
+
+def test_auto_says_on_what_evidence(local: Pair) -> None:
+    heard: list[Explanation] = []
+    reply = local.reply(case(5), max_tokens=12, budget=0.2)
+    reply.on_explain = heard.append
+    list(reply)
+    assert "of profiled replies the verifier's own" in heard[0].text
+    assert "random" in heard[0].text
+
+
+def test_hybrid_decides_token_by_token(local: Pair) -> None:
+    reply = local.reply(case(5), max_tokens=24, gate="hybrid", budget=0.5)
+    list(reply)
+    assert reply.summary.drafted == reply.summary.rounds
+
+
+def test_edgefm_keeps_a_reply_or_has_it_written_anew(local: Pair) -> None:
+    kinds = set()
+    for messages in prompts(ASKED, 2):
+        reply = local.reply(messages, max_tokens=24, gate="edgefm", budget=0.5)
+        kinds |= {frozenset(token.source for token in reply)} - {frozenset()}
+    assert kinds == {frozenset({Source.DRAFT}), frozenset({Source.VERIFIER})}
+
+
+def test_the_tail_of_a_long_reply_is_not_verified(local: Pair) -> None:
+    tokens = list(local.reply(case(5), max_tokens=10, gamma=1, gate="random", budget=0.999))
+    assert len(tokens) == 10
+    assert tokens[-1].source is Source.DRAFT
+    assert Source.DRAFT not in {token.source for token in tokens[:8]}
+
+
+def test_early_exit_is_seen_in_the_tokens(local: Pair) -> None:
+    for number in range(4):
+        reply = local.reply(case(number), max_tokens=24, early_exit="on", gate="never")
+        exits = [token.exit_layer for token in reply]
+        # the token that ends the turn is drafted, and not among those of the reply
+        assert 0 <= reply.summary.exits - sum(layer is not None for layer in exits) <= 1
+        if reply.summary.exits:
+            return
+    pytest.fail("no token left early")
+
+
+@pytest.mark.parametrize("gate", ["synera", "importance"])
+def test_importance_is_measured_where_the_gate_needs_it(local: Pair, gate: str) -> None:
+    tokens = list(local.reply(case(5), max_tokens=24, gate=gate, budget=0.5))
+    assert any(token.importance for token in tokens)
+    assert not any(token.importance for token in local.reply(case(5), max_tokens=24, gate="random", budget=0.5))
+
+
+def test_parallel_inference_guesses_across_a_link_and_not_beside_the_verifier(linked: Pair, local: Pair) -> None:
+    tried = hit = 0
+    for number in range(6):
+        reply = linked.reply(case(number), max_tokens=32, retrieval="off")
+        list(reply)
+        summary = reply.summary
+        tried, hit = tried + summary.guesses_tried, hit + summary.guesses_hit
+        assert summary.guesses_hit <= summary.guesses_tried <= summary.chunks_verified
+        assert summary.stall_hidden is None or 0.0 <= summary.stall_hidden <= 1.0
+        assert summary.bytes_per_chunk is not None
+    assert 0 < hit < tried
+    for reply in (linked.reply(case(1), max_tokens=24, parallel=False), local.reply(case(1), max_tokens=24)):
+        list(reply)
+        assert (reply.summary.guesses_tried, reply.summary.stall_hidden) == (0, None)
+
+
+@pytest.mark.parametrize("gate", ["auto", "synera", "importance"])
+def test_gates_that_need_importance_work_with_guesses_ahead(linked: Pair, gate: str) -> None:
+    decided = offloaded = hits = 0
+    for messages in prompts(ASKED, 2):
+        reply = linked.reply(messages, max_tokens=48, gate=gate, budget=0.4)
+        sources = {token.source for token in reply}
+        assert sources <= set(Source) - {Source.VERIFIER, Source.RETRIEVED}
+        decided, offloaded = decided + reply.summary.rounds, offloaded + reply.summary.chunks_verified
+        hits += reply.summary.guesses_hit
+    assert offloaded / decided == pytest.approx(0.4, abs=0.1)
+    assert hits > 0
+
+
+def test_a_budget_without_a_verifier_is_told(f32_pair: tuple[Path, Path]) -> None:
+    with Pair.open(f32_pair[0], None, threads=1) as small:
+        heard: list[Notice] = []
+        reply = small.reply("Hello", max_tokens=4, budget=0.2)
+        reply.on_notice = heard.append
+        assert list(reply)
+        assert "the draft model writes alone" in heard[0].text
+
+
+def test_sampling_with_everything_verified_draws_the_same_on_every_path(local: Pair, linked: Pair) -> None:
+    options = ReplyOptions(temperature=0.7, top_k=20, seed=9, max_tokens=24)
+    wanted = ids(local.reply(case(6), options))
+    assert ids(linked.reply(case(6), options)) == wanted
+    assert ids(linked.reply(case(6), options, parallel=False)) == wanted
+
+
+def test_a_seed_repeats_a_budgeted_reply(f32_pair: tuple[Path, Path], profile_path: Path) -> None:
+    def written() -> list[tuple[int, str]]:
+        with Pair.open(*f32_pair, profile=profile_path, threads=1) as fresh:
+            options = ReplyOptions(budget=0.4, gate="synera", seed=3, max_tokens=32)
+            return [(token.id, token.source) for number in range(3) for token in fresh.reply(case(number), options)]
+
+    assert written() == written()

@@ -1,0 +1,49 @@
+"""Two devices that are paired: `guest` may have drafts verified by `host`, and the other way round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgellm.rpc.layers.upload import Cut
+from edgellm.rpc.trust.identity import Identity
+from edgellm.rpc.trust.trust import Trust
+from edgellm.storage.layers.manifest import Recipe, recipe_of
+from edgellm.storage.layers.store import LayerStore
+from tests.rpc.layering import cutter
+from tests.rpc.strangers import befriend, certified, device
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Trust:
+    return device(tmp_path / "host")
+
+
+@pytest.fixture
+def guest(tmp_path: Path, host: Trust) -> Trust:
+    """Paired with the host."""
+    made = device(tmp_path / "guest")
+    befriend(host, made)
+    return made
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Identity:
+    """A paired device whose certificate may sign others, as none that edgellm would pair with may."""
+    return certified(ca=True)
+
+
+@pytest.fixture(scope="module")
+def recipe(verifier_path: Path) -> Recipe:
+    return recipe_of(verifier_path)
+
+
+@pytest.fixture(scope="module")
+def cut(verifier_path: Path, recipe: Recipe) -> Cut:
+    return cutter(verifier_path, recipe)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LayerStore:
+    return LayerStore(tmp_path / "layers", 10**9)

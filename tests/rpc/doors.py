@@ -1,0 +1,137 @@
+"""Doors to knock at: servers by mutual TLS with a secret behind them, and some that lie."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import bind, new_server
+from edgellm.rpc.event_loop import run_there
+from edgellm.rpc.protos import trust_pb2 as pb
+from edgellm.rpc.trust import auth_interceptor as guards
+from edgellm.rpc.trust import handshake as greetings
+from edgellm.rpc.trust.auth_interceptor import Guard
+from edgellm.rpc.trust.handshake import Offer, welcome_handlers
+from edgellm.rpc.trust.identity import Identity
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.versions import LINK
+from tests.rpc.strangers import device
+
+OFFER = Offer("verifier", "big", 123, "ab" * 32)
+SECRET = "/test.Service/Secret"
+STREAM = "/test.Service/Stream"
+Said = list[str]
+_END: Any = vars(grpc.aio)["EOF"]
+
+
+async def secret(_request: Any, _context: Any) -> bytes:
+    return b"the secret"
+
+
+async def stream(_request: Any, context: Any) -> None:
+    """Says something, then waits to be asked."""
+    await context.write(b"hello")
+    while (await context.read()) is not _END:
+        await context.write(b"more")
+
+
+@asynccontextmanager
+async def serving(trust: Trust, said: Said | None = None) -> AsyncIterator[Address]:
+    """A device with a secret for whoever may `verify`."""
+    server = new_server()
+    guard = Guard(trust, (said if said is not None else []).append)
+    watch = asyncio.create_task(guard.watch())
+    methods = {
+        "Secret": grpc.unary_unary_rpc_method_handler(guard.over(secret, Right.VERIFY)),
+        "Stream": grpc.stream_stream_rpc_method_handler(guard.over(stream, Right.VERIFY)),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", methods),))
+    server.add_generic_rpc_handlers((welcome_handlers(trust, guard, [OFFER]),))
+    address = bind(server, Address("127.0.0.1", 0), trust)
+    await server.start()
+    try:
+        yield address
+    finally:
+        watch.cancel()
+        await server.stop(None)
+
+
+async def ask_for(channel: grpc.aio.Channel, method: str) -> Any:
+    call: Any = channel.unary_unary
+    return await call(method)(b"", timeout=60)
+
+
+def open_stream(channel: grpc.aio.Channel) -> Any:
+    """A stream that says hello, and more whenever it is written to."""
+    call: Any = channel.stream_stream
+    return call(STREAM)()
+
+
+async def steal(channel: grpc.aio.Channel) -> bytes:
+    async with channel:
+        return await ask_for(channel, SECRET)
+
+
+async def code_of(channel: grpc.aio.Channel) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await steal(channel)
+    return caught.value.code()
+
+
+def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run_there(work()).result(60)
+
+
+def impostor(genuine: Trust, folder: Path, identity: Identity) -> Trust:
+    """Knows whom `genuine` knows, and is somebody else."""
+    made = device(folder, identity)
+    for peer in genuine.peers.all():
+        made.peers.add(peer)
+    return made
+
+
+@asynccontextmanager
+async def answering(
+    trust: Trust, change: Callable[[pb.WelcomeReply], Any], replay: pb.WelcomeReply | None = None
+) -> AsyncIterator[Address]:
+    """A server by mutual TLS whose welcome is not as it should be."""
+
+    async def welcome(request: pb.WelcomeRequest, context: Any) -> pb.WelcomeReply:
+        client = guards.who(context)
+        mine = trust.identity.id
+        reply = pb.WelcomeReply(
+            protocol=LINK,
+            device=mine.digest,
+            signature=trust.identity.sign(greetings._statement(request.nonce, mine, client)),
+        )
+        change(reply)
+        return replay or reply
+
+    async with greeting(trust, welcome) as address:
+        yield address
+
+
+@asynccontextmanager
+async def greeting(trust: Trust, welcome: Any) -> AsyncIterator[Address]:
+    """A server by mutual TLS with a welcome of its own."""
+    method = grpc.unary_unary_rpc_method_handler(
+        welcome, pb.WelcomeRequest.FromString, pb.WelcomeReply.SerializeToString
+    )
+    name = pb.DESCRIPTOR.services_by_name["Devices"].full_name
+    server = new_server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"Welcome": method}),))
+    address = bind(server, Address("127.0.0.1", 0), trust)
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(None)

@@ -1,0 +1,157 @@
+"""What is announced on the network, and what is believed of it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from zeroconf import IPVersion, ServiceInfo, Zeroconf
+
+from edgellm.rpc.address import Address
+from edgellm.rpc.discovery.mdns import Hint, Kind, announced, browse, code_number, hint_of, new_instance
+from edgellm.rpc.trust.identity import Identity
+from edgellm.rpc.versions import LINK
+
+HERE = ["127.0.0.1"]
+
+
+@pytest.fixture
+def short() -> str:
+    return Identity.new().id.short
+
+
+def found(kind: Kind, short: str, seconds: float = 10.0) -> Hint | None:
+    """What is found of the device with this short ID; waits for it only as long as it takes."""
+    hints = browse(kind, HERE, seconds, lambda found: any(hint.short == short for hint in found))
+    return next((hint for hint in hints if hint.short == short), None)
+
+
+def test_a_device_is_found_where_it_listens(short: str) -> None:
+    instance = new_instance()
+    with announced(Kind.DEVICE, short, 50151, HERE, instance) as begun:
+        assert begun
+        hint = found(Kind.DEVICE, short)
+        assert hint == Hint(short, LINK, instance, (Address("127.0.0.1", 50151),))
+        assert hint.own
+
+
+def test_the_two_kinds_are_kept_apart(short: str) -> None:
+    with announced(Kind.DEVICE, short, 50151, HERE):
+        assert found(Kind.PAIRING, short, 1.0) is None
+
+
+def test_nothing_else_is_announced(short: str) -> None:
+    instance = new_instance()
+    with announced(Kind.DEVICE, short, 50151, HERE, instance):
+        assert found(Kind.DEVICE, short)
+        zeroconf = Zeroconf(interfaces=HERE, ip_version=IPVersion.V4Only)
+        info = zeroconf.get_service_info(Kind.DEVICE.value, f"{instance}.{Kind.DEVICE.value}")
+        zeroconf.close()
+    assert info is not None
+    assert info.properties == {b"id": short.encode(), b"v": str(LINK).encode(), b"i": instance.encode()}
+    assert (info.server, info.port) == (f"edgellm-{instance}.local.", 50151)
+
+
+def test_the_number_of_a_code_follows_from_what_is_announced_anyway(short: str) -> None:
+    instance = new_instance()
+    with announced(Kind.PAIRING, short, 50150, HERE, instance):
+        hint = found(Kind.PAIRING, short)
+        assert hint is not None
+        assert 1 <= hint.number == code_number(instance) <= 99
+
+
+def said(properties: dict[str, str | bytes | None], host: str = "10.0.0.7", port: int = 5) -> Hint | None:
+    """What is made of an announcement that was heard."""
+    info = ServiceInfo(
+        Kind.DEVICE.value, f"x.{Kind.DEVICE.value}", port=port, properties=properties, parsed_addresses=[host]
+    )
+    return hint_of(info, local=False)
+
+
+SOUND: dict[str, str | bytes | None] = {"id": "0000-0000", "v": "1", "i": "00000000000000ff"}
+
+
+def test_a_sound_announcement_is_a_hint() -> None:
+    assert said(SOUND) == Hint("0000-0000", 1, "00000000000000ff", (Address("10.0.0.7", 5),))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"id": "0000-0001"},
+        {"id": "\x1b[31m"},
+        {"id": b"\xff"},
+        {"id": None},
+        {"v": "x"},
+        {"i": "zz"},
+        {"i": "12"},
+        {"i": "1" * 200},
+    ],
+)
+def test_an_odd_announcement_is_none(changes: dict[str, str | bytes | None]) -> None:
+    assert said(SOUND | changes) is None
+    for left_out in SOUND:
+        assert said({key: value for key, value in SOUND.items() if key != left_out}) is None
+
+
+@pytest.mark.parametrize("host", ["224.0.0.1", "0.0.0.0", "127.0.0.1", "::1"])
+def test_an_address_where_no_other_device_can_be_is_none(host: str) -> None:
+    assert said(SOUND, host) is None
+
+
+def test_a_port_that_nobody_has_is_none() -> None:
+    assert said(SOUND, port=0) is None
+
+
+@given(st.dictionaries(st.sampled_from(["id", "v", "i"]), st.binary(max_size=40)), st.integers(0, 65535))
+def test_whatever_is_announced_does_no_harm(properties: dict[str, str | bytes | None], port: int) -> None:
+    said(SOUND | properties, port=port)
+
+
+def test_a_name_that_is_not_resolved_at_once_is_asked_for_again(short: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where one of the two machines has no time for it."""
+    tries = []
+    ask = Zeroconf.get_service_info
+
+    def late(self: Zeroconf, kind: str, name: str, patience: int) -> ServiceInfo | None:
+        tries.append(patience)
+        return ask(self, kind, name, patience) if len(tries) > 2 else None
+
+    monkeypatch.setattr(Zeroconf, "get_service_info", late)
+    with announced(Kind.PAIRING, short, 50150, HERE):
+        assert found(Kind.PAIRING, short, 60.0)
+    assert tries == sorted(set(tries))
+
+
+def test_what_is_not_found_quickly_is_looked_for_longer(short: str) -> None:
+    """It begins to be announced when it was already missed."""
+    waited: list[float] = []
+    with ExitStack() as later:
+
+        def waiting(elapsed: float) -> None:
+            waited.append(elapsed)
+            if len(waited) == 2:
+                later.enter_context(announced(Kind.DEVICE, short, 50151, HERE))
+
+        hints = browse(
+            Kind.DEVICE, HERE, 0.1, lambda found: any(hint.short == short for hint in found), longest=60.0,
+            waiting=waiting,
+        )  # fmt: skip
+    assert short in [hint.short for hint in hints]
+    assert len(waited) >= 2
+    assert waited[1] >= 0.2
+
+
+def test_what_was_found_in_part_is_looked_for_no_longer_than_usual(short: str) -> None:
+    with announced(Kind.DEVICE, short, 50151, HERE):
+        assert found(Kind.DEVICE, short)
+        hints = browse(Kind.DEVICE, HERE, 0.2, longest=600.0, some=lambda found: bool(found))
+    assert hints
+
+
+def test_without_an_interface_nothing_is_found_and_nothing_fails(short: str) -> None:
+    with announced(Kind.DEVICE, short, 1, []) as begun:
+        assert not begun
+    assert browse(Kind.DEVICE, [], 5.0) == []

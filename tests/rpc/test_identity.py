@@ -1,0 +1,118 @@
+"""A device's own key and certificate, and what is taken for one of another device."""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from edgellm.errors import NotPaired, TrustUnusable
+from edgellm.rpc.trust.identity import Certificate, Identity, pem_id
+from tests.rpc.strangers import certified
+
+
+def test_it_is_made_once_and_private(tmp_path: Path) -> None:
+    first, again = Identity.here(tmp_path / "trust"), Identity.here(tmp_path / "trust")
+    path = tmp_path / "trust" / "identity.pem"
+    assert first.id == again.id == pem_id(first.certificate.pem)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert Identity.here(tmp_path / "other").id != first.id
+
+
+def test_one_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    Identity.here(tmp_path)
+    (tmp_path / "identity.pem").chmod(0o644)
+    Identity.here(tmp_path)
+    assert stat.S_IMODE((tmp_path / "identity.pem").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("kept", [b"", b"nonsense", b"key", b"certificate", b"mixed"])
+def test_a_damaged_one_is_said_and_not_replaced(tmp_path: Path, kept: bytes) -> None:
+    one, other = Identity.new(), Identity.new()
+    kept = {
+        b"key": one.key_pem,
+        b"certificate": one.certificate.pem,
+        b"mixed": one.key_pem + other.certificate.pem,
+    }.get(kept, kept)
+    path = tmp_path / "identity.pem"
+    path.write_bytes(kept)
+    with pytest.raises(TrustUnusable, match=r"identity\.pem is damaged"):
+        Identity.here(tmp_path)
+    assert path.read_bytes() == kept
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    Identity.here(tmp_path / "one")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "identity.pem").symlink_to(tmp_path / "one" / "identity.pem")
+    with pytest.raises(TrustUnusable, match="it is a link"):
+        Identity.here(tmp_path / "two")
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TrustUnusable, match="not a folder"):
+        Identity.here(tmp_path / "file")
+
+
+def test_a_pipe_does_not_make_it_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "identity.pem")
+    with pytest.raises(TrustUnusable, match="not a plain file"):
+        Identity.here(tmp_path)
+
+
+def test_signatures_are_of_one_device_and_one_message() -> None:
+    one, other = Identity.new(), Identity.new()
+    signature = one.sign(b"words")
+    assert one.certificate.signed(signature, b"words")
+    assert not one.certificate.signed(signature, b"other words")
+    assert not other.certificate.signed(signature, b"words")
+    assert not one.certificate.signed(b"", b"words")
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"ca": True}, "may sign other certificates"),
+        ({"issuer": Identity.new()}, "not signed by itself"),
+        ({"curve": "P-384"}, "P-256"),
+        ({"subject": "edgellm-of-another"}, "subject"),
+        ({"constraints": False}, "damaged"),
+    ],
+)
+def test_certificates_of_another_kind_are_refused(how: dict[str, object], says: str) -> None:
+    with pytest.raises(NotPaired, match=says):
+        Certificate.of(certified(**how).certificate.der)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("der", [b"", b"x" * 100])
+def test_what_is_no_certificate_is_refused(der: bytes) -> None:
+    with pytest.raises(NotPaired, match="damaged"):
+        Certificate.of(der)
+    with pytest.raises(NotPaired, match="damaged"):
+        pem_id(der)
+
+
+def test_whatever_is_odd_in_a_certificate_is_one_error() -> None:
+    """The library has errors of its own, outside any common class, for a version and for an extension that is twice."""
+    der = Identity.new().certificate.der
+    constraints = bytes.fromhex("300c0603551d130101ff04023000")
+    odd = (
+        der.replace(bytes.fromhex("a003020102"), bytes.fromhex("a003020109"), 1),
+        der.replace(bytes.fromhex("0603551d11"), bytes.fromhex("0603551d13"), 1),  # the names become constraints
+    )
+    assert constraints in der
+    for made in odd:
+        assert made != der
+        with pytest.raises(NotPaired, match="damaged"):
+            Certificate.of(made)
+        with pytest.raises(NotPaired, match="damaged"):
+            Certificate.of_pem(x509_pem(made))
+
+
+def x509_pem(der: bytes) -> bytes:
+    return b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(der) + b"-----END CERTIFICATE-----\n"

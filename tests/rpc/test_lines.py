@@ -1,0 +1,126 @@
+"""What a device dials because another one asks it to."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from edgellm.errors import EdgeError, MeasureFailed
+from edgellm.rpc import lines
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import open_channel
+from edgellm.rpc.layers.bandwidth_probe import ask_line
+from edgellm.rpc.lines import alike, places_of
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.storage.layers.store import LayerStore
+from tests.rpc.doors import run
+from tests.rpc.layering import taking
+from tests.rpc.strangers import befriend, device, known
+
+
+def met_at(tmp_path: Path, *places: str) -> Peer:
+    return replace(known(device(tmp_path), "desk"), addresses=tuple(map(Address.parse, places)))
+
+
+def test_a_device_is_dialled_where_it_is_known_to_be_and_nowhere_else(tmp_path: Path) -> None:
+    peer = met_at(tmp_path, "192.168.1.5:50151", "127.0.0.1:7", "desk.local:50151")
+    met = ["192.168.1.5:50151"]
+    for asked, found in {
+        "192.168.1.5:50999": ["192.168.1.5:50999", *met],
+        "192.168.1.5:50151": met,
+        "192.168.1.6:50151": met,
+        "127.0.0.1:22": met,
+        "[::1]:22": met,
+        "[::ffff:127.0.0.1]:22": met,
+        "169.254.169.254:80": met,
+        "desk.local:50151": met,
+        "evil.example:443": met,
+        "localhost:22": met,
+        "no address": met,
+        "": met,
+    }.items():
+        assert [str(place) for place in places_of(peer, asked, near=False)] == found, asked
+    assert [str(place) for place in places_of(peer, "127.0.0.1:22", near=True)] == ["127.0.0.1:22", *met, "127.0.0.1:7"]
+
+
+@contextmanager
+def listening() -> Iterator[tuple[Address, list[bytes]]]:
+    """A program that has nothing to do with edgellm, and what it heard."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        door.setblocking(False)
+        yield Address(*door.getsockname()[:2]), []
+        with pytest.raises(BlockingIOError):
+            door.accept()
+
+
+def test_what_listens_on_the_machine_is_not_touched_for_a_device_elsewhere(
+    store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And every failure is the same."""
+    monkeypatch.setattr("edgellm.rpc.layers.benchmark_service.on_this_machine", lambda _context: False)
+    monkeypatch.setattr("edgellm.rpc.layers.benchmark_service.announced_places", lambda _peer, _seconds: [])
+    monkeypatch.setattr(lines, "FAILED_SECONDS", 0.0)
+    owner, desk, phone = (device(tmp_path / name) for name in ("owner", "desk", "phone"))
+    befriend(desk, owner, "compute")
+    befriend(phone, desk, "compute")
+    said = set()
+
+    async def work() -> None:
+        with ExitStack() as open_doors:
+            there, _ = open_doors.enter_context(listening())
+            async with taking(store, desk) as at_desk, open_channel(at_desk, owner, desk.identity.id) as channel:
+                for asked in (there, Address("127.0.0.1", 1), Address("localhost.", 80), None):
+                    with pytest.raises(MeasureFailed) as refused:
+                        await ask_line(channel, "desk", phone.identity.id, asked)
+                    said.add(str(refused.value))
+
+    run(work)
+    assert len(said) == 1
+
+
+def test_failures_take_the_same_time_for_who_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def work() -> None:
+        for near in (False, True):
+            with pytest.raises(EdgeError, match="One answer"):
+                async with alike(near, [ValueError, grpc.aio.AioRpcError], EdgeError("One answer.", "Ask again.")):
+                    raise ValueError("refused, or timed out, or no TLS")
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    run(work)
+    assert len(slept) == 1
+    assert 0.0 < slept[0] <= lines.FAILED_SECONDS
+
+
+def test_a_device_that_has_moved_is_looked_for_where_it_announces_itself(
+    store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.rpc.layers.bandwidth_probe.SECONDS", 0.02)
+    monkeypatch.setattr("edgellm.rpc.layers.benchmark_service.on_this_machine", lambda _context: False)
+    owner, desk, phone = (device(tmp_path / name) for name in ("owner", "desk", "phone"))
+    for worker in (desk, phone):
+        befriend(worker, owner, "compute")
+    befriend(phone, desk, "compute")
+    announced: list[Any] = []
+
+    async def work() -> None:
+        async with taking(store, desk) as at_desk, taking(store, phone) as at_phone:
+            announced.append(at_phone)
+            where = "edgellm.rpc.layers.benchmark_service.announced_places"
+            monkeypatch.setattr(where, lambda _peer, _seconds: announced)
+            async with open_channel(at_desk, owner, desk.identity.id) as channel:
+                assert (await ask_line(channel, "desk", phone.identity.id, at_phone)).up > 0
+
+    run(work)

@@ -1,0 +1,18 @@
+"""Knocking at a device's addresses."""
+
+from __future__ import annotations
+
+import socket
+
+from edgellm.rpc.address import Address
+from edgellm.rpc.discovery.tcp_probe import listening
+from edgellm.rpc.event_loop import run_there
+
+
+def test_of_several_addresses_the_one_that_answers_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as here, socket.create_server(("127.0.0.1", 0)) as gone:
+        closed = Address("127.0.0.1", gone.getsockname()[1])
+        gone.close()
+        open_one = Address("127.0.0.1", here.getsockname()[1])
+        assert run_there(listening([closed, open_one])).result() == open_one
+        assert run_there(listening([closed])).result() == closed

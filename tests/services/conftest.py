@@ -1,0 +1,89 @@
+"""A verifier on an f32 copy of the bundled one, served in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from shutil import copyfile
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Context, Model, check_gguf
+from edgellm.rpc.address import Address
+from edgellm.services.client.connection import Timing
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.spec.context_pool import ContextPool
+from edgellm.spec.types import Ids
+from edgellm.verifier.in_process import LocalVerifier
+from tests.rpc.conftest import guest, host
+
+__all__ = ["guest", "host"]
+
+ANYWHERE = Address("127.0.0.1", 0)
+POSITIONS = 512
+PATIENT = Timing(least=600.0, silent_beats=2400)  # what a busy machine delays is not lost
+
+Alone = Callable[[Ids, int], list[int]]
+
+
+@pytest.fixture(scope="session")
+def exact(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """The bundled verifier in f32, which never ends its turn here: how much it says is not what these tests are about.
+
+    A logit of zero is not the highest of 2,560, so the head's row for the end of a turn is zeroed.
+    """
+    path = tmp_path_factory.mktemp("endless") / "verifier-f32.gguf"
+    copyfile(f32_pair[1], path)
+    with Model.load(path) as ending:
+        ends = [token for token in range(ending.n_vocab) if ending.is_eog(token)]
+    head = next(tensor for tensor in check_gguf(path).tensors if tensor.name == "output.weight")
+    rows = np.memmap(path, np.float32, "r+", head.offset, head.shape[::-1])
+    rows[ends] = 0.0
+    rows.flush()
+    with Model.load(path) as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def alone(exact: Model) -> Iterator[Alone]:
+    """The verifier's own greedy text: `alone(prompt, n)` are the next `n` tokens."""
+    with Context(exact, n_ctx=POSITIONS, threads=1) as context:
+
+        def write(prompt: Ids, n: int) -> list[int]:
+            context.clear()
+            written: list[int] = []
+            ids = prompt
+            for _ in range(n):
+                written.append(int(context.decode(ids)[0].argmax()))
+                ids = np.array(written[-1:], dtype=np.int32)
+            return written
+
+        yield write
+
+
+@pytest.fixture(scope="module")
+def server(exact: Model) -> Iterator[VerifierServer]:
+    with VerifierServer(exact, ANYWHERE, sessions=3, context=POSITIONS, threads=1) as running:
+        yield running
+
+
+@pytest.fixture
+def remote(server: VerifierServer) -> Iterator[RemoteVerifier]:
+    verifier = RemoteVerifier(server.address, server.model.vocabulary, timing=PATIENT)
+    yield verifier
+    verifier.close()
+
+
+@pytest.fixture
+def local(exact: Model) -> Iterator[LocalVerifier]:
+    pool = ContextPool(lambda: Context(exact, n_ctx=POSITIONS, threads=1))
+    verifier = LocalVerifier(exact, pool, POSITIONS)
+    yield verifier
+    verifier.close()
+
+
+@pytest.fixture(scope="session")
+def prompt(exact: Model) -> Ids:
+    return exact.tokenize("The red mug is on the shelf in the kitchen. Where is the mug?")

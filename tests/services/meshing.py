@@ -1,0 +1,36 @@
+"""Workers in this process, and a mesh over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from edgellm.mesh.coordinator import Mesh
+from edgellm.mesh.messages import Work
+from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.mesh.verifier import MeshVerifier
+from edgellm.services.client.stage_client import Place, RemoteMember
+from edgellm.services.server.worker_server import WorkerServer
+from tests.engine.logits import some_ids
+from tests.mesh.household import Cut, even
+from tests.services.conftest import ANYWHERE
+
+PROMPT = some_ids(40, 2000, 5)
+
+
+@pytest.fixture
+def workers(verifier_cut: Cut) -> Iterator[list[WorkerServer]]:
+    """Three in this process."""
+    found = [WorkerServer(Shelf(verifier_cut.layers), ANYWHERE, threads=1) for _ in range(3)]
+    for worker in found:
+        worker.start()
+    yield found
+    for worker in found:
+        worker.stop()
+
+
+def meshed(workers: Sequence[WorkerServer], work: Work, told: Callable[[str], None] | None = None) -> MeshVerifier:
+    members = [RemoteMember(Place(name, worker.address)) for name, worker in zip("abc", workers, strict=False)]
+    mesh = Mesh(members, even(work, [member.name for member in members]), work, tell=told)
+    return MeshVerifier(mesh, lambda _token: False, rows=16)

@@ -1,0 +1,83 @@
+"""A verifier that misbehaves on purpose, for the device's side of every fault."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import grpc
+
+from edgellm.engine import Vocabulary
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import PROTOCOL, SERVICE
+from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.services.handshake import first_different_block
+
+# Given the rounds as they come in, and the call: yields frames, or raw bytes.
+Script: TypeAlias = Callable[[Iterator[pb.Verify], grpc.ServicerContext], Iterable[pb.VerifierFrame | bytes]]
+
+
+@contextmanager
+def scripted(vocabulary: Vocabulary, script: Script, hello: Mapping[str, Any] | None = None) -> Iterator[Address]:
+    """Serves `script` in every session; `hello` overrides fields of the handshake, at any time. Yields the address."""
+
+    def greet(_request: pb.HelloRequest, _context: grpc.ServicerContext) -> pb.HelloReply:
+        fields: dict[str, Any] = {
+            "protocol": PROTOCOL,
+            "vocabulary": bytes.fromhex(vocabulary.fingerprint),
+            "vocabulary_size": vocabulary.size,
+            "model": "scripted",
+            "context_length": 512,
+        }
+        return pb.HelloReply(**(fields | dict(hello or {})))
+
+    def compare(request: pb.VocabularyHashes, _context: grpc.ServicerContext) -> pb.VocabularyBlock:
+        return first_different_block(vocabulary, request)
+
+    def session(frames: Iterator[pb.DeviceFrame], context: grpc.ServicerContext) -> Iterator[bytes]:
+        assert next(frames).WhichOneof("frame") == "open"
+        for frame in script((frame.verify for frame in frames), context):
+            yield frame if isinstance(frame, bytes) else frame.SerializeToString()
+
+    with ThreadPoolExecutor(8) as pool:
+        server = grpc.server(pool, options=[("grpc.so_reuseport", 0)])
+        server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(
+                    SERVICE,
+                    {
+                        "Hello": grpc.unary_unary_rpc_method_handler(
+                            greet, pb.HelloRequest.FromString, pb.HelloReply.SerializeToString
+                        ),
+                        "CompareVocabulary": grpc.unary_unary_rpc_method_handler(
+                            compare, pb.VocabularyHashes.FromString, pb.VocabularyBlock.SerializeToString
+                        ),
+                        "Session": grpc.stream_stream_rpc_method_handler(session, pb.DeviceFrame.FromString, bytes),
+                    },
+                ),
+            )
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield Address("127.0.0.1", port)
+        finally:
+            server.stop(None).wait()
+
+
+def verdict(round: int, *tokens: int, accepted: int = 0) -> pb.VerifierFrame:  # noqa: A002
+    return pb.VerifierFrame(verdict=pb.Verdict(round=round, accepted=accepted, tokens=tokens, passes=1))
+
+
+def working(round: int, step: int = 0) -> pb.VerifierFrame:  # noqa: A002
+    return pb.VerifierFrame(working=pb.Working(round=round, step=step))
+
+
+def until_cancelled(context: grpc.ServicerContext) -> None:
+    """Says nothing until the device gives up."""
+    over = threading.Event()
+    if context.add_callback(over.set):
+        over.wait(120)

@@ -1,0 +1,181 @@
+"""A full verifier says when to come again; a device that does not read is dropped; neither holds the others up."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+
+from edgellm.engine import Model
+from edgellm.errors import VerifierBusy
+from edgellm.rpc.channel import LONGEST_BUSY_MS, SESSION
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.services.server.verification_service import Happened, ServerEvent
+from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.services.verification_codec import write_open
+from edgellm.spec.types import GREEDY, Chunk, Ids
+from edgellm.verifier.scheduler import Limits
+from edgellm.verifier.worker import ServiceRate
+from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
+from tests.services.test_service import Device, verify
+
+
+@pytest.fixture
+def events() -> list[ServerEvent]:
+    return []
+
+
+class Deaf:
+    """A device that asks and asks, and never reads an answer."""
+
+    def __init__(self, channel: grpc.Channel, opening: bytes) -> None:
+        self._stop = False
+        self.sent = 0
+        self._opening = opening
+        self.call = channel.stream_stream(SESSION, bytes, bytes)(self._frames())
+
+    def _frames(self) -> Iterator[bytes]:
+        yield self._opening
+        for number in itertools.count(1):
+            if self._stop:
+                return
+            self.sent = number
+            position = 0 if number == 1 else 4
+            yield verify(round=number, position=position, prefix=(5,) * (5 - position), extra=100).SerializeToString()
+
+    def stop(self) -> None:
+        self._stop = True
+        self.call.cancel()
+
+
+def eventually(what: Happened, events: list[ServerEvent]) -> str:
+    """The first event of that kind, once it is there."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        for event in list(events):
+            if event.what is what:
+                return event.text
+        time.sleep(0.01)
+    raise AssertionError(events)
+
+
+def test_a_device_that_does_not_read_is_dropped_and_nobody_else_notices(
+    exact: Model, events: list[ServerEvent], prompt: Ids, alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.services.server.verification_service.TAKE_SECONDS", 0.3)
+    narrow = [("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0)]  # takes 64 bytes without being read
+    with (
+        VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1, on_event=events.append) as server,
+        grpc.insecure_channel(str(server.address), options=narrow) as channel,
+    ):
+        deaf = Deaf(channel, write_open(GREEDY, exact.vocabulary.fingerprint).SerializeToString())
+        remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
+        session = remote.open(GREEDY)
+        assert session.submit(prompt, Chunk(), extra=3).result().tokens.tolist() == alone(prompt, 4)
+        assert "has not read its stream for 0.3 seconds" in eventually(Happened.REFUSED, events)
+        done = server.counters.verdicts
+        assert session.submit(prompt, Chunk(), extra=3).result().tokens.tolist() == alone(prompt, 4)
+        assert server.counters.verdicts == done + 1  # nothing more is computed for the other
+        remote.close()
+        deaf.stop()
+
+
+def test_a_wait_is_estimated_from_answers_of_late() -> None:
+    pace = ServiceRate()
+    assert pace.seconds(0) == 0.0
+    assert pace.seconds(10) == 10 * pace.seconds(1) > 0.0  # a guess
+    pace.batch(3.0, 0)
+    assert pace.seconds(2) == 6.0
+    pace = ServiceRate()
+    for _ in range(200):
+        pace.batch(0.5, 0)  # prefill
+        pace.batch(1.5, 4)
+    assert pace.seconds(8) == pytest.approx(4.0, rel=0.05)
+    for _ in range(500):
+        pace.batch(0.1, 1)  # it has become faster
+    assert pace.seconds(8) == pytest.approx(0.8, rel=0.05)
+
+
+@pytest.mark.parametrize(("estimate", "told"), [(0.3211, 322), (0.0, 50), (1e9, LONGEST_BUSY_MS)])
+def test_a_full_verifier_tells_how_long_it_will_be_busy(
+    exact: Model, prompt: Ids, monkeypatch: pytest.MonkeyPatch, estimate: float, told: int
+) -> None:
+    monkeypatch.setattr("edgellm.verifier.worker.VerifierWorker.wait_seconds", lambda _self: estimate)
+    opening = write_open(GREEDY, exact.vocabulary.fingerprint)
+    with (
+        VerifierServer(exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1, max_waiting=1) as server,
+        grpc.insecure_channel(str(server.address)) as channel,
+    ):
+        first, second = Device(channel), Device(channel)
+        first.say(opening, verify(prefix=tuple(prompt.tolist()), extra=200))
+        while not server.counters.batches > 3:
+            time.sleep(0.001)
+        second.say(opening, verify(round=4))
+        busy = second.hear().busy
+        assert (busy.round, busy.retry_ms) == (4, told)
+        assert first.hear().WhichOneof("frame") == "verdict"
+        second.say(verify(round=5))  # the same session goes on
+        assert second.hear().verdict.round == 5
+        first.finish()
+        second.finish()
+
+
+def test_the_real_estimate_grows_with_the_queue(exact: Model, prompt: Ids) -> None:
+    with VerifierServer(exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1) as server:
+        remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
+        worker = server._worker
+        remote.open(GREEDY).submit(prompt, Chunk(), extra=20).result()
+        assert worker.wait_seconds() == 0.0
+        pending = [remote.open(GREEDY).submit(prompt, Chunk(), extra=100) for _ in range(4)]
+        while worker.waiting < 4:
+            time.sleep(0.001)
+        four = worker.wait_seconds()
+        assert four > 0.0
+        pending[-1].result()
+        while worker.waiting:
+            time.sleep(0.001)
+        assert worker.wait_seconds() == 0.0
+        remote.close()
+
+
+def test_a_device_goes_on_alone_and_asks_again_after_the_time_it_was_told(
+    exact: Model, prompt: Ids, alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.verifier.worker.VerifierWorker.wait_seconds", lambda _self: 0.4)
+    long = np.concatenate([prompt] * 8)
+    with VerifierServer(exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1, max_waiting=1) as server:
+        remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
+        other = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
+        session = remote.open(GREEDY)
+        token = session.submit(long, Chunk()).result().tokens
+        blocking = other.open(GREEDY).submit(prompt, Chunk(), extra=300)
+        batches = server.counters.batches
+        while not server.counters.batches > batches + 3:
+            time.sleep(0.001)
+        began = time.monotonic()
+        with pytest.raises(VerifierBusy, match=r"asks again in about 0\.4 seconds"):
+            session.submit(np.concatenate((long, token)), Chunk()).result()
+        assert not session.ready()
+        while not session.ready():
+            time.sleep(0.005)
+        assert time.monotonic() - began >= 0.39
+        blocking.result()
+        again = session.submit(np.concatenate((long, token)), Chunk()).result()
+        assert again.tokens.tolist() == alone(np.concatenate((long, token)), 1)
+        assert again.bytes_up < 30  # the session was kept: only what is new travels
+        remote.close()
+        other.close()
+
+
+def test_more_sessions_than_rows_of_a_batch(exact: Model, prompt: Ids, alone: Alone) -> None:
+    """Whatever the scheduler may put together, llama.cpp wants room for one row of every sequence, and a chunk fits."""
+    limits = Limits(rows=2)
+    with VerifierServer(exact, ANYWHERE, sessions=4, context=POSITIONS, threads=1, limits=limits) as server:
+        remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
+        verdict = remote.open(GREEDY).submit(prompt, Chunk(ids=np.array(alone(prompt, 8), dtype=np.int32))).result()
+        assert verdict.accepted == 8
+        remote.close()

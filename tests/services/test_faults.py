@@ -1,0 +1,326 @@
+"""What a device does when the verifier is slow, hangs, refuses, talks nonsense or goes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from edgellm.engine import Model, Vocabulary
+from edgellm.errors import VerifierLost, VerifierSlow
+from edgellm.rpc.event_loop import run_there
+from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.services.client.connection import Timing
+from edgellm.services.client.verifier_client import RemoteSession, RemoteVerifier
+from edgellm.services.client.verifier_stream import RemotePending
+from edgellm.spec.types import GREEDY, Chunk, Ids
+from tests.services.scripted import Script, scripted, until_cancelled, verdict, working
+
+Rounds = Iterator[pb.Verify]
+Frames = Iterable[pb.VerifierFrame | bytes]
+
+QUICK = Timing(beat=0.05, stall=0.5, retry=0.05, retry_most=0.2)
+TEXT = np.arange(10, dtype=np.int32)
+
+
+@pytest.fixture
+def vocabulary(exact: Model) -> Vocabulary:
+    return exact.vocabulary
+
+
+@contextmanager
+def asking(
+    vocabulary: Vocabulary, script: Script, timing: Timing = QUICK, hello: dict[str, Any] | None = None
+) -> Iterator[RemoteSession]:
+    with scripted(vocabulary, script, hello) as address:
+        verifier = RemoteVerifier(address, vocabulary, timing=timing)
+        try:
+            yield verifier.open(GREEDY)
+        finally:
+            verifier.close()
+
+
+def lost(session: RemoteSession, prefix: Ids = TEXT, chunk: Chunk | None = None) -> str:
+    """Why no verdict comes."""
+    with pytest.raises(VerifierLost) as caught:
+        session.submit(prefix, chunk or Chunk()).result()
+    return caught.value.what
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 120
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_a_verifier_that_says_nothing_is_lost(vocabulary: Vocabulary) -> None:
+    def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
+        next(rounds)
+        until_cancelled(context)
+        return iter(())
+
+    with asking(vocabulary, script) as session:
+        assert "no sign of life" in lost(session)
+        assert not session.ready() or eventually(session.ready)
+
+
+def test_a_device_that_is_late_itself_does_not_blame_the_verifier(vocabulary: Vocabulary) -> None:
+    """Its network's loop gets the processor four beats too late every time."""
+    settled: list[bool] = []
+
+    def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
+        next(rounds)
+        until_cancelled(context)
+        return iter(())
+
+    async def hog(pending: RemotePending) -> None:
+        for _ in range(2 * QUICK.silent_beats):
+            time.sleep(4 * QUICK.beat)
+            await asyncio.sleep(0)
+        settled.append(pending.done())
+
+    with asking(vocabulary, script, replace(QUICK, stall=60.0)) as session:
+        pending = session.submit(TEXT, Chunk())
+        run_there(hog(pending)).result(120)
+        assert settled == [False]
+        with pytest.raises(VerifierLost, match="no sign of life"):
+            pending.result()
+
+
+def test_a_verifier_that_is_slow_but_works_is_waited_for(vocabulary: Vocabulary) -> None:
+    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
+        for ask in rounds:
+            for step in range(20):  # 1 s: five times the silence that would be too long
+                time.sleep(0.05)
+                yield working(ask.round, step)
+            yield verdict(ask.round, 42)
+
+    with asking(vocabulary, script) as session:
+        got = session.submit(TEXT, Chunk()).result()
+        assert got.tokens.tolist() == [42]
+        assert got.bytes_down > 20 * 4
+
+
+def test_a_verifier_whose_worker_stands_still_is_lost(vocabulary: Vocabulary) -> None:
+    def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
+        ask = next(rounds)
+        while context.is_active():
+            yield working(ask.round, 7)
+            time.sleep(0.05)
+
+    with asking(vocabulary, script) as session:
+        assert "computed nothing" in lost(session)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_verifier_that_works_for_ever_is_waited_for_no_longer_than_its_work_takes(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    """Whether it was fast before, or never answered."""
+    monkeypatch.setattr("edgellm.services.client.patience.FIRST_SECONDS", 0.2)
+    monkeypatch.setattr("edgellm.services.client.patience.UNKNOWN_PASS", 0.01)
+
+    def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
+        for ask in rounds:
+            if fast and len(ask.prefix) == len(TEXT):
+                yield verdict(ask.round, 5)
+                continue
+            for step in count():
+                if not context.is_active():
+                    return
+                yield working(ask.round, step)
+                time.sleep(0.02)
+
+    with asking(vocabulary, script, Timing(beat=0.05, least=0.3, retry=0.5)) as session:
+        if fast:
+            assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
+        with pytest.raises(VerifierSlow, match="has not answered within"):
+            session.submit(np.append(TEXT, 5).astype(np.int32), Chunk()).result()
+        assert not session.ready()
+        assert eventually(session.ready)  # over the same connection
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\xff\xff",
+        b"",
+        verdict(99, 1),
+        verdict(1, 2**20),
+        verdict(1, 1, accepted=3),
+        verdict(1),
+        working(99),
+        pb.VerifierFrame(need_prefix=pb.NeedPrefix(round=1, position=0)),  # everything was sent
+    ],
+    ids=str,
+)
+def test_nonsense_is_a_lost_verifier_and_not_a_crash(vocabulary: Vocabulary, frame: pb.VerifierFrame | bytes) -> None:
+    served = []
+
+    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
+        served.append(1)
+        for ask in rounds:
+            yield frame if len(served) == 1 else verdict(ask.round, 5)
+
+    with asking(vocabulary, script) as session:
+        assert "breaks the contract" in lost(session)
+        assert not session.ready()  # it is not asked again at once
+        assert eventually(session.ready)
+        assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
+
+
+def test_a_frame_that_nobody_asked_for_ends_the_session(vocabulary: Vocabulary) -> None:
+    def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
+        for ask in rounds:
+            yield verdict(ask.round, 5)
+            yield verdict(ask.round, 5)
+
+    with asking(vocabulary, script) as session:
+        assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
+        assert eventually(lambda: not session.ready())
+        assert eventually(session.ready)
+
+
+@pytest.mark.parametrize(
+    "code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.INTERNAL]
+)
+def test_a_refusal_says_why_and_is_not_repeated_at_once(vocabulary: Vocabulary, code: grpc.StatusCode) -> None:
+    asked = []
+
+    def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
+        asked.append(next(rounds).round)
+        context.abort(code, "because of this")
+        return iter(())
+
+    with asking(vocabulary, script) as session:
+        assert "because of this" in lost(session)
+        assert not session.ready()
+        assert eventually(session.ready)
+        lost(session)
+    assert asked == [1, 2]
+
+
+def test_waits_between_tries_grow_until_a_verdict_comes(vocabulary: Vocabulary) -> None:
+    answers = iter([False, False, False, True, False])
+
+    def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
+        for ask in rounds:
+            if next(answers):
+                yield verdict(ask.round, 5)
+            else:
+                context.abort(grpc.StatusCode.INTERNAL, "no")
+
+    def pause(session: RemoteSession) -> float:
+        lost(session)
+        began = time.monotonic()
+        assert eventually(session.ready)
+        return time.monotonic() - began
+
+    timing = Timing(retry=0.1, retry_most=10.0)
+    with asking(vocabulary, script, timing) as session:
+        pauses = [pause(session) for _ in range(3)]
+        assert pauses[2] > pauses[0]  # 0.2 to 0.4 against 0.05 to 0.1
+        session.submit(TEXT, Chunk()).result()
+        assert pause(session) < pauses[2]
+
+
+def test_a_busy_verifier_is_left_alone_for_as_long_as_it_says(vocabulary: Vocabulary) -> None:
+    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
+        for ask in rounds:
+            yield pb.VerifierFrame(busy=pb.Busy(round=ask.round, retry_ms=300))
+
+    with asking(vocabulary, script) as session:
+        began = time.monotonic()
+        assert "busy" in lost(session)
+        assert not session.ready()
+        assert eventually(session.ready)
+        assert time.monotonic() - began > 0.25
+
+
+def test_missing_tokens_are_sent_again(vocabulary: Vocabulary) -> None:
+    seen = []
+
+    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
+        for ask in rounds:
+            seen.append((ask.round, ask.position, list(ask.prefix), list(ask.chunk)))
+            if ask.round == 2 and ask.position > 3:
+                yield pb.VerifierFrame(need_prefix=pb.NeedPrefix(round=2, position=ask.position // 2))
+            else:
+                yield verdict(ask.round, 50)
+
+    with asking(vocabulary, script) as session:
+        session.submit(TEXT, Chunk()).result()
+        longer = np.concatenate((TEXT, np.array([50, 51], dtype=np.int32)))
+        got = session.submit(longer, Chunk(ids=np.array([8], dtype=np.int32))).result()
+    assert seen == [
+        (1, 0, TEXT.tolist(), []),
+        (2, 10, [50, 51], [8]),
+        (2, 5, longer[5:].tolist(), [8]),
+        (2, 2, longer[2:].tolist(), [8]),
+    ]
+    assert got.bytes_up > len(longer)
+
+
+def test_a_verifier_that_shuts_down_is_not_asked_any_more(vocabulary: Vocabulary) -> None:
+    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
+        yield verdict(next(rounds).round, 5)
+        yield pb.VerifierFrame(draining=pb.Draining())
+
+    with asking(vocabulary, script, Timing(retry=30.0, retry_most=30.0)) as session:
+        assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
+        assert eventually(lambda: not session.ready())
+        lost(session)
+        assert "away" in lost(session)
+
+
+def test_a_verifier_that_ends_the_session_early_is_lost(vocabulary: Vocabulary) -> None:
+    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
+        next(rounds)
+        return iter(())
+
+    with asking(vocabulary, script) as session:
+        assert "ended the session" in lost(session)
+
+
+def test_a_verifier_that_went_and_came_back_is_asked_again(vocabulary: Vocabulary) -> None:
+    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
+        for ask in rounds:
+            if ask.round == 2:
+                _context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+            assert ask.position == 0 or ask.round == 4
+            yield verdict(ask.round, 5)
+
+    with asking(vocabulary, script) as session:
+        first = session.submit(TEXT, Chunk()).result()
+        assert "gone" in lost(session)
+        assert eventually(session.ready)
+        again = session.submit(TEXT, Chunk()).result()
+        session.submit(TEXT, Chunk()).result()
+    assert again.bytes_up > first.bytes_up // 2  # opened anew, with every token
+
+
+def test_a_vocabulary_that_changes_while_the_verifier_is_away_is_noticed(vocabulary: Vocabulary) -> None:
+    """Another model is served at the same address after a restart: the device goes on alone."""
+    hello: dict[str, Any] = {}
+
+    def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
+        next(rounds)
+        hello["vocabulary"] = b"another"
+        context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        return iter(())
+
+    with asking(vocabulary, script, hello=hello) as session:
+        lost(session)
+        time.sleep(0.5)  # time for several tries
+        assert not session.ready()
+        hello.clear()
+        assert eventually(session.ready)

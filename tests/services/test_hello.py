@@ -1,0 +1,160 @@
+"""The first words between a device and what may be a verifier."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import grpc
+import pytest
+
+from edgellm.engine import Model, Vocabulary
+from edgellm.errors import ProtocolError, VerifierUnreachable, VocabularyMismatch
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import PROTOCOL
+from edgellm.services.client.connection import Timing
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.storage import fingerprint
+from tests.services.scripted import scripted
+
+
+@pytest.fixture
+def vocabulary(exact: Model) -> Vocabulary:
+    return exact.vocabulary
+
+
+def test_a_verifier_that_does_not_even_say_hello(vocabulary: Vocabulary) -> None:
+    """Something accepts the connection and never speaks."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        began = time.monotonic()
+        with pytest.raises(VerifierUnreachable, match="does not answer within"):
+            RemoteVerifier(f"127.0.0.1:{deaf.getsockname()[1]}", vocabulary, timing=Timing(hello=0.3))
+        assert time.monotonic() - began < 60
+
+
+def test_a_verifier_that_is_slow_to_say_hello_is_waited_for(vocabulary: Vocabulary) -> None:
+    """As where its machine is busy: somebody listens, so it is not given up at the first deadline."""
+    with scripted(vocabulary, lambda _rounds, _context: ()) as address:
+        between = SlowLine(address, 1.0)
+        remote = RemoteVerifier(str(between.address), vocabulary, timing=Timing(hello=0.4))
+        assert remote.up()
+        remote.close()
+        between.close()
+
+
+class SlowLine:
+    """Passes on what it is sent, and the first of it late."""
+
+    def __init__(self, there: Address, seconds: float) -> None:
+        self._there, self._seconds = there, seconds
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = Address("127.0.0.1", self._listening.getsockname()[1])
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._listening.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                came, _ = self._listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._between, args=(came,), daemon=True).start()
+
+    def _between(self, came: socket.socket) -> None:
+        with came, socket.create_connection((self._there.host, self._there.port)) as onward:
+            back = threading.Thread(target=_pass, args=(onward, came), daemon=True)
+            back.start()
+            time.sleep(self._seconds)
+            _pass(came, onward)
+            back.join()
+
+
+def _pass(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    with suppress(OSError):
+        sink.shutdown(socket.SHUT_RDWR)
+
+
+def test_what_is_not_a_verifier_is_said(vocabulary: Vocabulary) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        with pytest.raises(VerifierUnreachable, match="not a verifier"):
+            RemoteVerifier(f"127.0.0.1:{port}", vocabulary)
+        server.stop(None).wait()
+
+
+@pytest.mark.parametrize(("version", "older"), [(PROTOCOL + 1, "this device"), (PROTOCOL - 1, "the verifier")])
+def test_another_protocol_version_says_who_is_older(vocabulary: Vocabulary, version: int, older: str) -> None:
+    with (
+        scripted(vocabulary, lambda _rounds, _context: (), {"protocol": version}) as address,
+        pytest.raises(ProtocolError, match=f"Update edgellm on {older}"),
+    ):
+        RemoteVerifier(address, vocabulary)
+
+
+def test_a_verifier_says_which_model_it_is(remote: RemoteVerifier, exact: Model) -> None:
+    assert remote.model_hash == fingerprint(exact.path)
+
+
+@pytest.mark.parametrize(("told", "known"), [(b"", ""), (b"\x01" * 32, "01" * 32)])
+def test_one_that_does_not_say_can_be_used_all_the_same(vocabulary: Vocabulary, told: bytes, known: str) -> None:
+    with scripted(vocabulary, lambda _rounds, _context: (), {"model_hash": told}) as address:
+        verifier = RemoteVerifier(address, vocabulary)
+        assert verifier.model_hash == known
+        verifier.close()
+
+
+def test_a_hash_that_is_none_is_refused(vocabulary: Vocabulary) -> None:
+    with (
+        scripted(vocabulary, lambda _rounds, _context: (), {"model_hash": b"short"}) as address,
+        pytest.raises(ProtocolError, match="5 bytes"),
+    ):
+        RemoteVerifier(address, vocabulary)
+
+
+def test_a_verifier_without_room_is_refused(vocabulary: Vocabulary) -> None:
+    with (
+        scripted(vocabulary, lambda _rounds, _context: (), {"context_length": 0}) as address,
+        pytest.raises(ProtocolError),
+    ):
+        RemoteVerifier(address, vocabulary)
+
+
+def different(vocabulary: Vocabulary, how: str) -> Vocabulary:
+    pieces, kinds = list(vocabulary.pieces), bytearray(vocabulary.kinds)
+    if how == "bytes":
+        pieces[300] = b"\xff\x00 other"
+    elif how == "kind":
+        kinds[300] ^= 1
+    elif how == "shorter":
+        del pieces[300:], kinds[300:]
+    elif how == "longer":
+        pieces.append(b"more")
+        kinds.append(1)
+    return Vocabulary.of(pieces, bytes(kinds))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("bytes", "token 300 is .* for the draft model and '.xff.x00 other' for the verifier"),
+        ("kind", "token 300 is .*kind .* for the draft model and .*kind .* for the verifier"),
+        ("shorter", "token 300 is .* for the draft model and missing for the verifier"),
+        ("longer", r"token \d+ is missing for the draft model and 'more' for the verifier"),
+    ],
+)
+def test_the_first_differing_token_is_named_on_both_sides(vocabulary: Vocabulary, how: str, said: str) -> None:
+    with (
+        scripted(different(vocabulary, how), lambda _rounds, _context: ()) as address,
+        pytest.raises(VocabularyMismatch, match=said),
+    ):
+        RemoteVerifier(address, vocabulary)

@@ -1,0 +1,84 @@
+"""A worker that lies or falls silent: the reply is written by the others, and no rows of it are passed on."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.attack.liar import LyingStage
+from edgellm.mesh.coordinator import Member, Mesh
+from edgellm.mesh.placement.split import Share
+from edgellm.mesh.runtime import watch
+from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.mesh.verifier import MeshVerifier
+from edgellm.services.client.stage_client import Place, RemoteMember
+from edgellm.services.server import mesh_service
+from edgellm.services.server.worker_server import WorkerServer
+from edgellm.spec.types import GREEDY
+from tests.mesh.conftest import verifier_cut, whole
+from tests.mesh.household import NOTHING, Cut, Device, Whole
+from tests.services.conftest import ANYWHERE
+from tests.services.meshing import PROMPT
+
+__all__ = ["verifier_cut", "whole"]
+
+
+@pytest.mark.parametrize(
+    ("lie", "last", "says"),
+    [
+        ("rows of NaN", False, "Of 16 positions come 16 rows, or numbers that are none"),
+        ("fewer rows", False, "Of 16 positions come 15 rows"),
+        ("another number", False, "was never sent that way"),
+        ("nothing", False, "no answer has come in time"),
+        ("works for ever", False, "no answer has come in time"),
+        ("never loads", True, "no answer has come in time"),
+        ("a token out of range", True, "breaks the contract"),
+        ("rows for an answer", True, "was never sent that way"),
+    ],
+)
+def test_the_others_take_over_from_one_that_lies(
+    verifier_cut: Cut, whole: Whole, monkeypatch: pytest.MonkeyPatch, lie: str, last: bool, says: str
+) -> None:
+    for limit in ("IDLE_SECONDS", "ANSWER_SECONDS", "LOAD_SECONDS"):
+        monkeypatch.setattr(watch, limit, 0.6 if lie in ("nothing", "works for ever", "never loads") else 60.0)
+    monkeypatch.setattr(mesh_service, "Stage", type("Liar", (LyingStage,), {"lie": lie}))
+    told: list[str] = []
+    with WorkerServer(Shelf(verifier_cut.layers), ANYWHERE, threads=1) as worker:
+        members: list[Member] = [RemoteMember(Place("liar", worker.address)), Device("here", verifier_cut.layers)]
+        names = ("here", "liar") if last else ("liar", "here")
+        mesh = Mesh(members, [Share(names[0], 0, 5), Share(names[1], 6, 11)], verifier_cut.work, tell=told.append)
+        verifier = MeshVerifier(mesh, lambda _token: False, rows=16)
+        session = verifier.open(GREEDY)
+        assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
+        verifier.close()
+    assert [share.name for share in mesh.shares] == ["here"]
+    assert says in told[0]
+
+
+def test_who_gives_nothing_back_is_found_where_two_might_be_to_blame(
+    verifier_cut: Cut, whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows first go from one worker to the other, and nobody sees which one keeps them."""
+    monkeypatch.setattr(watch, "IDLE_SECONDS", 1.5)
+    with WorkerServer(Shelf(verifier_cut.layers), ANYWHERE, threads=1) as honest:
+        monkeypatch.setattr(mesh_service, "Stage", _stage_of({6: "nothing"}))
+        with WorkerServer(Shelf(verifier_cut.layers), ANYWHERE, threads=1) as liar:
+            places = {"a": honest, "liar": liar, "c": honest}
+            members = [RemoteMember(Place(name, worker.address)) for name, worker in places.items()]
+            shares = [Share("a", 0, 5), Share("liar", 6, 8), Share("c", 9, 11)]
+            mesh = Mesh(members, shares, verifier_cut.work)
+            verifier = MeshVerifier(mesh, lambda _token: False, rows=16)
+            session = verifier.open(GREEDY)
+            assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
+            assert "liar" not in [share.name for share in mesh.shares]
+            verifier.close()
+
+
+def _stage_of(lies: dict[int, str]) -> object:
+    """Stages that begin with these layers lie."""
+
+    def made(work, *words, **more):  # type: ignore[no-untyped-def]
+        stage = LyingStage(work, *words, **more)
+        stage.lie = lies.get(work.first, "the truth")
+        return stage
+
+    return made

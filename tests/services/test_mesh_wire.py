@@ -1,0 +1,151 @@
+"""What crosses between the stages of a mesh arrives as it was, and nothing else is taken."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgellm.engine import Ids
+from edgellm.errors import EdgeError, EngineFailed, InvalidOption, ProtocolError
+from edgellm.mesh.messages import Answer, Failed, Gone, Loaded, Onward, Parcel, Span, Times, Work
+from edgellm.rpc.protos import mesh_pb2 as pb
+from edgellm.services.mesh_codec import (
+    most_rows,
+    read_event,
+    read_parcel,
+    read_work,
+    write_event,
+    write_parcel,
+    write_work,
+)
+from edgellm.spec.types import Chunk, Sampling, Verdict
+from edgellm.verifier.requests import VerifyRequest
+from tests.verifier.asking import judged
+
+WORK = Work("ab" * 32, "a model", 2, 5, 8, 6, 500, 64, 3, stages=2)
+token = st.integers(0, WORK.n_vocab - 1)
+ids = st.lists(token, min_size=1, max_size=20).map(lambda found: np.array(found, np.int32))
+sampling = st.builds(Sampling, st.floats(0.0, 2.0), st.integers(0, 100), st.floats(0.1, 1.0), st.integers(0, 2**63))
+session, number = st.integers(0, 2), st.integers(0, 2**40)
+
+
+def asked(n: int, start: int, chosen: Sampling, logits: bool) -> VerifyRequest:
+    """A question about the last `n` of the positions from `start` on, of which there are n + 1."""
+    return judged(Chunk(np.arange(n, dtype=np.int32), retrieved=bool(n % 2)), chosen, start + 1, logits)
+
+
+@settings(deadline=None)
+@given(session, number, st.integers(0, 30), ids, sampling, st.booleans())
+def test_ids_and_questions_arrive(
+    session: int, number: int, start: int, data: Ids, chosen: Sampling, logits: bool
+) -> None:
+    sent = Parcel(session, number, start, data, asked(len(data) - 1, start, chosen, logits))
+    got = read_parcel(pb.MeshParcel.FromString(write_parcel(sent, False).SerializeToString()), WORK)
+    assert (got.session, got.number, got.start) == (session, number, start)
+    np.testing.assert_array_equal(got.data, data)
+    assert got.request is not None
+    assert sent.request is not None
+    assert (got.request.sampling, got.request.position, got.request.logits) == (chosen, start + 1, logits)
+    np.testing.assert_array_equal(got.request.draft.ids, sent.request.draft.ids)
+    assert got.request.draft.retrieved == sent.request.draft.retrieved
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.floats(-60_000, 60_000, width=32), min_size=6, max_size=6), min_size=1, max_size=8))
+def test_rows_arrive_to_the_bit_where_they_are_wide_and_nearly_else(rows: list[list[float]]) -> None:
+    data = np.array(rows, np.float32)
+    for wide in (True, False):
+        got = read_parcel(write_parcel(Parcel(0, 1, 0, data), wide), WORK).data
+        np.testing.assert_allclose(got, data, rtol=0.0 if wide else 1e-3, atol=0.0 if wide else 1e-7)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_whatever_comes_is_read_or_refused(data: bytes) -> None:
+    with suppress(DecodeError, EdgeError):
+        read_parcel(pb.MeshParcel.FromString(data), WORK)
+    with suppress(DecodeError, EdgeError):
+        read_event(pb.Report.FromString(data), WORK, {})
+    with suppress(DecodeError, EdgeError):
+        read_work(pb.Prepare.FromString(data))
+
+
+def test_events_arrive() -> None:
+    ask = asked(2, 0, Sampling(), True)
+    logits = np.arange(1500, dtype=np.float32).reshape(3, 500)
+    verdict = Verdict(1, np.array([7], np.int32), 0.5)
+    rows = Parcel(1, 4, 3, np.ones((2, 6), np.float32))
+    spans = (Span("load", 3, 0.0, 1.0), Span("got", 9, 1.5, 1.5), Span("compute", 9, 1.5, 2.0))
+    for event in (Loaded(3, 1.5), Times(2, spans), Onward(rows), Answer(1, 8, verdict, logits)):
+        written = write_event(event, True)
+        assert written is not None
+        got = read_event(written, WORK, {8: ask})
+        assert type(got) is type(event)
+        if isinstance(got, Answer):
+            assert (got.number, got.verdict.accepted, got.verdict.tokens.tolist()) == (8, 1, [7])
+            np.testing.assert_array_equal(got.logits, logits)
+        elif isinstance(got, Onward):
+            np.testing.assert_array_equal(got.parcel.data, rows.data)
+        else:
+            assert got == event
+    failed = write_event(Failed(1, 5, InvalidOption("It is bad.", "Mend it.")), True)
+    assert failed is not None
+    told = read_event(failed, WORK, {})
+    assert isinstance(told, Failed)
+    assert (told.number, told.error.what, told.error.next_step) == (5, "It is bad.", "Mend it.")
+    assert write_event(Gone(EngineFailed("x", "y")), True) is None
+    prepare = write_work(WORK, bytes(16))
+    assert read_work(prepare) == WORK
+    prepare.ClearField("stages")  # a coordinator that does not tell
+    assert read_work(prepare).stages == 1
+
+
+def parcel(**changes: object) -> pb.MeshParcel:
+    made = write_parcel(Parcel(0, 1, 0, np.array([1, 2, 3], np.int32), asked(2, 0, Sampling(), False)), True)
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (parcel(rows=b"1234"), "3 ids, and 4 bytes of rows"),
+        (pb.MeshParcel(rows=b"123"), "3 bytes of rows"),
+        (pb.MeshParcel(ids=[500]), "Token 500 is outside"),
+        (parcel(start=1), "not what the parcel holds"),
+    ],
+)
+def test_parcels_that_cannot_be_meant(message: pb.MeshParcel, says: str) -> None:
+    with pytest.raises(ProtocolError, match=says):
+        read_parcel(message, WORK)
+
+
+def test_answers_that_nobody_has_asked_for() -> None:
+    answer = write_event(Answer(0, 8, Verdict(0, np.array([1], np.int32))), True)
+    assert answer is not None
+    with pytest.raises(ProtocolError, match="nothing was asked"):
+        read_event(answer, WORK, {7: asked(0, 0, Sampling(), False)})
+    answer.answer.verdict.accepted = 5
+    with pytest.raises(ProtocolError, match="accepts 5 of 0"):
+        read_event(answer, WORK, {8: asked(0, 0, Sampling(), False)})
+    answer.answer.verdict.accepted = 0
+    answer.answer.logits = b"1234" * 3
+    with pytest.raises(ProtocolError, match="are not 2 rows"):
+        read_event(answer, WORK, {8: asked(1, 0, Sampling(), True)})
+    with pytest.raises(ProtocolError, match="empty"):
+        read_event(pb.Report(), WORK, {})
+
+
+def test_a_parcel_always_fits_a_message() -> None:
+    for n_embd in (64, 8_192, 65_536):
+        rows = np.ones((most_rows(n_embd), n_embd), np.float32)
+        work = replace(WORK, n_embd=n_embd)
+        assert len(write_parcel(Parcel(0, 1, 0, rows), True).SerializeToString()) < 16 * 2**20
+        assert work.n_embd == n_embd

@@ -1,0 +1,207 @@
+"""The real verifier for paired devices alone: replies over mutual TLS, and what becomes of them when trust ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from edgellm.engine import Model
+from edgellm.errors import (
+    EdgeError,
+    NotPaired,
+    NotPermitted,
+    PairingRequired,
+    ProtocolError,
+    VerifierLost,
+    VerifierUnreachable,
+    VocabularyMismatch,
+)
+from edgellm.rpc.address import Address
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.versions import check_version
+from edgellm.services.client.connection import Timing
+from edgellm.services.client.verifier_client import RemoteSession, RemoteVerifier
+from edgellm.services.client.verifier_selection import choose_verifier, trust_for
+from edgellm.services.server.verification_service import Happened, ServerEvent
+from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.spec.types import GREEDY, Chunk, Ids
+from tests.rpc.strangers import befriend, device
+from tests.services.conftest import ANYWHERE, POSITIONS, Alone
+from tests.services.test_hello import different
+
+SLOW = Timing(retry=30.0, retry_most=30.0)
+
+
+@pytest.fixture
+def told() -> list[ServerEvent]:
+    return []
+
+
+@pytest.fixture
+def server(exact: Model, host: Trust, guest: Trust, told: list[ServerEvent]) -> Iterator[VerifierServer]:
+    running = VerifierServer(
+        exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1, trust=host, on_event=told.append
+    )
+    with running:
+        yield running
+
+
+@pytest.fixture
+def remote(server: VerifierServer, guest: Trust) -> Iterator[RemoteVerifier]:
+    verifier = RemoteVerifier(server.address, server.model.vocabulary, trust=guest, timing=SLOW)
+    yield verifier
+    verifier.close()
+
+
+def test_a_reply_over_mutual_tls_is_the_verifiers_own(remote: RemoteVerifier, prompt: Ids, alone: Alone) -> None:
+    session = remote.open(GREEDY)
+    verdict = session.submit(prompt, Chunk(), extra=7).result()
+    assert verdict.tokens.tolist() == alone(prompt, 8)
+    session.close()
+
+
+def go_on(session: RemoteSession, prompt: Ids) -> None:
+    """Asks until the verifier no longer answers."""
+    while True:
+        session.submit(prompt, Chunk(), extra=400).result()
+
+
+@pytest.mark.parametrize("end", ["removed", "right taken away"])
+def test_what_the_verifier_revokes_ends_in_the_middle_of_a_reply(
+    server: VerifierServer,
+    remote: RemoteVerifier,
+    host: Trust,
+    guest: Trust,
+    prompt: Ids,
+    told: list[ServerEvent],
+    end: str,
+) -> None:
+    session = remote.open(GREEDY)
+    session.submit(prompt, Chunk()).result()
+    if end == "removed":
+        host.peers.remove(guest.identity.id)
+    else:
+        host.peers.revoke(guest.identity.id, [Right.VERIFY])
+    with pytest.raises(VerifierLost, match="refuses"):
+        go_on(session, prompt)
+    assert not session.ready()
+    assert any(event.what is Happened.REFUSED for event in told)
+    with pytest.raises(NotPaired if end == "removed" else NotPermitted):
+        RemoteVerifier(server.address, server.model.vocabulary, trust=guest)
+
+
+def test_a_device_hangs_up_on_a_verifier_that_it_no_longer_trusts(
+    server: VerifierServer, remote: RemoteVerifier, host: Trust, guest: Trust, prompt: Ids
+) -> None:
+    session = remote.open(GREEDY)
+    session.submit(prompt, Chunk()).result()
+    guest.peers.remove(host.identity.id)
+    with pytest.raises(VerifierLost):
+        go_on(session, prompt)
+    with pytest.raises(PairingRequired):
+        RemoteVerifier(server.address, server.model.vocabulary, trust=guest)
+
+
+def test_a_right_to_something_else_is_none_to_verify(exact: Model, host: Trust, tmp_path: Path) -> None:
+    reader = device(tmp_path / "reader")
+    befriend(host, reader, "files compute")
+    with (
+        VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1, trust=host) as server,
+        pytest.raises(NotPermitted, match="no right to verify"),
+    ):
+        RemoteVerifier(server.address, exact.vocabulary, trust=reader)
+
+
+def test_plain_text_does_not_pass_the_door(server: VerifierServer) -> None:
+    with pytest.raises(VerifierUnreachable):
+        RemoteVerifier(server.address, server.model.vocabulary, timing=Timing(hello=1.0))
+    with grpc.insecure_channel(str(server.address)) as channel, pytest.raises(grpc.FutureTimeoutError):
+        grpc.channel_ready_future(channel).result(timeout=0.5)
+
+
+def test_a_verifier_for_paired_devices_needs_one(exact: Model, tmp_path: Path) -> None:
+    lonely = VerifierServer(exact, ANYWHERE, context=POSITIONS, threads=1, trust=device(tmp_path))
+    with pytest.raises(PairingRequired, match="edgellm pair"):
+        lonely.start()
+
+
+def test_another_version_of_the_welcome_is_said(
+    server: VerifierServer, guest: Trust, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "edgellm.rpc.trust.handshake.check_version", lambda theirs, ours, who: check_version(theirs, ours + 1, who)
+    )
+    with pytest.raises(ProtocolError, match="Update edgellm on the other device"):
+        RemoteVerifier(server.address, server.model.vocabulary, trust=guest)
+
+
+def chosen(guest: Trust, vocabulary: str, *named: str) -> str:
+    return choose_verifier(guest, vocabulary, named, hosts=[]).reason
+
+
+def test_the_best_paired_verifier_is_chosen_and_it_is_said_why(
+    exact: Model, server: VerifierServer, host: Trust, guest: Trust, tmp_path: Path, f32_pair: tuple[Path, Path]
+) -> None:
+    fingerprint = exact.vocabulary.fingerprint
+    small = device(tmp_path / "small")
+    befriend(small, guest)  # guest calls it "one", as the host
+    with (
+        Model.load(f32_pair[0]) as draft,
+        VerifierServer(draft, ANYWHERE, sessions=1, context=64, threads=1, trust=small) as other,
+    ):
+        names = {peer.id: peer.name for peer in guest.peers.all()}
+        for trust, address in ((host, server.address), (small, other.address)):
+            guest.peers.saw(trust.identity.id, address)
+        guest.peers.rename(host.identity.id, "desk")
+        guest.peers.rename(small.identity.id, "lounge")
+        assert len(names) == 2
+        reason = chosen(guest, fingerprint)
+        assert reason.startswith(f"desk ({host.identity.id.short}) at {server.address} verifies: ")
+        assert "Not taken: lounge: " in reason
+        assert chosen(guest, fingerprint, "lounge").startswith("lounge")
+        assert chosen(guest, fingerprint, str(other.address), "desk").startswith("desk")
+        small.peers.revoke(guest.identity.id, [Right.VERIFY])
+        assert "lounge has not granted this device the right to verify" in chosen(guest, fingerprint)
+    assert "lounge cannot be reached (Nobody answers" in chosen(guest, fingerprint)
+    gone = str(other.address)
+    assert f"{gone} cannot be reached (Nobody answers" in chosen(guest, fingerprint, gone, "desk")
+    with pytest.raises(VerifierUnreachable, match="nothing listens at that port"):
+        chosen(guest, fingerprint, gone)
+    with pytest.raises(VerifierUnreachable, match=r"desk serves .* whose vocabulary is another one"):
+        chosen(guest, "00" * 32)
+    with pytest.raises(NotPaired, match="attic"):
+        chosen(guest, fingerprint, "attic")
+
+
+def test_without_a_paired_device_there_is_none_to_choose(tmp_path: Path) -> None:
+    with pytest.raises(PairingRequired):
+        chosen(device(tmp_path), "00" * 32)
+
+
+def test_a_paired_verifier_with_another_vocabulary_names_the_first_difference(
+    server: VerifierServer, guest: Trust
+) -> None:
+    with pytest.raises(VocabularyMismatch, match="token 300"):
+        RemoteVerifier(server.address, different(server.model.vocabulary, "bytes"), trust=guest)
+
+
+def test_tls_is_used_wherever_it_must_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And on this machine where a paired device was met."""
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
+    here, met = Address("127.0.0.1", 50151), Address("127.0.0.1", 50152)
+    assert trust_for(here) is None
+    trust = trust_for(Address("10.0.0.2", 50151))
+    assert trust is not None
+    befriend(trust, device(tmp_path / "other"))
+    trust.peers.saw(trust.peers.all()[0].id, met)
+    assert trust_for(here) is None
+    assert trust_for(met) is not None
+    trust.peers.path.write_text("damaged")
+    assert trust_for(met) is None
+    unreadable: Callable[[], object] = trust.peers.all
+    with pytest.raises(EdgeError):
+        unreadable()

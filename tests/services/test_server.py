@@ -1,0 +1,277 @@
+"""A server's life: it starts, refuses what it may not do, and stops without losing what is in flight."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from edgellm.engine import Model
+from edgellm.errors import EngineFailed, InvalidOption, ModelNotFound, PairingRequired, PortTaken, VerifierLost
+from edgellm.rpc.address import Address
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.services.server.verification_service import Happened, ServerEvent
+from edgellm.services.server.verifier_server import VerifierServer, serve_verifier
+from edgellm.services.verification_codec import write_open
+from edgellm.spec.types import GREEDY, Chunk, Ids
+from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
+from tests.services.test_service import Device, verify
+
+NEVER = replace(PATIENT, retry=60.0, retry_most=60.0)
+
+
+@pytest.fixture
+def events() -> list[ServerEvent]:
+    return []
+
+
+@pytest.fixture
+def own(exact: Model, events: list[ServerEvent]) -> Iterator[VerifierServer]:
+    """A server that the test may stop."""
+    with VerifierServer(exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1, on_event=events.append) as server:
+        yield server
+
+
+def wait_for(what: Happened, events: list[ServerEvent]) -> None:
+    end = time.monotonic() + 120
+    while what not in [event.what for event in events]:
+        assert time.monotonic() < end, events
+        time.sleep(0.005)
+
+
+def test_stopping_finishes_what_is_in_flight(
+    own: VerifierServer, events: list[ServerEvent], prompt: Ids, alone: Alone
+) -> None:
+    remote = RemoteVerifier(own.address, own.model.vocabulary, timing=NEVER)
+    busy, idle = remote.open(GREEDY), remote.open(GREEDY)
+    idle.submit(prompt, Chunk()).result()
+    pending = busy.submit(prompt, Chunk(), extra=150)
+    while not own.counters.batches > 3:
+        time.sleep(0.001)
+    own.request_stop(grace=300)
+    assert pending.result().tokens.tolist() == alone(prompt, 151)
+    assert own.wait(60)  # the idle session does not keep it
+    assert [event.what for event in events][-1] is Happened.STOPPED
+    for session in (busy, idle):
+        with pytest.raises(VerifierLost):
+            session.submit(prompt, Chunk()).result()
+        assert not session.ready()
+    remote.close()
+
+
+def test_an_idle_session_is_told_that_the_verifier_goes(own: VerifierServer, prompt: Ids) -> None:
+    with grpc.insecure_channel(str(own.address)) as channel:
+        device = Device(channel)
+        device.say(write_open(GREEDY, own.model.vocabulary.fingerprint), verify(prefix=tuple(prompt.tolist())))
+        assert device.hear().WhichOneof("frame") == "verdict"
+        own.request_stop(grace=300)
+        assert device.hear().WhichOneof("frame") == "draining"
+        device.finish()
+
+
+def test_an_end_is_noticed_while_no_session_is_open(own: VerifierServer) -> None:
+    remote = RemoteVerifier(own.address, own.model.vocabulary, timing=NEVER)
+    session = remote.open(GREEDY)
+    assert session.ready()
+    own.stop()
+    end = time.monotonic() + 120
+    while session.ready() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not session.ready()
+    remote.close()
+
+
+def test_a_second_wish_forces_the_end(own: VerifierServer, events: list[ServerEvent], prompt: Ids) -> None:
+    remote = RemoteVerifier(own.address, own.model.vocabulary, timing=NEVER)
+    pending = remote.open(GREEDY).submit(prompt, Chunk(), extra=POSITIONS - len(prompt))
+    while not own.counters.batches > 3:
+        time.sleep(0.001)
+    own.request_stop(grace=60)
+    wait_for(Happened.STOPPING, events)
+    own.request_stop(grace=0)
+    with pytest.raises(VerifierLost):
+        pending.result()
+    assert own.wait(120)
+    remote.close()
+
+
+def test_grace_is_a_deadline(own: VerifierServer, prompt: Ids) -> None:
+    remote = RemoteVerifier(own.address, own.model.vocabulary, timing=NEVER)
+    pending = remote.open(GREEDY).submit(prompt, Chunk(), extra=POSITIONS - len(prompt))
+    while not own.counters.batches > 3:
+        time.sleep(0.001)
+    own.stop(grace=0.02)
+    with pytest.raises(VerifierLost):
+        pending.result()
+    remote.close()
+
+
+def test_nothing_new_is_taken_while_stopping(own: VerifierServer, events: list[ServerEvent], prompt: Ids) -> None:
+    remote = RemoteVerifier(own.address, own.model.vocabulary, timing=NEVER)
+    session, late = remote.open(GREEDY), remote.open(GREEDY)
+    pending = session.submit(prompt, Chunk(), extra=150)
+    while not own.counters.batches > 3:
+        time.sleep(0.001)
+    own.request_stop()
+    wait_for(Happened.STOPPING, events)
+    with pytest.raises(VerifierLost):
+        late.submit(prompt, Chunk()).result()
+    assert len(pending.result().tokens) == 151
+    remote.close()
+
+
+def test_the_same_port_can_be_served_again_at_once(exact: Model, prompt: Ids) -> None:
+    with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1) as first:
+        address = first.address
+        remote = RemoteVerifier(address, exact.vocabulary, timing=replace(PATIENT, retry=0.02, retry_most=0.05))
+        session = remote.open(GREEDY)
+        before = session.submit(prompt, Chunk()).result()
+    with VerifierServer(exact, address, sessions=1, context=POSITIONS, threads=1):
+        end = time.monotonic() + 120
+        while not session.ready() and time.monotonic() < end:
+            time.sleep(0.01)
+        after = session.submit(np.concatenate((prompt, before.tokens)), Chunk()).result()
+        assert after.bytes_up > before.bytes_up  # a new verifier needs all tokens, and has none of the old
+    remote.close()
+
+
+def test_a_taken_port_is_an_error(own: VerifierServer, exact: Model) -> None:
+    with pytest.raises(PortTaken, match=f"{own.address.port}"):
+        VerifierServer(exact, own.address, context=POSITIONS, threads=1).start()
+    RemoteVerifier(own.address, exact.vocabulary).close()  # the first one is still there
+
+
+def test_a_taken_port_is_said_before_a_model_is_loaded(own: VerifierServer, tmp_path: Path) -> None:
+    with pytest.raises(PortTaken):
+        serve_verifier(tmp_path / "nothing.gguf", port=own.address.port)
+    with pytest.raises(ModelNotFound):
+        serve_verifier(tmp_path / "nothing.gguf", port=0)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.20"])
+def test_any_other_bind_needs_pairing_first(exact: Model, tmp_path: Path, host: str) -> None:
+    with pytest.raises(PairingRequired, match="Pairing comes first"):
+        serve_verifier(tmp_path / "nothing.gguf", host=host)
+    with pytest.raises(PairingRequired):
+        VerifierServer(exact, Address.of(host, 50151))
+
+
+@pytest.mark.parametrize("wrong", [{"sessions": 0}, {"context": 0}, {"context": 10**6}, {"max_waiting": 0}])
+def test_sizes_that_cannot_be_meant(exact: Model, wrong: dict[str, int]) -> None:
+    with pytest.raises(InvalidOption, match=next(iter(wrong))):
+        VerifierServer(exact, ANYWHERE, **wrong)  # type: ignore[arg-type]
+
+
+def test_more_requests_than_may_wait_are_answered_busy(exact: Model, prompt: Ids) -> None:
+    with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1, max_waiting=1) as server:
+        remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
+        first, second = remote.open(GREEDY), remote.open(GREEDY)
+        pending = first.submit(prompt, Chunk(), extra=200)
+        while not server.counters.batches > 3:
+            time.sleep(0.001)
+        with pytest.raises(VerifierLost, match="busy"):
+            second.submit(prompt, Chunk()).result()
+        assert not second.ready()
+        pending.result()
+        remote.close()
+
+
+def test_events_tell_what_happened_and_never_what_was_said(
+    own: VerifierServer, events: list[ServerEvent], exact: Model, prompt: Ids
+) -> None:
+    remote = RemoteVerifier(own.address, exact.vocabulary, timing=PATIENT)
+    session = remote.open(GREEDY)
+    session.submit(prompt, Chunk()).result()
+    session.close()
+    wait_for(Happened.ENDED, events)
+    remote.close()
+    own.stop()
+    kinds = [event.what for event in events]
+    assert kinds == [
+        Happened.LISTENING, Happened.CONNECTED, Happened.ENDED, Happened.STOPPING, Happened.STOPPED,
+    ]  # fmt: skip
+    assert str(own.address) in events[0].text
+    assert not any("mug" in event.text for event in events)
+
+
+def test_an_engine_that_fails_costs_one_round(
+    own: VerifierServer, prompt: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = RemoteVerifier(own.address, own.model.vocabulary, timing=replace(PATIENT, retry=0.01))
+    session = remote.open(GREEDY)
+
+    def broken(*_args: object, **_more: object) -> None:
+        raise EngineFailed("It is broken.", "Mend it.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edgellm.verifier.judging.judge", broken)
+        with pytest.raises(VerifierLost, match="It is broken"):
+            session.submit(prompt, Chunk()).result()
+    session.submit(prompt, Chunk()).result()
+    remote.close()
+
+
+SERVE = """
+import sys
+from pathlib import Path
+from edgellm.services.server.verifier_server import serve_verifier
+server = serve_verifier(Path(sys.argv[1]), port=int(sys.argv[2]), sessions=2, context=512, threads=1)
+{rest}
+"""
+
+
+def process(path: Path, rest: str) -> tuple[subprocess.Popen[str], int]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    run = [sys.executable, "-c", SERVE.format(rest=rest), str(path), str(port)]
+    return subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), port
+
+
+def test_signals_stop_it_and_it_ends_without_a_word(verifier_path: Path) -> None:
+    """What the command line does: the first signal asks, the second forces."""
+    handler = (
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: server.request_stop())\n"
+        "print('up', flush=True)\n"
+        "while not server.wait(0.1): pass\n"
+        "print('down', flush=True)"
+    )
+    running, _port = process(verifier_path, handler)
+    with running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "up\n"
+        running.send_signal(signal.SIGTERM)
+        out, err = running.communicate(timeout=120)
+    assert (out, err, running.returncode) == ("down\n", "", 0)
+
+
+def test_a_device_that_never_closes_can_still_leave(own: VerifierServer) -> None:
+    """No thread of ours keeps a program from ending, and none complains."""
+    code = (
+        "import sys, pathlib; from edgellm.engine import Model\n"
+        "from edgellm.services.client.verifier_client import RemoteVerifier\n"
+        "from edgellm.spec.types import *\n"
+        "model = Model.load(pathlib.Path(sys.argv[1]))\n"
+        "session = RemoteVerifier(sys.argv[2], model.vocabulary).open(GREEDY)\n"
+        "print(len(session.submit(model.tokenize('Hello.'), Chunk()).result().tokens))"
+    )
+    run = [sys.executable, "-c", code, str(own.model.path), str(own.address)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("1\n", "", 0)
+
+
+def test_threads_end_with_their_server(exact: Model) -> None:
+    before = {thread.name for thread in threading.enumerate()}
+    with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1) as server:
+        RemoteVerifier(server.address, exact.vocabulary).close()
+    assert {t.name for t in threading.enumerate() if t.name.startswith("edgellm")} <= before

@@ -1,0 +1,184 @@
+"""Whoever breaks the contract has the stream closed with a reason, and nobody else notices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from queue import SimpleQueue
+
+import grpc
+import numpy as np
+import pytest
+
+from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, MAX_MESSAGE, PROTOCOL, SESSION
+from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.services.verification_codec import write_open
+from edgellm.spec.types import GREEDY, Chunk, Ids
+from tests.services.conftest import Alone
+
+
+class Device:
+    """A device that says whatever it likes."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._frames: SimpleQueue[bytes | None] = SimpleQueue()
+        self.beats: list[pb.Working] = []
+        self._call = channel.stream_stream(SESSION, bytes, bytes)(iter(self._frames.get, None))
+
+    def say(self, *frames: pb.DeviceFrame | bytes) -> None:
+        for frame in frames:
+            self._frames.put(frame if isinstance(frame, bytes) else frame.SerializeToString())
+
+    def hear(self) -> pb.VerifierFrame:
+        """The next frame that is no heartbeat; those are kept."""
+        while (frame := pb.VerifierFrame.FromString(next(iter(self._call)))).WhichOneof("frame") == "working":
+            self.beats.append(frame.working)
+        return frame
+
+    def refused(self) -> tuple[grpc.StatusCode, str]:
+        with pytest.raises(grpc.RpcError) as caught:
+            self.hear()
+        self._frames.put(None)
+        return caught.value.code(), caught.value.details() or ""
+
+    def finish(self) -> None:
+        self._frames.put(None)
+        with pytest.raises(StopIteration):
+            self.hear()
+
+
+@pytest.fixture
+def channel(server: VerifierServer) -> Iterator[grpc.Channel]:
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(str(server.address), options=options) as opened:
+        yield opened
+
+
+@pytest.fixture
+def device(channel: grpc.Channel) -> Device:
+    return Device(channel)
+
+
+@pytest.fixture
+def opening(server: VerifierServer) -> pb.DeviceFrame:
+    return write_open(GREEDY, server.model.vocabulary.fingerprint)
+
+
+def verify(round: int = 1, position: int = 0, prefix: tuple[int, ...] = (5, 6, 7), **more: object) -> pb.DeviceFrame:  # noqa: A002
+    return pb.DeviceFrame(verify=pb.Verify(round=round, position=position, prefix=prefix, **more))  # type: ignore[arg-type]
+
+
+def changed(opening: pb.DeviceFrame, **fields: object) -> pb.DeviceFrame:
+    frame = pb.DeviceFrame.FromString(opening.SerializeToString())
+    for name, value in fields.items():
+        target = frame.open.sampling if name in ("temperature", "top_p") else frame.open
+        setattr(target, name, value)
+    return frame
+
+
+def test_hello(channel: grpc.Channel, server: VerifierServer) -> None:
+    greet = channel.unary_unary(HELLO, pb.HelloRequest.SerializeToString, pb.HelloReply.FromString)
+    reply = greet(pb.HelloRequest())
+    assert reply.protocol == PROTOCOL
+    assert reply.vocabulary.hex() == server.model.vocabulary.fingerprint
+    assert (reply.model, reply.context_length) == (server.model.name, server.context_length)
+
+
+def test_compare_vocabulary_survives_strange_hashes(channel: grpc.Channel) -> None:
+    compare = channel.unary_unary(
+        COMPARE_VOCABULARY, pb.VocabularyHashes.SerializeToString, pb.VocabularyBlock.FromString
+    )
+    assert compare(pb.VocabularyHashes()).first_token == 0
+    assert compare(pb.VocabularyHashes(blocks=[b""] * 1000)).first_token == 0
+
+
+def test_a_greeting_that_is_none_is_answered_in_words(channel: grpc.Channel) -> None:
+    greet = channel.unary_unary(HELLO, bytes, pb.HelloReply.FromString)
+    assert greet(b"\xff\xff").protocol == PROTOCOL  # what the device says of itself is not even read
+    compare = channel.unary_unary(COMPARE_VOCABULARY, bytes, pb.VocabularyBlock.FromString)
+    for data, why in ((b"\xff\xff", "not what the contract describes"), (b"\x0a\x00" * 2**19 + b"\x0a\x00", "allowed")):
+        with pytest.raises(grpc.RpcError) as caught:
+            compare(data)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert why in (caught.value.details() or "")
+
+
+def test_a_round_and_its_verdict(device: Device, opening: pb.DeviceFrame, prompt: Ids, alone: Alone) -> None:
+    device.say(opening, verify(round=3, prefix=tuple(prompt.tolist()), extra=2))
+    verdict = device.hear().verdict
+    assert (verdict.round, verdict.accepted, list(verdict.tokens)) == (3, 0, alone(prompt, 3))
+    device.finish()
+
+
+def test_a_long_computation_gives_signs_of_life_and_of_progress(
+    device: Device, opening: pb.DeviceFrame, prompt: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.services.server.verification_service.HEARTBEAT_SECONDS", 0.01)
+    device.say(opening, verify(round=3, prefix=tuple(prompt.tolist()), extra=200))
+    device.hear()
+    assert len(device.beats) > 2
+    assert {beat.round for beat in device.beats} == {3}
+    assert device.beats[-1].step > device.beats[0].step
+
+
+def test_a_session_that_holds_less_asks_for_the_rest(device: Device, opening: pb.DeviceFrame) -> None:
+    device.say(opening, verify(position=4))
+    assert device.hear().need_prefix == pb.NeedPrefix(round=1, position=0)
+    device.say(verify(position=0, prefix=(1, 2, 3, 4, 5, 6, 7)))  # the same round again is allowed now
+    assert device.hear().verdict.round == 1
+    device.say(verify(round=2, position=9, prefix=(1,)))
+    assert device.hear().need_prefix == pb.NeedPrefix(round=2, position=7)
+    device.finish()
+
+
+@pytest.mark.parametrize(
+    ("frames", "code"),
+    [
+        ([verify()], grpc.StatusCode.INVALID_ARGUMENT),
+        ([b"\xff\xff\xff"], grpc.StatusCode.INVALID_ARGUMENT),
+        ([b""], grpc.StatusCode.INVALID_ARGUMENT),
+        (["open", "open"], grpc.StatusCode.INVALID_ARGUMENT),
+        (["open", b""], grpc.StatusCode.INVALID_ARGUMENT),
+        (["open", b"\x12\x05"], grpc.StatusCode.INVALID_ARGUMENT),
+        (["open", verify(prefix=())], grpc.StatusCode.INVALID_ARGUMENT),
+        (["open", verify(prefix=(2**20,))], grpc.StatusCode.INVALID_ARGUMENT),
+        (["open", verify(chunk=[2**20])], grpc.StatusCode.INVALID_ARGUMENT),
+        (["open", verify(chunk=[1], distributions=pb.Distributions())], grpc.StatusCode.INVALID_ARGUMENT),
+        (["open", verify(round=2), "hear", verify(round=2)], grpc.StatusCode.INVALID_ARGUMENT),
+        (["open", verify(round=2), "hear", verify(round=1)], grpc.StatusCode.INVALID_ARGUMENT),
+        (["open", verify(position=2**31)], grpc.StatusCode.OUT_OF_RANGE),
+        (["open", verify(prefix=(1,) * 600)], grpc.StatusCode.OUT_OF_RANGE),
+        (["open", verify(extra=600)], grpc.StatusCode.OUT_OF_RANGE),
+        ([{"protocol": PROTOCOL + 1}], grpc.StatusCode.FAILED_PRECONDITION),
+        ([{"vocabulary": b"other"}], grpc.StatusCode.FAILED_PRECONDITION),
+        ([{"temperature": float("nan")}], grpc.StatusCode.INVALID_ARGUMENT),
+        ([{"top_p": 0.0}], grpc.StatusCode.INVALID_ARGUMENT),
+        ([verify(prefix=(1,) * (MAX_MESSAGE // 1))], grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ],
+)
+def test_a_broken_rule_closes_the_stream_and_nothing_else(
+    channel: grpc.Channel, opening: pb.DeviceFrame, remote: RemoteVerifier, prompt: Ids, alone: Alone,
+    frames: list[object], code: grpc.StatusCode,
+) -> None:  # fmt: skip
+    neighbour = remote.open(GREEDY)
+    first = neighbour.submit(prompt, Chunk()).result().tokens
+    rude = Device(channel)
+    for frame in frames:
+        if frame == "hear":
+            rude.hear()
+        elif frame == "open":
+            rude.say(opening)
+        else:
+            rude.say(changed(opening, **frame) if isinstance(frame, dict) else frame)  # type: ignore[arg-type]
+    found, why = rude.refused()
+    assert found is code, why
+    assert why
+    second = neighbour.submit(np.concatenate((prompt, first)), Chunk()).result().tokens
+    assert [*first, *second] == alone(prompt, 2)
+    neighbour.close()
+
+
+def test_another_protocol_version_is_told_who_is_to_update(device: Device, opening: pb.DeviceFrame) -> None:
+    device.say(changed(opening, protocol=PROTOCOL + 1))
+    assert f"version {PROTOCOL + 1}" in device.refused()[1]

@@ -1,0 +1,280 @@
+"""Workers over real sockets, most of them in processes of their own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.kill_worker import Worker, run
+from edgellm.engine import Floats, Ids, cut
+from edgellm.mesh.coordinator import Mesh
+from edgellm.mesh.messages import Work
+from edgellm.mesh.placement.split import Share
+from edgellm.mesh.runtime.layer_sources import Bounds, Layers, Loadable
+from edgellm.mesh.runtime.pipeline import LocalSeat, Pipeline, Seat
+from edgellm.mesh.runtime.weight_cache import Lease, Shelf
+from edgellm.mesh.verifier import MeshVerifier
+from edgellm.services.client.stage_client import Place, RemoteMember
+from edgellm.services.server import stage_forwarder
+from edgellm.services.server.worker_server import WorkerServer
+from edgellm.spec.types import GREEDY, Chunk
+from tests.engine.logits import some_ids
+from tests.mesh.conftest import verifier_cut, whole
+from tests.mesh.household import NOTHING, Cut, Whole, all_at_once, even, logits_of, write
+from tests.services.conftest import ANYWHERE
+from tests.services.meshing import PROMPT, meshed, workers
+
+__all__ = ["verifier_cut", "whole", "workers"]
+
+
+@pytest.fixture(scope="module")
+def processes(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
+    workers = [Worker(f32_pair[1], tmp_path_factory.mktemp("worker")) for _ in range(4)]
+    for worker in workers:
+        worker.wait()
+    yield workers
+    for worker in workers:
+        worker.close()
+
+
+def opened(members: Sequence[RemoteMember], work: Work) -> Pipeline:
+    shares = even(work, [member.name for member in members])
+    return Pipeline(
+        [(m.seat(), replace(work, first=s.first, last=s.last)) for m, s in zip(members, shares, strict=True)]
+    )
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_logits_through_processes_are_those_of_the_whole_model(
+    processes: list[Worker], verifier_cut: Cut, whole: Whole, n: int
+) -> None:
+    pipeline = opened([worker.member(str(at)) for at, worker in enumerate(processes[:n])], verifier_cut.work)
+    ids = some_ids(140, 2000)
+    whole.context.clear()
+    expected = whole.context.decode(ids[:40], outputs=8)
+    worst = np.abs(logits_of(pipeline, 0, 0, ids[:40], 8, rows=16) - expected).max()
+    for at in range(40, 140):
+        row = whole.context.decode(ids[at : at + 1])
+        worst = max(worst, np.abs(logits_of(pipeline, 0, at, ids[at : at + 1], 1) - row).max())
+    pipeline.close()
+    assert worst < 1e-4
+
+
+def test_rows_of_sixteen_bits_give_nearly_the_same(processes: list[Worker], verifier_cut: Cut, whole: Whole) -> None:
+    work = replace(verifier_cut.work, wide=False)
+    pipeline = opened([worker.member(str(at)) for at, worker in enumerate(processes[:3])], work)
+    whole.context.clear()
+    expected = whole.context.decode(PROMPT, outputs=8)
+    found = np.abs(logits_of(pipeline, 0, 0, PROMPT, 8) - expected).max()
+    pipeline.close()
+    assert 0.0 < found < 0.05 * np.abs(expected).max()
+
+
+@pytest.mark.slow
+def test_replies_are_complete_and_the_same_when_workers_die_or_hang(f32_pair: tuple[Path, Path]) -> None:
+    outcomes = run(*f32_pair, replies=5, seed=2)  # four kills and one hang
+    assert [outcome.problems for outcome in outcomes] == [()] * 5
+    assert sum(outcome.recovered > 0 for outcome in outcomes) >= 2
+
+
+def test_the_stages_are_met_directly_and_rows_do_not_cross_the_coordinator(
+    workers: list[WorkerServer], verifier_cut: Cut, whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed: list[object] = []
+    happened = Pipeline._happened
+
+    def watching(self: Pipeline, at: int, event: object) -> None:
+        passed.append(type(event).__name__)
+        happened(self, at, event)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Pipeline, "_happened", watching)
+    verifier = meshed(workers, verifier_cut.work)
+    session = verifier.open(GREEDY)
+    assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
+    verifier.close()
+    assert "Answer" in passed
+    assert "Onward" not in passed
+
+
+def test_where_the_next_stage_cannot_be_reached_the_coordinator_passes_on(
+    workers: list[WorkerServer], verifier_cut: Cut, whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nobody(_line: stage_forwarder.Line) -> bool:
+        return False
+
+    monkeypatch.setattr(stage_forwarder.Line, "met", nobody)
+    verifier = meshed(workers, verifier_cut.work)
+    session = verifier.open(GREEDY)
+
+    def ask(text: Ids) -> int:
+        return int(session.submit(text, NOTHING).result().tokens[0])
+
+    assert write(ask, PROMPT, 6) == whole.text(PROMPT, 6)
+    verifier.close()
+
+
+def test_this_process_may_be_a_stage_too(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:
+    work = verifier_cut.work
+    for places in ("here first", "here between", "here last"):
+        seats: list[Seat] = [RemoteMember(Place(str(at), workers[at].address)).seat() for at in range(2)]
+        at = ("here first", "here between", "here last").index(places)
+        seats.insert(at, LocalSeat("here", Shelf(verifier_cut.layers), 1))
+        shares = even(work, ["1", "2", "3"])
+        stages = [(seat, replace(work, first=s.first, last=s.last)) for seat, s in zip(seats, shares, strict=True)]
+        pipeline = Pipeline(stages)
+        whole.context.clear()
+        expected = whole.context.decode(PROMPT)
+        assert np.abs(logits_of(pipeline, 0, 0, PROMPT, 1, rows=8) - expected).max() < 1e-4, places
+        pipeline.close()
+
+
+def test_a_worker_that_stops_is_replaced(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:
+    told: list[str] = []
+    verifier = meshed(workers, verifier_cut.work, told.append)
+    session = verifier.open(GREEDY)
+    own, text = whole.text(PROMPT, 12), PROMPT
+    for at in range(12):
+        if at == 4:
+            workers[1].stop()
+        token = session.submit(text, NOTHING).result().tokens
+        assert int(token[0]) == own[at]
+        text = np.append(text, token).astype(np.int32)
+    assert [share.name for share in verifier.mesh.shares] == ["a", "c"]
+    assert "b: nobody answers, or no longer" in told[0]
+    verifier.close()
+
+
+def test_weights_stay_warm_for_the_next_coordinator(workers: list[WorkerServer], verifier_cut: Cut) -> None:
+    verifier = meshed(workers[:1], verifier_cut.work)
+    verifier.open(GREEDY).submit(PROMPT, NOTHING).result()
+    verifier.close()
+    member = RemoteMember(Place("a", workers[0].address))
+    assert member.able(verifier_cut.work.model).warm == frozenset(range(12))
+
+
+class InThrees:
+    """Three layers in each file."""
+
+    def __init__(self, whole: Path, folder: Path) -> None:
+        self._files = {first: folder / f"{first}.gguf" for first in range(0, 12, 3)}
+        for first, path in self._files.items():
+            cut(whole, path, first, first + 2, head=first == 9)
+
+    def find(self, _model: str, layer: int, last: int) -> Path | None:
+        return self._files.get(layer) if layer + 2 <= last else None
+
+    def held(self, _model: str) -> frozenset[int]:
+        return frozenset(range(12))
+
+    def bounds(self, _model: str) -> Bounds:
+        return Bounds(frozenset(self._files), frozenset(first + 2 for first in self._files))
+
+    def pieces(self, _model: str, first: int, last: int) -> list[Loadable]:
+        return [Loadable(layer, layer + 2, 1) for layer in range(first, last, 3)]
+
+    def header(self, _model: str) -> None:
+        return None
+
+    def tidy(self, loaded: Collection[Path]) -> None:
+        """Nobody removes them."""
+
+
+def test_pieces_of_several_layers_are_not_cut_when_it_is_planned_anew(
+    verifier_cut: Cut, whole: Whole, tmp_path: Path
+) -> None:
+    """Of three devices the one in the middle is lost; what it had began within a piece of the others."""
+    threes, work = InThrees(verifier_cut.path, tmp_path), verifier_cut.work
+    with ExitStack() as running:
+        places = []
+        for name, layers in (("a", threes), ("b", verifier_cut.layers), ("c", threes)):
+            worker = running.enter_context(WorkerServer(Shelf(layers), ANYWHERE, threads=1))
+            places.append((worker, RemoteMember(Place(name, worker.address))))
+        (_, a), (lost, b), (_, c) = places
+        able = a.able(work.model)
+        assert (able.begins, able.ends) == (frozenset({0, 3, 6, 9}), frozenset({2, 5, 8, 11}))
+        assert (b.able(work.model).begins, b.able(work.model).ends) == (None, None)
+        mesh = Mesh([a, b, c], [Share("a", 0, 2), Share("b", 3, 8), Share("c", 9, 11)], work)
+        verifier = MeshVerifier(mesh, lambda _token: False)
+        session = verifier.open(GREEDY)
+        own = whole.text(PROMPT, 2)
+        assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == own[:1]
+        lost.stop()
+        text = np.append(PROMPT, own[:1]).astype(np.int32)
+        assert session.submit(text, NOTHING).result().tokens.tolist() == own[1:]
+        assert {share.name for share in mesh.shares} <= {"a", "c"}
+        assert all(able.takes(share.first, share.last) for share in mesh.shares)
+        verifier.close()
+
+
+def test_drafts_cross_the_mesh_in_blocks(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:
+    verifier = meshed(workers, verifier_cut.work)
+    session = verifier.open(GREEDY)
+    own = whole.text(PROMPT, 9)
+    verdict = session.submit(PROMPT, Chunk(np.array(own[:8], np.int32))).result()
+    assert (verdict.accepted, verdict.tokens.tolist()) == (8, own[8:])
+    verifier.close()
+
+
+def test_several_replies_at_once_are_the_whole_models_own(
+    workers: list[WorkerServer], verifier_cut: Cut, whole: Whole
+) -> None:
+    verifier = meshed(workers[:2], replace(verifier_cut.work, sessions=4))
+    prompts = [some_ids(20 + 5 * seed, 2000, seed) for seed in range(4)]
+    assert all_at_once(verifier, GREEDY, prompts, 16) == [whole.text(prompt, 16) for prompt in prompts]
+    verifier.close()
+
+
+def test_rows_beyond_sixteen_bits_travel_wide(verifier_cut: Cut) -> None:
+    from edgellm.mesh.messages import Parcel
+    from edgellm.services.mesh_codec import read_parcel, write_parcel
+
+    rows: Floats = np.zeros((2, 192), np.float32)
+    work = replace(verifier_cut.work, first=4)
+    for largest, wide in ((1e4, False), (1e5, True)):
+        rows[1, 3] = largest
+        message = write_parcel(Parcel(0, 1, 0, rows), wide=False)
+        assert message.wide is wide
+        np.testing.assert_array_equal(read_parcel(message, work).data, rows)
+
+
+class Telling(Shelf):
+    """Says when it is asked for memory, and when it has given some."""
+
+    def __init__(self, layers: Layers, memory: int) -> None:
+        super().__init__(layers, memory=memory)
+        self.asked, self.gave = threading.Event(), threading.Event()
+
+    def reserve(self, work: Work) -> Lease:
+        self.asked.set()
+        lease = super().reserve(work)
+        self.gave.set()
+        return lease
+
+
+def test_who_leaves_while_memory_is_waited_for_gets_none(verifier_cut: Cut) -> None:
+    work = replace(verifier_cut.work, first=2, last=5)
+    weights = sum(verifier_cut.layers.path(work.model, layer).stat().st_size for layer in range(2, 6))
+    wanted = Shelf(verifier_cut.layers, memory=10**9).reserve(work).size
+    shelf = Telling(verifier_cut.layers, weights + wanted)
+    others = shelf.reserve(work)
+    shelf.asked.clear()
+    shelf.gave.clear()
+    with WorkerServer(shelf, ANYWHERE, threads=1) as worker:
+        seat = RemoteMember(Place("a", worker.address)).seat()
+        seat.begin(work, lambda _event: None, None, lambda: False)
+        assert shelf.asked.wait(60)
+        seat.close()
+        time.sleep(0.3)  # until the worker has heard of it
+        others.close()
+        assert shelf.gave.wait(60)
+        until = time.monotonic() + 120
+        while shelf.left < weights + wanted and time.monotonic() < until:
+            time.sleep(0.01)
+        assert shelf.left == weights + wanted

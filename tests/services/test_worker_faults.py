@@ -1,0 +1,258 @@
+"""What a worker refuses, lacks, forgets or does not say."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from edgellm.cli.commands.worker import serve_worker
+from edgellm.engine import check_gguf
+from edgellm.errors import DeviceLost, EdgeError, MeshBroken, PlanImpossible
+from edgellm.mesh.coordinator import Mesh
+from edgellm.mesh.messages import Work
+from edgellm.mesh.placement.split import Share
+from edgellm.mesh.runtime.pipeline import LocalSeat, Pipeline, Seat
+from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.mesh.verifier import MeshVerifier
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import open_channel
+from edgellm.rpc.event_loop import run_there
+from edgellm.rpc.protos import mesh_pb2 as pb
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.client.stage_client import Patience, Place, RemoteMember
+from edgellm.services.mesh_codec import write_work
+from edgellm.services.server import stage_forwarder
+from edgellm.services.server.mesh_service import WORK
+from edgellm.services.server.worker_server import WorkerServer
+from edgellm.spec.types import GREEDY
+from edgellm.storage import fingerprint
+from tests.mesh.conftest import verifier_cut, whole
+from tests.mesh.folder import FolderLayers
+from tests.mesh.household import NOTHING, Cut, Whole, even
+from tests.mesh.test_stages import SlowLayers
+from tests.services.conftest import ANYWHERE
+from tests.services.meshing import PROMPT, workers
+from tests.verifier.asking import judged
+
+__all__ = ["verifier_cut", "whole", "workers"]
+
+
+def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
+    few = FolderLayers(tmp_path)
+    few.cut(verifier_cut.path, range(4))
+    with WorkerServer(Shelf(few), ANYWHERE, threads=1) as worker:
+        member = RemoteMember(Place("a", worker.address))
+        assert member.able(verifier_cut.work.model).holds == frozenset(range(4))
+        assert member.able("0" * 64).holds == frozenset()
+        mesh = Mesh([member], [Share("a", 0, 11)], verifier_cut.work)
+        session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
+        with pytest.raises(MeshBroken, match=r"Layers 5-12 of .* are on no device that is left"):
+            session.submit(PROMPT, NOTHING).result()
+        mesh.close()
+
+
+def test_memory_that_is_short_is_said(verifier_cut: Cut) -> None:
+    with WorkerServer(Shelf(verifier_cut.layers, memory=2_000_000), ANYWHERE, threads=1) as worker:
+        mesh = Mesh([RemoteMember(Place("a", worker.address))], [Share("a", 0, 11)], verifier_cut.work)
+        session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
+        with pytest.raises(MeshBroken, match="a: Layer"):
+            session.submit(PROMPT, NOTHING).result()
+        mesh.close()
+
+
+def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_cut: Cut, whole: Whole) -> None:
+    with WorkerServer(Shelf(verifier_cut.layers, keep=0.3), ANYWHERE, threads=1) as worker:
+        told: list[str] = []
+        mesh = Mesh(
+            [RemoteMember(Place("a", worker.address))], [Share("a", 0, 11)], verifier_cut.work, tell=told.append
+        )
+        session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
+        own = whole.text(PROMPT, 2)
+        assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == own[:1]
+        end = time.monotonic() + 120
+        while worker.shelf.size and time.monotonic() < end:
+            time.sleep(0.05)
+        assert worker.shelf.size == 0
+        text = np.append(PROMPT, own[:1]).astype(np.int32)
+        assert session.submit(text, NOTHING).result().tokens.tolist() == own[1:]
+        assert told == []
+        mesh.close()
+
+
+def test_a_stage_that_waits_for_a_slower_one_is_not_idle(verifier_cut: Cut) -> None:
+    slow, work = SlowLayers(verifier_cut.layers, 11), verifier_cut.work
+    with WorkerServer(Shelf(verifier_cut.layers, keep=0.4), ANYWHERE, threads=1) as worker:
+        seats: list[Seat] = [RemoteMember(Place("a", worker.address)).seat(), LocalSeat("here", Shelf(slow), 1)]
+        stages = [
+            (seat, replace(work, first=share.first, last=share.last))
+            for seat, share in zip(seats, even(work, ["a", "here"]), strict=True)
+        ]
+        pipeline = Pipeline(stages)
+        future = pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT)))
+        with pytest.raises(TimeoutError):
+            future.result(1.5)
+        slow.go.set()
+        assert future.result(120).verdict.accepted == 0
+        assert pipeline.gone is None
+        pipeline.close()
+
+
+def test_who_says_nothing_is_lost(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:
+    dead = socket.create_server(("127.0.0.1", 0))  # the system takes calls for it, and nobody answers
+    told: list[str] = []
+    members = [
+        RemoteMember(Place("dead", Address(*dead.getsockname())), Patience(beat=0.02, silent_beats=5)),
+        RemoteMember(Place("a", workers[0].address)),
+    ]
+    mesh = Mesh(members, even(verifier_cut.work, ["dead", "a"]), verifier_cut.work, tell=told.append)
+    session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
+    assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
+    assert "dead: it gives no sign of life" in told[0]
+    mesh.close()
+    dead.close()
+
+
+def frames(address: Address, *orders: pb.Order | bytes) -> str:
+    """What a worker ends a stage with that begins with these orders."""
+
+    async def talk() -> str:
+        channel = open_channel(address)
+        try:
+            call = channel.stream_stream(WORK, bytes, bytes)()  # type: ignore[call-arg]
+            with suppress(grpc.aio.AioRpcError):
+                for order in orders:
+                    await call.write(order if isinstance(order, bytes) else order.SerializeToString())
+                await call.done_writing()
+                async with asyncio.timeout(30):
+                    while isinstance(await call.read(), bytes):
+                        pass
+            return f"{(await call.code()).name}: {await call.details()}"
+        finally:
+            await channel.close(None)
+
+    return run_there(talk()).result()
+
+
+def test_what_breaks_the_contract_is_refused(workers: list[WorkerServer], verifier_cut: Cut) -> None:
+    address, good = workers[0].address, write_work(verifier_cut.work, bytes(16))
+
+    def changed(**fields: object) -> pb.Order:
+        prepare = pb.Prepare.FromString(good.SerializeToString())
+        for name, value in fields.items():
+            setattr(prepare, name, value)
+        return pb.Order(prepare=prepare)
+
+    cases: list[tuple[pb.Order | bytes, str]] = [
+        (b"\xff\xff", "not what the contract describes"),
+        (pb.Order(tell=pb.Tell()), "something else than Prepare"),
+        (changed(protocol=9), "version 9 of the mesh"),
+        (changed(version="0.0.1"), "llama-cpp-python 0.0.1"),
+        (changed(model=b"x"), "without a model"),
+        (changed(last=12), "Layers 0 to 12 of 12"),
+        (changed(n_vocab=0), "measures cannot be meant"),
+        (changed(sessions=1000), "1000 sessions"),
+        (changed(sessions=64, context=2**20), "64 sessions of 1048576 positions"),
+        (changed(model=bytes(32)), "are not on this device"),
+    ]
+    for order, says in cases:
+        assert says in frames(address, order), says
+    assert "prepared twice" in frames(address, changed(), changed())
+    assert frames(address, changed()).startswith("OK")
+
+
+@pytest.fixture
+def paired_worker(host: Trust, guest: Trust, verifier_cut: Cut) -> Iterator[WorkerServer]:
+    with WorkerServer(Shelf(verifier_cut.layers), ANYWHERE, threads=1, trust=host) as worker:
+        yield worker
+
+
+def test_over_a_link_only_who_may_compute_is_answered(
+    host: Trust, guest: Trust, paired_worker: WorkerServer, verifier_cut: Cut, whole: Whole
+) -> None:
+    member = RemoteMember(Place("host", paired_worker.address, guest))
+    host.peers.grant(guest.identity.id, [Right.COMPUTE])
+    mesh = Mesh([member], [Share("host", 0, 11)], verifier_cut.work)
+    session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
+    assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
+    host.peers.revoke(guest.identity.id, [Right.COMPUTE])
+    end = time.monotonic() + 120
+    with suppress(MeshBroken):  # also in the middle of a reply
+        while time.monotonic() < end:
+            session.submit(PROMPT, NOTHING).result()
+            time.sleep(0.05)
+    assert time.monotonic() < end
+    with pytest.raises(DeviceLost, match="no right to compute"):
+        member.able(verifier_cut.work.model)
+    mesh.close()
+    with pytest.raises(EdgeError):  # nobody who shows no certificate
+        RemoteMember(Place("host", paired_worker.address)).able(verifier_cut.work.model)
+
+
+def test_a_plan_that_names_nobody(verifier_cut: Cut) -> None:
+    with pytest.raises(PlanImpossible, match="Nobody is called"):
+        Mesh([], [Share("a", 0, 11)], verifier_cut.work)
+
+
+def test_what_does_not_fit_with_its_caches_is_refused_with_the_numbers(verifier_cut: Cut) -> None:
+    work, layers = verifier_cut.work, verifier_cut.layers
+    weights = sum(layers.path(work.model, layer).stat().st_size for layer in range(12))
+    with WorkerServer(Shelf(layers, memory=weights + 1_000_000), ANYWHERE, threads=1) as worker:
+        place = Place("a", worker.address)
+        one, stage = weights / 12, 500_000.0
+        member = RemoteMember(place, layer_bytes=one, stage_bytes=stage)
+        assert member.able(work.model).most == int((weights + 1_000_000 - stage) / one)
+        assert RemoteMember(place, layer_bytes=one + 1e6, stage_bytes=stage).able(work.model).most < 12
+        pipeline = Pipeline([(member.seat(), work)])
+        future = pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT)))
+        with pytest.raises(DeviceLost, match=r"Layers 1-12 of .* take \d+ MB, and \d+ MB for 2 replies of 256 tokens"):
+            future.result(120)
+        pipeline.close()
+
+
+def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_free(
+    verifier_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may have layers computed says how long a session is, up to a million positions."""
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
+    monkeypatch.setattr("edgellm.mesh.profiling.free_memory.free_memory", lambda: (100_000_000, "a test"))
+    worker = serve_worker(verifier_path, "127.0.0.1", 0, paired_only=False, memory=None, keep=1.0)
+    try:
+        n_vocab = next(t.shape[-1] for t in check_gguf(verifier_path).tensors if t.name == "token_embd.weight")
+        work = Work(fingerprint(verifier_path), "v", 0, 11, 12, 192, n_vocab, 2**20, 1)
+        pipeline = Pipeline([(RemoteMember(Place("a", worker.address)).seat(), work)])
+        future = pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT)))
+        with pytest.raises(DeviceLost, match=r"of 1048576 tokens; of 100 MB for layers"):
+            future.result(30)
+        pipeline.close()
+    finally:
+        worker.stop()
+        worker.close()
+
+
+def test_a_stage_does_not_dial_where_the_next_device_is_not_known_to_be(
+    host: Trust, guest: Trust, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_forwarder, "HELLO_SECONDS", 0.2)
+
+    async def met(line_of: Callable[[], stage_forwarder.Line]) -> bool:
+        return await line_of().met()
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        door.setblocking(False)
+        prepare = pb.Prepare(next=f"127.0.0.1:{door.getsockname()[1]}", next_device=guest.identity.id.digest)
+        assert not run_there(met(lambda: stage_forwarder.Line(prepare, host, near=False))).result(30)
+        with pytest.raises(BlockingIOError):
+            door.accept()
+        assert not run_there(met(lambda: stage_forwarder.Line(prepare, host, near=True))).result(30)
+        door.accept()[0].close()

@@ -1,0 +1,122 @@
+"""Replies by analogy: what a past reply took from its prompt is taken from this one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.spec.ngram.sources import NOTHING
+from edgellm.spec.ngram.template_replay import COMMON, Analogy, origins
+
+MEET, AT, END, HI, YES, BYE = 1, 2, 3, 4, 5, 6  # words that every letter has
+ANNA, BEN, CARLA, PARK, ZOO = 20, 21, 22, 30, 31
+
+
+def letter(place: int, sender: int, ask: int = 7) -> list[int]:
+    return [MEET, AT, place, END, 8, sender, 9, ask]
+
+
+def reply(place: int, sender: int) -> list[int]:
+    return [HI, sender, YES, 10, place, BYE]
+
+
+def written(analogy: Analogy, n: int = 12) -> list[int]:
+    found: list[int] = []
+    cursor = analogy.cursor()
+    while len(found) < n and (token := cursor.offer()[0]) >= 0:
+        found.append(token)
+        cursor.advance(token)
+    return found
+
+
+def test_names_and_places_of_this_letter_take_the_place_of_those_of_the_last() -> None:
+    analogy = Analogy()
+    analogy.add(letter(PARK, ANNA), reply(PARK, ANNA))
+    analogy.begin(letter(ZOO, BEN))
+    assert written(analogy) == reply(ZOO, BEN)
+
+
+def test_a_longer_name_is_copied_to_its_end() -> None:
+    analogy = Analogy()
+    analogy.add(letter(PARK, ANNA), reply(PARK, ANNA))
+    long = [*letter(ZOO, BEN)[:6], 41, 42, *letter(ZOO, BEN)[6:]]
+    analogy.begin(long)
+    assert written(analogy) == [HI, BEN, 41, 42, YES, 10, ZOO, BYE]
+
+
+def test_the_most_similar_conversation_is_followed() -> None:
+    analogy = Analogy()
+    analogy.add(letter(PARK, ANNA, ask=70), reply(PARK, ANNA))
+    analogy.add([50, 51, 52, 53], [60, 61])
+    analogy.begin([50, 51, 52, 54])
+    assert written(analogy) == [60, 61]
+
+
+def test_where_the_verifier_writes_another_name_the_thread_goes_on_behind_it() -> None:
+    analogy = Analogy()
+    analogy.add(letter(PARK, ANNA), reply(PARK, ANNA))
+    analogy.begin([CARLA, 43, *letter(ZOO, BEN)])
+    analogy.extend([HI, CARLA, 43])
+    analogy.extend([YES])
+    assert written(analogy) == [10, ZOO, BYE]
+
+
+def test_a_word_that_was_left_out_is_skipped() -> None:
+    analogy = Analogy()
+    analogy.add([11, 12, 13], [90, 91, 92, 93])
+    analogy.begin([11, 12, 14])
+    analogy.extend([90, 92])
+    assert written(analogy) == [93]
+
+
+def test_without_anything_similar_nothing_is_offered() -> None:
+    analogy = Analogy()
+    analogy.begin([1, 2, 3])
+    assert analogy.cursor().offer() == NOTHING
+    analogy.extend([1])
+    analogy.add([5, 6], [7])
+    analogy.begin([1, 2, 3])
+    assert analogy.cursor().offer() == NOTHING
+
+
+def test_what_every_prompt_has_says_nothing_about_which_is_similar() -> None:
+    analogy = Analogy()
+    for at in range(COMMON + 1):
+        analogy.add([1, 2, 100 + at], [200 + at])
+    analogy.begin([1, 2, 99])
+    assert analogy.cursor().offer() == NOTHING
+
+
+def test_a_cursor_reads_ahead_without_moving_the_reply() -> None:
+    analogy = Analogy()
+    analogy.add([1, 2, 3], [7, 8])
+    analogy.begin([1, 2, 4])
+    assert written(analogy) == written(analogy) == [7, 8]
+
+
+small = st.lists(st.integers(0, 5), max_size=10)
+
+
+@given(small, small)
+def test_every_run_says_where_it_comes_from_and_how_much_is_left(prompt: list[int], text: list[int]) -> None:
+    found = origins(prompt, text)
+    assert len(found) == len(text)
+    for at, (place, left) in enumerate(found):
+        if place < 0:
+            assert text[at] not in prompt
+            continue
+        assert prompt[place : place + left] == text[at : at + left]
+        assert len(prompt[place : place + left]) == left
+
+
+@given(small, small, small, st.lists(st.integers(0, 5), max_size=12))
+def test_whatever_comes_it_offers_tokens_that_it_has_seen(
+    prompt: list[int], past: list[int], now: list[int], comes: list[int]
+) -> None:
+    analogy = Analogy()
+    analogy.add(prompt, past)
+    analogy.begin(now)
+    for token in comes:
+        offered = analogy.cursor().offer()[0]
+        assert offered == -1 or offered in now or offered in past
+        analogy.extend([token])

@@ -1,0 +1,66 @@
+"""The running acceptance of retrieved tokens."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.spec.ngram.acceptance_model import DEEP, FADES, Chances, agrees, evidence
+
+evidences = st.builds(
+    evidence,
+    agree=st.integers(1, 3),
+    differ=st.just(0),
+    matched=st.integers(0, 40),
+    share=st.floats(0.0, 1.0),
+    inside=st.booleans(),
+)
+
+
+@given(evidences, st.lists(st.booleans(), max_size=30))
+def test_a_chance_is_a_probability_whatever_was_seen(kind: int, seen: list[bool]) -> None:
+    chances = Chances([0.3, 0.5])
+    for accepted in seen:
+        chances.learn(kind, accepted)
+    assert 0.0 < chances.of(kind) < 1.0
+
+
+def test_before_anything_is_seen_longer_matches_and_clearer_ones_are_surer() -> None:
+    chances = Chances([0.3, 0.5])
+    shallow, deep = evidence(1, 0, 1, 1.0, False), evidence(1, 0, 6, 1.0, False)
+    assert chances.of(shallow) < chances.of(deep)
+    assert chances.of(evidence(1, 0, 6, 0.3, False)) < chances.of(evidence(1, 0, 6, 0.6, False)) < chances.of(deep)
+    assert chances.of(shallow) < chances.of(evidence(2, 0, 1, 1.0, False))
+
+
+def test_what_is_seen_counts_for_its_kind_most_and_for_similar_ones_a_little() -> None:
+    chances = Chances([0.5, 0.5])
+    kind, similar, other = evidence(1, 0, 3, 1.0, False), evidence(1, 0, 5, 1.0, False), evidence(2, 0, 3, 1.0, False)
+    before = chances.of(similar), chances.of(other)
+    for _ in range(50):
+        chances.learn(kind, False)
+    assert chances.of(kind) < 0.1
+    assert chances.of(kind) < chances.of(similar) < before[0]
+    assert chances.of(other) == before[1]
+
+
+def test_it_follows_when_things_change() -> None:
+    chances = Chances([0.5])
+    kind = evidence(1, 0, 3, 1.0, False)
+    for _ in range(int(FADES) * 3):
+        chances.learn(kind, True)
+    for _ in range(int(FADES)):
+        chances.learn(kind, False)
+    assert chances.of(kind) < 0.45  # and not the 0.75 of all that was ever seen
+
+
+@given(st.integers(1, 255), st.integers(0, 255), st.integers(0, 400), st.floats(0.0, 1.0), st.booleans())
+def test_what_speaks_for_a_token_is_one_number(
+    agree: int, differ: int, matched: int, share: float, inside: bool
+) -> None:
+    """Kinds are apart where who agrees or differs is, how deep the match is up to a bound, or the place in a word."""
+    kind = evidence(agree, differ, matched, share, inside)
+    assert agrees(kind) == agree
+    assert evidence(agree, differ, matched, share, not inside) != kind
+    assert evidence(agree, differ ^ 1, matched, share, inside) != kind
+    assert (evidence(agree, differ, matched + 1, share, inside) == kind) is (matched >= DEEP)

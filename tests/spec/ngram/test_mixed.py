@@ -1,0 +1,195 @@
+"""When the small model drafts, beside copies: what is known of its rounds decides."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgellm.spec.draft_length import EXPLORED, CostCurve
+from edgellm.spec.drafters.hybrid import STRETCH, TRIED, MixedDrafter, Rounds
+from edgellm.spec.ngram.draft_index import Memory
+from edgellm.spec.types import GREEDY, Chunk, Ids, Sampling, Verdict
+from tests.spec.fakes import EOG, FakeDrafter, markov
+
+CURVE = CostCurve((1, 2, 64), (1.0, 1.1, 8.0))
+PROMPT = np.array([1, 2, 3, 4, 9], dtype=np.int32)
+
+
+class Sure(FakeDrafter):
+    """As sure of each token as it is said to be."""
+
+    sure = 0.99
+
+    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
+        chunk = super().draft(prefix, gamma, sampling)
+        confidence = np.full(len(chunk), self.sure, dtype=np.float32)
+        return Chunk(chunk.ids, confidence, confidence, chunk.distributions)
+
+
+def memory() -> Memory:
+    return Memory(("context",), CURVE, lambda _token: False, lambda token: token == EOG)
+
+
+def verdict(accepted: int) -> Verdict:
+    return Verdict(accepted, np.array([1], dtype=np.int32))
+
+
+def test_a_round_with_the_small_model_says_nothing_of_a_decode() -> None:
+    known = memory()
+    own = known.take(PROMPT)
+    assert own is not None
+    mixed = MixedDrafter(own, Sure(markov(1, 10)), 3, known.rounds)
+    for _ in range(60):
+        chunk = mixed.draft(PROMPT, 8, GREEDY)
+        if len(chunk):
+            assert not chunk.retrieved
+            mixed.told(chunk, verdict(len(chunk)), 50.0)  # so slow is the model, and not the verifier
+        else:
+            mixed.told(chunk, verdict(0), CURVE.seconds[0])
+    assert not known.length.drifted
+    known.give()
+
+
+def test_as_much_of_a_draft_as_pays_is_sent() -> None:
+    dear = Memory(("context",), CostCurve((1, 64), (1.0, 50.0)), lambda _token: False, lambda token: token == EOG)
+    own = dear.take(PROMPT)
+    assert own is not None
+    doubting = Sure(markov(1, 10))
+    doubting.sure = 0.1
+    assert len(MixedDrafter(own, doubting, 6, dear.rounds).draft(PROMPT, 8, GREEDY)) < 3
+    assert len(MixedDrafter(own, Sure(markov(1, 10)), 6, dear.rounds).draft(PROMPT, 8, GREEDY)) == 6
+    dear.give()
+
+
+def test_a_prompt_is_read_where_that_pays() -> None:
+    rounds = Rounds()
+    assert rounds.due()
+    for _ in range(TRIED):
+        rounds.other(1, 1.0)
+        rounds.drafted(0.2, 0)
+        rounds.took(4, 1.2)
+    rounds.drafted(20.2, 100)  # it takes 0.2 a token to read a prompt
+    assert not rounds.due()
+    assert rounds.worth_reading(20, 0)
+    assert not rounds.worth_reading(200, 0)
+    assert not rounds.worth_reading(20, 38)  # nearly over
+
+
+def test_the_small_model_is_tried_again_in_a_while() -> None:
+    rounds = Rounds()
+    for _ in range(TRIED):
+        rounds.took(1, 10.0)
+    assert not rounds.due()
+    waited = 0
+    while not rounds.due():
+        rounds.other(2, 1.0)
+        waited += 1
+    assert 0.9 < waited * EXPLORED / 9.5 <= 1.1, "a try costs 9.5 seconds, and so much of the time is for that"
+    rounds.took(1, 10.0)
+    assert not rounds.due()
+
+
+def test_what_rounds_bring_is_kept_from_reply_to_reply() -> None:
+    known = memory()
+    slow = Sure(markov(1, 10))
+    for number in range(3):
+        own = known.take(PROMPT)
+        assert own is not None
+        mixed = MixedDrafter(own, slow, 3, known.rounds)
+        for _ in range(TRIED + 2):
+            chunk = mixed.draft(PROMPT, 8, GREEDY)
+            mixed.told(chunk, verdict(0), 90.0 if len(chunk) else 1.0)
+        known.give()
+        if not number:
+            asked = len(slow.prefixes)
+    assert not known.rounds.due()
+    assert len(slow.prefixes) == asked  # later replies do not ask it: it only makes them slower
+
+
+def test_a_draft_of_which_nothing_pays_was_a_try() -> None:
+    dear = Memory(("context",), CostCurve((1, 64), (1.0, 90.0)), lambda _token: False, lambda token: token == EOG)
+    own = dear.take(PROMPT)
+    assert own is not None
+    doubting = Sure(markov(1, 10))
+    doubting.sure = 0.05
+    mixed = MixedDrafter(own, doubting, 6, dear.rounds)
+    for _ in range(20):
+        chunk = mixed.draft(PROMPT, 8, GREEDY)
+        assert not len(chunk)
+        mixed.told(chunk, verdict(0), 9.0 if mixed.asked else 1.0)
+    assert not dear.rounds.due()
+    assert len(doubting.prefixes) < 8  # else every round would be a try
+    dear.give()
+
+
+def test_where_nobody_verifies_the_small_model_writes_though_it_did_not_pay() -> None:
+    known = memory()
+    own = known.take(PROMPT)
+    assert own is not None
+    mixed = MixedDrafter(own, Sure(markov(1, 10)), 3, known.rounds)
+    assert len(mixed.unchecked(Chunk(), PROMPT, 8, GREEDY)) == 3
+    copied = Chunk(PROMPT, retrieved=True)
+    assert not mixed.unchecked(copied, PROMPT, 8, GREEDY).retrieved
+    known.give()
+
+
+def test_a_prompt_that_takes_long_to_read_is_read_for_a_try_less_often() -> None:
+    rounds = Rounds()
+    for _ in range(TRIED):
+        rounds.drafted(0.2, 0)
+        rounds.took(1, 1.2)
+        rounds.other(1, 1.0)
+    rounds.drafted(20.2, 100)
+    rounds.took(1, 1.2)
+    for _ in range(100):
+        rounds.other(1, 1.0)
+    assert rounds.due(0)
+    assert not rounds.due(100)
+    for _ in range(round(25.0 / EXPLORED)):
+        rounds.other(1, 1.0)
+    assert rounds.due(100)
+
+
+def stretches(rounds: Rounds, seconds: tuple[float, float], many: int) -> list[bool]:
+    """Whether the small model is asked in each of `many` stretches, which take so long without it and with it."""
+    found = []
+    for _ in range(many):
+        rounds.stretch()
+        found.append(rounds.uses)
+        rounds.wrote(20, seconds[rounds.uses])
+    return found
+
+
+def test_the_small_model_is_asked_where_whole_stretches_are_sooner_there_with_it() -> None:
+    slower = stretches(Rounds(), (1.0, 2.0), 400)
+    assert slower[:2] == [True, False]
+    assert 0 < sum(slower[4:]) <= 400 * EXPLORED  # now and then it is tried again
+    assert sum(stretches(Rounds(), (2.0, 1.0), 400)) > 390
+
+
+def test_when_the_small_model_begins_to_help_it_is_asked_again() -> None:
+    rounds = Rounds()
+    assert not any(stretches(rounds, (1.0, 1.1), 20)[-4:])
+    assert sum(stretches(rounds, (1.0, 0.5), 200)[-40:]) > 35
+
+
+def test_a_long_reply_has_several_stretches() -> None:
+    rounds = Rounds()
+    rounds.stretch()
+    for _ in range(4):
+        rounds.wrote(STRETCH // 4, 1.0)
+    assert not rounds.uses
+
+
+def test_a_small_model_that_rests_is_not_asked_and_says_so() -> None:
+    known = memory()
+    known.rounds.uses = False
+    known.rounds.stretch = lambda: None  # type: ignore[method-assign]
+    own = known.take(PROMPT)
+    assert own is not None
+    own.explain = True
+    mixed = MixedDrafter(own, Sure(markov(1, 10)), 6, known.rounds)
+    chunk = mixed.draft(PROMPT, 8, GREEDY)
+    assert not len(chunk)
+    assert not mixed.asked
+    assert "rests" in chunk.reason
+    known.give()

@@ -1,0 +1,88 @@
+"""Listing and removing what is on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgellm.errors import InvalidOption, ModelNotFound
+from edgellm.storage import list_models, pull, remove, resolve
+from tests.storage.hub import REPO, Hub
+
+
+def names() -> list[str]:
+    return [model.name for model in list_models() if model.origin == "hub"]
+
+
+def test_pulled_models_are_listed_by_the_name_to_type(hub: Hub) -> None:
+    pull(f"{REPO}:Q8_0")
+    pull(REPO)
+    assert names() == [f"{REPO}:Q4_K_M", f"{REPO}:Q8_0"]
+    for name in names():
+        assert resolve(name).is_file()
+
+
+def test_other_things_in_the_cache_are_left_alone(hub: Hub, cache: Path) -> None:
+    (cache / "models--x--y" / "snapshots" / "c").mkdir(parents=True)
+    (cache / "models--x--y" / "snapshots" / "c" / "model.safetensors").touch()
+    (cache / "datasets--x--y" / "snapshots" / "c").mkdir(parents=True)
+    (cache / "models--odd--name--more").mkdir()
+    assert names() == []
+
+
+def test_removing_one_quantisation_leaves_the_other(hub: Hub, cache: Path) -> None:
+    pull(f"{REPO}:Q8_0")
+    pull(REPO)
+    (gone,) = remove(f"{REPO}:q4_k_m")
+    assert gone.name == f"{REPO}:Q4_K_M"
+    assert gone.size == len(hub.repos[REPO]["tiny-Q4_K_M.gguf"])
+    assert names() == [f"{REPO}:Q8_0"]
+    assert len(list(cache.glob("models--*/blobs/*"))) == 1
+
+
+def test_removing_a_repository_leaves_nothing(hub: Hub, cache: Path) -> None:
+    pull(f"{REPO}:Q8_0")
+    pull(REPO)
+    assert len(remove(REPO)) == 2
+    assert [path.name for path in cache.iterdir() if path.name not in (".locks", "CACHEDIR.TAG")] == []
+
+
+def test_a_blob_that_another_snapshot_still_links_stays(hub: Hub, cache: Path) -> None:
+    path = pull(REPO).path
+    folder = cache / "models--ann--tiny-GGUF"
+    other = folder / "snapshots" / ("f" * 40)
+    other.mkdir()
+    (other / "renamed.gguf").symlink_to(path.readlink())
+    remove(f"{REPO}:Q4_K_M")
+    assert (other / "renamed.gguf").is_file()
+
+
+def test_a_link_out_of_the_repository_is_not_followed(hub: Hub, cache: Path, tmp_path: Path) -> None:
+    """The hub may keep a blob once for several repositories, as a link to it: that one belongs to all of them."""
+    path = pull(REPO).path
+    blob = path.parent / path.readlink()
+    shared = tmp_path / "shared"
+    blob.rename(shared)
+    blob.symlink_to(shared)
+    remove(REPO)
+    assert shared.is_file()
+    assert names() == []
+
+
+def test_your_own_files_and_the_bundled_pair_are_never_removed(tmp_path: Path, cache: Path) -> None:
+    mine = tmp_path / "mine.gguf"
+    mine.touch()
+    with pytest.raises(InvalidOption, match="file of your own"):
+        remove(str(mine))
+    with pytest.raises(InvalidOption, match="part of edgellm"):
+        remove("edgellm-draft")
+    assert mine.exists()
+
+
+def test_removing_what_is_not_here(hub: Hub) -> None:
+    with pytest.raises(ModelNotFound, match="not on this machine"):
+        remove("ann/none:Q4_K_M")
+    pull(REPO)
+    with pytest.raises(ModelNotFound, match="there is: Q4_K_M"):
+        remove(f"{REPO}:Q8_0")

@@ -1,0 +1,191 @@
+"""Several devices that bring layers to one store: none of them removes, replaces or hides what another one brought."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgellm.errors import LayersMissing, LayersRefused, StoreBusy, StoreFull
+from edgellm.storage.layers import store as layers
+from edgellm.storage.layers.manifest import cut_piece, recipe_of
+from edgellm.storage.layers.owners import RECIPES_MOST, Owners
+from edgellm.storage.layers.store import LayerStore, Piece, Recipe
+
+PLENTY = 10**9
+X, Y = "aa" * 32, "bb" * 32
+
+
+@pytest.fixture(scope="module")
+def recipe(draft_path: Path) -> Recipe:
+    return recipe_of(draft_path)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LayerStore:
+    return LayerStore(tmp_path / "layers", PLENTY)
+
+
+def poisoned(recipe: Recipe, piece: Piece) -> Recipe:
+    """The recipe as somebody else may claim it to be: the same model, and other bytes for one piece."""
+    bad = replace(piece, sha256=hashlib.sha256(b"poison").hexdigest())
+    return replace(recipe, pieces=tuple(bad if one is piece else one for one in recipe.pieces))
+
+
+def put(store: LayerStore, model: Path, recipe: Recipe, piece: Piece, owner: str, share: float = 1.0) -> None:
+    data = b"".join(bytes(portion) for portion in cut_piece(model, recipe.layers, piece.first, piece.last))
+    with store.receiving(recipe, [piece], owner) as receiving:
+        if store.find(piece) is None:
+            with receiving.piece(piece) as partial:
+                partial.append(data[partial.size : int(share * len(data))])
+                if share == 1.0:
+                    partial.finish()
+
+
+def test_a_digest_names_every_byte_and_not_the_name(recipe: Recipe) -> None:
+    assert replace(recipe, name="as somebody else calls it").digest == recipe.digest
+    first = recipe.pieces[0]
+    others = [
+        replace(recipe, fingerprint="0" * 64), replace(recipe, architecture="qwen2"),
+        replace(recipe, layers=7, pieces=recipe.pieces[:7]), poisoned(recipe, first),
+        replace(recipe, pieces=(replace(first, size=first.size + 1), *recipe.pieces[1:])),
+        replace(recipe, pieces=(replace(first, last=1), *recipe.pieces[2:])),
+    ]  # fmt: skip
+    assert len({recipe.digest, *(other.digest for other in others)}) == len(others) + 1
+
+
+def test_another_recipe_for_the_same_model_stands_beside_the_first(
+    store: LayerStore, draft_path: Path, recipe: Recipe
+) -> None:
+    piece = recipe.pieces[1]
+    put(store, draft_path, recipe, piece, Y)
+    bad = poisoned(recipe, piece)
+    with store.receiving(bad, bad.pieces[1:2], X):
+        pass
+    assert store.recipe(recipe.digest) == recipe
+    assert store.recipe(bad.digest) == bad
+    assert {one.digest for one in store.recipes(recipe.fingerprint)} == {recipe.digest, bad.digest}
+    assert [(held.recipe, held.pieces) for held in store.models(Y)] == [(recipe, (piece,))]
+    assert [(held.recipe, held.pieces) for held in store.models(X)] == [(bad, ())]
+
+
+def test_a_device_removes_what_it_brought_and_nothing_else(store: LayerStore, draft_path: Path, recipe: Recipe) -> None:
+    mine, both, theirs = recipe.pieces[1:4]
+    for owner, pieces in ((X, (mine, both)), (Y, (both, theirs))):
+        for piece in pieces:
+            put(store, draft_path, recipe, piece, owner)
+    with store.made.using(recipe.fingerprint, 1, 2, 10, lambda path: path.touch(), recipe.digest):
+        pass
+    assert [held.pieces for held in store.models(X)] == [(mine, both)]
+    gone = store.clean(owner=X)
+    assert (gone.pieces, gone.size, gone.in_use) == (1, mine.size, 0)
+    assert store.models(X) == []
+    assert [held.pieces for held in store.models(Y)] == [(both, theirs)]
+    assert len(store.made.files()) == 1
+    with pytest.raises(LayersMissing):
+        store.clean(recipe.fingerprint, X)
+    with store.using([both]):
+        assert store.clean(recipe.fingerprint, Y).in_use == 1
+    assert [held.pieces for held in store.models(Y)] == [(both,)]
+    assert store.clean(owner=Y).pieces == 1
+    assert (store.models(), store.size) == ([], 0)
+
+
+def test_the_user_of_the_device_removes_everything(store: LayerStore, draft_path: Path, recipe: Recipe) -> None:
+    put(store, draft_path, recipe, recipe.pieces[1], X)
+    put(store, draft_path, recipe, recipe.pieces[2], Y, share=0.5)
+    with store.receiving(recipe, recipe.pieces[1:2], Y), pytest.raises(StoreBusy):
+        store.clean()
+    assert store.clean().pieces == 2
+    assert (store.models(), store.size) == ([], 0)
+
+
+def test_room_is_made_at_nobody_elses_cost(draft_path: Path, recipe: Recipe, tmp_path: Path) -> None:
+    one = recipe.pieces[1].size
+    store = LayerStore(tmp_path / "small", 2 * one)
+    put(store, draft_path, recipe, recipe.pieces[1], Y)
+    put(store, draft_path, recipe, recipe.pieces[2], X)
+    put(store, draft_path, recipe, recipe.pieces[3], X)  # in the place of its own
+    assert [store.find(piece) is not None for piece in recipe.pieces[1:4]] == [True, False, True]
+    with pytest.raises(StoreFull, match="brought by others"), store.receiving(recipe, recipe.pieces[2:4], X):
+        pass
+    assert store.find(recipe.pieces[1]) is not None
+    long_ago = time.time() - layers.UNUSED_SECONDS - 1.0
+    (path,) = [path for path in store.root.glob("pieces/*") if path.name.startswith(recipe.pieces[1].sha256)]
+    os.utime(path, (long_ago, long_ago))
+    put(store, draft_path, recipe, recipe.pieces[2], X)
+    assert store.find(recipe.pieces[1]) is None
+
+
+def test_what_arrives_from_one_is_not_added_to_by_another(store: LayerStore, draft_path: Path, recipe: Recipe) -> None:
+    piece = recipe.pieces[1]
+    put(store, draft_path, recipe, piece, Y, share=0.5)
+    with store.receiving(recipe, [piece], X) as receiving, receiving.piece(piece) as partial:
+        assert partial.size == 0
+        partial.append(b"garbage")
+        assert store.arrived(piece, Y) == piece.size // 2
+        put(store, draft_path, recipe, piece, Y)  # though the other one has not ended
+    assert store.find(piece) is not None
+
+
+def test_a_device_brings_layers_of_so_many_models_at_most(store: LayerStore, recipe: Recipe) -> None:
+    for number in range(RECIPES_MOST):
+        one = poisoned(replace(recipe, fingerprint=f"{number:064x}"), recipe.pieces[1])
+        with store.receiving(one, one.pieces[1:2], X):
+            pass
+    with pytest.raises(StoreFull, match=f"of {RECIPES_MOST} models"), store.receiving(recipe, recipe.pieces[:1], X):
+        pass
+    with store.receiving(recipe, recipe.pieces[:1], Y):
+        pass
+
+
+def test_records_that_lie_or_are_damaged_are_passed_over(store: LayerStore, draft_path: Path, recipe: Recipe) -> None:
+    put(store, draft_path, recipe, recipe.pieces[1], Y)
+    folder = store.root / "models"
+    (record,) = Owners(folder).all()
+    good = record.path.read_text()
+    stranger = folder / ("cc" * 32)
+    stranger.mkdir()
+    (stranger / f"{'0' * 64}.json").write_text(good)  # of another digest
+    (stranger / f"{recipe.digest}.json").write_text("[" * 100_000)
+    (stranger / f"{'2' * 64}.json").write_text(good.replace('"size": ', '"size": 1e999, "was": ', 1))
+    (folder / f"{recipe.fingerprint}.json").write_text("{}")  # as earlier versions had them
+    os.mkfifo(stranger / f"{'1' * 64}.json")
+    assert Owners(folder).all() == [record]
+    store.clean()
+    assert not list(folder.rglob("*.json"))
+
+
+@pytest.mark.parametrize("where", ["partial", "folder"])
+def test_what_is_received_is_never_written_through_a_link(
+    store: LayerStore, draft_path: Path, recipe: Recipe, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precious, piece = tmp_path / "precious", recipe.pieces[1]
+    if where == "partial":
+        precious.write_text("mine")
+        put(store, draft_path, recipe, piece, X, share=0.5)
+        (partial,) = store.root.glob("pieces/*.partial")
+        partial.unlink()
+        partial.symlink_to(precious)
+    else:
+        precious.mkdir()
+        (precious / "file").write_text("mine")
+        store.root.mkdir()
+        (store.root / "pieces").symlink_to(precious)
+        mine = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: mine + 1)  # the link and the folder are somebody else's
+    with pytest.raises(LayersRefused, match="cannot be used"):
+        put(store, draft_path, recipe, piece, X)
+    assert [path.read_text() for path in (precious, precious / "file") if path.is_file()] == ["mine"]
+
+
+def test_a_store_is_closed_to_other_users(store: LayerStore, draft_path: Path, recipe: Recipe) -> None:
+    store.root.mkdir(mode=0o777)
+    store.root.chmod(0o777)
+    put(store, draft_path, recipe, recipe.pieces[1], X)
+    folders = [store.root, *(path for path in store.root.rglob("*") if path.is_dir())]
+    assert {oct(path.stat().st_mode & 0o777) for path in folders} == {"0o700"}

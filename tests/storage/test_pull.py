@@ -1,0 +1,344 @@
+"""Pulling from a hub that behaves, and from one that does not. No byte may come twice, and none may be wrong."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+from filelock import FileLock
+from huggingface_hub import constants, scan_cache_dir
+
+from edgellm.errors import DiskFull, InvalidOption, ModelCorrupt, ModelNotFound, PullFailed
+from edgellm.storage import Transfer, plan, pull, resolve
+from edgellm.storage.hub import download
+from edgellm.storage.hub.pull import fetch
+from tests.storage.hub import COMMIT, REPO, Hub, tiny_gguf
+
+Q4 = "tiny-Q4_K_M.gguf"
+
+
+def test_a_model_is_pulled_into_the_standard_cache(hub: Hub, cache: Path) -> None:
+    seen: list[Transfer] = []
+    got = pull(REPO, seen.append)
+    data = hub.repos[REPO][Q4]
+    assert got.plan.file == Q4
+    assert got.plan.reason == "the default"
+    assert got.path.read_bytes() == data
+    assert seen[-1] == Transfer(len(data), len(data), 0, len(data))
+    assert resolve(REPO) == resolve(f"hf.co/{REPO}:q4_k_m") == got.path
+    (repo,) = scan_cache_dir(cache).repos  # the hub's own tool reads what we wrote
+    assert (repo.repo_id, {ref for revision in repo.revisions for ref in revision.refs}) == (REPO, {"main"})
+
+
+def test_a_model_that_is_here_is_not_fetched_again(hub: Hub) -> None:
+    first = pull(REPO)
+    hub.sent.clear()
+    assert pull(REPO).path == first.path
+    assert hub.sent == []
+
+
+def test_another_quantisation_is_fetched_beside_it(hub: Hub) -> None:
+    pull(REPO)
+    assert pull(f"{REPO}:q8_0").plan.file == "tiny-Q8_0.gguf"
+    assert resolve(f"{REPO}:Q8_0").read_bytes() == hub.repos[REPO]["tiny-Q8_0.gguf"]
+
+
+def test_a_cut_connection_is_taken_up_where_it_broke(hub: Hub) -> None:
+    data = hub.repos[REPO][Q4]
+    hub.cut_after = [70_000, 50_000]
+    assert pull(REPO).path.read_bytes() == data
+    assert [start for _, start, _ in hub.sent] == [0, 70_000, 120_000]
+    assert hub.bytes_sent() == len(data)
+
+
+def test_a_pull_that_failed_goes_on_in_the_next(hub: Hub, cache: Path) -> None:
+    data = hub.repos[REPO][Q4]
+    hub.cut_after = [60_000, *[0] * download.ATTEMPTS]
+    with pytest.raises(PullFailed, match=r"stopped at 0\.1 MB of 0\.2 MB.*go on from there"):
+        pull(REPO)
+    hub.cut_after = []
+    got = pull(REPO)
+    assert got.path.read_bytes() == data
+    assert hub.bytes_sent() == len(data)
+    assert got.sent == len(data) - 60_000
+    assert not list(cache.rglob("*.incomplete"))
+
+
+def test_a_killed_pull_goes_on_in_the_next(hub: Hub, cache: Path) -> None:
+    def stop(transfer: Transfer) -> None:
+        raise KeyboardInterrupt
+
+    hub.cut_after = [80_000]
+    with pytest.raises(KeyboardInterrupt):
+        pull(REPO, stop)
+    (partial,) = cache.rglob("*.incomplete")
+    here = partial.stat().st_size
+    assert 0 < here <= 80_000
+    assert pull(REPO).path.read_bytes() == hub.repos[REPO][Q4]
+    assert here in [start for _, start, _ in hub.sent]
+
+
+def test_a_server_that_ignores_ranges_still_gives_the_right_file(hub: Hub) -> None:
+    hub.cut_after = [60_000]
+    hub.ignore_range = True
+    assert pull(REPO).path.read_bytes() == hub.repos[REPO][Q4]
+    assert [start for _, start, _ in hub.sent] == [0, 0]
+
+
+def test_a_partial_file_that_is_wrong_is_found_out_and_dropped(hub: Hub, cache: Path) -> None:
+    etag = plan(REPO).etag
+    blobs = cache / "models--ann--tiny-GGUF" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{etag}.incomplete").write_bytes(b"\xff" * 1000)
+    with pytest.raises(PullFailed, match="SHA-256 differs"):
+        pull(REPO)
+    assert pull(REPO).path.read_bytes() == hub.repos[REPO][Q4]
+
+
+def test_a_partial_file_that_is_too_long_is_dropped(hub: Hub, cache: Path) -> None:
+    etag = plan(REPO).etag
+    blobs = cache / "models--ann--tiny-GGUF" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{etag}.incomplete").write_bytes(b"x" * 300_000)
+    assert pull(REPO).path.read_bytes() == hub.repos[REPO][Q4]
+
+
+@pytest.mark.parametrize("lie", [100, 10_000_000])
+def test_a_size_that_does_not_hold_is_refused(hub: Hub, cache: Path, lie: int) -> None:
+    hub.announce = lie
+    with pytest.raises(PullFailed, match=f"200128 bytes where {lie} were announced"):
+        pull(REPO)
+    assert not list(cache.rglob("snapshots/*/*"))
+
+
+def test_what_is_not_a_gguf_is_not_kept(hub: Hub, cache: Path) -> None:
+    hub.repos[REPO][Q4] = b"<html>" * 100
+    with pytest.raises(ModelCorrupt, match=rf"What the hub has is not usable: {Q4} is not a GGUF"):
+        pull(REPO)
+    assert not [path for path in cache.rglob("*") if path.is_file() and ".locks" not in path.parts]
+
+
+def test_a_missing_quantisation_names_those_that_are_there(hub: Hub) -> None:
+    with pytest.raises(ModelNotFound, match="it has: Q4_K_M, Q8_0"):
+        pull(f"{REPO}:Q2_K")
+
+
+def test_a_repository_that_is_not_there(hub: Hub) -> None:
+    with pytest.raises(ModelNotFound, match=r"no ann/none at http.*HF_TOKEN"):
+        pull("ann/none")
+
+
+def test_a_private_repository_wants_a_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.tokens = {"hf_good"}
+    with pytest.raises(ModelNotFound, match="for a private one set HF_TOKEN"):
+        pull(REPO)
+    monkeypatch.setenv("HF_TOKEN", "hf_good")
+    assert pull(REPO).path.exists()
+
+
+@pytest.mark.parametrize("status", [403, 500])
+def test_other_answers_are_told(hub: Hub, status: int) -> None:
+    hub.status = status
+    with pytest.raises(PullFailed, match=f"answered {status} for {REPO}"):
+        pull(REPO)
+
+
+def test_nobody_there(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(PullFailed, match=r"http://127\.0\.0\.1:9 cannot be reached"):
+        pull(REPO)
+
+
+def test_without_the_hub_what_is_here_will_do(hub: Hub) -> None:
+    path = pull(REPO).path
+    hub.status = 503
+    got = pull(REPO)
+    assert got.path == path
+    assert "cannot be asked" in got.plan.reason
+
+
+def test_offline_is_respected(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(PullFailed, match="HF_HUB_OFFLINE is set"):
+        pull(REPO)
+    assert hub.sent == []
+
+
+def test_a_path_cannot_be_pulled() -> None:
+    with pytest.raises(InvalidOption):
+        pull("./model.gguf")
+
+
+def test_names_from_the_hub_cannot_lead_out_of_the_cache(hub: Hub) -> None:
+    hub.repos[REPO] = {"../../../evil-Q4_K_M.gguf": tiny_gguf()}
+    with pytest.raises(PullFailed, match="makes no sense"):
+        pull(REPO)
+
+
+def test_a_full_disk_is_told_before_anything_is_fetched(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = SimpleNamespace(total=10**9, used=10**9, free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(DiskFull, match=r"0\.2 MB are still to come, 0\.0 MB are free"):
+        pull(REPO)
+    assert hub.sent == []
+
+
+def test_a_disk_that_fills_up_keeps_what_has_arrived(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = hub.repos[REPO][Q4]
+    opened = Path.open
+
+    class Filling:
+        """A file on a disk with room for 50,000 bytes."""
+
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            return getattr(self.file, name)
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+        def write(self, block: bytes) -> int:
+            room = 50_000 - self.file.tell()
+            if len(block) <= room:  # blocks are as large as the network hands them over
+                return int(self.file.write(block))
+            self.file.write(block[:room])
+            self.file.flush()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fill(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        file = opened(path, mode, *arguments, **options)
+        return Filling(file) if path.name.endswith(".incomplete") and mode == "ab" else file
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "open", fill)
+        with pytest.raises(DiskFull, match="what has arrived is kept"):
+            pull(REPO)
+    assert pull(REPO).path.read_bytes() == data
+    assert (Q4, 50_000, len(data) - 50_000) in hub.sent
+
+
+def test_two_pulls_of_one_model_do_not_meet(hub: Hub, cache: Path) -> None:
+    locks = cache / ".locks" / "models--ann--tiny-GGUF"
+    locks.mkdir(parents=True)
+    with FileLock(locks / f"{plan(REPO).etag}.pull.lock"), pytest.raises(PullFailed, match="another process"):
+        pull(REPO)
+    assert pull(REPO).path.exists()
+
+
+def test_the_environment_says_where(hub: Hub, tmp_path: Path) -> None:
+    home = tmp_path / "elsewhere"
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "PYTHONPATH": str(Path.cwd())}
+    environment.pop("HF_HUB_CACHE", None)
+    program = f"from edgellm.storage import pull; print(pull({REPO!r}).path)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    expected = home / "hub" / "models--ann--tiny-GGUF" / "snapshots" / COMMIT / Q4
+    assert done.stdout.strip() == str(expected)
+    assert expected.read_bytes() == hub.repos[REPO][Q4]
+
+
+@pytest.mark.parametrize(
+    ("listing", "encoding", "said"),
+    [
+        (b"[" * 200_000, "identity", "no JSON of a model"),
+        (b"7", "identity", "no JSON of a model"),
+        (b'{"sha": ' + b"9" * 9_999 + b"}", "identity", "no JSON of a model"),
+        (b"\x1f\x8b\x08", "identity", "no JSON of a model"),
+        (b"no gzip", "gzip", "no JSON"),
+        (b'{"x": "' + b"x" * 2_000_000 + b'"}', "identity", "more than 1 MiB"),
+        (gzip.compress(bytes(2_000_000)), "gzip", "more than 1 MiB"),
+    ],
+)
+def test_a_listing_without_sense_or_end_is_refused(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, listing: bytes, encoding: str, said: str
+) -> None:
+    monkeypatch.setattr("edgellm.storage.listing.MOST_BYTES", 2**20)
+    hub.listing = listing, encoding
+    with pytest.raises(PullFailed, match=f"makes no sense: it is {said}"):
+        pull(REPO)
+
+
+def test_a_packed_listing_is_read(hub: Hub) -> None:
+    listed = {"sha": COMMIT, "siblings": [{"rfilename": Q4}]}
+    hub.listing = gzip.compress(json.dumps(listed).encode()), "gzip"
+    assert pull(REPO).path.read_bytes() == hub.repos[REPO][Q4]
+
+
+@pytest.mark.parametrize("siblings", ["x", 7, [7, None, [], {}, {"rfilename": 7}], [{"rfilename": "\x1b[2J.gguf"}]])
+def test_names_that_are_no_names_are_left_out(hub: Hub, siblings: object) -> None:
+    hub.listing = json.dumps({"sha": COMMIT, "siblings": siblings}).encode(), "identity"
+    with pytest.raises(ModelNotFound, match="holds no GGUF model"):
+        pull(REPO)
+
+
+@pytest.mark.parametrize(
+    "name", ["a" * 300 + ".gguf", "a/" * 3_000 + "a.gguf", "/a.gguf", "a/../b.gguf", "./a.gguf", "a\\b.gguf"]
+)
+def test_names_that_no_file_may_have_are_refused(hub: Hub, name: str) -> None:
+    hub.repos[REPO] = {name: tiny_gguf()}
+    with pytest.raises(PullFailed, match="makes no sense"):
+        pull(REPO)
+
+
+def test_only_some_of_many_quantisations_are_named(hub: Hub) -> None:
+    hub.repos[REPO] = {f"tiny-{i}.gguf": tiny_gguf() for i in range(99)}
+    with pytest.raises(ModelNotFound, match=r"and 59 more\."):
+        pull(f"{REPO}:Q2_K")
+
+
+def test_the_body_of_an_error_is_not_read(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = plan(REPO)
+    hub.status, hub.chatter = 403, 2**30  # longer than anybody would wait for
+    for ask in (lambda: fetch(planned), lambda: pull(REPO)):
+        with pytest.raises(PullFailed, match="403"):
+            ask()
+
+
+def test_what_was_checked_is_what_is_linked(hub: Hub) -> None:
+    data = hub.repos[REPO][Q4]
+
+    def change(transfer: Transfer) -> None:
+        if transfer.done == transfer.total:
+            hub.repos[REPO][Q4] = tiny_gguf(50_000, 9)
+
+    assert pull(REPO, change).path.read_bytes() == data
+
+
+@pytest.mark.parametrize("size", [-5, 10**400])
+def test_a_size_that_is_none_is_refused(hub: Hub, size: int) -> None:
+    hub.announce = size
+    with pytest.raises(PullFailed):
+        pull(REPO)
+
+
+def test_without_links_the_model_is_copied(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(Path, "symlink_to", refused)
+    path = pull(REPO).path
+    assert path.read_bytes() == hub.repos[REPO][Q4]
+    assert not path.is_symlink()
+
+
+def test_the_hubs_library_asks_for_nothing_of_its_own() -> None:
+    """With telemetry on it fetches a list of agents before every request, and reads whatever comes."""
+    code = "import edgellm.storage, huggingface_hub.constants as told, sys; sys.exit(not told.HF_HUB_DISABLE_TELEMETRY)"
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_DISABLE_TELEMETRY"}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

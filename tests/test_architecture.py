@@ -1,0 +1,168 @@
+"""Rules of the architecture, checked on the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "edgellm"
+MODULES = 15
+
+# Who may know whom: a package imports itself and the packages below it.
+PACKAGES = (
+    "cli", "http", "diagnostics", "llm", "services", "mesh", "verifier", "spec", "coldstart", "rpc", "storage",
+    "engine", "places", "errors",
+)  # fmt: skip
+FORBIDDEN_PAIRS = {("rpc", "spec")}
+LIBRARIES = {
+    "llama_cpp": {"engine"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "prompt_toolkit": {"cli"},
+    "fastapi": {"http"},
+    "starlette": {"http"},
+    "pydantic": {"http"},
+    "uvicorn": {"http"},
+    "prometheus_client": {"http"},
+    "grpc": {"rpc", "services"},
+    "cryptography": {"rpc"},
+    "spake2": {"rpc"},
+    "zeroconf": {"rpc"},
+    "huggingface_hub": {"storage"},
+    "torch": set(),
+    "tokenizers": set(),
+    "click": set(),
+}
+
+
+def sources(folder: Path = PACKAGE) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py") if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")))
+
+
+def package(path: Path) -> str:
+    """Return the package directly below `edgellm` that a file belongs to."""
+    first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return {"__init__": "llm", "__main__": "cli"}.get(first, first)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of the modules that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            yield node.module or ""
+            if node.module == "edgellm":
+                yield from (f"edgellm.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_down_the_list(path: Path) -> None:
+    mine = package(path)
+    assert mine in PACKAGES, f"{path} is in no package"
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "edgellm" and len(parts) > 1 and parts[1] in PACKAGES:
+            assert PACKAGES.index(parts[1]) >= PACKAGES.index(mine), f"{mine} imports {name}"
+            assert (mine, parts[1]) not in FORBIDDEN_PAIRS, f"{mine} imports {name}"
+        if parts[0] in LIBRARIES:
+            assert mine in LIBRARIES[parts[0]], f"{mine} imports {name}"
+        assert parts[0] not in ("models", "bench", "tests", "tools", "docs"), f"the package imports {name}"
+
+
+@pytest.mark.parametrize("path", sources(PACKAGE / "coldstart"), ids=lambda path: path.name)
+def test_the_planner_knows_numbers_and_nothing_else(path: Path) -> None:
+    pure = {*sys.stdlib_module_names, "numpy"} - {"os", "pathlib", "random", "socket", "subprocess", "time"}
+    for name in imports(path):
+        ours = name.startswith(("edgellm.coldstart.", "edgellm.errors"))
+        assert ours or name.split(".")[0] in pure, f"coldstart imports {name}"
+
+
+def test_the_package_itself_needs_nothing_to_be_imported() -> None:
+    top = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8")).body
+    names = [name.name for node in top if isinstance(node, ast.Import) for name in node.names]
+    names += [node.module or "" for node in top if isinstance(node, ast.ImportFrom)]
+    assert set(names) <= {"__future__", "importlib", "typing"}
+
+
+def test_a_package_has_few_modules() -> None:
+    count = Counter(path.parent for path in sources() if path.name != "__init__.py")
+    assert not {str(folder.relative_to(ROOT)): modules for folder, modules in count.items() if modules > MODULES}
+
+
+def test_no_import_cycle() -> None:
+    """Imports inside functions count, too: they hide a cycle and do not end it."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sources()}
+    known = {
+        name: {one for imported in imports(path) if (one := _module(imported, names)) and one != name}
+        for name, path in names.items()
+    }
+    assert not list(_cycles(known))
+
+
+def _module(imported: str, names: Mapping[str, Path]) -> str | None:
+    return next((one for one in (imported, imported.rpartition(".")[0]) if one in names), None)
+
+
+def _cycles(known: Mapping[str, set[str]]) -> Iterator[str]:
+    """Yield modules that import each other, by way of others or not."""
+    left = dict(known)
+    while free := [name for name, imported in left.items() if not imported & left.keys()]:
+        for name in free:
+            del left[name]
+    while free := [name for name in left if not any(name in imported for imported in left.values())]:
+        for name in free:
+            del left[name]
+    yield from sorted(left)
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_is_ever_unpickled_evaluated_or_printed_from_the_library(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    assert not called & {"eval", "exec", "compile", "__import__"}
+    assert package(path) == "cli" or "print" not in called
+    assert not {name.split(".")[0] for name in imports(path)} & {"pickle", "marshal", "shelve", "dill", "joblib"}
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_default_address_is_open_to_everybody(path: Path) -> None:
+    values = [
+        node.value
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert not {"0.0.0.0", "::", "[::]"} & set(values)
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_an_assert_is_no_answer_to_a_user(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+
+
+def tracked_texts() -> list[Path]:
+    kinds = ("*.py", "*.md", "*.toml", "*.txt", "*.proto", "start", "run", "justfile")
+    folders = ("edgellm", "models", "bench", "docs", "tools", "tests", ".ci")
+    found = {path for kind in kinds for path in ROOT.glob(kind)}
+    found |= {path for folder in folders for kind in kinds for path in (ROOT / folder).rglob(kind)}
+    return sorted(path for path in found if path.name != "test_architecture.py")
+
+
+def test_no_place_of_one_machine_is_written_down() -> None:
+    home, checkout = re.escape(str(Path.home())), re.escape(str(ROOT))
+    pattern = re.compile(rf"/(?:home/[a-z]+|Users/[A-Za-z]+)/|{home}/|{checkout}/")
+    found = {
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in tracked_texts()
+        if (match := pattern.search(path.read_text(encoding="utf-8")))
+    }
+    assert not found
