@@ -172,8 +172,8 @@ def test_metrics_count_what_was_written(ask: Ask) -> None:
     def value(name: str) -> float:
         text = ask("GET", "/metrics").body.decode()
         found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-        assert found, name
-        return float(found[1])
+        assert found or "position" in name, name  # which is not there before a draft is accepted
+        return float(found[1]) if found else 0.0
 
     names = (
         "edgellm_prompt_tokens_total", "edgellm_generation_tokens_total", "edgellm_spec_draft_tokens_total",
