@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Done
-from tests.mesh.test_fleet import DESKTOP, LAPTOP, MODEL
+from tests.mesh.test_fleet_file import DESKTOP, LAPTOP, MODEL
 
 Edge = Callable[..., Done]
 

@@ -21,7 +21,7 @@ from edgellm.services.server.worker_server import WorkerServer
 from edgellm.storage.layers.store import LayerStore, cut_layers
 from tests.cli.conftest import Done
 from tests.cli.test_serve_command import Served
-from tests.mesh.test_fleet import DESKTOP, LAPTOP
+from tests.mesh.test_fleet_file import DESKTOP, LAPTOP
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE
 

@@ -25,7 +25,7 @@ from edgellm.spec.types import Summary
 from edgellm.storage.layers.store import LayerStore
 from tests.http.conftest import HOME, QUESTION, Answer, asker, conversation
 from tests.http.test_page import PHONE, browser, needs_browser, page, say, shot
-from tests.mesh.test_fleet import DESKTOP, LAPTOP
+from tests.mesh.test_fleet_file import DESKTOP, LAPTOP
 from tests.services.conftest import ANYWHERE
 
 __all__ = ["browser", "page"]

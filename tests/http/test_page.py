@@ -31,7 +31,7 @@ from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import Source
 from tests.http.conftest import HOME, QUESTION, Ask, asker
-from tests.http.test_running import Scripted, endless, failing, said
+from tests.http.test_streaming import Scripted, endless, failing, said
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)

@@ -21,7 +21,7 @@ from edgellm.spec.types import GREEDY, Chunk, Ids
 from edgellm.verifier.scheduler import Limits
 from edgellm.verifier.worker import ServiceRate
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
-from tests.services.test_service import Device, verify
+from tests.services.test_verification_service import Device, verify
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.verification_codec import read_verdict, read_verify, write_verdict, write_verify
 from edgellm.spec.params import MOST_LOGPROBS
 from edgellm.spec.types import GREEDY, Chunk, Logprobs, Verdict
-from tests.services.test_wire import BOUNDS, VOCABULARY, array, tokens
+from tests.services.test_verification_codec import BOUNDS, VOCABULARY, array, tokens
 from tests.verifier.asking import request
 
 likely = st.floats(-1e3, 0.0, width=32)

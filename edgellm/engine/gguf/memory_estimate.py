@@ -35,7 +35,7 @@ class Costs:
     def batch(self, layers: int, context: int, rows: int, *, ends: bool) -> int:
         """Bytes that a block of so many layers computes `rows` rows in; `ends`: it has the embedding, or the head.
 
-        Within some percent of what llama.cpp reserves on a processor (`tests/engine/test_costs.py`): the largest
+        Within some percent of what llama.cpp reserves on a processor (`test_memory_estimate.py`): the largest
         tensors that live at once are those of the feed-forward part, the attention's scores, which flash attention
         does without, or a vocabulary's logits.
         """

@@ -10,6 +10,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from edgellm.engine import common_prefix
 from edgellm.spec.ngram.sources import NOTHING, SILENT, Context, Cursor, Offer
 from edgellm.spec.types import Expected
 
@@ -43,7 +46,7 @@ class Calibration:
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Keeps what is known of positions that `prompt` begins with, as a cache does."""
-        same = _common(self._prompt, prompt)
+        same = common_prefix(np.asarray(self._prompt, np.int32), np.asarray(prompt, np.int32))
         del self._ids[same:], self._probs[same:]
         self._prompt = prompt
         self._places = {}
@@ -114,11 +117,3 @@ class CalibratedCursor:
         before = self._place
         self._place = self._calibration.search(before, token)
         self._matched = self._matched + 1 if 0 <= before == self._place - 1 else 1
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    n = min(len(one), len(other))
-    if list(one[:n]) == list(other[:n]):
-        return n
-    return next(at for at in range(n) if one[at] != other[at])

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgellm.engine import common_prefix
 from edgellm.spec.ngram.sources import SILENT, Context, Cursor
-from edgellm.spec.types import Chunk, Ids, Verdict
+from edgellm.spec.types import NO_IDS, Chunk, Ids, Verdict
 
 MATCHED = 2
 """Tokens that a precedent has to have matched to count against the model; one alone is hardly ever right."""
@@ -34,26 +35,25 @@ class Precedents:
 
     def __init__(self) -> None:
         self._context = Context()
-        self._tail: list[int] = []  # of the last prefix, behind what is indexed
+        self._tail = NO_IDS  # of the last prefix, behind what is indexed
 
     def begin(self, prompt: Ids) -> None:
         """A reply to `prompt` (n,) begins."""
         self._context.begin(prompt.tolist())
-        self._tail = []
+        self._tail = NO_IDS
 
     def cursor(self, prefix: Ids, stands: bool = True) -> Cursor:
         """From the end of `prefix` (n,) on, which begins with the prompt. What it has in common with the last one that
         `stands` is indexed: it may end with drafts on trial.
         """
         context = self._context
-        known = len(context.text)
-        tail = prefix[known:].tolist()
+        tail = prefix[len(context.text) :]
         if stands:
-            common = _common(tail, self._tail)
-            context.extend(tail[:common])
+            common = common_prefix(tail, self._tail)
+            context.extend(tail[:common].tolist())
             self._tail = tail = tail[common:]
         cursor = context.cursor()
-        for token in tail:
+        for token in tail.tolist():
             cursor.advance(token)
         return cursor
 
@@ -91,10 +91,3 @@ def hesitation(seen: Sequence[Seen]) -> float:
         if gain > gained and gain > _LEAST * float(below.sum()):
             best, gained = step, gain
     return best
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    n = 0
-    while n < min(len(one), len(other)) and one[n] == other[n]:
-        n += 1
-    return n

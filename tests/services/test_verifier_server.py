@@ -25,7 +25,7 @@ from edgellm.services.server.verifier_server import VerifierServer, serve_verifi
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.types import GREEDY, Chunk, Ids
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
-from tests.services.test_service import Device, verify
+from tests.services.test_verification_service import Device, verify
 
 NEVER = replace(PATIENT, retry=60.0, retry_most=60.0)
 
