@@ -1,0 +1,94 @@
+"""How large the house is, and how far a question walks through it.
+
+    python tools/architecture.py [CHECKOUT ...]
+
+For this checkout, or each one given (with a `.venv` of its own): modules and lines of the package, public class names
+that stand for several classes, and the modules of which a function runs for one default question and for `edgellm
+--help`. Generated code is not counted.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent.parent
+COMMANDS = {"a question": ("chat", "Where is my mug?", "--max-tokens", "24", "--json"), "--help": ("--help",)}
+_TRACED = """
+import sys, threading
+from pathlib import Path
+seen = set()
+def heard(frame, event, _argument):
+    if event == "call" and frame.f_code.co_name != "<module>":
+        seen.add(frame.f_code.co_filename)
+threading.setprofile(heard)
+sys.setprofile(heard)
+sys.argv = ["edgellm", *sys.argv[1:]]
+try:
+    from edgellm.cli import main
+    main()
+except SystemExit:
+    pass
+finally:
+    sys.setprofile(None)
+    inside = {name for name in seen if "/edgellm/" in name and "_pb2" not in name and "site-packages" not in name}
+    sys.stderr.write("\\nMODULES " + str(len(inside)) + "\\n")
+"""
+
+
+def sources(root: Path) -> list[Path]:
+    """Return the package's modules."""
+    found = (root / "edgellm").rglob("*.py")
+    return sorted(path for path in found if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")))
+
+
+def homonyms(paths: list[Path]) -> list[str]:
+    """Return the names of public classes that are defined more than once."""
+    names = Counter(name for path in paths for name in _classes(ast.parse(path.read_text(encoding="utf-8"))))
+    return sorted(name for name, count in names.items() if count > 1)
+
+
+def _classes(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name
+
+
+def walked(root: Path, words: tuple[str, ...]) -> int:
+    """Return of how many modules a function runs for a command."""
+    python = root / ".venv" / "bin" / "python"
+    with tempfile.TemporaryDirectory() as home:
+        done = subprocess.run(
+            [str(python), "-c", _TRACED, *words], cwd=root, capture_output=True, text=True, check=False,
+            stdin=subprocess.DEVNULL, env={**os.environ, "EDGELLM_HOME": home},
+        )  # fmt: skip
+    told = [line for line in done.stderr.splitlines() if line.startswith("MODULES ")]
+    if not told:
+        raise SystemExit(f"{' '.join(words)} failed in {root}:\n{done.stderr}")
+    return int(told[-1].split()[1])
+
+
+def figures(root: Path) -> dict[str, object]:
+    """Return everything about one checkout."""
+    paths = sources(root)
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+    found: dict[str, object] = {
+        "modules": sum(path.name != "__init__.py" for path in paths), "lines": lines, "homonyms": homonyms(paths),
+    }  # fmt: skip
+    return found | {f"modules for {name}": walked(root, words) for name, words in COMMANDS.items()}
+
+
+def main() -> None:
+    for root in map(Path, sys.argv[1:] or [str(HERE)]):
+        sys.stdout.write(json.dumps({"checkout": root.name, **figures(root.resolve())}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
