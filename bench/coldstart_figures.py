@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgellm.coldstart.plan import Stage, Way
+from edgellm.coldstart.plan import PlannedStage, Way
 from edgellm.llm.mesh.plan_plot import key, lanes
 
 Figures = dict[str, Any]
@@ -64,7 +64,9 @@ def paper(found: Figures, path: Path) -> Path | None:
 
 
 def _way(found: Figures) -> Way:
-    return Way(tuple(Stage(**stage) for stage in found["stages"]), found["ttft_s"], found["token_s"], found["reply_s"])
+    return Way(
+        tuple(PlannedStage(**stage) for stage in found["stages"]), found["ttft_s"], found["token_s"], found["reply_s"]
+    )
 
 
 def speed(found: Figures, path: Path) -> Path | None:

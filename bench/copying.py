@@ -22,12 +22,12 @@ from edgellm.spec.drafters.hybrid import MixedDrafter
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.ngram.acceptance_model import Chances
 from edgellm.spec.ngram.calibration import Calibration
-from edgellm.spec.ngram.draft_index import PRIORS, Memory, Talk
+from edgellm.spec.ngram.draft_index import PRIORS, Memory, PastConversation
 from edgellm.spec.ngram.drafter import HOPELESS, RetrievalDrafter
 from edgellm.spec.ngram.reuse import Reuse
-from edgellm.spec.ngram.sources import NOTHING, PART, TAIL, Offer, Source
-from edgellm.spec.ngram.sources import Context as Seen
-from edgellm.spec.ngram.sources import History as Past
+from edgellm.spec.ngram.sources import NOTHING, PART, TAIL, DraftSource, Offer
+from edgellm.spec.ngram.sources import ContextIndex as Seen
+from edgellm.spec.ngram.sources import HistoryIndex as Past
 from edgellm.spec.ngram.template_replay import Analogy
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.types import Chunk, Expected, Ids, Sampling, Verdict
@@ -150,21 +150,23 @@ class SuffixLookup:
 class Method:
     """A way to draft, with what it remembers of past cases."""
 
-    def __init__(self, base: Source, others: Sequence[str], length: LengthRule, model: Model, prior: float) -> None:
+    def __init__(
+        self, base: DraftSource, others: Sequence[str], length: LengthRule, model: Model, prior: float
+    ) -> None:
         """`others` of `edgellm chat --retrieval` go beside `base`, whose lone offers are accepted with `prior`."""
         inside = inside_of(model)
         self._seen = Seen()  # where calibration looks for the reply's end
         self.base = base
         self._analogy, self._past = Analogy(), Past()
         self._calibration, self._reuse = Calibration(self._seen), Reuse(inside)
-        beside: dict[str, Source] = {
+        beside: dict[str, DraftSource] = {
             "history": self._past,
             "analogy": self._analogy,
             "calibration": self._calibration,
             "reuse": self._reuse,
         }
         self.calibrates = "calibration" in others
-        sources: dict[str, Source] = {"base": base, **{name: beside[name] for name in others}}
+        sources: dict[str, DraftSource] = {"base": base, **{name: beside[name] for name in others}}
         if self.calibrates:
             sources["none"] = _Mute(self._seen)
         self.drafter = RetrievalDrafter(
@@ -210,7 +212,7 @@ class Ours:
 
     def end(self, case: Reply) -> None:
         self._memory.give()
-        self._memory.add(Talk(case.prompt.tolist(), case.reply))
+        self._memory.add(PastConversation(case.prompt.tolist(), case.reply))
         self._memory.settle()
 
 

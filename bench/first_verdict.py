@@ -25,7 +25,7 @@ from edgellm.engine import Context, Model
 from edgellm.spec.types import GREEDY, Chunk, Verdict
 from edgellm.storage import resolve
 from edgellm.verifier.requests import Answer, VerifyRequest
-from edgellm.verifier.scheduler import Limits
+from edgellm.verifier.scheduler import SchedulerLimits
 from edgellm.verifier.worker import VerifierWorker
 
 POSITIONS = 1024
@@ -35,7 +35,7 @@ HALF = "0.5b"
 class Verifier:
     """A worker with these limits, for one device."""
 
-    def __init__(self, model: Model, limits: Limits, threads: int | None) -> None:
+    def __init__(self, model: Model, limits: SchedulerLimits, threads: int | None) -> None:
         context = Context(model, n_ctx=POSITIONS, n_seq=2, threads=threads, unified=False)
         self._worker = VerifierWorker(context, 2, model.is_eog, limits)
         self._worker.start()
@@ -60,11 +60,11 @@ class Verifier:
 
 def measured(path: Path, lengths: list[int], repeats: int, threads: int | None) -> list[dict[str, Any]]:
     """A row for each length."""
-    limits = Limits()
+    limits = SchedulerLimits()
     with (
         Model.load(path) as model,
         closing(Verifier(model, limits, threads)) as whole,
-        closing(Verifier(model, Limits(alone=limits.chunk), threads)) as pieces,
+        closing(Verifier(model, SchedulerLimits(alone=limits.chunk), threads)) as pieces,
     ):
         rows = []
         for length in lengths:

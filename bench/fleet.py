@@ -15,7 +15,7 @@ import numpy as np
 from edgellm.engine import Context, Message, Model, SeqRows
 from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Verdict
 from edgellm.verifier.requests import Answer, VerifyRequest
-from edgellm.verifier.scheduler import Limits
+from edgellm.verifier.scheduler import SchedulerLimits
 from edgellm.verifier.worker import VerifierWorker
 from models.corpus import held_out
 from models.families import FAMILIES
@@ -59,7 +59,7 @@ def scripts(model: Model, devices: int, threads: int | None, seed: int) -> list[
 class Clocked(Context):
     """Counts the seconds in the engine, and keeps what was in each batch: (sequence, tokens, rows with logits)."""
 
-    def __init__(self, model: Model, devices: int, threads: int | None, limits: Limits) -> None:
+    def __init__(self, model: Model, devices: int, threads: int | None, limits: SchedulerLimits) -> None:
         rows = max(limits.rows, 512, devices)  # llama.cpp aborts where a batch cannot hold a row of every sequence
         super().__init__(model, n_ctx=CACHED + 64, n_seq=devices, n_batch=rows, threads=threads, unified=False)
         self.began = 0.0  # the first batch, on the clock
@@ -107,7 +107,9 @@ class Played:
 class Fleet:
     """A worker with room for every device. Each device has one request under way; its others wait at home."""
 
-    def __init__(self, model: Model, work: list[Script], threads: int | None, limits: Limits, seed: int) -> None:
+    def __init__(
+        self, model: Model, work: list[Script], threads: int | None, limits: SchedulerLimits, seed: int
+    ) -> None:
         # sessions get slots in the order in which they come first, so that device i has slot i
         self.context = Clocked(model, len(work), threads, limits)
         self.worker = VerifierWorker(self.context, len(work), lambda _token: False, limits)

@@ -18,7 +18,7 @@ from bench.random_gguf import Shape, write
 from edgellm.engine.gguf.reader import check_gguf
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.rpc.address import Address
-from edgellm.rpc.discovery.mdns import Kind, hint_of
+from edgellm.rpc.discovery.mdns import ServiceKind, hint_of
 from edgellm.rpc.trust.device_id import DeviceID, parse_short
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.pairing_code import Code
@@ -115,7 +115,7 @@ def targets(folder: Path) -> list[Target]:
 
     def announced(data: bytes) -> None:
         info = ServiceInfo(
-            Kind.DEVICE.value, f"x.{Kind.DEVICE.value}", port=50151, parsed_addresses=["10.0.0.2"],
+            ServiceKind.DEVICE.value, f"x.{ServiceKind.DEVICE.value}", port=50151, parsed_addresses=["10.0.0.2"],
             properties=dict(part[:250].partition(b"=")[::2] for part in data.split(b"\0")),
         )  # fmt: skip
         if hint_of(info, local=False) is None:

@@ -31,7 +31,7 @@ from edgellm.rpc.trust.spake2_exchange import Exchange
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import LINK, PAIRING, check_version
 from edgellm.services.client.connection import Timing
-from edgellm.services.client.patience import Patience
+from edgellm.services.client.patience import VerdictDeadline
 from edgellm.services.client.verifier_stream import RemotePending, Stream
 from edgellm.services.handshake import greet
 from edgellm.services.server.verification_service import Service
@@ -165,7 +165,7 @@ class _Device:
 
     def __init__(self, logprobs: int | None = None) -> None:
         self.timing, self._logprobs = Timing(), logprobs
-        self.patience = Patience(self.timing.least)
+        self.patience = VerdictDeadline(self.timing.least)
         self._line: Any = None
         self._stream: Stream | None = None
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -6,9 +6,9 @@ import numpy as np
 
 from bench.fuzz_run import Target
 from edgellm.errors import ProtocolError
-from edgellm.mesh.messages import Answer, Event, Failed, Loaded, Onward, Parcel, Span, Times, Work
+from edgellm.mesh.messages import Event, Failed, Loaded, Onward, Parcel, StageAnswer, StageSpec, Times, TraceSpan
 from edgellm.mesh.runtime.stage import check
-from edgellm.rpc.layers.bandwidth_probe import Line
+from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
 from edgellm.rpc.layers.codec import read_places, read_recipe
 from edgellm.rpc.layers.device_figures import read_blocks, read_figures
 from edgellm.rpc.proto_parse import parsed
@@ -17,8 +17,8 @@ from edgellm.services.mesh_codec import read_event, read_parcel, read_work, writ
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Sampling, Verdict
 from edgellm.verifier.requests import VerifyRequest
 
-WORK = Work("ab" * 32, "big", 2, 7, 8, 16, 300, 512)
-FIRST = Work("ab" * 32, "big", 0, 3, 8, 16, 300, 512)
+WORK = StageSpec("ab" * 32, "big", 2, 7, 8, 16, 300, 512)
+FIRST = StageSpec("ab" * 32, "big", 0, 3, 8, 16, 300, 512)
 NUMBER = 7
 _CHUNK = Chunk(ids=np.array([5, 6], np.int32))
 _ROWS = np.linspace(-3, 3, 4 * WORK.n_embd, dtype=np.float32).reshape(4, -1)
@@ -42,7 +42,9 @@ def _report(data: bytes) -> None:
     event = read_event(
         parsed(mesh_pb2.Report, data), WORK, {NUMBER: VerifyRequest(0, GREEDY, 8, NO_IDS, _CHUNK, logits=True)}
     )
-    if isinstance(event, Answer) and (event.logits is None or event.logits.shape != (len(_CHUNK) + 1, WORK.n_vocab)):
+    if isinstance(event, StageAnswer) and (
+        event.logits is None or event.logits.shape != (len(_CHUNK) + 1, WORK.n_vocab)
+    ):
         raise AssertionError(f"logits of another shape got through: {event.logits}")
 
 
@@ -62,7 +64,7 @@ def _figures(data: bytes) -> None:
 
 def _line(data: bytes) -> None:
     reply = parsed(layers_pb2.LineReply, data)
-    Line(reply.round_trip, reply.up, reply.down)
+    LinkSpeed(reply.round_trip, reply.up, reply.down)
 
 
 def targets() -> list[Target]:
@@ -75,8 +77,8 @@ def targets() -> list[Target]:
     verdict = Verdict(1, np.array([9], np.int32), 0.1)
     logits = np.zeros((3, WORK.n_vocab), np.float32)
     events: list[Event] = [
-        Loaded(3, 0.5), Onward(Parcel(1, 2, 8, _ROWS)), Answer(1, NUMBER, verdict, logits),
-        Failed(1, NUMBER, ProtocolError("No.", "Ask again.")), Times(1, (Span("load", 1, 0.0, 0.5),)),
+        Loaded(3, 0.5), Onward(Parcel(1, 2, 8, _ROWS)), StageAnswer(1, NUMBER, verdict, logits),
+        Failed(1, NUMBER, ProtocolError("No.", "Ask again.")), Times(1, (TraceSpan("load", 1, 0.0, 0.5),)),
     ]  # fmt: skip
     reports = [made for event in events if (made := write_event(event, wide=False)) is not None]
     piece = layers_pb2.Piece(first=0, last=1, size=5, sha256=bytes(32))

@@ -30,7 +30,7 @@ from edgellm.spec.drafters.parallel import ALTERNATIVES, AheadDrafter
 from edgellm.spec.drafters.verdict_prediction import MOST_BRANCHES, likeliest
 from edgellm.spec.gates.budget import Ledger
 from edgellm.spec.gates.factory import choose
-from edgellm.spec.loop import Limits, generate
+from edgellm.spec.loop import GenerationLimits, generate
 from edgellm.spec.ngram.context_lookup import Precedents
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Stats
@@ -109,7 +109,7 @@ def hits(asked: list[Question], budget: float) -> dict[str, Any]:
             own.precedents.begin(prompt)
             events = generate(
                 prompt, alphabet=big, drafter=guesser, gate=choice.gate, verifier=local, sampling=GREEDY,
-                limits=Limits(MOST, POSITIONS, choice.gamma), stats=Stats(), watch=guesser.watch,
+                limits=GenerationLimits(MOST, POSITIONS, choice.gamma), stats=Stats(), watch=guesser.watch,
             )  # fmt: skip
             for _ in events:
                 pass

@@ -49,7 +49,7 @@ from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import ALTERNATIVES, FAR, AheadDrafter
 from edgellm.spec.drafters.verdict_prediction import BRANCHES
 from edgellm.spec.gates.rules import AlwaysGate, RandomGate
-from edgellm.spec.loop import Limits, generate
+from edgellm.spec.loop import GenerationLimits, generate
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Ids, Notice, Sampling, Token
 from edgellm.storage import resolve
@@ -142,7 +142,7 @@ class Device:
             gate=AlwaysGate() if self._budget >= 1.0 else RandomGate(self._budget, seed=len(prompt)),
             verifier=traced,
             sampling=sampling,
-            limits=Limits(TOKENS, POSITIONS),
+            limits=GenerationLimits(TOKENS, POSITIONS),
             stats=Stats(),
         )
         for event in events:

@@ -36,14 +36,14 @@ from bench.traced_reply import Endless
 from edgellm.engine import Context, Ids, Message, Model, to_f32
 from edgellm.errors import EdgeError
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import Work
+from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.placement.split import Share
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.rpc.address import Address
-from edgellm.services.client.stage_client import Place, RemoteMember
+from edgellm.services.client.stage_client import Endpoint, RemoteMember
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import Limits, generate
+from edgellm.spec.loop import GenerationLimits, generate
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Token
 from edgellm.storage import fingerprint, resolve
@@ -118,7 +118,7 @@ class Worker:
                 return
 
     def member(self, name: str, direct: bool = True) -> RemoteMember:
-        return RemoteMember(Place(name, Address("127.0.0.1", self.port)), direct=direct)
+        return RemoteMember(Endpoint(name, Address("127.0.0.1", self.port)), direct=direct)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Coordinator:
         self._draft = draft
         with Model.load(verifier) as model:
             n = model.n_layer
-            self._work = Work(
+            self._work = StageSpec(
                 fingerprint(verifier), model.name, 0, n - 1, n, model.n_embd, model.n_vocab, POSITIONS, 2, wide=True
             )
         ends = [round(n * at / STAGES) for at in range(STAGES + 1)]
@@ -163,7 +163,7 @@ class Coordinator:
         try:
             events = generate(
                 prompt, alphabet=Endless(self._draft), drafter=drafter, gate=AlwaysGate(), verifier=verifier,
-                sampling=GREEDY, limits=Limits(TOKENS, POSITIONS), stats=Stats(),
+                sampling=GREEDY, limits=GenerationLimits(TOKENS, POSITIONS), stats=Stats(),
             )  # fmt: skip
             written.extend(event.id for event in events if isinstance(event, Token))
             return written, time.perf_counter() - began, mesh.recoveries

@@ -17,7 +17,7 @@ from edgellm.mesh.profiling.device_profiler import figures_here
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind, new_server
 from edgellm.rpc.layers.service import layer_handlers
-from edgellm.rpc.trust.auth_interceptor import Guard
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.handshake import welcome_handlers
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.layers.store import LayerStore
@@ -29,7 +29,7 @@ async def serve(address: Address, store: LayerStore, trust: Trust | None) -> Non
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
     server = new_server()
-    guard = None if trust is None else Guard(trust, print)
+    guard = None if trust is None else AuthInterceptor(trust, print)
     watch = None if guard is None else asyncio.create_task(guard.watch())
     measurer = partial(figures_here, folder=store.root)
     server.add_generic_rpc_handlers((layer_handlers(store, guard, print, measurer, trust),))

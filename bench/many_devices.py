@@ -33,7 +33,7 @@ from edgellm.engine import Model
 from edgellm.engine.decoding import driver
 from edgellm.engine.native import lib
 from edgellm.storage import resolve
-from edgellm.verifier.scheduler import Limits
+from edgellm.verifier.scheduler import SchedulerLimits
 
 BUDGETS = (0.3, 0.6, 0.9)
 RATES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
@@ -129,10 +129,10 @@ def at_the_same_moment(devices: int, arguments: argparse.Namespace) -> list[Arri
 def ratios(model: Model, work: list[Script], arguments: argparse.Namespace) -> dict[str, Any]:
     """Verified tokens a second of the three ways, and their ratios within each turn."""
     burst = at_the_same_moment(len(work), arguments)
-    limits = Limits()
+    limits = SchedulerLimits()
     with (
         closing(Fleet(model, work, arguments.threads, limits, arguments.seed)) as together,
-        closing(Fleet(model, work, arguments.threads, Limits(rows=1), arguments.seed)) as single,
+        closing(Fleet(model, work, arguments.threads, SchedulerLimits(rows=1), arguments.seed)) as single,
     ):
         bare = Bare(model, work, together.context.threads, limits.rows, together.context.flash)
         tokens: list[int] = []
@@ -281,7 +281,7 @@ def main() -> None:
         work = scripts(model, arguments.devices, arguments.threads, arguments.seed)
         found = ratios(model, work, arguments)
         print(at_once(found), end="")
-        with closing(Fleet(model, work, arguments.threads, Limits(), arguments.seed)) as fleet:
+        with closing(Fleet(model, work, arguments.threads, SchedulerLimits(), arguments.seed)) as fleet:
             swept = sweep(fleet, arguments)
     figures = {"model": arguments.model, "devices": arguments.devices, "kept": arguments.kept, "at_once": found}
     figures |= {**swept, "load_average": os.getloadavg()[0]}

@@ -34,7 +34,7 @@ from bench.report import alternate, spread, write
 from edgellm.engine import Block, Ids, Model, Passage, check_gguf, cut
 from edgellm.engine.gguf.shard import check_cuttable
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import Work
+from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.placement.split import Share
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
 from edgellm.spec.types import GREEDY, Chunk
@@ -90,7 +90,9 @@ class Home:
     def __init__(self, model: Path, folder: Path, stages: int, first: str, closing: ExitStack) -> None:
         with Model.load(model) as loaded:
             n = loaded.n_layer
-            work = Work(fingerprint(model), loaded.name, 0, n - 1, n, loaded.n_embd, loaded.n_vocab, CONTEXT, SESSIONS)
+            work = StageSpec(
+                fingerprint(model), loaded.name, 0, n - 1, n, loaded.n_embd, loaded.n_vocab, CONTEXT, SESSIONS
+            )
         self._workers = workers = [Worker(model, folder, 1, first=first) for _ in range(stages)]
         for worker in workers:
             closing.callback(worker.close)

@@ -35,7 +35,7 @@ from bench.report import alternate, spread, write
 from edgellm.engine import Block, Context, Ids, Model, check_gguf, cut
 from edgellm.engine.gguf.shard import check_cuttable
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import Work
+from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.placement.split import Share
 from edgellm.mesh.runtime.stored_layers import StoredLayers
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk
@@ -165,7 +165,7 @@ def hops(model: Path, threads: int | None, repeats: int) -> list[dict[str, Any]]
     """Milliseconds from a question to its verdict, through so many workers."""
     with Model.load(model) as loaded:
         n = loaded.n_layer
-        work = Work(fingerprint(model), loaded.name, 0, n - 1, n, loaded.n_embd, loaded.n_vocab, CONTEXT, 1)
+        work = StageSpec(fingerprint(model), loaded.name, 0, n - 1, n, loaded.n_embd, loaded.n_vocab, CONTEXT, 1)
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as closing:
         workers = [Worker(model, Path(folder), threads) for _ in range(WORKERS)]

@@ -24,8 +24,8 @@ from bench.copying import MOST, SEED, TASKS, Everything, Method, PromptLookup, R
 from bench.report import write
 from edgellm.engine import Context, Model, to_f32
 from edgellm.spec.context_pool import ContextPool
-from edgellm.spec.ngram.sources import Context as Seen
-from edgellm.spec.ngram.sources import Source
+from edgellm.spec.ngram.sources import ContextIndex as Seen
+from edgellm.spec.ngram.sources import DraftSource
 from edgellm.spec.types import GREEDY, Chunk
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import LocalVerifier
@@ -33,7 +33,7 @@ from edgellm.verifier.in_process import LocalVerifier
 _EMPTY = Chunk()
 PAPERS = ("calibration", "reuse")
 OURS = ("history", "analogy", *PAPERS)
-BASES: dict[str, tuple[Callable[[], Source], float]] = {
+BASES: dict[str, tuple[Callable[[], DraftSource], float]] = {
     "PLD": (PromptLookup, 0.35),
     "SAM": (SuffixLookup, 0.45),
     "automaton with counts": (Seen, 0.35),

@@ -29,7 +29,7 @@ from bench.report import alternate, spread, write
 from edgellm.engine import Context, Model
 from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.ngram.calibration import Calibration
-from edgellm.spec.ngram.sources import Context as Seen
+from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.suffix_automaton import SuffixAutomaton
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Ids
 from edgellm.storage import resolve

@@ -16,7 +16,7 @@ from edgellm.engine import Model
 from edgellm.spec.draft_length import MOST, NOT_FILLED, CostCurve, LengthRule
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import Limits, generate
+from edgellm.spec.loop import GenerationLimits, generate
 from edgellm.spec.params import USUAL_SOURCES
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.stats import Stats
@@ -119,7 +119,7 @@ class Way:
             gate=AlwaysGate(),
             verifier=verifier,
             sampling=GREEDY,
-            limits=Limits(len(case.reply), N_CTX, MOST),
+            limits=GenerationLimits(len(case.reply), N_CTX, MOST),
             stats=Stats(),
             watch=lambda _chunk, _written, _verdict, drafting, _waiting: taken.append(drafting),
         ):

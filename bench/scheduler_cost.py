@@ -24,10 +24,10 @@ from bench.report import spread, write
 from edgellm.engine import Model
 from edgellm.spec.verification import judge
 from edgellm.storage import resolve
-from edgellm.verifier.scheduler import Limits, next_batch
+from edgellm.verifier.scheduler import SchedulerLimits, next_batch
 
 BUDGETS = (0.3, 0.6, 0.9, 1.0)
-WAYS = {"together": Limits(), "one_by_one": Limits(rows=1)}
+WAYS = {"together": SchedulerLimits(), "one_by_one": SchedulerLimits(rows=1)}
 
 
 class Clock:

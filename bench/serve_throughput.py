@@ -30,7 +30,7 @@ from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.types import GREEDY, Chunk, Ids, Verdict
 from edgellm.storage import resolve
 from edgellm.verifier.requests import Answer, VerifyRequest
-from edgellm.verifier.scheduler import Limits
+from edgellm.verifier.scheduler import SchedulerLimits
 from edgellm.verifier.worker import VerifierWorker
 from models.corpus import held_out
 from models.families import FAMILIES
@@ -79,7 +79,7 @@ def scripts(model: Model, devices: int, threads: int | None, seed: int) -> list[
 class Worker:
     """The verifier's worker alone, with room for every device."""
 
-    def __init__(self, model: Model, work: list[Script], threads: int | None, limits: Limits) -> None:
+    def __init__(self, model: Model, work: list[Script], threads: int | None, limits: SchedulerLimits) -> None:
         context = Context(model, n_ctx=POSITIONS, n_seq=len(work), threads=threads, unified=False)
         self._worker = VerifierWorker(context, len(work), lambda _token: False, limits)
         self._worker.start()
@@ -168,8 +168,8 @@ def main() -> None:
             for devices in arguments.devices:
                 work = everything[:devices]
                 with (
-                    closing(Worker(model, work, threads, Limits())) as batched,
-                    closing(Worker(model, work, threads, Limits(rows=1))) as single,
+                    closing(Worker(model, work, threads, SchedulerLimits())) as batched,
+                    closing(Worker(model, work, threads, SchedulerLimits(rows=1))) as single,
                 ):
                     together, one_by_one, link = alternate(
                         arguments.repeats, batched.rate, single.rate, partial(through_link, remote, work)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.engine import Head, Model, to_f32
+from edgellm.engine import LMHead, Model, to_f32
 from edgellm.llm import Pair
 from edgellm.spec.draft_length import CostCurve
 from tests.decodes import Watched, watch_decodes
@@ -116,13 +116,13 @@ def heads_are_late(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     for place in ("api.loading", "api.retrieval", "api.drafters", "serve.server"):
         monkeypatch.setattr(f"edgellm.{place}.head_pays", lambda _model: True)
     computed: list[int] = []
-    compute = Head.compute
+    compute = LMHead.compute
 
-    def noted(head: Head, first: int, end: int) -> None:
+    def noted(head: LMHead, first: int, end: int) -> None:
         computed.append(end - first)
         compute(head, first, end)
 
-    monkeypatch.setattr(Head, "compute", noted)
+    monkeypatch.setattr(LMHead, "compute", noted)
     return computed
 
 

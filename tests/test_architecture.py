@@ -166,3 +166,12 @@ def test_no_place_of_one_machine_is_written_down() -> None:
         if (match := pattern.search(path.read_text(encoding="utf-8")))
     }
     assert not found
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    classes: dict[str, list[str]] = {}
+    for path in sources():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                classes.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert not {name: paths for name, paths in classes.items() if len(paths) > 1}

@@ -36,7 +36,7 @@ from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import read_rights
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage import resolve
-from edgellm.storage.layers.manifest import Piece, Recipe, cut_piece, recipe_of
+from edgellm.storage.layers.manifest import LayerPiece, Recipe, cut_piece, recipe_of
 
 ROOT = Path(__file__).parents[2]
 MODEL = "edgellm-verifier"
@@ -142,7 +142,7 @@ def _peer(identity: Identity, name: str, rights: str) -> Peer:
     return Peer(name, identity.certificate, held, held, (), now, now)
 
 
-Bytes = dict[Piece, bytes]
+Bytes = dict[LayerPiece, bytes]
 
 
 def honest(recipe: Recipe, model: Path) -> Bytes:
@@ -197,7 +197,7 @@ class Attacker:
 
     def brings(self, recipe: Recipe, pieces: Bytes, places: Sequence[int]) -> None:
         async def work(channel: grpc.aio.Channel) -> None:
-            def cut(piece: Piece) -> Iterator[bytes]:
+            def cut(piece: LayerPiece) -> Iterator[bytes]:
                 return iter([pieces[piece]])
 
             await put(channel, "the worker", recipe, places, cut, Pace(), lambda _carried: None)

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgellm.engine import Floats
 from edgellm.errors import InvalidOption
-from edgellm.mesh.messages import Answer, Event, Failed, Gone, Onward, Parcel, Span, Times
+from edgellm.mesh.messages import Event, Failed, Gone, Onward, Parcel, StageAnswer, Times, TraceSpan
 from edgellm.mesh.runtime.stage import Stage
 from edgellm.mesh.runtime.stage_scheduler import Moving
 from edgellm.services.server import mesh_service
@@ -29,11 +29,11 @@ def _parcel(change: Callable[[Parcel], Parcel]) -> Lie:
 
 
 def _verdict(change: Callable[[Verdict], Verdict]) -> Lie:
-    return lambda event: [replace(event, verdict=change(event.verdict))] if isinstance(event, Answer) else [event]
+    return lambda event: [replace(event, verdict=change(event.verdict))] if isinstance(event, StageAnswer) else [event]
 
 
 def _number(event: Event) -> int:
-    return event.parcel.number if isinstance(event, Onward) else event.number if isinstance(event, Answer) else 0
+    return event.parcel.number if isinstance(event, Onward) else event.number if isinstance(event, StageAnswer) else 0
 
 
 def _tokens(*ids: int) -> Lie:
@@ -55,10 +55,10 @@ MIDDLE: dict[str, Lie] = {
     "twice": lambda event: [event, event],
     "endless": lambda event: [event] * FLOOD,
     "nothing": lambda _event: [],
-    "an answer of its own": lambda event: [Answer(0, _number(event), Verdict(0, np.array([5], np.int32), 0.1))],
+    "an answer of its own": lambda event: [StageAnswer(0, _number(event), Verdict(0, np.array([5], np.int32), 0.1))],
     "failures": lambda event: [Failed(0, _number(event), InvalidOption("It is broken.", "Mend it."))],
     "an end": lambda _event: [Gone(InvalidOption("It is broken.", "Mend it."))],
-    "endless figures": lambda event: [Times(0, (Span("got", 1, 0.0, 0.0),) * FLOOD)] * 20 + [event],
+    "endless figures": lambda event: [Times(0, (TraceSpan("got", 1, 0.0, 0.0),) * FLOOD)] * 20 + [event],
 }
 LAST: dict[str, Lie] = {
     "a token out of range": _tokens(10**6),
@@ -66,7 +66,9 @@ LAST: dict[str, Lie] = {
     "many tokens": _tokens(*range(500)),
     "too many accepted": _verdict(lambda verdict: replace(verdict, accepted=verdict.accepted + 50)),
     "time that is none": _verdict(lambda verdict: replace(verdict, seconds=float("nan"))),
-    "another answer": lambda event: [replace(event, number=event.number + 1000)] if isinstance(event, Answer) else [],
+    "another answer": lambda event: (
+        [replace(event, number=event.number + 1000)] if isinstance(event, StageAnswer) else []
+    ),
     "answers twice": lambda event: [event, event],
     "no answer": lambda _event: [],
     "rows for an answer": lambda event: [Onward(Parcel(0, _number(event), 0, np.ones((1, 192), np.float32)))],

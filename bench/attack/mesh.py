@@ -17,7 +17,7 @@ from bench.kill_worker import Worker, alone
 from edgellm.engine import Ids, Model, to_f32
 from edgellm.errors import EdgeError
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import Work
+from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.placement.split import Share
 from edgellm.mesh.runtime import watch
 from edgellm.mesh.verifier import MeshVerifier
@@ -41,7 +41,7 @@ def lying(quick: bool) -> Found:
             prompt = loaded.tokenize("Where is my red mug? It was in the kitchen this morning.")
             expected = alone(loaded, prompt)[:TOKENS]
             n = loaded.n_layer
-            work = Work(fingerprint(model), "v", 0, n - 1, n, loaded.n_embd, loaded.n_vocab, 256, 2, wide=True)
+            work = StageSpec(fingerprint(model), "v", 0, n - 1, n, loaded.n_embd, loaded.n_vocab, 256, 2, wide=True)
         honest = [Worker(model, folder) for _ in range(2)]
         try:
             for lie, last in (one for one in lies if not quick or one[0] in QUICK):
@@ -64,7 +64,7 @@ def lying(quick: bool) -> Found:
 
 
 def reply(
-    workers: Sequence[Worker], work: Work, prompt: Ids, expected: list[int], last: bool, direct: bool
+    workers: Sequence[Worker], work: StageSpec, prompt: Ids, expected: list[int], last: bool, direct: bool
 ) -> tuple[str, float, int]:
     """Return what went wrong in a reply over the first two of these workers, its seconds, and how many were lost."""
     members = [worker.member(name, direct) for worker, name in zip(workers, ("liar", "b", "c"), strict=True)]

@@ -25,13 +25,13 @@ from typing import Any
 
 from bench.attack.harness import Attack, Found
 from edgellm.cli.main import run as run_command
-from edgellm.coldstart.cost_model import Shape
+from edgellm.coldstart.cost_model import TransformerShape
 from edgellm.http.api_key import api_key, http_folder
 from edgellm.llm import profile_path
 from edgellm.mesh.placement.split import HERE
 from edgellm.mesh.profiling.fleet_profiler import KeptLine, Speed, keep_lines, keep_speed, known_speed, read_lines
 from edgellm.rpc.address import Address
-from edgellm.rpc.layers.bandwidth_probe import Line
+from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
 from edgellm.rpc.layers.device_figures import Figures
 from edgellm.rpc.trust.identity import trust_folder
 from edgellm.rpc.trust.peer_store import Peer
@@ -87,8 +87,8 @@ def sound_home(home: Path) -> None:
     web_certificate(http_folder(), ["desk.local"])
     cut_layers(draft, LayerStore(limit=10**9), layers=(0, 0))
     figures = Figures(1, "never", "ab" * 32, (1, 8), (0.1, 0.2), 1000, 1e6, "", 10**9, "", 2, "a processor", "1")
-    keep_speed(HERE, Speed(figures, "a model", Shape(2, 64, 4, 2, 16, 128)))
-    keep_lines({(HERE, "x"): KeptLine(Line(0.001, 1e6, 1e6), 1, "")})
+    keep_speed(HERE, Speed(figures, "a model", TransformerShape(2, 64, 4, 2, 16, 128)))
+    keep_lines({(HERE, "x"): KeptLine(LinkSpeed(0.001, 1e6, 1e6), 1, "")})
     run_command(ASK)
 
 

@@ -21,7 +21,7 @@ from bench.attack.harness import Attack, Found
 from bench.attack.layers import MODEL, Home, household
 from edgellm.engine import check_gguf
 from edgellm.errors import EdgeError
-from edgellm.mesh.messages import Work
+from edgellm.mesh.messages import StageSpec
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, SESSION
 from edgellm.rpc.discovery.interfaces import own_hosts
@@ -160,11 +160,11 @@ async def _compute(home: Home, events: list[float]) -> None:
             events.append(time.monotonic())
 
 
-def _work(layers: range, context: int) -> Work:
+def _work(layers: range, context: int) -> StageSpec:
     """What a stage of the bundled verifier is asked to do."""
     model = resolve(MODEL)
     vocabulary = next(t.shape[-1] for t in check_gguf(model).tensors if t.name == "token_embd.weight")
-    return Work(fingerprint(model), "v", layers[0], layers[-1], 12, 192, vocabulary, context, 1)
+    return StageSpec(fingerprint(model), "v", layers[0], layers[-1], 12, 192, vocabulary, context, 1)
 
 
 def scan(_quick: bool) -> Found:

@@ -27,7 +27,7 @@ from edgellm.mesh.runtime.layer_sources import WholeModel
 from edgellm.mesh.runtime.stored_layers import StoredLayers
 from edgellm.mesh.runtime.weight_cache import Shelf
 from edgellm.rpc.address import Address
-from edgellm.rpc.layers.bandwidth_probe import Line
+from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.worker_server import WorkerServer
 from edgellm.spec.types import Source
@@ -155,7 +155,7 @@ def spoil_lines() -> Iterator[str]:
             real = reply(home)
             for sign, factor in (("x", FACTOR), ("/", 1.0 / FACTOR)):
                 lines = read_lines()
-                spoiled = Line(factor * good.round_trip, good.up / factor, good.down / factor)
+                spoiled = LinkSpeed(factor * good.round_trip, good.up / factor, good.down / factor)
                 older = {
                     ends: replace(kept, line=spoiled, waited=0.0, taken=kept.taken - 5) for ends, kept in lines.items()
                 }

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edgellm.spec.types import Summary
 
 
-class Talk:
+class ChatSession:
     """Turns so far. `context` texts stand in the first turn, and again in the first one after `clear`."""
 
     def __init__(

@@ -58,7 +58,7 @@ Waiting = Annotated[int, typer.Option(metavar="N", help="Requests that wait for 
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class HTTPOptions:
     """What was asked for on the command line."""
 
     on: bool
@@ -72,7 +72,7 @@ class Wanted:
     paired_only: bool = False  # other programs of this machine are strangers, too: a key is asked for on loopback
 
 
-def opened(wanted: Wanted) -> Door | None:
+def opened(wanted: HTTPOptions) -> Door | None:
     """The door, listening, or None where none is wanted; it says that the model is being loaded until it is opened.
 
     Raises:
@@ -108,7 +108,7 @@ def opened(wanted: Wanted) -> Door | None:
 
 
 @contextmanager
-def closing_door(wanted: Wanted) -> Iterator[Door | None]:
+def closing_door(wanted: HTTPOptions) -> Iterator[Door | None]:
     """The same, closed behind the `with` whatever happens in it."""
     door = opened(wanted)
     try:
@@ -169,7 +169,7 @@ def invite(door: Door) -> None:
     say(f"OpenAI's API: {door.url}/v1", style="bold")
 
 
-def _lock(wanted: Wanted, names: Sequence[str]) -> Lock:
+def _lock(wanted: HTTPOptions, names: Sequence[str]) -> Lock:
     from edgellm.http.api_key import http_folder
     from edgellm.http.server import Lock
     from edgellm.rpc.trust.self_signed_cert import web_certificate

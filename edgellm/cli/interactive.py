@@ -20,7 +20,7 @@ from edgellm.cli.views.report import print_legend, print_stats
 from edgellm.errors import EdgeError, HistoryUnusable
 
 if TYPE_CHECKING:
-    from edgellm.cli.chat_session import Talk
+    from edgellm.cli.chat_session import ChatSession
     from edgellm.storage import History as Lines
 
 HELP = """\
@@ -34,7 +34,7 @@ Ctrl-C stops a reply. Arrow up brings back what you typed."""
 _COMMAND = re.compile(r"/[a-z?]*")
 
 
-def converse(talk: Talk, *, explain: bool, stats: bool, history: bool = True) -> int:
+def converse(talk: ChatSession, *, explain: bool, stats: bool, history: bool = True) -> int:
     """Ask and answer until the user leaves; return the exit code. Without `history` nothing that is typed is kept."""
     session = _session(_typed() if history else InMemoryHistory())
     say("Ask something. /help shows what else you can do.", style="dim")
@@ -56,7 +56,7 @@ def converse(talk: Talk, *, explain: bool, stats: bool, history: bool = True) ->
                 fail(str(error))
 
 
-def _command(line: str, talk: Talk) -> None:
+def _command(line: str, talk: ChatSession) -> None:
     if line in ("/help", "/?"):
         say(HELP)
         print_legend()

@@ -30,7 +30,7 @@ def hosts_of(server: Listener, interface: list[str] | None) -> list[str]:
 @contextmanager
 def findable(server: Listener, interface: list[str] | None) -> Iterator[None]:
     """Announces a server that other machines can reach, and looks for one that has this one's identity."""
-    from edgellm.rpc.discovery.mdns import Kind, announced, copies
+    from edgellm.rpc.discovery.mdns import ServiceKind, announced, copies
 
     trust, address = server.trust, server.address
     if trust is None or address.loopback:
@@ -43,7 +43,7 @@ def findable(server: Listener, interface: list[str] | None) -> Iterator[None]:
         for copy in copies(short, hosts):
             say(f"{copy.addresses[0].host} announces the identity of this device, {copy.short}: run `edgellm doctor`.")
 
-    with announced(Kind.DEVICE, short, address.port, hosts) as begun:
+    with announced(ServiceKind.DEVICE, short, address.port, hosts) as begun:
         if begun:
             say(f"announced as {short} on {', '.join(hosts)}", style="dim")
             threading.Thread(target=look, daemon=True).start()

@@ -8,7 +8,7 @@ from edgellm.errors import InvalidOption
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TransformerShape:
     """The measures of a transformer with grouped-query attention and SwiGLU, all layers alike.
 
     Raises `InvalidOption` for a measure that is not above 0.
@@ -52,7 +52,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelCosts:
     """A model to be planned: its shape, and what it really weighs.
 
     `layer_bytes` and `cache_bytes`, (L,): weights of each layer, and its keys and values for one token. `embedding`
@@ -63,7 +63,7 @@ class Model:
     """
 
     name: str
-    shape: Shape
+    shape: TransformerShape
     layer_bytes: tuple[float, ...]
     cache_bytes: tuple[float, ...]
     embedding: float = 0.0
@@ -77,10 +77,10 @@ class Model:
             raise InvalidOption(f"The model is described with {sorted(lengths)} layers.", "Give every layer's bytes.")
 
     @staticmethod
-    def of(shape: Shape, name: str = "", cached: bool = True) -> Model:
+    def of(shape: TransformerShape, name: str = "", cached: bool = True) -> ModelCosts:
         """Equal layers, no embedding and no head, as in the paper; which counts no cache either (equation 22)."""
         many = shape.layers
-        return Model(name, shape, (shape.weights,) * many, (shape.cache if cached else 0.0,) * many)
+        return ModelCosts(name, shape, (shape.weights,) * many, (shape.cache if cached else 0.0,) * many)
 
     @property
     def bytes(self) -> float:

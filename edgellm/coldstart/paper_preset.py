@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgellm.coldstart.cost_model import Model, Shape
+from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, Radio
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
@@ -25,6 +25,6 @@ def devices() -> tuple[Device, ...]:
     return tuple(found)
 
 
-def model() -> Model:
+def model() -> ModelCosts:
     """Qwen3-14B in bf16: 660.6 MB a layer; no embedding, no head and no cache, as in the paper."""
-    return Model.of(Shape(40, 5120, 40, 8, 128, 17408), "Qwen3-14B", cached=False)
+    return ModelCosts.of(TransformerShape(40, 5120, 40, 8, 128, 17408), "Qwen3-14B", cached=False)

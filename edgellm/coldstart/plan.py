@@ -8,11 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
-from edgellm.coldstart.cost_model import Model
+from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.hardware import Device, Links
 from edgellm.coldstart.planner import Found, fastest, never
-from edgellm.coldstart.problem import Cut, Overlap, Span, Task, makespan, per_token, timeline
-from edgellm.coldstart.problem_builder import Kept, best_single, even, heuristic, ideal_single, task_of, where_it_lies
+from edgellm.coldstart.problem import Cut, Overlap, StageTimes, Task, makespan, per_token, timeline
+from edgellm.coldstart.problem_builder import (
+    LayersOnDevice,
+    best_single,
+    even,
+    heuristic,
+    ideal_single,
+    task_of,
+    where_it_lies,
+)
 from edgellm.coldstart.reply_plan import quickest, warm
 from edgellm.coldstart.solver.label_search import Stop
 from edgellm.errors import InvalidOption, PlanImpossible
@@ -24,7 +32,7 @@ WORTH = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PlannedStage:
     """What one device does: its layers, counted from 1, both ends included, and when, in seconds from the request.
 
     It loads until `load_s`, waits `wait_s` for its predecessor (equation 24), is sent its input in `network_s`, which
@@ -48,7 +56,7 @@ class Stage:
 class Way:
     """A way to hold the model: seconds to the first token, seconds a further token, and seconds to the reply's end."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[PlannedStage, ...]
     ttft_s: float
     token_s: float
     reply_s: float
@@ -93,9 +101,9 @@ class Plan:
 
 
 def plan(
-    devices: Sequence[Device], model: Model, tokens_in: int, tokens_out: int = 0, *, objective: Objective = "ttft",
+    devices: Sequence[Device], model: ModelCosts, tokens_in: int, tokens_out: int = 0, *, objective: Objective = "ttft",
     overlap: Overlap = "streamed", links: Links | None = None, stop: Stop = never, cold: bool = True,
-    kept: Mapping[str, Kept] | None = None, reserved: float = 0.0,
+    kept: Mapping[str, LayersOnDevice] | None = None, reserved: float = 0.0,
 ) -> Plan:  # fmt: skip
     """Which device should hold which layers.
 
@@ -140,7 +148,7 @@ def plan(
 
 
 def foreseen(
-    devices: Sequence[Device], model: Model, cut: Cut, tokens_in: int, tokens_out: int, *,
+    devices: Sequence[Device], model: ModelCosts, cut: Cut, tokens_in: int, tokens_out: int, *,
     overlap: Overlap = "streamed", links: Links | None = None, cold: bool = True,
 ) -> Way:  # fmt: skip
     """What a reply takes with the layers as `cut` says, whether or not that is a good plan.
@@ -159,7 +167,7 @@ def _best(task: Task, further: int, stop: Stop) -> Found | None:
     return quickest(task, further, stop) if further else fastest(task, stop)
 
 
-def _way(devices: Sequence[Device], model: Model, task: Task, further: int, cut: Cut) -> Way:
+def _way(devices: Sequence[Device], model: ModelCosts, task: Task, further: int, cut: Cut) -> Way:
     ttft, token = makespan(task, cut), per_token(task, cut)
     stages = []
     spans = timeline(task, cut)
@@ -169,7 +177,7 @@ def _way(devices: Sequence[Device], model: Model, task: Task, further: int, cut:
         if len(cut) == 1:
             size = model.bytes
         stages.append(
-            Stage(
+            PlannedStage(
                 devices[span.device].name, span.first + 1, span.last + 1, span.load, span.wait, span.network,
                 span.received, span.compute, span.finish, size, _why(task, span, at, len(cut)),
             )
@@ -177,7 +185,7 @@ def _way(devices: Sequence[Device], model: Model, task: Task, further: int, cut:
     return Way(tuple(stages), ttft, token, ttft + further * token)
 
 
-def _why(task: Task, span: Span, at: int, stages: int) -> str:
+def _why(task: Task, span: StageTimes, at: int, stages: int) -> str:
     """What settles how much a stage holds, the one at place `at` of so many."""
     if stages == 1:
         return "holds everything"
@@ -196,12 +204,12 @@ def _reason(found: Found) -> str:
 
 
 def _unused(
-    devices: Sequence[Device], task: Task, found: Found, kept: Mapping[str, Kept] | None
+    devices: Sequence[Device], task: Task, found: Found, kept: Mapping[str, LayersOnDevice] | None
 ) -> tuple[tuple[str, str], ...]:
     """Why each device that is left out is left out."""
     reasons = []
     for at in sorted(set(range(len(devices))) - {device for device, _ in found.cut}):
-        has = Kept() if kept is None else kept.get(devices[at].name, Kept(frozenset()))
+        has = LayersOnDevice() if kept is None else kept.get(devices[at].name, LayersOnDevice(frozenset()))
         if has.disk is not None and not has.disk:
             why = "it has no layers of the model"
         elif task.room[at] < task.need.min():
@@ -213,11 +221,11 @@ def _unused(
     return tuple(reasons)
 
 
-def _not_there(devices: Sequence[Device], task: Task, kept: Mapping[str, Kept]) -> PlanImpossible:
+def _not_there(devices: Sequence[Device], task: Task, kept: Mapping[str, LayersOnDevice]) -> PlanImpossible:
     """The devices could hold the model, and do not hold enough of it."""
     listed = []
     for device, room in zip(devices, task.room, strict=True):
-        disk = kept.get(device.name, Kept(frozenset())).disk
+        disk = kept.get(device.name, LayersOnDevice(frozenset())).disk
         has = task.layers if disk is None else len(disk)
         listed.append(f"{device.name} has {has} of {task.layers} and {max(0.0, room) / 1e9:.1f} GB of memory")
     return PlanImpossible(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgellm.coldstart.cost_model import Model
+from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.hardware import Device, Links, sending
 from edgellm.coldstart.problem import Cut
 
@@ -22,7 +22,7 @@ _EQUAL = 1.01
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PrefillChunks:
     """Tokens of each part, seconds to the first token with it, and why it was chosen."""
 
     tokens: int
@@ -31,20 +31,26 @@ class Parts:
 
 
 def choose(
-    devices: Sequence[Device], model: Model, cut: Cut, tokens_in: int, *, cold: bool = True, links: Links | None = None
-) -> Parts:
+    devices: Sequence[Device],
+    model: ModelCosts,
+    cut: Cut,
+    tokens_in: int,
+    *,
+    cold: bool = True,
+    links: Links | None = None,
+) -> PrefillChunks:
     """The parts with which the first token is there soonest; of those that are about equal the longest."""
     found = {size: first_token(devices, model, cut, tokens_in, size, cold=cold, links=links) for size in SIZES}
     least = min(found.values())
     best, longest = next(size for size in SIZES if found[size] <= _EQUAL * least), found[SIZES[0]]
     if best >= tokens_in or best == SIZES[0]:
-        return Parts(best, found[best], f"parts of {best} tokens: shorter ones would not be faster")
+        return PrefillChunks(best, found[best], f"parts of {best} tokens: shorter ones would not be faster")
     saved = 1.0 - found[best] / longest
-    return Parts(best, found[best], f"parts of {best} tokens: {saved:.0%} sooner than with {SIZES[0]}")
+    return PrefillChunks(best, found[best], f"parts of {best} tokens: {saved:.0%} sooner than with {SIZES[0]}")
 
 
 def first_token(
-    devices: Sequence[Device], model: Model, cut: Cut, tokens_in: int, size: int, *, cold: bool = True,
+    devices: Sequence[Device], model: ModelCosts, cut: Cut, tokens_in: int, size: int, *, cold: bool = True,
     links: Links | None = None,
 ) -> float:  # fmt: skip
     """Seconds from the request until the last stage has computed the last part."""
@@ -88,7 +94,7 @@ def _free(part: int, at: Sequence[int]) -> bool:
     return part == 0 or at[part - 1] > at[part]
 
 
-def _loads(device: Device, model: Model, first: int, count: int, cold: bool) -> list[float]:
+def _loads(device: Device, model: ModelCosts, first: int, count: int, cold: bool) -> list[float]:
     """When each layer of a stage is loaded (equation 19)."""
     found, total = [], 0.0
     for layer in range(first, first + count):
@@ -99,6 +105,6 @@ def _loads(device: Device, model: Model, first: int, count: int, cold: bool) -> 
     return found
 
 
-def _layer(device: Device, model: Model, tokens: int, context: int) -> float:
+def _layer(device: Device, model: ModelCosts, tokens: int, context: int) -> float:
     """Seconds for one layer (equation 21), for tokens that look at `context` ones."""
     return float(model.shape.flops(tokens, context)) / device.speed(tokens)

@@ -106,7 +106,7 @@ Cut = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StageTimes:
     """When a stage does what, in seconds from the request (equations 17-21, 24).
 
     Layers `first` to `last`, counted from 0, both included. The stage loads until `load`, has its input at `received`,
@@ -125,9 +125,9 @@ class Span:
     finish: float
 
 
-def timeline(task: Task, cut: Cut) -> tuple[Span, ...]:
+def timeline(task: Task, cut: Cut) -> tuple[StageTimes, ...]:
     """What each stage does when; the only place where that is worked out. `cut` covers the task's layers in order."""
-    spans: list[Span] = []
+    spans: list[StageTimes] = []
     first, before, sender = 0, 0.0, None
     for device, count in cut:
         loads = task.load[device, first : first + count]
@@ -143,7 +143,9 @@ def timeline(task: Task, cut: Cut) -> tuple[Span, ...]:
             own = load + compute if task.overlap == "receiving" else streamed(loads, work, load)
             finish = max(received + compute, own)
         spans.append(
-            Span(device, first, first + count - 1, load, max(0.0, before - load), network, received, compute, finish)
+            StageTimes(
+                device, first, first + count - 1, load, max(0.0, before - load), network, received, compute, finish
+            )
         )
         first, before, sender = first + count, finish, device
     return tuple(spans)

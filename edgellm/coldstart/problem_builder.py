@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.coldstart.cost_model import Model
+from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.hardware import Device, Links, sending
 from edgellm.coldstart.problem import Cut, Overlap, Task, fits
 from edgellm.errors import InvalidOption
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class LayersOnDevice:
     """What a device has of a model, layers counted from 0: on its `disk` (None: whatever is wanted of it), and loaded.
 
     A device cannot load what is not on its disk, and need not load what is in its memory.
@@ -27,7 +27,7 @@ class Kept:
 
 
 def task_of(
-    devices: Sequence[Device], model: Model, tokens_in: int, tokens_out: int = 0, overlap: Overlap = "streamed",
+    devices: Sequence[Device], model: ModelCosts, tokens_in: int, tokens_out: int = 0, overlap: Overlap = "streamed",
     links: Links | None = None, reserved: float = 0.0,
 ) -> Task:  # fmt: skip
     """The task of answering a prompt of `tokens_in` tokens with `tokens_out`, the first of which ends the prefill.
@@ -70,7 +70,7 @@ def task_of(
 
 
 def where_it_lies(
-    task: Task, devices: Sequence[Device], model: Model, kept: Mapping[str, Kept], further: int
+    task: Task, devices: Sequence[Device], model: ModelCosts, kept: Mapping[str, LayersOnDevice], further: int
 ) -> tuple[Task, float]:  # fmt: skip
     """The task with the layers where they are, and seconds that no plan takes which uses what is there alone.
 
@@ -80,7 +80,7 @@ def where_it_lies(
     beyond = 2.0 * float(task.load.sum() + task.compute.sum() + task.send.sum() + task.alone_load.sum()) + 1.0
     beyond += 2.0 * further * float(task.step.sum() + task.hop.sum())
     load, room, alone = task.load.copy(), task.room.copy(), task.alone_load.copy()
-    nothing = Kept(frozenset())
+    nothing = LayersOnDevice(frozenset())
     for at, device in enumerate(devices):
         has = kept.get(device.name, nothing)
         missing = sorted(set(range(task.layers)) - has.disk) if has.disk is not None else []

@@ -13,8 +13,8 @@ from edgellm.diagnostics.results import Finding, fine, note, problem
 from edgellm.errors import EdgeError, PeerTooNew, PeerTooOld, ProtocolError, VerifierUnreachable
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.interfaces import Interface, interfaces
-from edgellm.rpc.discovery.mdns import Hint, Kind, announced, browse, multicast_error, new_instance
-from edgellm.rpc.discovery.peer_probe import Answer, ask_at, roll_call
+from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announced, browse, multicast_error, new_instance
+from edgellm.rpc.discovery.peer_probe import ProbeResult, ask_at, roll_call
 from edgellm.rpc.discovery.tcp_probe import Reach, reach
 from edgellm.rpc.event_loop import run_there
 from edgellm.rpc.trust.handshake import Welcomed
@@ -59,9 +59,9 @@ def listen(short: str, hosts: Sequence[str]) -> Heard:
     def own(found: Sequence[Hint]) -> bool:
         return any(hint.instance == instance for hint in found)
 
-    with announced(Kind.TEST, short, 1, hosts, instance):
-        came_back = own(browse(Kind.TEST, hosts, LISTEN_SECONDS, own, longest=_LONGEST_LISTEN))
-    return Heard(tuple(browse(Kind.DEVICE, hosts, LISTEN_SECONDS)), came_back)
+    with announced(ServiceKind.TEST, short, 1, hosts, instance):
+        came_back = own(browse(ServiceKind.TEST, hosts, LISTEN_SECONDS, own, longest=_LONGEST_LISTEN))
+    return Heard(tuple(browse(ServiceKind.DEVICE, hosts, LISTEN_SECONDS)), came_back)
 
 
 def examine_multicast(heard: Heard, short: str, hosts: Sequence[str]) -> Iterator[Finding]:
@@ -151,7 +151,7 @@ def _there(welcomed: Welcomed, announced_itself: bool) -> Finding:
     )  # fmt: skip
 
 
-def _missing(answer: Answer, announcements: Sequence[Hint]) -> Finding:
+def _missing(answer: ProbeResult, announcements: Sequence[Hint]) -> Finding:
     """Why a device does not answer: TCP is tried apart from what was announced."""
     name, trouble = answer.peer.name, answer.trouble
     if trouble is not None and not isinstance(trouble, VerifierUnreachable):

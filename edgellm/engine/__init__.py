@@ -6,11 +6,11 @@ from edgellm.engine.decoding.batch import SeqRows
 from edgellm.engine.decoding.context import Context
 from edgellm.engine.decoding.graph_hooks import Capture, Recorder
 from edgellm.engine.decoding.lazy_logits import HEADS, LateRows, Rows, block_ends, in_blocks, known
-from edgellm.engine.decoding.lm_head import Head, head_pays, why_late
+from edgellm.engine.decoding.lm_head import LMHead, head_pays, why_late
 from edgellm.engine.decoding.top_k import Top2, top2, top_k
 from edgellm.engine.gguf.dequantize import to_f32
 from edgellm.engine.gguf.dimensions import Dimensions, dimensions
-from edgellm.engine.gguf.memory_estimate import Costs, costs_of
+from edgellm.engine.gguf.memory_estimate import MemoryEstimate, costs_of
 from edgellm.engine.gguf.merge_shards import join
 from edgellm.engine.gguf.reader import GgufHeader, TensorInfo, check_gguf
 from edgellm.engine.gguf.shard import check_cuttable, cut, cut_bytes
@@ -24,13 +24,13 @@ __all__ = [
     "Block",
     "Capture",
     "Context",
-    "Costs",
     "Dimensions",
     "Floats",
     "GgufHeader",
-    "Head",
     "Ids",
+    "LMHead",
     "LateRows",
+    "MemoryEstimate",
     "Message",
     "Model",
     "Passage",

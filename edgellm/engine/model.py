@@ -119,7 +119,7 @@ class Model:
 
         params.progress_callback = lib.llama_progress_callback(report)
         mark = native.log.count
-        with native.Guard():
+        with native.NativeGuard():
             pointer = lib.llama_model_load_from_file(os.fsencode(path), params)
         native.ending.pass_by()
         if raised:

@@ -94,9 +94,9 @@ class Ending:
 
     def __init__(self) -> None:
         self._by: int | None = None
-        self._guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+        self._guards: weakref.WeakSet[NativeGuard] = weakref.WeakSet()
 
-    def watch(self, guard: Guard) -> None:
+    def watch(self, guard: NativeGuard) -> None:
         """Lets the end wait for `guard`."""
         self._guards.add(guard)
 
@@ -121,7 +121,7 @@ class Ending:
 ending = Ending()
 
 
-class Guard:
+class NativeGuard:
     """`with guard:` a native object is at work, and so must not be freed."""
 
     __slots__ = ("__weakref__", "busy")
@@ -151,11 +151,11 @@ class Owned:
 
     def __init__(self, pointer: int, free: Callable[[int], None], parent: Owned | None = None) -> None:
         self.pointer = pointer
-        self.guard = Guard()
+        self.guard = NativeGuard()
         weakref.finalize(self, _free, free, pointer, self.guard, parent)
 
 
-def _free(free: Callable[[int], None], pointer: int, guard: Guard, parent: Owned | None) -> None:
+def _free(free: Callable[[int], None], pointer: int, guard: NativeGuard, parent: Owned | None) -> None:
     if guard.busy:
         if parent is not None:
             parent.guard.busy = True

@@ -78,7 +78,7 @@ def possible(counts: Sequence[int], seconds: Sequence[float]) -> bool:
     return repaired(counts, seconds) == tuple(seconds)
 
 
-class Waiting:
+class CpuWait:
     """How much of its time this process waits for a processor, from the creation of this object on."""
 
     def __init__(self) -> None:

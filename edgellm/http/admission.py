@@ -98,7 +98,7 @@ def closing() -> Fault:
     return Fault(503, "The server is stopping.", SERVER, "stopping", retry_after=5.0)
 
 
-class Turns:
+class FairLock:
     """A lock whose holders take turns in the order in which they came: each computes a round, then the next does."""
 
     def __init__(self) -> None:

@@ -17,15 +17,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from edgellm.errors import EdgeError
-from edgellm.http.admission import Admission, Turns, closing
+from edgellm.http.admission import Admission, FairLock, closing
 from edgellm.http.mesh_timeline import Course
 from edgellm.http.metrics import Metrics
 from edgellm.http.plan_file import PlanOut
 from edgellm.http.redact import keep, redact
 from edgellm.http.schemas.errors import SERVER, Fault, Refused
 from edgellm.http.schemas.requests import Sampled
-from edgellm.http.schemas.responses import Shape
-from edgellm.http.streaming import Begin, Event, Marks, Piece, Running
+from edgellm.http.schemas.responses import ResponseShape
+from edgellm.http.streaming import Begin, Event, Marks, Running, TextDelta
 from edgellm.llm import Pair
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Notice, Summary
@@ -59,7 +59,7 @@ class Reception:
         self.metrics = Metrics(self.admission)
         self._writer: Writer | None = None
         self._idle = ""  # why nobody writes here
-        self._turns = Turns()
+        self._turns = FairLock()
         self._threads = ThreadPoolExecutor(replies, thread_name_prefix="edgellm-http")
         self._under_way: set[Running] = set()
         self._on_error = on_error
@@ -89,7 +89,7 @@ class Reception:
             raise Refused(Fault(404, self._idle, code="model_not_found"))
         return writer
 
-    async def answer(self, request: Request, ask: Sampled, begin: Begin, shape: Shape) -> Response:
+    async def answer(self, request: Request, ask: Sampled, begin: Begin, shape: ResponseShape) -> Response:
         """The reply that `begin` makes, in `shape`, whole or in chunks as `ask` has it. A client that leaves ends it.
 
         Raises:
@@ -214,13 +214,13 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def _whole(events: AsyncIterator[Event], shape: Shape) -> Response:
-    pieces: list[Piece] = []
+async def _whole(events: AsyncIterator[Event], shape: ResponseShape) -> Response:
+    pieces: list[TextDelta] = []
     notices: list[Notice] = []
     async for event in events:
         if isinstance(event, Summary):
             return JSONResponse(shape.whole(pieces, notices, event))
-        if isinstance(event, Piece):
+        if isinstance(event, TextDelta):
             pieces.append(event)
         else:
             notices.append(event)
@@ -228,13 +228,13 @@ async def _whole(events: AsyncIterator[Event], shape: Shape) -> Response:
 
 
 async def _chunks(
-    first: Event | None, events: AsyncIterator[Event], shape: Shape, with_usage: bool
+    first: Event | None, events: AsyncIterator[Event], shape: ResponseShape, with_usage: bool
 ) -> AsyncIterator[bytes]:
     for opening in shape.opening():
         yield _event(opening, with_usage)
     try:
         while first is not None:
-            if isinstance(first, Piece):
+            if isinstance(first, TextDelta):
                 yield _event(shape.chunk(first), with_usage)
             elif isinstance(first, Notice):
                 yield _event(shape.notice(first), with_usage)

@@ -33,7 +33,7 @@ _ALWAYS = (
 )
 
 
-class Guard:
+class SecurityMiddleware:
     """An ASGI application before another one. Nothing of a refused request's body is read."""
 
     def __init__(self, app: ASGIApp, names: Iterable[str], key: str | None) -> None:

@@ -19,7 +19,7 @@ from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http.app import make_app
 from edgellm.http.connections import Porch, Visit
 from edgellm.http.handlers import Reception, Writer
-from edgellm.http.middleware import Guard
+from edgellm.http.middleware import SecurityMiddleware
 from edgellm.http.plan_file import PlanOut
 from edgellm.rpc.address import Address
 from edgellm.rpc.versions import program
@@ -70,7 +70,7 @@ class Door:
         shown = key if lock is None else lock.key
         self._reception = Reception(replies, waiting, on_event or (lambda _text: None), anonymous=shown is None)
         known = {address.host, *names, *(_LOOPBACK if address.loopback else ())}
-        self._app = Guard(make_app(self._reception, program()), known, shown)
+        self._app = SecurityMiddleware(make_app(self._reception, program()), known, shown)
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 

@@ -22,14 +22,14 @@ from edgellm.spec.utf8 import Utf8
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextDelta:
     """Whole characters, and the tokens that brought them: one, or several where a character is made of several."""
 
     text: str
     tokens: tuple[Token, ...]
 
 
-Event: TypeAlias = Piece | Notice | Summary
+Event: TypeAlias = TextDelta | Notice | Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,10 @@ class Running:
             held.append(token)
             words = text.feed(token.piece)
             if words or not text.half_done:
-                self._tell(Piece(words, tuple(held)))
+                self._tell(TextDelta(words, tuple(held)))
                 held = []
         if (rest := text.end()) or held:
-            self._tell(Piece(rest, tuple(held)))
+            self._tell(TextDelta(rest, tuple(held)))
 
     def _next(self, reply: Reply) -> Token | None:
         with self._turn:

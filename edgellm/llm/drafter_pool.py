@@ -23,7 +23,7 @@ SPARE = 16  # cells of the cache for a branch, at least
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class DrafterKind:
     """What a drafter can do beside drafting: measure the attention of `layers`, follow `branches` guesses of up to
     `gamma` tokens each, leave the model after `exit_layer` where that is surer than `threshold`.
     """
@@ -41,12 +41,12 @@ class Drafters:
     def __init__(self, model: Model, n_ctx: int, threads: int | None, fingerprint: Callable[[], str]) -> None:
         """`fingerprint` of the model's file is asked for where shards of it are cut."""
         self._model, self._n_ctx, self._threads, self._fingerprint = model, n_ctx, threads, fingerprint
-        self._idle: list[tuple[Kind, ModelDrafter | ExitDrafter]] = []
+        self._idle: list[tuple[DrafterKind, ModelDrafter | ExitDrafter]] = []
         self._out: list[ModelDrafter | ExitDrafter] = []
         self._shards: dict[int, tuple[Model, Model]] = {}
         self._lock = threading.Lock()  # replies may be written by several threads
 
-    def take(self, kind: Kind) -> ModelDrafter | ExitDrafter:
+    def take(self, kind: DrafterKind) -> ModelDrafter | ExitDrafter:
         """The drafter of this kind that was given back last, or a new one.
 
         Raises:
@@ -64,7 +64,7 @@ class Drafters:
             self._out.append(drafter)
             return drafter
 
-    def give(self, kind: Kind, drafter: ModelDrafter | ExitDrafter) -> None:
+    def give(self, kind: DrafterKind, drafter: ModelDrafter | ExitDrafter) -> None:
         """Gives a drafter back, for the next reply."""
         with self._lock:
             if drafter in self._out:
@@ -95,7 +95,7 @@ class Drafters:
             shard.close()
         self._shards.clear()
 
-    def _open(self, kind: Kind) -> ModelDrafter | ExitDrafter:
+    def _open(self, kind: DrafterKind) -> ModelDrafter | ExitDrafter:
         if kind.exit_layer is not None:
             lower, upper = self._cut(kind.exit_layer)
             layers = tuple(layer for layer in kind.layers if layer < lower.n_layer)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edgellm.engine import Model
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
-from edgellm.llm.drafter_pool import Drafters, Kind, exit_layers
+from edgellm.llm.drafter_pool import DrafterKind, Drafters, exit_layers
 from edgellm.llm.logprobs import Telling, why_not
 from edgellm.llm.ngram_runtime import Copying, Retrieval
 from edgellm.llm.pair_stats import Knowledge
@@ -17,11 +17,11 @@ from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import FAR, AheadDrafter
 from edgellm.spec.drafters.verdict_prediction import BRANCHES, MOST_BRANCHES, branches, rejection
 from edgellm.spec.gates.edgefm import edgefm
-from edgellm.spec.gates.factory import Choice, choose, needs_profile
+from edgellm.spec.gates.factory import GateChoice, choose, needs_profile
 from edgellm.spec.gates.online_profiler import FirstReply
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
-from edgellm.spec.loop import Event, Limits, Watch, generate
+from edgellm.spec.loop import Event, GenerationLimits, Watch, generate
 from edgellm.spec.ngram.context_lookup import Precedents
 from edgellm.spec.params import CHUNK, FINE, ReplyOptions
 from edgellm.spec.protocols import Drafter, Tells, Verifier
@@ -35,8 +35,8 @@ LONG = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What a pair is made of. `linked`: the verifier is across a link; `extra` as in `Limits`."""
+class Components:
+    """What a pair is made of. `linked`: the verifier is across a link; `extra` as in `GenerationLimits`."""
 
     text: Model
     draft: Model | None
@@ -51,13 +51,13 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GenerationPlan:
     """How one reply is written, and why so. `rejection` as in `AheadDrafter`, which looks ahead at `branches` guesses;
     `acceptance` learns from verdicts. `first`: it is one of those that make the pair's profile.
     """
 
-    choice: Choice
-    kind: Kind
+    choice: GateChoice
+    kind: DrafterKind
     branches: int = 0
     acceptance: Acceptance = field(default_factory=Acceptance)
     alpha: float | None = None  # the paper's rule, by this acceptance rate
@@ -71,7 +71,7 @@ class Plan:
 
 
 def write(
-    parts: Parts, prompt: Ids, options: ReplyOptions, sampling: Sampling, stats: Stats, explain: bool,
+    parts: Components, prompt: Ids, options: ReplyOptions, sampling: Sampling, stats: Stats, explain: bool,
     stopped: Callable[[], bool],
 ) -> Generator[Event, None, None]:  # fmt: skip
     """Writes the reply to `prompt` (n,). Raises what `generate` raises, and ProfileUnusable."""
@@ -93,8 +93,8 @@ def write(
 
 
 def _written(
-    parts: Parts, prompt: Ids, options: ReplyOptions, sampling: Sampling, stats: Stats, explain: bool,
-    stopped: Callable[[], bool], plan: Plan, copying: Copying | None,
+    parts: Components, prompt: Ids, options: ReplyOptions, sampling: Sampling, stats: Stats, explain: bool,
+    stopped: Callable[[], bool], plan: GenerationPlan, copying: Copying | None,
 ) -> Generator[Event, None, None]:  # fmt: skip
     """Writes the reply as `plan` says, with drafts from `copying` too."""
     stats.ledger = plan.choice.ledger
@@ -126,7 +126,7 @@ def _written(
         drafter, verifier = copying.beside(drafter, gamma, explain), copying.verifier(verifier)
         stats.copied = copying.counts
         gate, gamma = (AlwaysGate() if parts.verifier is None else gate), MOST
-    limits = Limits(options.max_tokens, parts.context, gamma, extra)
+    limits = GenerationLimits(options.max_tokens, parts.context, gamma, extra)
     try:
         if plan.choice.rewrite is not None and drafter is not None and parts.verifier is not None:
             yield from edgefm(
@@ -157,7 +157,7 @@ def _precedents(prompt: Ids) -> Precedents:
     return precedents
 
 
-def _copying(parts: Parts, options: ReplyOptions, plan: Plan, prompt: Ids) -> tuple[Copying | None, str]:
+def _copying(parts: Components, options: ReplyOptions, plan: GenerationPlan, prompt: Ids) -> tuple[Copying | None, str]:
     """Drafts that are copied from what was seen, where nothing is kept unchecked; and why."""
     if options.logprobs is not None:
         return None, "nothing is retrieved: probabilities are asked for"
@@ -177,7 +177,7 @@ def _copying(parts: Parts, options: ReplyOptions, plan: Plan, prompt: Ids) -> tu
     return copying, f"drafts are retrieved from: {', '.join(sources)}{parts.retrieval.heads}"
 
 
-def telling(parts: Parts, options: ReplyOptions) -> Telling:
+def telling(parts: Components, options: ReplyOptions) -> Telling:
     """The verifier of a reply whose tokens tell their probabilities: the pair's where it does so, or the model itself.
 
     Raises:
@@ -192,18 +192,18 @@ def telling(parts: Parts, options: ReplyOptions) -> Telling:
     return Telling(retrieval.itself(), options.logprobs or 0)
 
 
-def plan_reply(parts: Parts, prompt: Ids, options: ReplyOptions, seed: int) -> Plan:
+def plan_reply(parts: Components, prompt: Ids, options: ReplyOptions, seed: int) -> GenerationPlan:
     """What is asked for of a reply to `prompt`, as far as this pair can do it, and the reasons for what was chosen."""
     known, draft = parts.knowledge, parts.draft
     if known is None or draft is None:
         alone = AlwaysGate() if draft is None else NeverGate()
         who = "the verifier" if draft is None else "the draft model"
-        kind, reason = _early(parts, options, None, Kind())
+        kind, reason = _early(parts, options, None, DrafterKind())
         news: tuple[Notice, ...] = ()
         if options.budget not in (None, 1.0 if draft is None else 0.0):
             news = (Notice(f"The budget of {options.budget} says nothing here: {who} writes alone."),)
-        choice = Choice(alone, "", options.gamma or CHUNK)
-        return Plan(choice, kind, notices=news, reasons=(f"{who} writes alone", reason))
+        choice = GateChoice(alone, "", options.gamma or CHUNK)
+        return GenerationPlan(choice, kind, notices=news, reasons=(f"{who} writes alone", reason))
     needed = needs_profile(options)
     profile = known.profile(needed)
     first: FirstReply | None = None
@@ -212,17 +212,17 @@ def plan_reply(parts: Parts, prompt: Ids, options: ReplyOptions, seed: int) -> P
     if needed and profile is None:
         first, notices = known.begin_first()
         layers = default_layers(draft)
-        choice = Choice(AlwaysGate(), "the pair has no profile yet", options.gamma or FINE, layers)
+        choice = GateChoice(AlwaysGate(), "the pair has no profile yet", options.gamma or FINE, layers)
     else:
         choice = choose(options, seed, profile=profile, ledger=ledger, linked=parts.linked, prompt=prompt)
-    kind, early = _early(parts, options, profile, Kind(choice.layers))
+    kind, early = _early(parts, options, profile, DrafterKind(choice.layers))
     many, parallel = _parallel(parts, options, profile, kind, choice)
     if first is not None:  # of what is drafted ahead no importance is measured
         many, parallel = 0, "no parallel inference: the pair is being profiled"
     if many:
-        kind = Kind(kind.layers, MOST_BRANCHES, max(choice.gamma, FAR))
+        kind = DrafterKind(kind.layers, MOST_BRANCHES, max(choice.gamma, FAR))
     alpha = profile.alpha if profile is not None and options.gate == "synera" else None
-    return Plan(
+    return GenerationPlan(
         choice, kind, many, known.acceptance(options), alpha, first, tuple(notices), (choice.reason, early, parallel)
     )
 
@@ -232,7 +232,9 @@ def default_layers(model: Model) -> tuple[int, ...]:
     return (min(1, model.n_layer - 1),)
 
 
-def _early(parts: Parts, options: ReplyOptions, profile: Profile | None, kind: Kind) -> tuple[Kind, str]:
+def _early(
+    parts: Components, options: ReplyOptions, profile: Profile | None, kind: DrafterKind
+) -> tuple[DrafterKind, str]:
     """Whether drafts leave the model early, after which layer, and why."""
     if options.early_exit == "off" or parts.draft is None:
         return kind, "no early exit, as you said" if parts.draft is not None else "no early exit: nobody drafts"
@@ -244,11 +246,11 @@ def _early(parts: Parts, options: ReplyOptions, profile: Profile | None, kind: K
             return kind, f"no early exit: {error}"
     if layer is None:
         return kind, f"no early exit: {why}"
-    return Kind(kind.layers, exit_layer=layer, threshold=options.exit_threshold), f"early exit: {why}"
+    return DrafterKind(kind.layers, exit_layer=layer, threshold=options.exit_threshold), f"early exit: {why}"
 
 
 def _parallel(
-    parts: Parts, options: ReplyOptions, profile: Profile | None, kind: Kind, choice: Choice
+    parts: Components, options: ReplyOptions, profile: Profile | None, kind: DrafterKind, choice: GateChoice
 ) -> tuple[int, str]:
     """How many guesses are followed while a verdict is on its way, and why."""
     if not options.parallel:
@@ -265,7 +267,7 @@ def _parallel(
     return branches(profile.batch_seconds, wait, max(choice.gamma, FAR))
 
 
-def _watch(knowledge: Knowledge | None, plan: Plan) -> Watch:
+def _watch(knowledge: Knowledge | None, plan: GenerationPlan) -> Watch:
     """Tells of each round to all who measure."""
 
     def told(chunk: Chunk, written: int, verdict: Verdict | None, drafting: float, waiting: float) -> None:

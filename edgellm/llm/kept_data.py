@@ -26,7 +26,7 @@ LOGS_MOST = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptData:
     """How many there are of what. Of profiles only those with words of prompts, or made from replies, are counted."""
 
     replies: int = 0
@@ -51,21 +51,21 @@ class Kept:
         )
 
 
-def kept() -> Kept:
+def kept() -> KeptData:
     """Count what is there, whether the history is on or off.
 
     Raises:
         HistoryUnusable, TrustUnusable: a file cannot be read.
     """
     old = int(os.path.lexists(old_lines()))
-    return Kept(
+    return KeptData(
         History().facts().conversations, len(Conversations().all()), typed_lines().facts().conversations + old,
         sum(1 for path in _profiles() if _is_personal(path)), len(list(_files(_curves(), "*"))),
         len(list(_files(_logs(), "*"))),
     )  # fmt: skip
 
 
-def forget() -> Kept:
+def forget() -> KeptData:
     """Remove all of it, and return how many there were of what. Measured figures of a profile that was made from a
     file of prompts stay, without the words.
 
@@ -86,7 +86,7 @@ def forget() -> Kept:
     if errors:
         raise errors[0]
     replies, conversations, typed = counts
-    return Kept(replies, conversations, typed + old, profiles, curves, logs)
+    return KeptData(replies, conversations, typed + old, profiles, curves, logs)
 
 
 def tidy() -> None:

@@ -15,7 +15,7 @@ from edgellm.engine import Message, Model
 from edgellm.engine.abort_flag import ShouldStop, never
 from edgellm.errors import InvalidOption
 from edgellm.llm.drafter_pool import Drafters
-from edgellm.llm.generation import Parts, telling, write
+from edgellm.llm.generation import Components, telling, write
 from edgellm.llm.messages import compose
 from edgellm.llm.model_loading import (
     DRAFT,
@@ -97,7 +97,7 @@ class Pair:
         retrieval = Retrieval(text, self.context_length, threads, linked, history=history)
         self._closing.callback(retrieval.close)
         self._retrieval = retrieval
-        self._parts = Parts(
+        self._parts = Components(
             text, draft, drafters, verifier, knowledge, self.context_length, extra, threads, linked, retrieval
         )
 

@@ -102,7 +102,7 @@ def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class OpenedVerifier:
     """A verifier across a link, what tells its model's hash and whether it is there, and why it was chosen; "" where it
     was asked for."""
 
@@ -113,7 +113,7 @@ class Remote:
     address: str
 
 
-def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: ExitStack) -> Remote:
+def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: ExitStack) -> OpenedVerifier:
     """The verifier at the address `where`, or the best one of `peers` if that is "auto", for drafts in the vocabulary
     of `text`. Off loopback, and wherever a paired device was met, it is asked by mutual TLS.
 
@@ -135,4 +135,4 @@ def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: Exit
         trust = trust_for(address)
     verifier = RemoteVerifier(address, text.vocabulary, trust=trust, device=device)
     closing.callback(verifier.close)
-    return Remote(verifier, lambda: verifier.model_hash, verifier.up, reason, str(address))
+    return OpenedVerifier(verifier, lambda: verifier.model_hash, verifier.up, reason, str(address))

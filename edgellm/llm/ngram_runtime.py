@@ -13,15 +13,15 @@ from time import perf_counter, time
 
 import numpy as np
 
-from edgellm.engine import HEADS, Context, Head, Message, Model, head_pays, why_late
-from edgellm.engine.timing import BUSY, Waiting, least, repaired
+from edgellm.engine import HEADS, Context, LMHead, Message, Model, head_pays, why_late
+from edgellm.engine.timing import BUSY, CpuWait, least, repaired
 from edgellm.errors import EdgeError
 from edgellm.llm.model_loading import verifier_of
 from edgellm.mesh.profiling.device_profiler import processor
 from edgellm.rpc.versions import program
 from edgellm.spec.draft_length import DRIFT, KNOTS, CostCurve, LengthRule
 from edgellm.spec.drafters.hybrid import MixedAheadDrafter, MixedDrafter
-from edgellm.spec.ngram.draft_index import Memory, Talk, recent
+from edgellm.spec.ngram.draft_index import Memory, PastConversation, recent
 from edgellm.spec.ngram.drafter import RetrievalDrafter
 from edgellm.spec.protocols import Drafter, LooksAhead, Suggests, Verifier, VerifierSession
 from edgellm.spec.types import Expected, Ids, Sampling
@@ -57,10 +57,10 @@ class Retrieval:
         self._memories: dict[tuple[str, ...], Memory] = {}
         self._curve: CostCurve | None = None
         self._path: Path | None = None  # where it is kept
-        self._waiting = Waiting()
+        self._waiting = CpuWait()
         self._local: LocalVerifier | None = None  # of the last reply
         self._shared = 0  # decodes of it that shared the cores, before the last correction
-        self._past: list[Talk] = []
+        self._past: list[PastConversation] = []
         self._texts: list[tuple[str, str]] = []  # not yet tokens
         self._lock = threading.RLock()  # replies may be written by several threads
 
@@ -92,7 +92,7 @@ class Retrieval:
 
     def add(self, prompt: Ids, reply: Sequence[int]) -> None:
         """A reply is complete."""
-        talk = Talk(prompt.tolist(), reply)
+        talk = PastConversation(prompt.tolist(), reply)
         with self._lock:
             self._past = recent([*self._past, talk])
             for memory in self._memories.values():
@@ -105,7 +105,7 @@ class Retrieval:
         with self._lock:
             if self._curve is None:
                 self._curve, self._path = (FAR, None) if self._linked else curve_of(self.model, self._threads)
-                self._waiting = Waiting()
+                self._waiting = CpuWait()
             return self._curve
 
     def uses(self, verifier: LocalVerifier) -> None:
@@ -162,7 +162,7 @@ def curve_of(model: Model, threads: int | None) -> tuple[CostCurve, Path]:
         path = curve_path(fingerprint(model.path), context.threads)
         if (known := read_curve(path, _device())) is not None and bool(known.heads) == (context.late is not None):
             return CostCurve(known.rows, known.seconds, known.change, True, known.heads, known.doubtful), path
-        waiting = Waiting()
+        waiting = CpuWait()
         curve = measure_curve(context)
         waited = max(waiting.share(), SHARED if context.shared else 0.0)
     keep_curve(path, _kept(curve, waited))
@@ -232,7 +232,7 @@ def measure_curve(context: Context) -> CostCurve:
     return CostCurve(tuple(known), (alone, *seconds[1:]), change, filled=True, heads=heads)
 
 
-def measure_heads(head: Head) -> tuple[float, ...]:
+def measure_heads(head: LMHead) -> tuple[float, ...]:
     """Return the least time of the heads of 1, 2, 3 … 64 rows together, as far as there is time for that; then in
     proportion."""
 

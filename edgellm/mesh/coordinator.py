@@ -14,7 +14,7 @@ from typing import Protocol
 
 from edgellm.engine import Ids, common_prefix
 from edgellm.errors import DeviceLost, EdgeError, PlanImpossible
-from edgellm.mesh.messages import Work
+from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.placement.failover_planner import Able, cover
 from edgellm.mesh.placement.split import Share, ranges
 from edgellm.mesh.runtime.pipeline import Pipeline, Seat
@@ -54,7 +54,7 @@ class Mesh:
         self,
         members: Sequence[Member],
         shares: Sequence[Share],
-        work: Work,
+        work: StageSpec,
         *,
         tell: Callable[[str], None] | None = None,
     ) -> None:

@@ -15,7 +15,7 @@ from edgellm.rpc.event_loop import run_there
 from edgellm.rpc.layers.upload import Carried, Pace, put
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.storage.layers.manifest import Piece, Recipe, cut_piece, forget_recipe
+from edgellm.storage.layers.manifest import LayerPiece, Recipe, cut_piece, forget_recipe
 from edgellm.storage.layers.store import LayerStore, cut_layers
 
 ATTEMPTS = 6  # in a row without a single new byte
@@ -156,7 +156,7 @@ class _Bringing:
                 state.say("waiting")
                 await asyncio.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** max(0, failures - 1)))
 
-    def _cut(self, piece: Piece) -> Iterator[bytes | memoryview]:
+    def _cut(self, piece: LayerPiece) -> Iterator[bytes | memoryview]:
         return cut_piece(self._model, self._recipe.layers, piece.first, piece.last)
 
 

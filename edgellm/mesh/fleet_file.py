@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgellm.coldstart import paper_preset
-from edgellm.coldstart.cost_model import Model, Shape
+from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, Link
 from edgellm.errors import FleetUnreadable, InvalidOption
 
@@ -29,7 +29,7 @@ class Fleet:
 
     devices: tuple[Device, ...]
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
-    model: Model | None = None
+    model: ModelCosts | None = None
 
 
 def preset(name: str) -> Fleet:
@@ -108,7 +108,7 @@ class _Reader:
         rate = 1e6 * self._number(where, table, "mbps", above=0.0)
         return (table["from"], table["to"]), Link(rate, 1e-3 * self._number(where, table, "latency_ms", default=0.0))
 
-    def _model(self, table: Mapping[str, Any]) -> Model:
+    def _model(self, table: Mapping[str, Any]) -> ModelCosts:
         self._known("[model]", table, {"name", "bytes_per_weight", *_MODEL})
         whole = []
         for key in _MODEL:
@@ -119,8 +119,8 @@ class _Reader:
             whole.append(int(value))
         weight = self._number("[model]", table, "bytes_per_weight", default=2.0, above=0.0)
         layers, d_model, heads, kv_heads, d_head, d_ff = whole
-        shape = Shape(layers, d_model, heads, kv_heads, d_head, d_ff, weight)
-        return Model.of(shape, str(table.get("name", "the model in the file")))
+        shape = TransformerShape(layers, d_model, heads, kv_heads, d_head, d_ff, weight)
+        return ModelCosts.of(shape, str(table.get("name", "the model in the file")))
 
     def _number(
         self, where: str, table: Mapping[str, Any], key: str, default: float | None = None, above: float | None = None

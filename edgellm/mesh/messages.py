@@ -15,7 +15,7 @@ MOST_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StageSpec:
     """What one stage is to do: the layers `first` to `last` of `layers`, counted from 0, both included.
 
     `model` is the SHA-256 of the whole model's file in hex, and `recipe` the digest of the recipe of that file's pieces
@@ -64,7 +64,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceSpan:
     """What a stage did from `begin` to `end`, in seconds on its clock: `load` a layer, `compute`, or `got` a parcel.
 
     `what` is the layer, or the number of the parcel.
@@ -92,7 +92,7 @@ class Onward:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StageAnswer:
     """The verdict on the parcel with this number, and if they were asked for its logits, (len(draft) + 1, n_vocab)."""
 
     session: int
@@ -115,7 +115,7 @@ class Times:
     """What the stage did since it was asked last, merged where one thing follows the other at once."""
 
     session: int
-    spans: tuple[Span, ...]
+    spans: tuple[TraceSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,4 +126,4 @@ class Gone:
     blamed: bool = True
 
 
-Event: TypeAlias = Loaded | Onward | Answer | Failed | Times | Gone
+Event: TypeAlias = Loaded | Onward | StageAnswer | Failed | Times | Gone

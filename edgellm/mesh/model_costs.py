@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from edgellm.coldstart.cost_model import Model, Shape
+from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.engine import Dimensions, check_gguf, dimensions
 from edgellm.errors import ModelUnsupported
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
-def model_of(path: Path) -> Model:
+def model_of(path: Path) -> ModelCosts:
     """The layers of a model file as the planner sees them: real bytes, quantised as they are.
 
     Raises what `check_gguf` raises, and `ModelUnsupported` for a file that is no transformer with layers.
@@ -39,11 +39,11 @@ def model_of(path: Path) -> Model:
     if tied:
         head += embedding
     cache = (shape.cache,) * shape.layers
-    return Model(name, shape, tuple(weights), cache, embedding, head, tied, 2.0 * shape.d_model * vocabulary)
+    return ModelCosts(name, shape, tuple(weights), cache, embedding, head, tied, 2.0 * shape.d_model * vocabulary)
 
 
-def _shape(known: Dimensions) -> Shape:
-    return Shape(
+def _shape(known: Dimensions) -> TransformerShape:
+    return TransformerShape(
         layers=known.layers, d_model=known.d_model, heads=known.heads, kv_heads=known.kv_heads, d_head=known.keys,
         d_ff=known.d_ff,
     )  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 from edgellm.engine import common_prefix
 from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import MOST_ROWS, Answer
+from edgellm.mesh.messages import MOST_ROWS, StageAnswer
 from edgellm.mesh.runtime.pipeline import Lane
 from edgellm.spec.futures import settled
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
@@ -75,7 +75,7 @@ class MeshSession:
             self._slot = self._mesh.slot(prefix)
         return MeshPending(self, prefix, chunk, extra)
 
-    def send(self, prefix: Ids, chunk: Chunk) -> Future[Answer]:
+    def send(self, prefix: Ids, chunk: Chunk) -> Future[StageAnswer]:
         """Sends what the stages lack of `prefix`, and `chunk`. Raises PlanImpossible or ContextFull."""
         if self._slot is None:
             if self._closed:
@@ -121,7 +121,7 @@ class MeshPending:
     def __init__(self, session: MeshSession, prefix: Ids, chunk: Chunk, extra: int) -> None:
         self._session, self._prefix, self._chunk, self._extra = session, prefix.copy(), chunk, extra
         self._verdict: Verdict | None = None
-        self._future: Future[Answer] = Future()
+        self._future: Future[StageAnswer] = Future()
         try:
             self._future = session.send(self._prefix, chunk)
         except EdgeError as error:
@@ -142,7 +142,7 @@ class MeshPending:
             self._verdict = self._further(self._wait(self._future, self._prefix, self._chunk))
         return self._verdict
 
-    def _wait(self, future: Future[Answer], prefix: Ids, chunk: Chunk) -> Verdict:
+    def _wait(self, future: Future[StageAnswer], prefix: Ids, chunk: Chunk) -> Verdict:
         """The verdict; asked for again as often as there is another way to get it."""
         refused = 0
         while True:

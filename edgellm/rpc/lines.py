@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from edgellm.errors import EdgeError
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.interfaces import chosen_hosts
-from edgellm.rpc.discovery.mdns import Kind, browse
+from edgellm.rpc.discovery.mdns import ServiceKind, browse
 from edgellm.rpc.trust.auth_interceptor import Context, caller
 from edgellm.rpc.trust.peer_store import Peer
 
@@ -42,7 +42,7 @@ def places_of(peer: Peer, asked: str, near: bool) -> list[Address]:
 def announced_places(peer: Peer, seconds: float) -> list[Address]:
     """Return where the device announces itself, in `seconds` at most: it may have moved since it was met."""
     hints = browse(
-        Kind.DEVICE, chosen_hosts(), seconds, lambda found: any(hint.short == peer.id.short for hint in found)
+        ServiceKind.DEVICE, chosen_hosts(), seconds, lambda found: any(hint.short == peer.id.short for hint in found)
     )
     return [place for hint in hints if hint.short == peer.id.short for place in hint.addresses]
 

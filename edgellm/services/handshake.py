@@ -20,7 +20,7 @@ _NAME = 200  # characters of a model's name
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class VerifierInfo:
     """What the verifier says of itself: the name of its model, the tokens that one session can hold, and the SHA-256
     of the model's file in hex, empty where it is not told. `tells`: verdicts bring probabilities where one asks."""
 
@@ -30,7 +30,7 @@ class Peer:
     tells: bool = False
 
 
-async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, where: str) -> Peer:
+async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, where: str) -> VerifierInfo:
     """A device's first words to the verifier at the address `where`, which has so many seconds for each of its own.
 
     Raises:
@@ -50,7 +50,7 @@ async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, whe
         raise ProtocolError("The verifier holds no tokens.", _UPDATE)
     if len(reply.model_hash) not in (0, 32):
         raise ProtocolError(f"The verifier's model has a hash of {len(reply.model_hash)} bytes.", _UPDATE)
-    return Peer(reply.model[:_NAME], reply.context_length, reply.model_hash.hex(), reply.logprobs)
+    return VerifierInfo(reply.model[:_NAME], reply.context_length, reply.model_hash.hex(), reply.logprobs)
 
 
 def hello(vocabulary: Vocabulary) -> pb.HelloRequest:

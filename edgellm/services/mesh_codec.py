@@ -11,13 +11,24 @@ import numpy as np
 
 from edgellm.engine import Floats, Ids
 from edgellm.errors import DeviceLost, InvalidOption, ProtocolError
-from edgellm.mesh.messages import MOST_ROWS, Answer, Event, Failed, Loaded, Onward, Parcel, Span, Times, Work
+from edgellm.mesh.messages import (
+    MOST_ROWS,
+    Event,
+    Failed,
+    Loaded,
+    Onward,
+    Parcel,
+    StageAnswer,
+    StageSpec,
+    Times,
+    TraceSpan,
+)
 from edgellm.rpc.channel import MAX_MESSAGE
 from edgellm.rpc.protos import edgellm_pb2 as words
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.services import verification_codec
 from edgellm.services.verification_codec import (
-    Bounds,
+    RequestLimits,
     read_sampling,
     read_verdict,
     read_verify,
@@ -42,7 +53,7 @@ def most_rows(n_embd: int) -> int:
     return max(1, min(MOST_ROWS, MAX_MESSAGE // 2 // (4 * n_embd)))
 
 
-def write_work(work: Work, stage: bytes) -> pb.Prepare:
+def write_work(work: StageSpec, stage: bytes) -> pb.Prepare:
     return pb.Prepare(
         protocol=MESH, model=bytes.fromhex(work.model), name=work.name, first=work.first, last=work.last,
         layers=work.layers, n_embd=work.n_embd, n_vocab=work.n_vocab, context=work.context, sessions=work.sessions,
@@ -50,7 +61,7 @@ def write_work(work: Work, stage: bytes) -> pb.Prepare:
     )  # fmt: skip
 
 
-def read_work(message: pb.Prepare) -> Work:
+def read_work(message: pb.Prepare) -> StageSpec:
     """What a stage is to do.
 
     Raises:
@@ -71,7 +82,7 @@ def read_work(message: pb.Prepare) -> Work:
         _refuse("The model's measures cannot be meant.")
     if not (0 < message.sessions <= 64 and message.sessions * message.context <= _POSITIONS_MOST):
         _refuse(f"{message.sessions} sessions of {message.context} positions are asked for.")
-    return Work(
+    return StageSpec(
         message.model.hex(), message.name[:_TEXT_MOST], message.first, message.last, message.layers, message.n_embd,
         message.n_vocab, message.context, message.sessions, message.wide, max(1, message.stages),
         message.recipe.hex(),
@@ -94,7 +105,7 @@ def write_parcel(parcel: Parcel, wide: bool) -> pb.MeshParcel:
     return message
 
 
-def read_parcel(message: pb.MeshParcel, work: Work) -> Parcel:
+def read_parcel(message: pb.MeshParcel, work: StageSpec) -> Parcel:
     """A parcel for a stage of `work`, which checks the rest.
 
     Raises:
@@ -109,7 +120,7 @@ def read_parcel(message: pb.MeshParcel, work: Work) -> Parcel:
         data = verification_codec.read_ids(message.ids, work.n_vocab)
     request = None
     if message.HasField("ask"):
-        bounds, sampling = Bounds(work.n_vocab, work.context), read_sampling(message.sampling)
+        bounds, sampling = RequestLimits(work.n_vocab, work.context), read_sampling(message.sampling)
         request = read_verify(message.ask, bounds, message.session, sampling)
         if len(request.prefix) or request.extra or request.position + len(request.draft) != message.start + len(data):
             _refuse("What is asked for is not what the parcel holds.")
@@ -123,7 +134,7 @@ def write_event(event: Event, wide: bool) -> pb.Report | None:
         return pb.Report(loaded=pb.StageLoaded(layers=event.layers, at=event.at))
     if isinstance(event, Onward):
         return pb.Report(onward=write_parcel(event.parcel, wide))
-    if isinstance(event, Answer):
+    if isinstance(event, StageAnswer):
         logits = b"" if event.logits is None else event.logits.astype("<f4").tobytes()
         verdict = write_verdict(event.number, event.verdict).verdict
         return pb.Report(answer=pb.StageAnswer(session=event.session, verdict=verdict, logits=logits))
@@ -141,7 +152,7 @@ def write_event(event: Event, wide: bool) -> pb.Report | None:
     return None
 
 
-def read_event(message: pb.Report, work: Work, asked: dict[int, VerifyRequest]) -> Event | None:
+def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyRequest]) -> Event | None:
     """What a stage has told, about parcels with the `asked` numbers; None where it only shows that it lives.
 
     Raises:
@@ -161,7 +172,7 @@ def read_event(message: pb.Report, work: Work, asked: dict[int, VerifyRequest]) 
         return Failed(message.failed.session, message.failed.number, InvalidOption(what, next_step))
     if kind == "times":
         spans = tuple(
-            Span(_KINDS[one.kind], one.what, one.begin, one.end)
+            TraceSpan(_KINDS[one.kind], one.what, one.begin, one.end)
             for one in message.times.spans[:_SPANS_MOST]
             if one.kind < len(_KINDS) and math.isfinite(one.begin) and math.isfinite(one.end)
         )
@@ -171,7 +182,7 @@ def read_event(message: pb.Report, work: Work, asked: dict[int, VerifyRequest]) 
     return None
 
 
-def _answer(message: pb.StageAnswer, work: Work, asked: dict[int, VerifyRequest]) -> Answer:
+def _answer(message: pb.StageAnswer, work: StageSpec, asked: dict[int, VerifyRequest]) -> StageAnswer:
     number = message.verdict.round
     request = asked.get(number)
     if request is None:
@@ -185,7 +196,7 @@ def _answer(message: pb.StageAnswer, work: Work, asked: dict[int, VerifyRequest]
         logits = np.frombuffer(message.logits, "<f4").reshape(rows, work.n_vocab).astype(np.float32)
         if not np.isfinite(logits).all():
             _refuse("Logits hold something that is no number.")
-    return Answer(message.session, number, verdict, logits)
+    return StageAnswer(message.session, number, verdict, logits)
 
 
 def write_working(progress: tuple[float, int, int]) -> pb.Report:

@@ -22,7 +22,7 @@ _ROUNDED = 1e-4  # the logarithm of a probability may be so much above 0
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class RequestLimits:
     """What a session may ask for: ids below `vocabulary`, and no more than `context` tokens."""
 
     vocabulary: int
@@ -83,7 +83,7 @@ def write_verify(request: VerifyRequest) -> pb.DeviceFrame:
 
 
 def read_verify(
-    message: pb.Verify, bounds: Bounds, session: int, sampling: Sampling, tenant: Tenant = HERE
+    message: pb.Verify, bounds: RequestLimits, session: int, sampling: Sampling, tenant: Tenant = HERE
 ) -> VerifyRequest:
     """Return a request of a session, checked against everything that needs no knowledge of what it holds.
 

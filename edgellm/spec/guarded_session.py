@@ -30,7 +30,7 @@ _SILENT = 60.0  # and no new one after so many seconds without a verdict
 _LONGER = 1.5  # a busy verifier may take so much longer than it said, and a second, before it counts as gone
 
 
-class Line:
+class GuardedSession:
     """To one session, or to nobody."""
 
     def __init__(

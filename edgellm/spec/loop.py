@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from edgellm.spec.guarded_session import Line
+from edgellm.spec.guarded_session import GuardedSession
 from edgellm.spec.protocols import Copies, Drafter, Gate, Learns, LooksAhead, Verifier
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import (
@@ -47,7 +47,7 @@ def _nobody(*_: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GenerationLimits:
     """`max_tokens` of a reply; `context` positions for prompt and reply together; `gamma` drafted tokens a chunk.
 
     Where nothing is drafted, up to `extra` tokens beyond the next one are asked for at once: fewer round trips on a
@@ -68,7 +68,7 @@ def generate(
     gate: Gate,
     verifier: Verifier | None,
     sampling: Sampling,
-    limits: Limits,
+    limits: GenerationLimits,
     stats: Stats,
     explain: bool = False,
     stopped: Callable[[], bool] = lambda: False,
@@ -91,7 +91,7 @@ def generate(
     copies = drafter if isinstance(drafter, Copies) else None
     alone = drafter is None or (copies is not None and copies.only)
     session = verifier.open(sampling) if verifier is not None else None
-    line = Line(session, alone, stopped, prompt if announce else None)
+    line = GuardedSession(session, alone, stopped, prompt if announce else None)
     ahead = (
         partial(drafter.look_ahead, gamma=limits.gamma, sampling=sampling) if isinstance(drafter, LooksAhead) else None
     )
@@ -177,7 +177,7 @@ def merge(chunk: Chunk, verdict: Verdict | None) -> list[Word]:
 class _Text:
     """Prompt and reply so far. Only ever appended to, so the views it has given out keep their values."""
 
-    def __init__(self, prompt: Ids, limits: Limits) -> None:
+    def __init__(self, prompt: Ids, limits: GenerationLimits) -> None:
         self._length = len(prompt)
         self._end = max(self._length, min(limits.context, self._length + limits.max_tokens))
         self._ids = np.empty(self._end, dtype=np.int32)
@@ -195,7 +195,7 @@ class _Text:
         self._length += 1
 
 
-def _full(stats: Stats, limits: Limits) -> Iterator[Notice]:
+def _full(stats: Stats, limits: GenerationLimits) -> Iterator[Notice]:
     """No room is left."""
     stats.finish_reason = "length"
     if stats.tokens < limits.max_tokens:

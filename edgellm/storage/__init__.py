@@ -11,19 +11,19 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from edgellm.places import cache_dir, data_dir
 from edgellm.storage.cache import StoredModel, find, list_models, removable, remove, resolve
-from edgellm.storage.chats.entries import Past
+from edgellm.storage.chats.entries import ChatEntry
 from edgellm.storage.chats.history import History, HistoryFacts
 from edgellm.storage.fingerprint import fingerprint, quick_fingerprint
-from edgellm.storage.hub.pull import Plan, Pulled, Transfer, fetch, plan, pull
+from edgellm.storage.hub.pull import DownloadPlan, Pulled, Transfer, fetch, plan, pull
 from edgellm.storage.model_names import ALIASES, HubName, bundled, parse_hub_name
 
 __all__ = [
     "ALIASES",
+    "ChatEntry",
+    "DownloadPlan",
     "History",
     "HistoryFacts",
     "HubName",
-    "Past",
-    "Plan",
     "Pulled",
     "StoredModel",
     "Transfer",

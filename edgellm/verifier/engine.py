@@ -20,7 +20,7 @@ from edgellm.spec.types import NO_IDS, Chunk, Verdict
 from edgellm.verifier.judging import cut, judge_pass, survives, verdict
 from edgellm.verifier.kv_slots import SlotTable
 from edgellm.verifier.requests import Answer, Counters, Deliver, MissingPrefix, VerifyRequest
-from edgellm.verifier.scheduler import Batch, Kind, Limits, next_batch
+from edgellm.verifier.scheduler import BatchKind, ScheduledBatch, SchedulerLimits, next_batch
 
 
 class KVCache(Protocol):
@@ -51,9 +51,9 @@ class KVCache(Protocol):
 class Scheduler(Protocol):
     """Chooses what is computed next."""
 
-    limits: Limits
+    limits: SchedulerLimits
 
-    def next(self, ready: Iterable[VerifyRequest], prefills: int, alone: bool) -> Batch[VerifyRequest] | None:
+    def next(self, ready: Iterable[VerifyRequest], prefills: int, alone: bool) -> ScheduledBatch[VerifyRequest] | None:
         """Return the next batch over `ready`, least recently served first; None where nobody waits."""
         ...
 
@@ -65,7 +65,7 @@ class Scheduler(Protocol):
         """Take note of a request that has come."""
         ...
 
-    def computed(self, batch: Batch[VerifyRequest], seconds: float, answered: int) -> None:
+    def computed(self, batch: ScheduledBatch[VerifyRequest], seconds: float, answered: int) -> None:
         """Take note of what a batch took, and of how many requests it answered."""
         ...
 
@@ -73,10 +73,10 @@ class Scheduler(Protocol):
 class Algorithm1:
     """Synera's Algorithm 1, as it is: it knows sessions only."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
 
-    def next(self, ready: Iterable[VerifyRequest], prefills: int, alone: bool) -> Batch[VerifyRequest] | None:
+    def next(self, ready: Iterable[VerifyRequest], prefills: int, alone: bool) -> ScheduledBatch[VerifyRequest] | None:
         """See `Scheduler.next`."""
         return next_batch(list(ready), self.limits, prefills, alone)
 
@@ -87,7 +87,7 @@ class Algorithm1:
     def arrived(self, request: VerifyRequest) -> None:
         """See `Scheduler.arrived`."""
 
-    def computed(self, batch: Batch[VerifyRequest], seconds: float, answered: int) -> None:
+    def computed(self, batch: ScheduledBatch[VerifyRequest], seconds: float, answered: int) -> None:
         """See `Scheduler.computed`."""
 
 
@@ -173,7 +173,7 @@ class VerifierEngine:
             self.step()
         return answers[0]
 
-    def _compute(self, batch: Batch[VerifyRequest]) -> None:
+    def _compute(self, batch: ScheduledBatch[VerifyRequest]) -> None:
         # llama.cpp computes streams together where they follow each other
         work = batch.slices if len(batch.slices) == 1 else sorted(batch.slices, key=lambda piece: piece.request.slot)
         rows = []
@@ -242,10 +242,10 @@ class VerifierEngine:
             self._totals["verified"] += answer.accepted + len(answer.tokens)
         self._deliver.pop(session)(answer)
 
-    def _count(self, batch: Batch[VerifyRequest]) -> None:
+    def _count(self, batch: ScheduledBatch[VerifyRequest]) -> None:
         totals, sessions = self._totals, len(batch.slices)
         totals["batches"] += 1
-        totals["prefills"] += batch.kind is Kind.PREFILL
+        totals["prefills"] += batch.kind is BatchKind.PREFILL
         totals["shared"] += sessions > 1
         totals["widest"] = max(totals["widest"], sessions)
         totals["rows"] += sum(piece.tokens for piece in batch.slices)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Protocol, TypeVar
 
-from edgellm.verifier.scheduler import Limits
+from edgellm.verifier.scheduler import SchedulerLimits
 
 RECENT = 30.0  # seconds for which a device that has asked counts as one that may ask again at any time
 
@@ -29,7 +29,7 @@ class TakesTurns(Protocol):
 T = TypeVar("T", bound=TakesTurns)
 
 
-class Turns:
+class DeviceTurns:
     """Orders requests by device. Used by the worker's thread alone."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class PassCost:
         self._xx = _FADE * self._xx + weight * weight
         self._xy = _FADE * self._xy + weight * seconds
 
-    def budget(self, limits: Limits) -> int:
+    def budget(self, limits: SchedulerLimits) -> int:
         """Return the weight of a pass that takes little longer than a pass for one usual request.
 
         Where the weights of the model have to be fetched from memory, which takes the same time for few rows and for

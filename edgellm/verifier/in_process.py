@@ -12,7 +12,7 @@ from edgellm.spec.sampling import likeliest
 from edgellm.spec.types import Chunk, Expected, Ids, Sampling, Verdict
 from edgellm.verifier.engine import Algorithm1, VerifierEngine
 from edgellm.verifier.requests import MissingPrefix, VerifyRequest
-from edgellm.verifier.scheduler import Limits
+from edgellm.verifier.scheduler import SchedulerLimits
 
 
 class LocalVerifier:
@@ -153,7 +153,7 @@ def foretell(context: Context, prefix: Ids, known: int, foretold: Callable[[Expe
 
 
 _ANY = 2**30
-WHOLE = Limits(rows=_ANY, chunk=_ANY, alone=_ANY)
+WHOLE = SchedulerLimits(rows=_ANY, chunk=_ANY, alone=_ANY)
 """Everything in one pass: nobody else waits."""
 SLICE = 32
 """Rows of logits at once: with a vocabulary of 152,000 tokens these are 19 MB."""

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 
-class Kind(Enum):
+class BatchKind(Enum):
     """Prefill and verification never share a batch: their row counts differ too much."""
 
     PREFILL = "prefill"
@@ -17,7 +17,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SchedulerLimits:
     """`rows` of one batch at most; a prefill advances by `chunk` tokens at a time (Synera: 32), or by `alone` where
     there is one session only: nobody else can wait for a verdict then, and larger pieces are sooner done. A request
     that has no more unseen tokens than such a piece needs no prefill: they join its verification.
@@ -52,7 +52,7 @@ class Schedulable(Protocol):
 R = TypeVar("R", bound=Schedulable)
 
 
-class Slice(NamedTuple, Generic[R]):
+class ScheduledSlice(NamedTuple, Generic[R]):
     """The next `tokens` of one request; with `outputs` of them, the last ones, as rows of logits."""
 
     request: R
@@ -66,16 +66,16 @@ class Slice(NamedTuple, Generic[R]):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(Generic[R]):
+class ScheduledBatch(Generic[R]):
     """One pass of the model, over one or more sessions."""
 
-    kind: Kind
-    slices: tuple[Slice[R], ...]
+    kind: BatchKind
+    slices: tuple[ScheduledSlice[R], ...]
 
 
 def next_batch(
-    requests: Collection[R], limits: Limits, prefills: int, alone: bool = False, budget: int | None = None
-) -> Batch[R] | None:
+    requests: Collection[R], limits: SchedulerLimits, prefills: int, alone: bool = False, budget: int | None = None
+) -> ScheduledBatch[R] | None:
     """Return the next batch over `requests` (least recently served first), when `prefills` prefill batches have been
     computed; None where nobody waits. `alone`: no other session has a slot. `budget`: several devices ask by turns, and
     beyond the first turn a batch is no heavier than that.
@@ -100,14 +100,16 @@ def next_batch(
     else:  # whoever is first in line: requests of others that have waited for longer are none of a device's concern
         hurry = any(request.unseen <= step for request in islice(requests, 1))
     if prefill and not hurry:
-        pieces = (Slice(request, step, 0) for request in prefill)
-        return Batch(Kind.PREFILL, _fitting(pieces, min(limits.rows, limits.ahead * min(limits.chunk, step)), budget))
+        pieces = (ScheduledSlice(request, step, 0) for request in prefill)
+        return ScheduledBatch(
+            BatchKind.PREFILL, _fitting(pieces, min(limits.rows, limits.ahead * min(limits.chunk, step)), budget)
+        )
     if verify:
         whole = (_verification(request, most) for request in verify)
         if limits.even:
             first = _verification(verify[0], most).tokens
             whole = (piece for piece in whole if piece.tokens == first)
-        return Batch(Kind.VERIFY, _fitting(whole, limits.rows, budget))
+        return ScheduledBatch(BatchKind.VERIFY, _fitting(whole, limits.rows, budget))
     return None
 
 
@@ -115,16 +117,16 @@ def _arrival(request: Schedulable) -> int:
     return request.arrival
 
 
-def _verification(request: R, most: int | None) -> Slice[R]:
+def _verification(request: R, most: int | None) -> ScheduledSlice[R]:
     """All of it, or its first `most` drafted tokens: the others are verified when these stand."""
     drafted = min(request.drafted, most or request.drafted)
-    return Slice(request, request.unseen + drafted, drafted + 1)
+    return ScheduledSlice(request, request.unseen + drafted, drafted + 1)
 
 
-def _fitting(slices: Iterable[Slice[R]], rows: int, budget: int | None) -> tuple[Slice[R], ...]:
+def _fitting(slices: Iterable[ScheduledSlice[R]], rows: int, budget: int | None) -> tuple[ScheduledSlice[R], ...]:
     """As many of `slices` as fit in `rows`, in their order; the first one always. Beyond the first turn they have to
     fit in `budget` as well, if there is one. Of dozens of requests often only the first few are looked at."""
-    taken: list[Slice[R]] = []
+    taken: list[ScheduledSlice[R]] = []
     weight = 0
     for piece in slices:
         rows -= piece.tokens

@@ -8,18 +8,20 @@ from queue import SimpleQueue
 
 from edgellm.errors import EngineFailed
 from edgellm.verifier.engine import KVCache, VerifierEngine
-from edgellm.verifier.fairness import PassCost, Turns
+from edgellm.verifier.fairness import DeviceTurns, PassCost
 from edgellm.verifier.requests import Counters, Deliver, VerifyRequest
-from edgellm.verifier.scheduler import Batch, Limits, next_batch
+from edgellm.verifier.scheduler import ScheduledBatch, SchedulerLimits, next_batch
 
 
 class VerifierWorker:
     """Computes for all sessions together. Closes what it computes with."""
 
-    def __init__(self, cache: KVCache, slots: int, is_eog: Callable[[int], bool], limits: Limits | None = None) -> None:
+    def __init__(
+        self, cache: KVCache, slots: int, is_eog: Callable[[int], bool], limits: SchedulerLimits | None = None
+    ) -> None:
         """`cache` has `slots` sequences; it is used by the worker's thread alone and closed with it."""
         self._cache = cache
-        self._scheduler = FairScheduler(limits or Limits())
+        self._scheduler = FairScheduler(limits or SchedulerLimits())
         self._engine = VerifierEngine(cache, slots, is_eog, self._scheduler)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._over = False
@@ -90,12 +92,12 @@ class VerifierWorker:
 class FairScheduler:
     """Algorithm 1 while one device asks; by turns where several do."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
         self.rate = ServiceRate()
-        self._turns, self._cost = Turns(), PassCost()
+        self._turns, self._cost = DeviceTurns(), PassCost()
 
-    def next(self, ready: Iterable[VerifyRequest], prefills: int, alone: bool) -> Batch[VerifyRequest] | None:
+    def next(self, ready: Iterable[VerifyRequest], prefills: int, alone: bool) -> ScheduledBatch[VerifyRequest] | None:
         """See `Scheduler.next`."""
         if not self._turns.shared():
             return next_batch(list(ready), self.limits, prefills, alone)
@@ -109,7 +111,7 @@ class FairScheduler:
         """See `Scheduler.arrived`."""
         self._turns.asked(request.device)
 
-    def computed(self, batch: Batch[VerifyRequest], seconds: float, answered: int) -> None:
+    def computed(self, batch: ScheduledBatch[VerifyRequest], seconds: float, answered: int) -> None:
         """See `Scheduler.computed`."""
         self._cost.add(sum(piece.weight for piece in batch.slices), seconds)
         self._turns.served({piece.request.device for piece in batch.slices})

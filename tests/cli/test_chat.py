@@ -133,7 +133,7 @@ def test_run_is_chat(edge: Edge) -> None:
 
 
 def test_the_gates_are_those_of_the_library() -> None:
-    assert tuple(gate.value for gate in chat_module.Gate) == GATES
+    assert tuple(gate.value for gate in chat_module.GateName) == GATES
     assert tuple(help_examples.GATES) == GATES
     assert tuple(each.value for each in chat_module.Exit) == SWITCH
 

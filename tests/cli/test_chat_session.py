@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.cli.chat_session import Talk
+from edgellm.cli.chat_session import ChatSession
 from edgellm.engine import Message
 from edgellm.errors import PromptTooLong
 from edgellm.spec.params import ReplyOptions
@@ -41,21 +41,21 @@ def listener() -> Listener:
 
 
 @pytest.fixture
-def talk(listener: Listener) -> Talk:
-    return Talk(listener, ReplyOptions(), context=["The mug is red."], system="Be kind.")  # type: ignore[arg-type]
+def talk(listener: Listener) -> ChatSession:
+    return ChatSession(listener, ReplyOptions(), context=["The mug is red."], system="Be kind.")  # type: ignore[arg-type]
 
 
 FIRST = [("system", "Be kind."), ("user", "The mug is red.\n\nWhich colour?")]
 
 
-def test_context_and_system_open_the_conversation_once(talk: Talk, listener: Listener) -> None:
+def test_context_and_system_open_the_conversation_once(talk: ChatSession, listener: Listener) -> None:
     talk.ask("Which colour?")
     talk.heard(heard("Red."))
     talk.ask("Sure?")
     assert listener.asked == [FIRST, [*FIRST, ("assistant", "Red."), ("user", "Sure?")]]
 
 
-def test_clear_forgets_what_was_said_and_keeps_the_context(talk: Talk, listener: Listener) -> None:
+def test_clear_forgets_what_was_said_and_keeps_the_context(talk: ChatSession, listener: Listener) -> None:
     talk.ask("Which colour?")
     talk.heard(heard("Red."))
     talk.clear()
@@ -64,14 +64,14 @@ def test_clear_forgets_what_was_said_and_keeps_the_context(talk: Talk, listener:
     assert talk.summary is None
 
 
-def test_a_reply_without_a_word_is_no_turn(talk: Talk, listener: Listener) -> None:
+def test_a_reply_without_a_word_is_no_turn(talk: ChatSession, listener: Listener) -> None:
     talk.ask("Which colour?")
     talk.heard(heard(""))
     talk.ask("Which colour?")
     assert listener.asked[1] == FIRST
 
 
-def test_a_question_that_could_not_be_asked_is_forgotten(talk: Talk, listener: Listener) -> None:
+def test_a_question_that_could_not_be_asked_is_forgotten(talk: ChatSession, listener: Listener) -> None:
     talk.ask("Which colour?")
     talk.heard(heard("Red."))
     listener.full = True

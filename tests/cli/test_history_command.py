@@ -154,7 +154,7 @@ def test_a_history_that_is_a_link_is_one_clear_line(
 def test_the_help_says_that_it_is_private(edge: Edge) -> None:
     shown = " ".join(edge("history", "--help").out.split())
     assert "never sent" in shown
-    for action in command.Action:
+    for action in command.HistoryAction:
         assert f"{action}: " in shown
 
 

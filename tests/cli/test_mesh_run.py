@@ -239,7 +239,7 @@ def test_what_a_worker_has_of_a_model_of_its_own_need_not_be_moved(
 def test_nobody_else_means_this_device_alone_and_nothing_to_measure(
     edge: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.cli.commands.mesh_run.surveyed", None)
+    monkeypatch.setattr("edgellm.cli.commands.mesh.run.surveyed", None)
     done = edge("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "3", "--retrieval", "off", "--json")
     assert done.code == 0
     assert stages(done) == {"here": (1, 12)}

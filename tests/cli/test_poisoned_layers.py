@@ -20,7 +20,7 @@ from edgellm.rpc.event_loop import run_there
 from edgellm.rpc.layers.upload import Cut, Pace, clean, put
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.worker_server import WorkerServer
-from edgellm.storage.layers.manifest import Piece, Recipe, forget_recipe, recipe_of
+from edgellm.storage.layers.manifest import LayerPiece, Recipe, forget_recipe, recipe_of
 from edgellm.storage.layers.store import LayerStore
 from tests.cli.conftest import Done
 from tests.rpc.strangers import befriend, device
@@ -43,7 +43,7 @@ class Home:
         shelf = Shelf(SeveralLayers(*places, stored), keep=0.0)
         self.worker = WorkerServer(shelf, Address("127.0.0.1", 0), threads=1, trust=self.worker_trust, stored=stored)
 
-    def attack(self, recipe: Recipe, bad: Recipe, pieces: dict[Piece, bytes]) -> None:
+    def attack(self, recipe: Recipe, bad: Recipe, pieces: dict[LayerPiece, bytes]) -> None:
         """Removes what can be removed, and brings the other layers 7 to 12."""
 
         async def work() -> None:

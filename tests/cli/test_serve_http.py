@@ -155,7 +155,7 @@ def test_a_port_that_was_asked_for_is_not_exchanged_and_the_usual_one_is(
         done = edge("serve", "--http-port", str(port))
         assert (done.code, str(port) in done.err) == (1, True)
         monkeypatch.setattr(options, "PORT", port)
-        door = options.opened(options.Wanted(True, "127.0.0.1", None, None, None, None, 1, 1))
+        door = options.opened(options.HTTPOptions(True, "127.0.0.1", None, None, None, None, 1, 1))
         assert door is not None
         assert door.address.port != port
         door.stop()

@@ -10,7 +10,7 @@ import pytest
 
 from bench.coldstart_paper import CLAIMS, row, table
 from edgellm.coldstart import paper_preset
-from edgellm.coldstart.cost_model import Model, Shape
+from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, Link, sending
 from edgellm.coldstart.plan import plan
 from edgellm.coldstart.problem import Task, fits, makespan, per_token, streamed, timeline
@@ -81,7 +81,7 @@ def test_memory_holds_as_many_layers_as_equation_22_lets_it(tokens: int, caps: t
 def test_the_cache_takes_memory() -> None:
     shape = paper_preset.model().shape
     without = task_of(paper_preset.devices(), paper_preset.model(), 4096, 1000)
-    with_cache = task_of(paper_preset.devices(), Model.of(shape), 4096, 1000)
+    with_cache = task_of(paper_preset.devices(), ModelCosts.of(shape), 4096, 1000)
     assert with_cache.need[0] - without.need[0] == 5096 * 4 * 8 * 128
 
 
@@ -147,8 +147,8 @@ def test_what_fits() -> None:
 
 
 def test_a_tied_head_is_kept_once_on_a_device_that_holds_all() -> None:
-    shape = Shape(4, 64, 4, 2, 16, 128)
-    tied = Model("tied", shape, (shape.weights,) * 4, (0.0,) * 4, embedding=1e6, head=1e6, tied=True)
+    shape = TransformerShape(4, 64, 4, 2, 16, 128)
+    tied = ModelCosts("tied", shape, (shape.weights,) * 4, (0.0,) * 4, embedding=1e6, head=1e6, tied=True)
     assert tied.bytes == pytest.approx(4 * shape.weights + 1e6)
     task = task_of(paper_preset.devices(), tied, 64)
     assert task.alone_load[0] == pytest.approx(tied.bytes / 5000e6)
@@ -160,8 +160,8 @@ def test_a_tied_head_is_kept_once_on_a_device_that_holds_all() -> None:
     [
         lambda: Device("a", 0.0, 0.4, 1e-3, 1.0, 1.0, 1.0, 1.0),
         lambda: Device("a", 1.0, 1.4, 1e-3, 1.0, 1.0, 1.0, 1.0),
-        lambda: Shape(4, 64, 4, 2, 16, 0),
-        lambda: Model("a", Shape(4, 64, 4, 2, 16, 8), (1.0,), (0.0,)),
+        lambda: TransformerShape(4, 64, 4, 2, 16, 0),
+        lambda: ModelCosts("a", TransformerShape(4, 64, 4, 2, 16, 8), (1.0,), (0.0,)),
         lambda: task_of((), paper_preset.model(), 64),
         lambda: task_of(paper_preset.devices(), paper_preset.model(), 0),
         lambda: Task(np.ones((1, 2)), -np.ones((1, 2)), np.zeros((1, 1)), np.ones(2), np.ones(1)),

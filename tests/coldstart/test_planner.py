@@ -13,11 +13,11 @@ from bench.coldstart_exact import SAME, compared
 from bench.coldstart_families import FAMILIES, drawn
 from edgellm.coldstart import paper_preset, reply_plan
 from edgellm.coldstart.algorithm1 import algorithm1, brute_force, every_plan
-from edgellm.coldstart.cost_model import Model
+from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.plan import advice, plan
 from edgellm.coldstart.planner import fastest, floor
 from edgellm.coldstart.problem import OVERLAPS, Overlap, Task, fits, makespan
-from edgellm.coldstart.problem_builder import Kept, task_of, where_it_lies
+from edgellm.coldstart.problem_builder import LayersOnDevice, task_of, where_it_lies
 from edgellm.coldstart.solver import label_search
 from edgellm.coldstart.solver.label_search import Search
 from edgellm.coldstart.solver.lp_bound import Bound, Columns, packing, potentials
@@ -87,12 +87,12 @@ def test_layers_that_differ_are_planned_exactly_for_both_objectives(family: str,
 def test_layers_are_planned_exactly_where_they_lie(seed: int, overlap: Overlap) -> None:
     """Some layers are nowhere on some devices, and some are loaded."""
     rng = np.random.default_rng(seed)
-    devices, model = paper_preset.devices()[:3], Model.of(replace(paper_preset.model().shape, layers=6))
+    devices, model = paper_preset.devices()[:3], ModelCosts.of(replace(paper_preset.model().shape, layers=6))
     free = uneven(drawn("wide", rng, 3, 6, overlap), rng)
     kept = {}
     for device in devices:
         disk = frozenset(np.flatnonzero(rng.random(6) < 0.7).tolist())
-        kept[device.name] = Kept(disk, frozenset(layer for layer in disk if rng.random() < 0.3))
+        kept[device.name] = LayersOnDevice(disk, frozenset(layer for layer in disk if rng.random() < 0.3))
     task, beyond = where_it_lies(replace(free, room=free.room + 1.0), devices, model, kept, 9)
     there = [cut for cut in every_plan(task) if makespan(task, cut) < beyond]
     for cut in there:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edgellm.coldstart import paper_preset, prefill_chunking
-from edgellm.coldstart.cost_model import Model, Shape
+from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device
 from edgellm.coldstart.problem import makespan
 from edgellm.coldstart.problem_builder import task_of
@@ -23,8 +23,8 @@ def test_in_one_part_it_is_the_planners_time(cut: tuple[tuple[int, int], ...], t
     assert seconds == pytest.approx(makespan(task, cut), rel=1e-9)
 
 
-SHAPE = Shape(layers=2, d_model=8, heads=1, kv_heads=1, d_head=8, d_ff=1_000_000)
-MODEL = Model("two layers", SHAPE, (1.0, 1.0), (0.0, 0.0))
+SHAPE = TransformerShape(layers=2, d_model=8, heads=1, kv_heads=1, d_head=8, d_ff=1_000_000)
+MODEL = ModelCosts("two layers", SHAPE, (1.0, 1.0), (0.0, 0.0))
 # a second a layer for every 100 tokens, however many there are at once
 EVEN = Device("a", 100e6 / 1e2 * 6 * 8, 1.0, 1e9, 1.0, 1e12, 1e15, 1e15)
 

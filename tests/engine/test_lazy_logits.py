@@ -17,8 +17,8 @@ from edgellm.engine import (
     HEADS,
     Capture,
     Context,
-    Head,
     LateRows,
+    LMHead,
     Model,
     SeqRows,
     head_pays,
@@ -102,13 +102,13 @@ def test_a_head_that_is_more_than_a_product_is_found_out(make_model: MakeModel) 
 def test_only_what_is_looked_at_is_computed(pair: tuple[Context, Context], monkeypatch: pytest.MonkeyPatch) -> None:
     late, plain = pair
     computed: list[tuple[int, int]] = []
-    compute = Head.compute
+    compute = LMHead.compute
 
-    def noted(head: Head, first: int, end: int) -> None:
+    def noted(head: LMHead, first: int, end: int) -> None:
         computed.append((first, end))
         compute(head, first, end)
 
-    monkeypatch.setattr(Head, "compute", noted)
+    monkeypatch.setattr(LMHead, "compute", noted)
     rows = late.decode_late(IDS[:8], outputs=8, reached=[0.0] * 7)
     assert isinstance(rows, LateRows)
     assert not computed
@@ -225,10 +225,10 @@ def test_who_has_another_head_or_a_small_one_has_none(make_model: MakeModel, ver
     other = make_model(replace(TINY, tied=False))
     other.head_is_plain = False
     assert head_of(other) is None
-    assert Head.open(other, 1) is None
+    assert LMHead.open(other, 1) is None
     gone = make_model(TINY)
     gone.path.unlink()
-    assert Head.open(gone, 1) is None
+    assert LMHead.open(gone, 1) is None
     split = make_model(TINY)
     split.size_bytes += 1  # of another file
     assert head_of(split) is None

@@ -73,7 +73,7 @@ def test_a_process_ends_quietly_while_a_thread_decodes(draft_path: Path) -> None
 
 def test_the_end_waits_for_whoever_computes_and_parks_whoever_comes_next() -> None:
     ending = native.Ending()
-    guard = native.Guard()
+    guard = native.NativeGuard()
     ending.watch(guard)
     inside, leave, ended = threading.Event(), threading.Event(), threading.Event()
 

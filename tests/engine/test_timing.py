@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import timing
-from edgellm.engine.timing import AGREE, Waiting, least, low, possible, repaired
+from edgellm.engine.timing import AGREE, CpuWait, least, low, possible, repaired
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 ROUNDS = 6
@@ -119,6 +119,6 @@ def test_where_the_system_does_not_tell_the_load_average_does(monkeypatch: pytes
     monkeypatch.setattr(timing, "_TASKS", tmp_path / "none")
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr("os.getloadavg", lambda: (8.0, 0.0, 0.0))
-    assert Waiting().share() == 0.75
+    assert CpuWait().share() == 0.75
     monkeypatch.setattr("os.getloadavg", lambda: (0.5, 0.0, 0.0))
-    assert Waiting().share() == 0.0
+    assert CpuWait().share() == 0.0

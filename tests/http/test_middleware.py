@@ -106,7 +106,7 @@ def test_of_two_headers_neither_is_believed(headers: list[tuple[bytes, bytes]], 
         answers.extend([message["status"]] if "status" in message else [])
 
     scope = {"type": "http", "scheme": "http", "method": "GET", "path": "/v1/models", "headers": headers}
-    asyncio.run(middleware.Guard(app, ["localhost"], "k" * 43)(scope, receive, send))
+    asyncio.run(middleware.SecurityMiddleware(app, ["localhost"], "k" * 43)(scope, receive, send))
     assert answers == [status]
 
 

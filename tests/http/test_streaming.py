@@ -16,10 +16,10 @@ import openai
 import pytest
 
 from edgellm.errors import Stopped, VerifierLost
-from edgellm.http.admission import Turns
+from edgellm.http.admission import FairLock
 from edgellm.http.handlers import Writer
 from edgellm.http.server import Door
-from edgellm.http.streaming import Piece, Running
+from edgellm.http.streaming import Running, TextDelta
 from edgellm.llm import Pair
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
@@ -84,7 +84,7 @@ def test_a_character_of_several_tokens_comes_whole_and_a_broken_one_at_the_end()
 
     *pieces, summary = asyncio.run(hear())
     assert pieces == [
-        Piece("a", (tokens[0],)), Piece("😀b", tuple(tokens[1:4])), Piece("\ufffd", (tokens[4],)),
+        TextDelta("a", (tokens[0],)), TextDelta("😀b", tuple(tokens[1:4])), TextDelta("\ufffd", (tokens[4],)),
     ]  # fmt: skip
     assert isinstance(summary, Summary)
 
@@ -285,7 +285,7 @@ def test_where_nobody_writes_all_else_is_answered() -> None:
 
 
 def test_replies_take_turns_in_the_order_in_which_they_came() -> None:
-    turns, order = Turns(), []
+    turns, order = FairLock(), []
     ready = threading.Barrier(3)
 
     def work(name: str) -> None:

@@ -21,7 +21,7 @@ from edgellm.diagnostics.results import Finding, State
 from edgellm.diagnostics.run import examine
 from edgellm.engine.build_info import Features
 from edgellm.rpc.address import Address
-from edgellm.rpc.discovery.mdns import Hint, Kind, announced
+from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announced
 from edgellm.rpc.trust.handshake import Offer, Welcomed
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.peer_store import Peer
@@ -138,7 +138,7 @@ def test_a_machine_in_no_network_is_told() -> None:
 
 
 def test_silence_where_not_even_our_own_word_comes_back_is_a_firewall_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "announced", lambda *_: announced(Kind.TEST, "", 1, []))  # says nothing
+    monkeypatch.setattr(network, "announced", lambda *_: announced(ServiceKind.TEST, "", 1, []))  # says nothing
     monkeypatch.setattr(network, "LISTEN_SECONDS", 0.2)
     monkeypatch.setattr(network, "_LONGEST_LISTEN", 0.2)
     heard = network.listen("0000-0000", ["127.0.0.1"])

@@ -15,7 +15,7 @@ import pytest
 from edgellm.cli.main import run
 from edgellm.errors import HistoryUnusable
 from edgellm.llm import Pair, profile_path
-from edgellm.llm.kept_data import LOGS_MOST, Kept, expire, forget, kept
+from edgellm.llm.kept_data import LOGS_MOST, KeptData, expire, forget, kept
 from edgellm.llm.profiling.store import keep_profile
 from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.spec.gates.profile import Profile
@@ -27,7 +27,7 @@ from edgellm.storage.state import write_state
 
 MODELS = Path(__file__).parents[2] / "models"
 SECRET = "my PIN is 4711"
-ALL = Kept(replies=1, conversations=1, typed=2, profiles=3, curves=1, logs=1)
+ALL = KeptData(replies=1, conversations=1, typed=2, profiles=3, curves=1, logs=1)
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_forgetting_counts_what_it_removes_and_leaves_nothing(profile: Profile) 
     assert kept() == ALL
     assert forget() == ALL
     assert found(SECRET) == []
-    assert kept() == forget() == Kept()
+    assert kept() == forget() == KeptData()
     assert str(ALL) == "1 reply, 1 conversation, 2 typed lines, 3 profiles, 1 cost curve, 1 crash log"
     left = {path.name: Profile.load(path) for path in (data_dir() / "profiles").iterdir()}
     assert set(left) == {"words.json", "none.json"}
@@ -106,7 +106,7 @@ def test_what_is_too_old_goes_and_the_rest_stays(on: bool) -> None:
     assert kept() == ALL
     set_max_age(timedelta(days=365))
     expire()
-    assert kept() == Kept()
+    assert kept() == KeptData()
     assert found(SECRET) == []
 
 

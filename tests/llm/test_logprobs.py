@@ -14,7 +14,7 @@ from edgellm.errors import InvalidOption, VerifierLost
 from edgellm.llm import Pair
 from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.services.handshake import Peer, greet
+from edgellm.services.handshake import VerifierInfo, greet
 from edgellm.services.server.verifier_server import VerifierServer
 from edgellm.spec.types import GREEDY, Chunk, Token
 from tests.spec.real import case
@@ -103,7 +103,7 @@ def test_a_verdict_on_a_chunk_brings_those_of_what_stands(server: VerifierServer
 def test_an_older_verifier_is_not_asked_for_them(
     f32_pair: tuple[Path, Path], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def older(*arguments: Any) -> Peer:
+    async def older(*arguments: Any) -> VerifierInfo:
         return replace(await greet(*arguments), tells=False)
 
     monkeypatch.setattr("edgellm.services.client.connection.greet", older)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import HEADS, Context, Model
-from edgellm.engine.timing import Waiting
+from edgellm.engine.timing import CpuWait
 from edgellm.llm import Pair
 from edgellm.llm.ngram_runtime import MEMORIES, Retrieval, measure_curve
 from edgellm.spec.context_pool import ContextPool
@@ -255,7 +255,7 @@ def test_a_correction_that_load_may_explain_is_not_kept(
         retrieval.uses(retrieval.itself())
         decodes = itertools.count(1)
         monkeypatch.setattr(ContextPool, "shared", property(lambda _self: next(decodes)))
-    monkeypatch.setattr(Waiting, "share", lambda _self: 0.0 if shares else 0.5)
+    monkeypatch.setattr(CpuWait, "share", lambda _self: 0.0 if shares else 0.5)
     for factor, same in ((4.0, True), (0.25, False)):  # load makes nothing faster
         rule = LengthRule(curve)
         for _ in range(5):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edgellm.engine import GgufHeader, check_gguf, cut
 from edgellm.engine.gguf.shard import check_cuttable
-from edgellm.mesh.runtime.layer_sources import Bounds, Loadable
+from edgellm.mesh.runtime.layer_sources import CutPoints, Loadable
 from edgellm.storage import fingerprint
 
 
@@ -25,8 +25,8 @@ class FolderLayers:
         found = (self.folder / model).glob("*.gguf")
         return frozenset(int(path.stem) for path in found if path.stem.isdecimal())
 
-    def bounds(self, model: str) -> Bounds:
-        return Bounds(self.held(model), self.held(model))
+    def bounds(self, model: str) -> CutPoints:
+        return CutPoints(self.held(model), self.held(model))
 
     def tidy(self, loaded: Collection[Path]) -> None:
         """Nobody removes them."""

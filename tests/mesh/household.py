@@ -11,7 +11,7 @@ import numpy as np
 
 from edgellm.engine import Context, Floats, Ids, Model
 from edgellm.errors import DeviceLost, EdgeError
-from edgellm.mesh.messages import Gone, Parcel, Work
+from edgellm.mesh.messages import Gone, Parcel, StageSpec
 from edgellm.mesh.placement.failover_planner import Able
 from edgellm.mesh.placement.split import Share
 from edgellm.mesh.runtime.layer_sources import Layers
@@ -31,7 +31,7 @@ class Cut:
 
     path: Path
     layers: FolderLayers
-    work: Work
+    work: StageSpec
 
 
 def cut_model(path: Path, folder: Path, context: int = 256, sessions: int = 2) -> Cut:
@@ -39,7 +39,7 @@ def cut_model(path: Path, folder: Path, context: int = 256, sessions: int = 2) -
     digest = layers.cut(path)
     with Model.load(path) as model:
         n, embd, vocab = model.n_layer, model.n_embd, model.n_vocab
-    return Cut(path, layers, Work(digest, path.stem, 0, n - 1, n, embd, vocab, context, sessions, wide=True))
+    return Cut(path, layers, StageSpec(digest, path.stem, 0, n - 1, n, embd, vocab, context, sessions, wide=True))
 
 
 class Device:
@@ -71,7 +71,7 @@ class DeviceSeat(LocalSeat):
         super().__init__(device.name, device.shelf, 1)
         self._device = device
 
-    def begin(self, work: Work, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:
+    def begin(self, work: StageSpec, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:
         if self._device.lost:
             post(Gone(DeviceLost("the plug was pulled.", "Put it back.")))
             return
@@ -83,7 +83,7 @@ class DeviceSeat(LocalSeat):
             super().put(parcel)
 
 
-def even(work: Work, names: Sequence[str]) -> tuple[Share, ...]:
+def even(work: StageSpec, names: Sequence[str]) -> tuple[Share, ...]:
     """The layers in about equal parts."""
     ends = np.linspace(0, work.layers, len(names) + 1).round().astype(int).tolist()
     return tuple(Share(name, a, b - 1) for name, a, b in zip(names, ends, ends[1:], strict=False))

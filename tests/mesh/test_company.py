@@ -12,7 +12,7 @@ import pytest
 from edgellm.engine import Block, Floats, Passage
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import Answer, Event, Failed, Parcel, Span, Times
+from edgellm.mesh.messages import Event, Failed, Parcel, StageAnswer, Times, TraceSpan
 from edgellm.mesh.runtime.stage import Stage
 from edgellm.mesh.runtime.weight_cache import Shelf
 from edgellm.mesh.verifier import MeshVerifier
@@ -94,14 +94,14 @@ class Held:
         self.stage = Stage(work, Shelf(self._slow), self.posted, threads=1)
         self.stage.start()
 
-    def results(self, n: int) -> dict[int, Answer | Failed]:
+    def results(self, n: int) -> dict[int, StageAnswer | Failed]:
         """Lets it go, and waits for what comes of `n` parcels."""
         self._slow.go.set()
-        found: dict[int, Answer | Failed] = {}
+        found: dict[int, StageAnswer | Failed] = {}
         done = threading.Event()
 
         def wanted(event: Event) -> bool:
-            if isinstance(event, Answer | Failed):
+            if isinstance(event, StageAnswer | Failed):
                 found[event.number] = event
             if len(found) == n:
                 done.set()
@@ -126,7 +126,7 @@ def test_who_is_there_goes_together(held: Held, whole: Whole, company: list[int]
     assert company == [SESSIONS] * verifier_cut.work.layers
     for session, text in enumerate(texts):
         answer = answers[session]
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, StageAnswer)
         assert answer.logits is not None
         whole.context.clear()
         assert np.abs(answer.logits - whole.context.decode(text)).max() < 1e-4
@@ -137,7 +137,7 @@ def test_who_is_there_goes_together(held: Held, whole: Whole, company: list[int]
     busy = sum(span.end - span.begin for span in computed)
     seconds = [answers[session].verdict.seconds for session in range(SESSIONS)]  # type: ignore[union-attr]
     assert all(0.0 < each <= busy + 1e-3 for each in seconds)  # each was computed as long as all were, not longer
-    assert all(isinstance(span, Span) and span.what in range(SESSIONS) for span in computed)
+    assert all(isinstance(span, TraceSpan) and span.what in range(SESSIONS) for span in computed)
 
 
 def test_one_that_fails_takes_nobody_along(held: Held, whole: Whole, company: list[int]) -> None:
@@ -152,7 +152,7 @@ def test_one_that_fails_takes_nobody_along(held: Held, whole: Whole, company: li
     assert isinstance(failed.error, InvalidOption)
     for session in (0, 1, 3):
         answer = found[session]
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, StageAnswer)
         assert answer.verdict.tokens.tolist() == whole.text(texts[session], 1)
 
 
@@ -167,7 +167,7 @@ def test_a_rule_that_fails_takes_nobody_along(held: Held, monkeypatch: pytest.Mo
         ask = judged(NOTHING, Sampling(1.0, seed=session), 8)
         held.stage.put(Parcel(session, session, 0, some_ids(8, 2000, session), ask))
     found = held.results(2)
-    assert isinstance(found[0], Answer)
+    assert isinstance(found[0], StageAnswer)
     assert isinstance(found[1], Failed)
 
 
@@ -182,5 +182,5 @@ def test_a_later_part_of_a_prompt_waits_for_the_earlier_one(held: Held, whole: W
     assert set(company) == {2}
     for session, text in enumerate(texts):
         answer = found[2 * session + 1]
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, StageAnswer)
         assert answer.verdict.tokens.tolist() == whole.text(text, 1)

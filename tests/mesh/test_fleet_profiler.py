@@ -13,7 +13,7 @@ import pytest
 from edgellm.coldstart.plan import Way, plan
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
-from edgellm.engine.timing import Waiting
+from edgellm.engine.timing import CpuWait
 from edgellm.errors import VerifierUnreachable
 from edgellm.llm.mesh.timeline import disproved_by
 from edgellm.mesh.model_costs import model_of
@@ -179,13 +179,13 @@ def test_figures_that_a_reply_has_disproved_are_measured_again_once(
 def test_figures_of_a_busy_machine_are_doubtful_and_short_lived(
     owner: Trust, blocks: Blocks, verifier_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Waiting, "share", lambda _self: 0.6)
+    monkeypatch.setattr(CpuWait, "share", lambda _self: 0.6)
     first, _ = look(owner, blocks, verifier_path)
     said = first.doubts()
     assert any(one.startswith("The figures of desk are doubtful: measured while the machine was") for one in said)
     assert "The line from here to desk was measured while this machine was busy." in said
     assert said[-1].startswith("Run again with --measure")
-    monkeypatch.setattr(Waiting, "share", lambda _self: 0.0)
+    monkeypatch.setattr(CpuWait, "share", lambda _self: 0.0)
     assert look(owner, blocks, verifier_path)[0].doubts() == said
     now = time.time()
     monkeypatch.setattr("edgellm.mesh.profiling.device_profiler.time.time", lambda: now + DOUBTFUL_OLDEST + 60.0)

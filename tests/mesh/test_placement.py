@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.coldstart.cost_model import Model, Shape
+from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device
 from edgellm.coldstart.plan import WORTH, foreseen
 from edgellm.errors import PlanImpossible
@@ -20,7 +20,7 @@ from edgellm.mesh.placement.split import Share
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.workers import Worker
 
-MODEL = Model.of(Shape(12, 1024, 16, 4, 64, 4096), "a model")
+MODEL = ModelCosts.of(TransformerShape(12, 1024, 16, 4, 64, 4096), "a model")
 ALL = frozenset(range(12))
 
 

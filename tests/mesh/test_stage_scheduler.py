@@ -9,26 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.mesh.messages import Parcel, Work
+from edgellm.mesh.messages import Parcel, StageSpec
 from edgellm.mesh.runtime import stage_scheduler as waiting
-from edgellm.mesh.runtime.stage_scheduler import COMPANY_ROWS, Waiting
+from edgellm.mesh.runtime.stage_scheduler import COMPANY_ROWS, StageQueue
 
-WORK = Work("ab" * 32, "a model", 0, 5, 6, 8, 100, 512, sessions=8)
+WORK = StageSpec("ab" * 32, "a model", 0, 5, 6, 8, 100, 512, sessions=8)
 
 
 def parcel(session: int, number: int, rows: int = 1) -> Parcel:
     return Parcel(session, number, 0, np.zeros(rows, dtype=np.int32))
 
 
-def line(*came: tuple[int, int], stages: int = 1) -> Waiting:
+def line(*came: tuple[int, int], stages: int = 1) -> StageQueue:
     """Parcels of (session, rows), numbered from 0."""
-    made = Waiting(replace(WORK, stages=stages))
+    made = StageQueue(replace(WORK, stages=stages))
     for number, (session, rows) in enumerate(came):
         made.put(parcel(session, number, rows))
     return made
 
 
-def numbers(waiting: Waiting, blocks: int = 1) -> list[int]:
+def numbers(waiting: StageQueue, blocks: int = 1) -> list[int]:
     return [moving.parcel.number for moving in waiting.next(blocks)]
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from edgellm.engine import Model, cut
 from edgellm.errors import EdgeError, InvalidOption, LayersMissing, ProtocolError
-from edgellm.mesh.messages import Event, Gone, Loaded, Parcel, Span, Times, Work
+from edgellm.mesh.messages import Event, Gone, Loaded, Parcel, StageSpec, Times, TraceSpan
 from edgellm.mesh.placement.split import ranges
-from edgellm.mesh.runtime.layer_sources import Bounds, Loadable
+from edgellm.mesh.runtime.layer_sources import CutPoints, Loadable
 from edgellm.mesh.runtime.pipeline import LocalSeat, Pipeline, Seat
 from edgellm.mesh.runtime.stage import Stage, check
 from edgellm.mesh.runtime.weight_cache import Shelf
@@ -31,7 +31,7 @@ CLOSE = 1e-4
 def opened(cut: Cut, n: int, **changes: object) -> Pipeline:
     shares = even(cut.work, [f"device {at}" for at in range(n)])
     work = replace(cut.work, **changes)  # type: ignore[arg-type]
-    stages: list[tuple[Seat, Work]] = [
+    stages: list[tuple[Seat, StageSpec]] = [
         (LocalSeat(share.name, Shelf(cut.layers), 1), replace(work, first=share.first, last=share.last))
         for share in shares
     ]
@@ -168,8 +168,8 @@ class Pairs:
     def held(self, model: str) -> frozenset[int]:
         return frozenset(range(12))
 
-    def bounds(self, model: str) -> Bounds:
-        return Bounds(frozenset(range(0, 12, 2)), frozenset(range(1, 12, 2)))
+    def bounds(self, model: str) -> CutPoints:
+        return CutPoints(frozenset(range(0, 12, 2)), frozenset(range(1, 12, 2)))
 
     def pieces(self, model: str, first: int, last: int) -> list[Loadable]:
         return [Loadable(layer, layer + 1, 1) for layer in range(first, last, 2)]
@@ -184,7 +184,7 @@ class Pairs:
 def test_a_piece_may_hold_several_layers(verifier_cut: Cut, whole: Whole, tmp_path: Path) -> None:
     work, layers = verifier_cut.work, Pairs(verifier_cut.path, tmp_path)
     shelf = Shelf(layers)
-    stages: list[tuple[Seat, Work]] = [
+    stages: list[tuple[Seat, StageSpec]] = [
         (LocalSeat(str(first), shelf, 1), replace(work, first=first, last=last)) for first, last in ((0, 3), (4, 11))
     ]
     pipeline, ids = Pipeline(stages), some_ids(20, 2000)
@@ -271,8 +271,8 @@ def test_what_no_stage_before_would_send(verifier_cut: Cut, first: int, parcel: 
 def test_what_follows_at_once_is_told_as_one(verifier_cut: Cut) -> None:
     stage = Stage(verifier_cut.work, Shelf(verifier_cut.layers), lambda _: None)
     for at in range(5):
-        stage._note(Span("compute", at, at * 1e-3, at * 1e-3 + 5e-4))
-    stage._note(Span("compute", 9, 1.0, 2.0))
+        stage._note(TraceSpan("compute", at, at * 1e-3, at * 1e-3 + 5e-4))
+    stage._note(TraceSpan("compute", 9, 1.0, 2.0))
     assert [span.what for span in stage._spans] == [0, 9]
     assert [span.end for span in stage._spans] == pytest.approx([4.5e-3, 2.0])
 

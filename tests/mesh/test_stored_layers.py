@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from edgellm.engine import Model, check_gguf
-from edgellm.mesh.runtime.layer_sources import Bounds
+from edgellm.mesh.runtime.layer_sources import CutPoints
 from edgellm.mesh.runtime.stored_layers import StoredLayers
-from edgellm.storage.layers.manifest import Piece, cut_piece, recipe_of
+from edgellm.storage.layers.manifest import LayerPiece, cut_piece, recipe_of
 from edgellm.storage.layers.store import LayerStore, cut_layers
 
 PLENTY = 10**9
@@ -91,7 +91,7 @@ def test_pieces_of_several_layers_say_where_a_stage_may_begin_and_end(draft_path
     pieces = []
     for first, last in ends:
         data = b"".join(bytes(portion) for portion in cut_piece(draft_path, 8, first, last))
-        pieces.append(Piece(first, last, len(data), hashlib.sha256(data).hexdigest()))
+        pieces.append(LayerPiece(first, last, len(data), hashlib.sha256(data).hexdigest()))
     recipe = replace(single, pieces=tuple(pieces))
     with store.receiving(recipe, pieces[:2]) as receiving:
         for piece in pieces[:2]:
@@ -101,7 +101,7 @@ def test_pieces_of_several_layers_say_where_a_stage_may_begin_and_end(draft_path
                 partial.finish()
     layers, model = StoredLayers(store), recipe.digest
     assert layers.held(model) == set(range(5))
-    assert layers.bounds(model) == Bounds(frozenset({0, 3}), frozenset({2, 4}))
+    assert layers.bounds(model) == CutPoints(frozenset({0, 3}), frozenset({2, 4}))
     assert layers.find(model, 0, 1) is None
     assert layers.find(model, 1, 4) is None
     assert layers.find(model, 0, 3) == store.find(pieces[0])

@@ -18,7 +18,7 @@ from edgellm.rpc.event_loop import run_there
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust import auth_interceptor as guards
 from edgellm.rpc.trust import handshake as greetings
-from edgellm.rpc.trust.auth_interceptor import Guard
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.handshake import Offer, welcome_handlers
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.rights import Right
@@ -48,7 +48,7 @@ async def stream(_request: Any, context: Any) -> None:
 async def serving(trust: Trust, said: Said | None = None) -> AsyncIterator[Address]:
     """A device with a secret for whoever may `verify`."""
     server = new_server()
-    guard = Guard(trust, (said if said is not None else []).append)
+    guard = AuthInterceptor(trust, (said if said is not None else []).append)
     watch = asyncio.create_task(guard.watch())
     methods = {
         "Secret": grpc.unary_unary_rpc_method_handler(guard.over(secret, Right.VERIFY)),

@@ -15,10 +15,10 @@ from edgellm.rpc.event_loop import run_there
 from edgellm.rpc.layers.benchmark_service import Measurer
 from edgellm.rpc.layers.service import layer_handlers
 from edgellm.rpc.layers.upload import Carried, Cut, Pace, put
-from edgellm.rpc.trust.auth_interceptor import Guard
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.handshake import welcome_handlers
 from edgellm.rpc.trust.trust import Trust
-from edgellm.storage.layers.manifest import Piece, Recipe, cut_piece
+from edgellm.storage.layers.manifest import LayerPiece, Recipe, cut_piece
 from edgellm.storage.layers.store import LayerStore
 
 
@@ -32,7 +32,7 @@ async def taking(
     """A device with this store; with `trust`, for paired devices alone."""
     told = said if said is not None else []
     server = new_server()
-    guard = None if trust is None else Guard(trust, told.append)
+    guard = None if trust is None else AuthInterceptor(trust, told.append)
     watch = None if guard is None else asyncio.create_task(guard.watch())
     server.add_generic_rpc_handlers((layer_handlers(store, guard, told.append, measurer, trust),))
     if trust is not None and guard is not None:
@@ -64,7 +64,7 @@ def device_taking(
 
 
 def cutter(model: Path, recipe: Recipe) -> Cut:
-    def cut(piece: Piece) -> Iterator[bytes | memoryview]:
+    def cut(piece: LayerPiece) -> Iterator[bytes | memoryview]:
         return cut_piece(model, recipe.layers, piece.first, piece.last)
 
     return cut

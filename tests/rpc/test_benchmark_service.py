@@ -16,7 +16,7 @@ from edgellm.errors import DeviceLost, EdgeError, MeasureFailed, NotPermitted, P
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel
 from edgellm.rpc.layers import bandwidth_probe, benchmark_service
-from edgellm.rpc.layers.bandwidth_probe import Line, ask_line, measure_line
+from edgellm.rpc.layers.bandwidth_probe import LinkSpeed, ask_line, measure_line
 from edgellm.rpc.layers.codec import method
 from edgellm.rpc.layers.device_figures import Figures, measure, read_figures, write_figures
 from edgellm.rpc.protos import layers_pb2 as pb
@@ -85,7 +85,7 @@ def test_figures_that_cannot_be_are_not_believed() -> None:
         with pytest.raises(ProtocolError):
             read_figures(said)
     with pytest.raises(ProtocolError):
-        Line(0.1, float("nan"), 1.0)
+        LinkSpeed(0.1, float("nan"), 1.0)
 
 
 def test_a_line_is_measured_both_ways(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:

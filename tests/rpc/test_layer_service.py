@@ -27,7 +27,7 @@ from edgellm.rpc.layers.upload import Cut, Pace, clean, held, put
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.storage.layers.manifest import Piece, Recipe
+from edgellm.storage.layers.manifest import LayerPiece, Recipe
 from edgellm.storage.layers.store import LayerStore
 from tests.rpc.doors import run
 from tests.rpc.layering import bring, taking
@@ -65,7 +65,7 @@ def test_layers_come_once_and_are_told_of(store: LayerStore, recipe: Recipe, cut
 def failing(cut: Cut, after: int, how: Exception, store: LayerStore) -> Cut:
     """Stops within a piece, when something of it has arrived."""
 
-    def cut_some(piece: Piece) -> Iterator[bytes | memoryview]:
+    def cut_some(piece: LayerPiece) -> Iterator[bytes | memoryview]:
         given = 0
         for portion in cut(piece):
             if given + len(portion) > after:
@@ -94,7 +94,7 @@ def test_what_was_cut_off_is_gone_on_with(store: LayerStore, recipe: Recipe, cut
 
 
 def test_a_model_that_has_changed_meanwhile_is_noticed(store: LayerStore, recipe: Recipe, cut: Cut) -> None:
-    def other(piece: Piece) -> Iterator[bytes | memoryview]:
+    def other(piece: LayerPiece) -> Iterator[bytes | memoryview]:
         for portion in cut(piece):
             yield bytes(portion).replace(b"\x00", b"\x01")
 

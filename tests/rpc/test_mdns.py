@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from zeroconf import IPVersion, ServiceInfo, Zeroconf
 
 from edgellm.rpc.address import Address
-from edgellm.rpc.discovery.mdns import Hint, Kind, announced, browse, code_number, hint_of, new_instance
+from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announced, browse, code_number, hint_of, new_instance
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.versions import LINK
 
@@ -22,7 +22,7 @@ def short() -> str:
     return Identity.new().id.short
 
 
-def found(kind: Kind, short: str, seconds: float = 10.0) -> Hint | None:
+def found(kind: ServiceKind, short: str, seconds: float = 10.0) -> Hint | None:
     """What is found of the device with this short ID; waits for it only as long as it takes."""
     hints = browse(kind, HERE, seconds, lambda found: any(hint.short == short for hint in found))
     return next((hint for hint in hints if hint.short == short), None)
@@ -30,24 +30,24 @@ def found(kind: Kind, short: str, seconds: float = 10.0) -> Hint | None:
 
 def test_a_device_is_found_where_it_listens(short: str) -> None:
     instance = new_instance()
-    with announced(Kind.DEVICE, short, 50151, HERE, instance) as begun:
+    with announced(ServiceKind.DEVICE, short, 50151, HERE, instance) as begun:
         assert begun
-        hint = found(Kind.DEVICE, short)
+        hint = found(ServiceKind.DEVICE, short)
         assert hint == Hint(short, LINK, instance, (Address("127.0.0.1", 50151),))
         assert hint.own
 
 
 def test_the_two_kinds_are_kept_apart(short: str) -> None:
-    with announced(Kind.DEVICE, short, 50151, HERE):
-        assert found(Kind.PAIRING, short, 1.0) is None
+    with announced(ServiceKind.DEVICE, short, 50151, HERE):
+        assert found(ServiceKind.PAIRING, short, 1.0) is None
 
 
 def test_nothing_else_is_announced(short: str) -> None:
     instance = new_instance()
-    with announced(Kind.DEVICE, short, 50151, HERE, instance):
-        assert found(Kind.DEVICE, short)
+    with announced(ServiceKind.DEVICE, short, 50151, HERE, instance):
+        assert found(ServiceKind.DEVICE, short)
         zeroconf = Zeroconf(interfaces=HERE, ip_version=IPVersion.V4Only)
-        info = zeroconf.get_service_info(Kind.DEVICE.value, f"{instance}.{Kind.DEVICE.value}")
+        info = zeroconf.get_service_info(ServiceKind.DEVICE.value, f"{instance}.{ServiceKind.DEVICE.value}")
         zeroconf.close()
     assert info is not None
     assert info.properties == {b"id": short.encode(), b"v": str(LINK).encode(), b"i": instance.encode()}
@@ -56,8 +56,8 @@ def test_nothing_else_is_announced(short: str) -> None:
 
 def test_the_number_of_a_code_follows_from_what_is_announced_anyway(short: str) -> None:
     instance = new_instance()
-    with announced(Kind.PAIRING, short, 50150, HERE, instance):
-        hint = found(Kind.PAIRING, short)
+    with announced(ServiceKind.PAIRING, short, 50150, HERE, instance):
+        hint = found(ServiceKind.PAIRING, short)
         assert hint is not None
         assert 1 <= hint.number == code_number(instance) <= 99
 
@@ -65,7 +65,11 @@ def test_the_number_of_a_code_follows_from_what_is_announced_anyway(short: str) 
 def said(properties: dict[str, str | bytes | None], host: str = "10.0.0.7", port: int = 5) -> Hint | None:
     """What is made of an announcement that was heard."""
     info = ServiceInfo(
-        Kind.DEVICE.value, f"x.{Kind.DEVICE.value}", port=port, properties=properties, parsed_addresses=[host]
+        ServiceKind.DEVICE.value,
+        f"x.{ServiceKind.DEVICE.value}",
+        port=port,
+        properties=properties,
+        parsed_addresses=[host],
     )
     return hint_of(info, local=False)
 
@@ -120,8 +124,8 @@ def test_a_name_that_is_not_resolved_at_once_is_asked_for_again(short: str, monk
         return ask(self, kind, name, patience) if len(tries) > 2 else None
 
     monkeypatch.setattr(Zeroconf, "get_service_info", late)
-    with announced(Kind.PAIRING, short, 50150, HERE):
-        assert found(Kind.PAIRING, short, 60.0)
+    with announced(ServiceKind.PAIRING, short, 50150, HERE):
+        assert found(ServiceKind.PAIRING, short, 60.0)
     assert tries == sorted(set(tries))
 
 
@@ -133,10 +137,10 @@ def test_what_is_not_found_quickly_is_looked_for_longer(short: str) -> None:
         def waiting(elapsed: float) -> None:
             waited.append(elapsed)
             if len(waited) == 2:
-                later.enter_context(announced(Kind.DEVICE, short, 50151, HERE))
+                later.enter_context(announced(ServiceKind.DEVICE, short, 50151, HERE))
 
         hints = browse(
-            Kind.DEVICE, HERE, 0.1, lambda found: any(hint.short == short for hint in found), longest=60.0,
+            ServiceKind.DEVICE, HERE, 0.1, lambda found: any(hint.short == short for hint in found), longest=60.0,
             waiting=waiting,
         )  # fmt: skip
     assert short in [hint.short for hint in hints]
@@ -145,13 +149,13 @@ def test_what_is_not_found_quickly_is_looked_for_longer(short: str) -> None:
 
 
 def test_what_was_found_in_part_is_looked_for_no_longer_than_usual(short: str) -> None:
-    with announced(Kind.DEVICE, short, 50151, HERE):
-        assert found(Kind.DEVICE, short)
-        hints = browse(Kind.DEVICE, HERE, 0.2, longest=600.0, some=lambda found: bool(found))
+    with announced(ServiceKind.DEVICE, short, 50151, HERE):
+        assert found(ServiceKind.DEVICE, short)
+        hints = browse(ServiceKind.DEVICE, HERE, 0.2, longest=600.0, some=lambda found: bool(found))
     assert hints
 
 
 def test_without_an_interface_nothing_is_found_and_nothing_fails(short: str) -> None:
-    with announced(Kind.DEVICE, short, 1, []) as begun:
+    with announced(ServiceKind.DEVICE, short, 1, []) as begun:
         assert not begun
-    assert browse(Kind.DEVICE, [], 5.0) == []
+    assert browse(ServiceKind.DEVICE, [], 5.0) == []

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import Work
+from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.runtime.weight_cache import Shelf
 from edgellm.mesh.verifier import MeshVerifier
-from edgellm.services.client.stage_client import Place, RemoteMember
+from edgellm.services.client.stage_client import Endpoint, RemoteMember
 from edgellm.services.server.worker_server import WorkerServer
 from tests.engine.logits import some_ids
 from tests.mesh.household import Cut, even
@@ -30,7 +30,7 @@ def workers(verifier_cut: Cut) -> Iterator[list[WorkerServer]]:
         worker.stop()
 
 
-def meshed(workers: Sequence[WorkerServer], work: Work, told: Callable[[str], None] | None = None) -> MeshVerifier:
-    members = [RemoteMember(Place(name, worker.address)) for name, worker in zip("abc", workers, strict=False)]
+def meshed(workers: Sequence[WorkerServer], work: StageSpec, told: Callable[[str], None] | None = None) -> MeshVerifier:
+    members = [RemoteMember(Endpoint(name, worker.address)) for name, worker in zip("abc", workers, strict=False)]
     mesh = Mesh(members, even(work, [member.name for member in members]), work, tell=told)
     return MeshVerifier(mesh, lambda _token: False, rows=16)

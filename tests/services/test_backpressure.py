@@ -18,7 +18,7 @@ from edgellm.services.server.verification_service import Happened, ServerEvent
 from edgellm.services.server.verifier_server import VerifierServer
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.types import GREEDY, Chunk, Ids
-from edgellm.verifier.scheduler import Limits
+from edgellm.verifier.scheduler import SchedulerLimits
 from edgellm.verifier.worker import ServiceRate
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 from tests.services.test_verification_service import Device, verify
@@ -173,7 +173,7 @@ def test_a_device_goes_on_alone_and_asks_again_after_the_time_it_was_told(
 
 def test_more_sessions_than_rows_of_a_batch(exact: Model, prompt: Ids, alone: Alone) -> None:
     """Whatever the scheduler may put together, llama.cpp wants room for one row of every sequence, and a chunk fits."""
-    limits = Limits(rows=2)
+    limits = SchedulerLimits(rows=2)
     with VerifierServer(exact, ANYWHERE, sessions=4, context=POSITIONS, threads=1, limits=limits) as server:
         remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
         verdict = remote.open(GREEDY).submit(prompt, Chunk(ids=np.array(alone(prompt, 8), dtype=np.int32))).result()

@@ -12,7 +12,7 @@ from bench.fleet import CACHED, GAMMA, Arrival, Fleet, Script, scripts
 from bench.many_devices import Bare, point, trace
 from bench.scheduler_cost import run
 from edgellm.engine import Model
-from edgellm.verifier.scheduler import Limits
+from edgellm.verifier.scheduler import SchedulerLimits
 
 DEVICES = 3
 
@@ -34,7 +34,7 @@ def test_a_trace_has_the_rate_and_the_share_that_were_asked_for() -> None:
 def test_every_arrival_is_answered_and_the_batches_are_as_they_should_be(
     verifier_model: Model, work: list[Script]
 ) -> None:
-    with closing(Fleet(verifier_model, work, 1, Limits(), 0)) as fleet:
+    with closing(Fleet(verifier_model, work, 1, SchedulerLimits(), 0)) as fleet:
         burst = [Arrival(0.0, device, kept) for kept in (0, 2) for device in range(DEVICES)]
         played = fleet.play(burst)
         assert len(played.latencies) == len(burst)

@@ -10,7 +10,7 @@ from edgellm.mesh.placement.split import Share
 from edgellm.mesh.runtime import watch
 from edgellm.mesh.runtime.weight_cache import Shelf
 from edgellm.mesh.verifier import MeshVerifier
-from edgellm.services.client.stage_client import Place, RemoteMember
+from edgellm.services.client.stage_client import Endpoint, RemoteMember
 from edgellm.services.server import mesh_service
 from edgellm.services.server.worker_server import WorkerServer
 from edgellm.spec.types import GREEDY
@@ -43,7 +43,7 @@ def test_the_others_take_over_from_one_that_lies(
     monkeypatch.setattr(mesh_service, "Stage", type("Liar", (LyingStage,), {"lie": lie}))
     told: list[str] = []
     with WorkerServer(Shelf(verifier_cut.layers), ANYWHERE, threads=1) as worker:
-        members: list[Member] = [RemoteMember(Place("liar", worker.address)), Device("here", verifier_cut.layers)]
+        members: list[Member] = [RemoteMember(Endpoint("liar", worker.address)), Device("here", verifier_cut.layers)]
         names = ("here", "liar") if last else ("liar", "here")
         mesh = Mesh(members, [Share(names[0], 0, 5), Share(names[1], 6, 11)], verifier_cut.work, tell=told.append)
         verifier = MeshVerifier(mesh, lambda _token: False, rows=16)
@@ -63,7 +63,7 @@ def test_who_gives_nothing_back_is_found_where_two_might_be_to_blame(
         monkeypatch.setattr(mesh_service, "Stage", _stage_of({6: "nothing"}))
         with WorkerServer(Shelf(verifier_cut.layers), ANYWHERE, threads=1) as liar:
             places = {"a": honest, "liar": liar, "c": honest}
-            members = [RemoteMember(Place(name, worker.address)) for name, worker in places.items()]
+            members = [RemoteMember(Endpoint(name, worker.address)) for name, worker in places.items()]
             shares = [Share("a", 0, 5), Share("liar", 6, 8), Share("c", 9, 11)]
             mesh = Mesh(members, shares, verifier_cut.work)
             verifier = MeshVerifier(mesh, lambda _token: False, rows=16)

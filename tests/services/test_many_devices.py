@@ -13,7 +13,7 @@ from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.verifier_server import VerifierServer
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import Limits, generate
+from edgellm.spec.loop import GenerationLimits, generate
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Ids, Sampling, Token
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
@@ -38,7 +38,7 @@ def reply(draft: Model, remote: RemoteVerifier, prompt: Ids, sampling: Sampling)
         gate=AlwaysGate(),
         verifier=remote,
         sampling=sampling,
-        limits=Limits(TOKENS, POSITIONS),
+        limits=GenerationLimits(TOKENS, POSITIONS),
         stats=Stats(),
     )
     written = [event.id for event in events if isinstance(event, Token)]

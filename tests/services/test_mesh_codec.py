@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Ids
 from edgellm.errors import EdgeError, EngineFailed, InvalidOption, ProtocolError
-from edgellm.mesh.messages import Answer, Failed, Gone, Loaded, Onward, Parcel, Span, Times, Work
+from edgellm.mesh.messages import Failed, Gone, Loaded, Onward, Parcel, StageAnswer, StageSpec, Times, TraceSpan
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.services.mesh_codec import (
     most_rows,
@@ -28,7 +28,7 @@ from edgellm.spec.types import Chunk, Sampling, Verdict
 from edgellm.verifier.requests import VerifyRequest
 from tests.verifier.asking import judged
 
-WORK = Work("ab" * 32, "a model", 2, 5, 8, 6, 500, 64, 3, stages=2)
+WORK = StageSpec("ab" * 32, "a model", 2, 5, 8, 6, 500, 64, 3, stages=2)
 token = st.integers(0, WORK.n_vocab - 1)
 ids = st.lists(token, min_size=1, max_size=20).map(lambda found: np.array(found, np.int32))
 sampling = st.builds(Sampling, st.floats(0.0, 2.0), st.integers(0, 100), st.floats(0.1, 1.0), st.integers(0, 2**63))
@@ -81,13 +81,13 @@ def test_events_arrive() -> None:
     logits = np.arange(1500, dtype=np.float32).reshape(3, 500)
     verdict = Verdict(1, np.array([7], np.int32), 0.5)
     rows = Parcel(1, 4, 3, np.ones((2, 6), np.float32))
-    spans = (Span("load", 3, 0.0, 1.0), Span("got", 9, 1.5, 1.5), Span("compute", 9, 1.5, 2.0))
-    for event in (Loaded(3, 1.5), Times(2, spans), Onward(rows), Answer(1, 8, verdict, logits)):
+    spans = (TraceSpan("load", 3, 0.0, 1.0), TraceSpan("got", 9, 1.5, 1.5), TraceSpan("compute", 9, 1.5, 2.0))
+    for event in (Loaded(3, 1.5), Times(2, spans), Onward(rows), StageAnswer(1, 8, verdict, logits)):
         written = write_event(event, True)
         assert written is not None
         got = read_event(written, WORK, {8: ask})
         assert type(got) is type(event)
-        if isinstance(got, Answer):
+        if isinstance(got, StageAnswer):
             assert (got.number, got.verdict.accepted, got.verdict.tokens.tolist()) == (8, 1, [7])
             np.testing.assert_array_equal(got.logits, logits)
         elif isinstance(got, Onward):
@@ -128,7 +128,7 @@ def test_parcels_that_cannot_be_meant(message: pb.MeshParcel, says: str) -> None
 
 
 def test_answers_that_nobody_has_asked_for() -> None:
-    answer = write_event(Answer(0, 8, Verdict(0, np.array([1], np.int32))), True)
+    answer = write_event(StageAnswer(0, 8, Verdict(0, np.array([1], np.int32))), True)
     assert answer is not None
     with pytest.raises(ProtocolError, match="nothing was asked"):
         read_event(answer, WORK, {7: asked(0, 0, Sampling(), False)})

@@ -13,7 +13,7 @@ from edgellm.errors import ContextFull, InvalidOption, ProtocolError
 from edgellm.rpc.channel import MAX_CHUNK, MAX_MESSAGE
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.verification_codec import (
-    Bounds,
+    RequestLimits,
     read_sampling,
     read_verdict,
     read_verify,
@@ -27,7 +27,7 @@ from edgellm.verifier.requests import VerifyRequest
 from tests.verifier.asking import request
 
 VOCABULARY = 300
-BOUNDS = Bounds(VOCABULARY, 512)
+BOUNDS = RequestLimits(VOCABULARY, 512)
 
 tokens = st.integers(0, VOCABULARY - 1)
 ids = st.lists(tokens, max_size=20)
@@ -82,7 +82,7 @@ def test_a_distribution_of_a_big_vocabulary_takes_little(seed: int, top_k: int, 
     ask = request(1, 0, array([1]), Chunk(ids=drawn.ids[:1], distributions=(drawn,)), 0)
     frame = write_verify(ask)
     assert frame.ByteSize() <= 40 + 5 * len(drawn.ids)
-    got = read_verify(frame.verify, Bounds(152_000, 512), 0, GREEDY).draft.distributions
+    got = read_verify(frame.verify, RequestLimits(152_000, 512), 0, GREEDY).draft.distributions
     assert got is not None
     assert (got[0].ids.tobytes(), got[0].probs.tobytes()) == (drawn.ids.tobytes(), drawn.probs.tobytes())
 

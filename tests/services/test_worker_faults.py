@@ -19,7 +19,7 @@ from edgellm.cli.commands.worker import serve_worker
 from edgellm.engine import check_gguf
 from edgellm.errors import DeviceLost, EdgeError, MeshBroken, PlanImpossible
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import Work
+from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.placement.split import Share
 from edgellm.mesh.runtime.pipeline import LocalSeat, Pipeline, Seat
 from edgellm.mesh.runtime.weight_cache import Shelf
@@ -30,7 +30,7 @@ from edgellm.rpc.event_loop import run_there
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.client.stage_client import Patience, Place, RemoteMember
+from edgellm.services.client.stage_client import Endpoint, RemoteMember, Timeouts
 from edgellm.services.mesh_codec import write_work
 from edgellm.services.server import stage_forwarder
 from edgellm.services.server.mesh_service import WORK
@@ -52,7 +52,7 @@ def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
     few = FolderLayers(tmp_path)
     few.cut(verifier_cut.path, range(4))
     with WorkerServer(Shelf(few), ANYWHERE, threads=1) as worker:
-        member = RemoteMember(Place("a", worker.address))
+        member = RemoteMember(Endpoint("a", worker.address))
         assert member.able(verifier_cut.work.model).holds == frozenset(range(4))
         assert member.able("0" * 64).holds == frozenset()
         mesh = Mesh([member], [Share("a", 0, 11)], verifier_cut.work)
@@ -64,7 +64,7 @@ def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
 
 def test_memory_that_is_short_is_said(verifier_cut: Cut) -> None:
     with WorkerServer(Shelf(verifier_cut.layers, memory=2_000_000), ANYWHERE, threads=1) as worker:
-        mesh = Mesh([RemoteMember(Place("a", worker.address))], [Share("a", 0, 11)], verifier_cut.work)
+        mesh = Mesh([RemoteMember(Endpoint("a", worker.address))], [Share("a", 0, 11)], verifier_cut.work)
         session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
         with pytest.raises(MeshBroken, match="a: Layer"):
             session.submit(PROMPT, NOTHING).result()
@@ -75,7 +75,7 @@ def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_
     with WorkerServer(Shelf(verifier_cut.layers, keep=0.3), ANYWHERE, threads=1) as worker:
         told: list[str] = []
         mesh = Mesh(
-            [RemoteMember(Place("a", worker.address))], [Share("a", 0, 11)], verifier_cut.work, tell=told.append
+            [RemoteMember(Endpoint("a", worker.address))], [Share("a", 0, 11)], verifier_cut.work, tell=told.append
         )
         session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
         own = whole.text(PROMPT, 2)
@@ -93,7 +93,7 @@ def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_
 def test_a_stage_that_waits_for_a_slower_one_is_not_idle(verifier_cut: Cut) -> None:
     slow, work = SlowLayers(verifier_cut.layers, 11), verifier_cut.work
     with WorkerServer(Shelf(verifier_cut.layers, keep=0.4), ANYWHERE, threads=1) as worker:
-        seats: list[Seat] = [RemoteMember(Place("a", worker.address)).seat(), LocalSeat("here", Shelf(slow), 1)]
+        seats: list[Seat] = [RemoteMember(Endpoint("a", worker.address)).seat(), LocalSeat("here", Shelf(slow), 1)]
         stages = [
             (seat, replace(work, first=share.first, last=share.last))
             for seat, share in zip(seats, even(work, ["a", "here"]), strict=True)
@@ -112,8 +112,8 @@ def test_who_says_nothing_is_lost(workers: list[WorkerServer], verifier_cut: Cut
     dead = socket.create_server(("127.0.0.1", 0))  # the system takes calls for it, and nobody answers
     told: list[str] = []
     members = [
-        RemoteMember(Place("dead", Address(*dead.getsockname())), Patience(beat=0.02, silent_beats=5)),
-        RemoteMember(Place("a", workers[0].address)),
+        RemoteMember(Endpoint("dead", Address(*dead.getsockname())), Timeouts(beat=0.02, silent_beats=5)),
+        RemoteMember(Endpoint("a", workers[0].address)),
     ]
     mesh = Mesh(members, even(verifier_cut.work, ["dead", "a"]), verifier_cut.work, tell=told.append)
     session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
@@ -180,7 +180,7 @@ def paired_worker(host: Trust, guest: Trust, verifier_cut: Cut) -> Iterator[Work
 def test_over_a_link_only_who_may_compute_is_answered(
     host: Trust, guest: Trust, paired_worker: WorkerServer, verifier_cut: Cut, whole: Whole
 ) -> None:
-    member = RemoteMember(Place("host", paired_worker.address, guest))
+    member = RemoteMember(Endpoint("host", paired_worker.address, guest))
     host.peers.grant(guest.identity.id, [Right.COMPUTE])
     mesh = Mesh([member], [Share("host", 0, 11)], verifier_cut.work)
     session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
@@ -196,7 +196,7 @@ def test_over_a_link_only_who_may_compute_is_answered(
         member.able(verifier_cut.work.model)
     mesh.close()
     with pytest.raises(EdgeError):  # nobody who shows no certificate
-        RemoteMember(Place("host", paired_worker.address)).able(verifier_cut.work.model)
+        RemoteMember(Endpoint("host", paired_worker.address)).able(verifier_cut.work.model)
 
 
 def test_a_plan_that_names_nobody(verifier_cut: Cut) -> None:
@@ -208,7 +208,7 @@ def test_what_does_not_fit_with_its_caches_is_refused_with_the_numbers(verifier_
     work, layers = verifier_cut.work, verifier_cut.layers
     weights = sum(layers.path(work.model, layer).stat().st_size for layer in range(12))
     with WorkerServer(Shelf(layers, memory=weights + 1_000_000), ANYWHERE, threads=1) as worker:
-        place = Place("a", worker.address)
+        place = Endpoint("a", worker.address)
         one, stage = weights / 12, 500_000.0
         member = RemoteMember(place, layer_bytes=one, stage_bytes=stage)
         assert member.able(work.model).most == int((weights + 1_000_000 - stage) / one)
@@ -229,8 +229,8 @@ def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_f
     worker = serve_worker(verifier_path, "127.0.0.1", 0, paired_only=False, memory=None, keep=1.0)
     try:
         n_vocab = next(t.shape[-1] for t in check_gguf(verifier_path).tensors if t.name == "token_embd.weight")
-        work = Work(fingerprint(verifier_path), "v", 0, 11, 12, 192, n_vocab, 2**20, 1)
-        pipeline = Pipeline([(RemoteMember(Place("a", worker.address)).seat(), work)])
+        work = StageSpec(fingerprint(verifier_path), "v", 0, 11, 12, 192, n_vocab, 2**20, 1)
+        pipeline = Pipeline([(RemoteMember(Endpoint("a", worker.address)).seat(), work)])
         future = pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT)))
         with pytest.raises(DeviceLost, match=r"of 1048576 tokens; of 100 MB for layers"):
             future.result(30)
@@ -245,14 +245,14 @@ def test_a_stage_does_not_dial_where_the_next_device_is_not_known_to_be(
 ) -> None:
     monkeypatch.setattr(stage_forwarder, "HELLO_SECONDS", 0.2)
 
-    async def met(line_of: Callable[[], stage_forwarder.Line]) -> bool:
+    async def met(line_of: Callable[[], stage_forwarder.StageForwarder]) -> bool:
         return await line_of().met()
 
     with socket.create_server(("127.0.0.1", 0)) as door:
         door.setblocking(False)
         prepare = pb.Prepare(next=f"127.0.0.1:{door.getsockname()[1]}", next_device=guest.identity.id.digest)
-        assert not run_there(met(lambda: stage_forwarder.Line(prepare, host, near=False))).result(30)
+        assert not run_there(met(lambda: stage_forwarder.StageForwarder(prepare, host, near=False))).result(30)
         with pytest.raises(BlockingIOError):
             door.accept()
-        assert not run_there(met(lambda: stage_forwarder.Line(prepare, host, near=True))).result(30)
+        assert not run_there(met(lambda: stage_forwarder.StageForwarder(prepare, host, near=True))).result(30)
         door.accept()[0].close()

@@ -15,13 +15,13 @@ import pytest
 from bench.kill_worker import Worker, run
 from edgellm.engine import Floats, Ids, cut
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import Work
+from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.placement.split import Share
-from edgellm.mesh.runtime.layer_sources import Bounds, Layers, Loadable
+from edgellm.mesh.runtime.layer_sources import CutPoints, Layers, Loadable
 from edgellm.mesh.runtime.pipeline import LocalSeat, Pipeline, Seat
 from edgellm.mesh.runtime.weight_cache import Lease, Shelf
 from edgellm.mesh.verifier import MeshVerifier
-from edgellm.services.client.stage_client import Place, RemoteMember
+from edgellm.services.client.stage_client import Endpoint, RemoteMember
 from edgellm.services.server import stage_forwarder
 from edgellm.services.server.worker_server import WorkerServer
 from edgellm.spec.types import GREEDY, Chunk
@@ -44,7 +44,7 @@ def processes(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFact
         worker.close()
 
 
-def opened(members: Sequence[RemoteMember], work: Work) -> Pipeline:
+def opened(members: Sequence[RemoteMember], work: StageSpec) -> Pipeline:
     shares = even(work, [member.name for member in members])
     return Pipeline(
         [(m.seat(), replace(work, first=s.first, last=s.last)) for m, s in zip(members, shares, strict=True)]
@@ -106,10 +106,10 @@ def test_the_stages_are_met_directly_and_rows_do_not_cross_the_coordinator(
 def test_where_the_next_stage_cannot_be_reached_the_coordinator_passes_on(
     workers: list[WorkerServer], verifier_cut: Cut, whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nobody(_line: stage_forwarder.Line) -> bool:
+    async def nobody(_line: stage_forwarder.StageForwarder) -> bool:
         return False
 
-    monkeypatch.setattr(stage_forwarder.Line, "met", nobody)
+    monkeypatch.setattr(stage_forwarder.StageForwarder, "met", nobody)
     verifier = meshed(workers, verifier_cut.work)
     session = verifier.open(GREEDY)
 
@@ -123,7 +123,7 @@ def test_where_the_next_stage_cannot_be_reached_the_coordinator_passes_on(
 def test_this_process_may_be_a_stage_too(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:
     work = verifier_cut.work
     for places in ("here first", "here between", "here last"):
-        seats: list[Seat] = [RemoteMember(Place(str(at), workers[at].address)).seat() for at in range(2)]
+        seats: list[Seat] = [RemoteMember(Endpoint(str(at), workers[at].address)).seat() for at in range(2)]
         at = ("here first", "here between", "here last").index(places)
         seats.insert(at, LocalSeat("here", Shelf(verifier_cut.layers), 1))
         shares = even(work, ["1", "2", "3"])
@@ -155,7 +155,7 @@ def test_weights_stay_warm_for_the_next_coordinator(workers: list[WorkerServer],
     verifier = meshed(workers[:1], verifier_cut.work)
     verifier.open(GREEDY).submit(PROMPT, NOTHING).result()
     verifier.close()
-    member = RemoteMember(Place("a", workers[0].address))
+    member = RemoteMember(Endpoint("a", workers[0].address))
     assert member.able(verifier_cut.work.model).warm == frozenset(range(12))
 
 
@@ -173,8 +173,8 @@ class InThrees:
     def held(self, _model: str) -> frozenset[int]:
         return frozenset(range(12))
 
-    def bounds(self, _model: str) -> Bounds:
-        return Bounds(frozenset(self._files), frozenset(first + 2 for first in self._files))
+    def bounds(self, _model: str) -> CutPoints:
+        return CutPoints(frozenset(self._files), frozenset(first + 2 for first in self._files))
 
     def pieces(self, _model: str, first: int, last: int) -> list[Loadable]:
         return [Loadable(layer, layer + 2, 1) for layer in range(first, last, 3)]
@@ -195,7 +195,7 @@ def test_pieces_of_several_layers_are_not_cut_when_it_is_planned_anew(
         places = []
         for name, layers in (("a", threes), ("b", verifier_cut.layers), ("c", threes)):
             worker = running.enter_context(WorkerServer(Shelf(layers), ANYWHERE, threads=1))
-            places.append((worker, RemoteMember(Place(name, worker.address))))
+            places.append((worker, RemoteMember(Endpoint(name, worker.address))))
         (_, a), (lost, b), (_, c) = places
         able = a.able(work.model)
         assert (able.begins, able.ends) == (frozenset({0, 3, 6, 9}), frozenset({2, 5, 8, 11}))
@@ -251,7 +251,7 @@ class Telling(Shelf):
         super().__init__(layers, memory=memory)
         self.asked, self.gave = threading.Event(), threading.Event()
 
-    def reserve(self, work: Work) -> Lease:
+    def reserve(self, work: StageSpec) -> Lease:
         self.asked.set()
         lease = super().reserve(work)
         self.gave.set()
@@ -267,7 +267,7 @@ def test_who_leaves_while_memory_is_waited_for_gets_none(verifier_cut: Cut) -> N
     shelf.asked.clear()
     shelf.gave.clear()
     with WorkerServer(shelf, ANYWHERE, threads=1) as worker:
-        seat = RemoteMember(Place("a", worker.address)).seat()
+        seat = RemoteMember(Endpoint("a", worker.address)).seat()
         seat.begin(work, lambda _event: None, None, lambda: False)
         assert shelf.asked.wait(60)
         seat.close()

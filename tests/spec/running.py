@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import Event, Limits, generate
+from edgellm.spec.loop import Event, GenerationLimits, generate
 from edgellm.spec.protocols import Gate
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Chunk, Decision, Ids, Notice, Source, Summary, Token
@@ -51,7 +51,7 @@ def run(
             gate=gate or AlwaysGate(),
             verifier=verifier,
             sampling=GREEDY,
-            limits=Limits(max_tokens, context, gamma, extra),
+            limits=GenerationLimits(max_tokens, context, gamma, extra),
             stats=stats,
             explain=explain,
         )

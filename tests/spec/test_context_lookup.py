@@ -18,7 +18,7 @@ from edgellm.spec.drafters.parallel import joined, part
 from edgellm.spec.gates.features import NAMES, signals
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.ngram.context_lookup import MATCHED, Precedents, Seen, differed, hesitation
-from edgellm.spec.ngram.sources import Context as Text
+from edgellm.spec.ngram.sources import ContextIndex as Text
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Precedent, Sampling, Verdict
 from tests.spec.real import case, ids
 

@@ -16,7 +16,7 @@ from edgellm.errors import InvalidOption
 from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters.early_exit import ExitDrafter
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
-from edgellm.spec.loop import Limits, generate
+from edgellm.spec.loop import GenerationLimits, generate
 from edgellm.spec.ngram.context_lookup import Precedents
 from edgellm.spec.protocols import Drafter, Gate
 from edgellm.spec.stats import Stats
@@ -233,7 +233,7 @@ def written(
         gate=gate,
         verifier=verifier,
         sampling=GREEDY,
-        limits=Limits(24, N_CTX),
+        limits=GenerationLimits(24, N_CTX),
         stats=Stats(),
     )
     return [event for event in events if isinstance(event, Token)]

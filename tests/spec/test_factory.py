@@ -9,7 +9,7 @@ import pytest
 
 from edgellm.spec.drafters.verdict_prediction import branches
 from edgellm.spec.gates.budget import Ledger
-from edgellm.spec.gates.factory import AUTO, BudgetGate, Choice, best_gate, choose, needs_profile
+from edgellm.spec.gates.factory import AUTO, BudgetGate, GateChoice, best_gate, choose, needs_profile
 from edgellm.spec.gates.features import JUDGED, NAMES, signals
 from edgellm.spec.gates.logistic import Linear
 from edgellm.spec.gates.offload_policy import Policy
@@ -41,7 +41,7 @@ def drafted(rng: np.random.Generator, ahead: int = 0) -> Chunk:
     )  # fmt: skip
 
 
-def chosen(gate: str, budget: float | None, ledger: Ledger | None = None) -> Choice:
+def chosen(gate: str, budget: float | None, ledger: Ledger | None = None) -> GateChoice:
     options = ReplyOptions(gate=gate, budget=budget)
     return choose(options, 1, profile=PROFILE, ledger=ledger or Ledger())
 

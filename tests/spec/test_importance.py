@@ -17,7 +17,7 @@ from edgellm.spec.drafters.early_exit import ExitDrafter
 from edgellm.spec.drafters.importance import ColumnSums, entropy, importance, prompt_share, without_sink
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import NeverGate
-from edgellm.spec.loop import Limits, generate
+from edgellm.spec.loop import GenerationLimits, generate
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Chunk, Token
 from tests.spec.real import case
@@ -215,7 +215,7 @@ def test_it_travels_with_the_token(model: Model, prompts: list[Ids]) -> None:
         gate=NeverGate(),
         verifier=None,
         sampling=GREEDY,
-        limits=Limits(4, N_CTX),
+        limits=GenerationLimits(4, N_CTX),
         stats=Stats(),
     )
     written = [event for event in events if isinstance(event, Token)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
-from edgellm.spec.loop import Limits, Word, generate, merge
+from edgellm.spec.loop import GenerationLimits, Word, generate, merge
 from edgellm.spec.protocols import Gate
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import (
@@ -200,7 +200,7 @@ def test_a_verifier_that_reads_the_prompt_at_once_changes_nothing(lost: tuple[in
     def written(announce: bool, verifier: FakeVerifier) -> list[int]:
         events = generate(
             prompt, alphabet=Letters(), drafter=FakeDrafter(chain(9, like=model)), gate=AlwaysGate(),
-            verifier=verifier, sampling=GREEDY, limits=Limits(40, 200), stats=Stats(), announce=announce,
+            verifier=verifier, sampling=GREEDY, limits=GenerationLimits(40, 200), stats=Stats(), announce=announce,
         )  # fmt: skip
         return [event.id for event in events if isinstance(event, Token)]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from edgellm.errors import ProtocolError, VerifierLost
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.guarded_session import BACK, LOST
-from edgellm.spec.loop import Limits, generate
+from edgellm.spec.loop import GenerationLimits, generate
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import (
     GREEDY,
@@ -91,7 +91,7 @@ def test_without_a_draft_model_a_lost_verifier_is_an_error(lost: int, drafter: F
     stats = Stats()
     reply = generate(
         PROMPT, alphabet=Letters(), drafter=drafter, gate=AlwaysGate(), verifier=verifier, sampling=GREEDY,
-        limits=Limits(30, 1000), stats=stats,
+        limits=GenerationLimits(30, 1000), stats=stats,
     )  # fmt: skip
     written: list[int] = []
     with pytest.raises(VerifierLost, match="no draft model"):
@@ -128,7 +128,7 @@ def test_closing_after_any_token(after: int) -> None:
     verifier, stats = FakeVerifier(BIG), Stats()
     reply = generate(
         PROMPT, alphabet=Letters(), drafter=FakeDrafter(SMALL), gate=AlwaysGate(), verifier=verifier, sampling=GREEDY,
-        limits=Limits(30, 1000), stats=stats,
+        limits=GenerationLimits(30, 1000), stats=stats,
     )  # fmt: skip
     written = [next(reply) for _ in range(after)]
     reply.close()  # type: ignore[attr-defined]
@@ -142,7 +142,7 @@ def test_stopping_between_tokens_stops_in_the_middle_of_a_chunk(after: int) -> N
     stats, verifier = Stats(), FakeVerifier(BIG)
     reply = generate(
         PROMPT, alphabet=Letters(), drafter=FakeDrafter(SMALL), gate=AlwaysGate(), verifier=verifier, sampling=GREEDY,
-        limits=Limits(30, 1000), stats=stats, stopped=lambda: stats.tokens == after,
+        limits=GenerationLimits(30, 1000), stats=stats, stopped=lambda: stats.tokens == after,
     )  # fmt: skip
     assert ids(list(reply)) == alone(BIG, after)
     assert stats.finish_reason == "cancelled"

@@ -16,7 +16,7 @@ from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import FAR, AheadDrafter
 from edgellm.spec.gates.rules import AlwaysGate, RandomGate
-from edgellm.spec.loop import Limits, generate
+from edgellm.spec.loop import GenerationLimits, generate
 from edgellm.spec.protocols import Gate
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Chunk, Ids, Sampling, Source, Token, Verdict
@@ -86,7 +86,7 @@ def write(
     verifier.patience = patience
     events = generate(
         prompt, alphabet=draft, drafter=ahead or own, gate=gate, verifier=verifier, sampling=sampling,
-        limits=Limits(24, POSITIONS), stats=Stats(),
+        limits=GenerationLimits(24, POSITIONS), stats=Stats(),
     )  # fmt: skip
     written = [event for event in events if isinstance(event, Token)]
     (ahead or own).close()

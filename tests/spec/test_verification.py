@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgellm.errors import EngineFailed, ProtocolError
 from edgellm.spec import verification
 from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import Limits, generate
+from edgellm.spec.loop import GenerationLimits, generate
 from edgellm.spec.sampling import distribution, draw, exact_distribution, uniforms
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import Chunk, Distribution, Sampling, Token
@@ -169,7 +169,7 @@ def pairs(
             gate=AlwaysGate(),
             verifier=FakeVerifier(model),
             sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p, seed),
-            limits=Limits(max_tokens=2, context=100, gamma=gamma),
+            limits=GenerationLimits(max_tokens=2, context=100, gamma=gamma),
             stats=Stats(),
         )
         seen[tuple(event.id for event in reply if isinstance(event, Token))] += 1

@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 
 from edgellm.errors import HistoryUnusable
-from edgellm.storage import History, Past
+from edgellm.storage import ChatEntry, History
 from edgellm.storage.chats import history as module
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def test_a_line_cut_by_a_crash_does_not_take_the_next_with_it(history: History) 
 def test_a_surrogate_in_the_file_does_not_come_out_of_it(history: History) -> None:
     history.add("q", "r")
     history.path.write_text('{"when": "2026-11-21T11:02:56+01:00", "question": "\\ud800", "reply": "r"}\n')
-    assert history.recent() == [Past("\ufffd", "r", datetime(2026, 11, 21, 10, 2, 56, tzinfo=UTC))]
+    assert history.recent() == [ChatEntry("\ufffd", "r", datetime(2026, 11, 21, 10, 2, 56, tzinfo=UTC))]
 
 
 def test_damaged_lines_go_when_it_is_shortened(history: History, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from edgellm.engine import check_gguf, cut
 from edgellm.errors import DiskFull, InvalidOption, LayersMissing, LayersRefused
 from edgellm.storage.layers import store as layers
 from edgellm.storage.layers.manifest import cut_piece, forget_recipe, recipe_of
-from edgellm.storage.layers.store import LayerStore, Piece, Recipe, cut_layers
+from edgellm.storage.layers.store import LayerPiece, LayerStore, Recipe, cut_layers
 
 PLENTY = 10**9
 
@@ -33,11 +33,11 @@ def store(tmp_path: Path) -> LayerStore:
     return LayerStore(tmp_path / "layers", PLENTY)
 
 
-def bytes_of(model: Path, recipe: Recipe, piece: Piece) -> bytes:
+def bytes_of(model: Path, recipe: Recipe, piece: LayerPiece) -> bytes:
     return b"".join(bytes(portion) for portion in cut_piece(model, recipe.layers, piece.first, piece.last))
 
 
-def put(store: LayerStore, recipe: Recipe, piece: Piece, data: bytes) -> None:
+def put(store: LayerStore, recipe: Recipe, piece: LayerPiece, data: bytes) -> None:
     with store.receiving(recipe, [piece]) as receiving, receiving.piece(piece) as partial:
         partial.append(data[partial.size :])
         partial.finish()

@@ -14,7 +14,7 @@ from edgellm.errors import LayersMissing, LayersRefused, StoreBusy, StoreFull
 from edgellm.storage.layers import store as layers
 from edgellm.storage.layers.manifest import cut_piece, recipe_of
 from edgellm.storage.layers.owners import RECIPES_MOST, Owners
-from edgellm.storage.layers.store import LayerStore, Piece, Recipe
+from edgellm.storage.layers.store import LayerPiece, LayerStore, Recipe
 
 PLENTY = 10**9
 X, Y = "aa" * 32, "bb" * 32
@@ -30,13 +30,13 @@ def store(tmp_path: Path) -> LayerStore:
     return LayerStore(tmp_path / "layers", PLENTY)
 
 
-def poisoned(recipe: Recipe, piece: Piece) -> Recipe:
+def poisoned(recipe: Recipe, piece: LayerPiece) -> Recipe:
     """The recipe as somebody else may claim it to be: the same model, and other bytes for one piece."""
     bad = replace(piece, sha256=hashlib.sha256(b"poison").hexdigest())
     return replace(recipe, pieces=tuple(bad if one is piece else one for one in recipe.pieces))
 
 
-def put(store: LayerStore, model: Path, recipe: Recipe, piece: Piece, owner: str, share: float = 1.0) -> None:
+def put(store: LayerStore, model: Path, recipe: Recipe, piece: LayerPiece, owner: str, share: float = 1.0) -> None:
     data = b"".join(bytes(portion) for portion in cut_piece(model, recipe.layers, piece.first, piece.last))
     with store.receiving(recipe, [piece], owner) as receiving:
         if store.find(piece) is None:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import pytest
 
 from edgellm.verifier import fairness
-from edgellm.verifier.fairness import BURST, EVENTS, Pacing, PassCost, Queue, Turns
-from edgellm.verifier.scheduler import Batch, Kind, Limits, next_batch
+from edgellm.verifier.fairness import BURST, EVENTS, DeviceTurns, Pacing, PassCost, Queue
+from edgellm.verifier.scheduler import BatchKind, ScheduledBatch, SchedulerLimits, next_batch
 from tests.verifier.wants import Want
 
-LIMITS = Limits()
+LIMITS = SchedulerLimits()
 
 
 def flood() -> list[Want]:
     return [Want(i, 1, 0, 5, "flood") for i in range(1, 9)]
 
 
-def sessions(batch: Batch[Want] | None) -> list[int]:
+def sessions(batch: ScheduledBatch[Want] | None) -> list[int]:
     assert batch is not None
     return [piece.request.session for piece in batch.slices]
 
 
 def test_each_device_has_a_turn_before_any_has_another() -> None:
-    turns = Turns()
+    turns = DeviceTurns()
     wants = turns.order([*flood(), Want(20, 1, 0, 5, "other")])
     assert [(want.session, want.turn) for want in wants[:4]] == [(1, 0), (20, 0), (2, 1), (3, 2)]
     turns.served(["flood"])
@@ -30,31 +30,31 @@ def test_each_device_has_a_turn_before_any_has_another() -> None:
 
 
 def test_beyond_the_first_turn_a_batch_is_no_heavier_than_its_budget() -> None:
-    wants = Turns().order([*flood(), Want(20, 1, 0, 5, "other")])
+    wants = DeviceTurns().order([*flood(), Want(20, 1, 0, 5, "other")])
     assert sessions(next_batch(wants, LIMITS, 5, budget=12)) == [1, 20, 2, 3]
     assert len(sessions(next_batch(wants, LIMITS, 5))) == 9
     devices = [Want(i, 1, 4, 5, str(i)) for i in range(64)]
-    assert len(sessions(next_batch(Turns().order(devices), LIMITS, 5, budget=12))) == 64
+    assert len(sessions(next_batch(DeviceTurns().order(devices), LIMITS, 5, budget=12))) == 64
 
 
 def test_a_long_verification_is_done_in_portions_where_others_ask() -> None:
     for wants, rows in (([], LIMITS.chunk), (flood()[:2], 16)):
-        batch = next_batch(Turns().order([Want(20, 1, 256, 0, "a"), *wants]), LIMITS, 0, budget=12)
+        batch = next_batch(DeviceTurns().order([Want(20, 1, 256, 0, "a"), *wants]), LIMITS, 0, budget=12)
         assert batch is not None
         assert (batch.slices[0].tokens, batch.slices[0].outputs) == (1 + rows, 1 + rows)
 
 
 def test_a_prefill_of_a_later_turn_does_not_go_ahead_of_a_verification() -> None:
     wants = [Want(1, 1, 0, 5, "flood"), Want(20, 1, 4, 5, "other"), Want(2, 300, 0, 5, "flood")]
-    batch = next_batch(Turns().order(wants), LIMITS, 5, budget=12)
+    batch = next_batch(DeviceTurns().order(wants), LIMITS, 5, budget=12)
     assert batch is not None
-    assert batch.kind is Kind.VERIFY
+    assert batch.kind is BatchKind.VERIFY
 
 
 def test_the_verifier_is_shared_while_more_than_one_device_has_asked_lately(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(fairness, "monotonic", lambda: now)
-    turns = Turns()
+    turns = DeviceTurns()
     turns.asked("a")
     assert not turns.shared()
     turns.asked("b")

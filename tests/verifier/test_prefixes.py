@@ -10,7 +10,7 @@ import pytest
 from edgellm.engine import Model
 from edgellm.errors import EngineFailed
 from edgellm.spec.types import Ids
-from edgellm.verifier.scheduler import Limits
+from edgellm.verifier.scheduler import SchedulerLimits
 from edgellm.verifier.worker import VerifierWorker
 from tests.services.conftest import Alone
 from tests.verifier.test_worker import SLOTS, Asker, Gate
@@ -25,7 +25,7 @@ def gate(exact: Model) -> Gate:
 
 @pytest.fixture
 def worker(gate: Gate, exact: Model) -> Iterator[VerifierWorker]:
-    worker = VerifierWorker(gate, SLOTS, exact.is_eog, Limits(chunk=CHUNK))
+    worker = VerifierWorker(gate, SLOTS, exact.is_eog, SchedulerLimits(chunk=CHUNK))
     worker.start()
     yield worker
     gate.allowed.set()

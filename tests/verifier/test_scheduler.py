@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.verifier.scheduler import Batch, Kind, Limits, Slice, next_batch
+from edgellm.verifier.scheduler import BatchKind, ScheduledBatch, ScheduledSlice, SchedulerLimits, next_batch
 from tests.verifier.wants import Want
 
-LIMITS = Limits(rows=128, chunk=32)
+LIMITS = SchedulerLimits(rows=128, chunk=32)
 
 wants = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 16), st.integers(0, 3)), max_size=12).map(
     lambda sizes: [Want(i, *size) for i, size in enumerate(sizes)]
 )
-limits = st.builds(Limits, rows=st.integers(32, 200), chunk=st.just(32), ahead=st.integers(1, 4), even=st.booleans())
+limits = st.builds(
+    SchedulerLimits, rows=st.integers(32, 200), chunk=st.just(32), ahead=st.integers(1, 4), even=st.booleans()
+)
 
 
 def test_nothing_wanted_nothing_done() -> None:
@@ -25,8 +27,9 @@ def test_nothing_wanted_nothing_done() -> None:
 
 def test_verifications_of_equal_row_counts_share_a_batch() -> None:
     mixed = [Want(1, 1, 4), Want(2, 3, 4), Want(3, 1, 4), Want(4, 5, 0)]
-    assert next_batch(mixed, LIMITS, 0) == Batch(
-        Kind.VERIFY, (Slice(mixed[0], 5, 5), Slice(mixed[2], 5, 5), Slice(mixed[3], 5, 1))
+    assert next_batch(mixed, LIMITS, 0) == ScheduledBatch(
+        BatchKind.VERIFY,
+        (ScheduledSlice(mixed[0], 5, 5), ScheduledSlice(mixed[2], 5, 5), ScheduledSlice(mixed[3], 5, 1)),
     )
     together = next_batch(mixed, replace(LIMITS, even=False), 0)
     assert together is not None
@@ -34,35 +37,35 @@ def test_verifications_of_equal_row_counts_share_a_batch() -> None:
 
 
 def test_a_long_prefix_is_prefilled_in_chunks_and_its_end_joins_the_verification() -> None:
-    kinds: list[tuple[Kind, int, int]] = []
+    kinds: list[tuple[BatchKind, int, int]] = []
     unseen = 70
     while unseen:
         batch = next_batch([Want(1, unseen, 4)], LIMITS, len(kinds))
         assert batch is not None
         kinds.append((batch.kind, batch.slices[0].tokens, batch.slices[0].outputs))
         unseen -= min(unseen, batch.slices[0].tokens)
-    assert kinds == [(Kind.PREFILL, 32, 0), (Kind.PREFILL, 32, 0), (Kind.VERIFY, 10, 5)]
+    assert kinds == [(BatchKind.PREFILL, 32, 0), (BatchKind.PREFILL, 32, 0), (BatchKind.VERIFY, 10, 5)]
 
 
 @pytest.mark.parametrize(("unseen", "steps"), [(33, [33]), (128, [128]), (140, [128, 12]), (300, [128, 128, 44])])
 def test_who_is_alone_is_prefilled_in_larger_pieces(unseen: int, steps: list[int]) -> None:
     found: list[int] = []
     while unseen:
-        batch = next_batch([Want(1, unseen, 0)], Limits(), len(found), alone=True)
+        batch = next_batch([Want(1, unseen, 0)], SchedulerLimits(), len(found), alone=True)
         assert batch is not None
         found.append(batch.slices[0].tokens)
         unseen -= found[-1]
     assert found == steps
-    few = next_batch([Want(1, 300, 0)], Limits(rows=64), 0, alone=True)
-    assert few == Batch(Kind.PREFILL, (Slice(Want(1, 300, 0), 64, 0),))
+    few = next_batch([Want(1, 300, 0)], SchedulerLimits(rows=64), 0, alone=True)
+    assert few == ScheduledBatch(BatchKind.PREFILL, (ScheduledSlice(Want(1, 300, 0), 64, 0),))
 
 
 def test_prefill_goes_first_but_not_twice_ahead_of_the_same_verification() -> None:
     long, waiting, late = Want(1, 1000, 4), Want(2, 1, 4, arrival=6), Want(3, 1, 9, arrival=7)
     first = next_batch([long, waiting], LIMITS, 6)
-    assert first == Batch(Kind.PREFILL, (Slice(long, 32, 0),))
+    assert first == ScheduledBatch(BatchKind.PREFILL, (ScheduledSlice(long, 32, 0),))
     second = next_batch([waiting, late, long], LIMITS, 7)
-    assert second == Batch(Kind.VERIFY, (Slice(waiting, 5, 5),))
+    assert second == ScheduledBatch(BatchKind.VERIFY, (ScheduledSlice(waiting, 5, 5),))
     third = next_batch([late, long], LIMITS, 7)
     assert third == first
 
@@ -76,11 +79,11 @@ def test_a_prefill_batch_has_as_many_chunks_as_may_go_ahead(ahead: int, sessions
 
 def test_a_verification_bigger_than_a_batch_goes_alone() -> None:
     batch = next_batch([Want(1, 32, 256), Want(2, 1, 0)], LIMITS, 0)
-    assert batch == Batch(Kind.VERIFY, (Slice(Want(1, 32, 256), 288, 257),))
+    assert batch == ScheduledBatch(BatchKind.VERIFY, (ScheduledSlice(Want(1, 32, 256), 288, 257),))
 
 
 @given(wants, limits, st.integers(0, 3))
-def test_a_batch_keeps_its_promises(waiting: list[Want], limits: Limits, prefills: int) -> None:
+def test_a_batch_keeps_its_promises(waiting: list[Want], limits: SchedulerLimits, prefills: int) -> None:
     batch = next_batch(waiting, limits, prefills)
     if batch is None:
         assert not waiting
@@ -89,11 +92,11 @@ def test_a_batch_keeps_its_promises(waiting: list[Want], limits: Limits, prefill
     assert batch.slices
     total = sum(piece.tokens for piece in batch.slices)
     assert len(batch.slices) == 1 or total <= limits.rows
-    assert batch.kind is Kind.VERIFY or total <= limits.ahead * limits.chunk
-    assert batch.kind is Kind.PREFILL or not limits.even or len({piece.tokens for piece in batch.slices}) == 1
+    assert batch.kind is BatchKind.VERIFY or total <= limits.ahead * limits.chunk
+    assert batch.kind is BatchKind.PREFILL or not limits.even or len({piece.tokens for piece in batch.slices}) == 1
     for piece in batch.slices:
         want = by_session.pop(piece.request.session)  # no session twice
-        if batch.kind is Kind.VERIFY:
+        if batch.kind is BatchKind.VERIFY:
             assert (piece.tokens, piece.outputs) == (want.unseen + want.drafted, want.drafted + 1)
         else:
             assert piece.outputs == 0
@@ -104,7 +107,9 @@ arrivals = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 150), st.integer
 
 
 @given(arrivals, limits)
-def test_over_time_nobody_waits_longer_than_promised(comings: list[tuple[int, int, int]], limits: Limits) -> None:
+def test_over_time_nobody_waits_longer_than_promised(
+    comings: list[tuple[int, int, int]], limits: SchedulerLimits
+) -> None:
     """Requests come while others are computed, each some batches behind the one before, and are served to the end."""
     times, at = [], 0
     for delay, unseen, drafted in comings:
@@ -122,7 +127,7 @@ def test_over_time_nobody_waits_longer_than_promised(comings: list[tuple[int, in
         if batch is None:
             continue
         ready = [want.session for want in waiting.values() if want.unseen <= limits.chunk]
-        if batch.kind is Kind.PREFILL:
+        if batch.kind is BatchKind.PREFILL:
             prefills += 1
             verified_since_prefill.clear()
             for session in ready:
@@ -144,9 +149,9 @@ def test_over_time_nobody_waits_longer_than_promised(comings: list[tuple[int, in
 def test_a_prefill_does_not_wait_for_what_another_device_has_asked_before() -> None:
     flood = [Want(session, 1, 0, arrival=0, device="flood", turn=session) for session in range(8)]
     honest = Want(9, 28, 4, arrival=2, device="honest")
-    first = next_batch([honest, *flood], Limits(), prefills=2, budget=10)
+    first = next_batch([honest, *flood], SchedulerLimits(), prefills=2, budget=10)
     assert first is not None
-    assert (first.kind, [piece.request.session for piece in first.slices]) == (Kind.PREFILL, [9])
-    then = next_batch([flood[0], honest, *flood[1:]], Limits(), prefills=3, budget=10)
+    assert (first.kind, [piece.request.session for piece in first.slices]) == (BatchKind.PREFILL, [9])
+    then = next_batch([flood[0], honest, *flood[1:]], SchedulerLimits(), prefills=3, budget=10)
     assert then is not None
-    assert then.kind is Kind.VERIFY
+    assert then.kind is BatchKind.VERIFY

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from edgellm.cli.chat_history import Notes, recall
-from edgellm.cli.chat_session import Talk
+from edgellm.cli.chat_session import ChatSession
 from edgellm.cli.commands.conversations import conversation_ids
 from edgellm.cli.commands.mesh.run import INTERRUPTED, OverDevices, over_devices
 from edgellm.cli.commands.peers import peer_names
@@ -24,7 +24,7 @@ from edgellm.errors import InvalidOption
 _WHICH = f"Which ones: {', '.join(GATES)}. auto is the one with the best evidence for this pair."
 
 
-class Gate(enum.StrEnum):
+class GateName(enum.StrEnum):
     """Which drafted chunks the verifier is asked about."""
 
     AUTO = "auto"
@@ -78,11 +78,11 @@ def chat(
         typer.Option(metavar="SHARE", help="The share of drafted chunks to verify, 0 to 1.", show_default="all"),
     ] = None,
     gate: Annotated[
-        Gate,
+        GateName,
         typer.Option(
             metavar="GATE", autocompletion=gate_names, help=_WHICH,
         ),
-    ] = Gate.AUTO,
+    ] = GateName.AUTO,
     parallel: Annotated[
         bool, typer.Option("--parallel/--no-parallel", help="Draft on while a served verifier checks.")
     ] = True,
@@ -174,7 +174,7 @@ def chat(
         say(pair.verifier_reason, style="dim")
     with pair:
         remember = recall(pair) if history and options.sources() else None
-        talk = Talk(
+        talk = ChatSession(
             pair, options, context=texts, system=system, remember=remember, history=notes.said(), keep=notes.keep,
             reports=reports,
         )  # fmt: skip

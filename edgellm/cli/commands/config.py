@@ -31,7 +31,7 @@ Each of them also has a variable: EDGELLM_CHAT_BUDGET, EDGELLM_SERVE_HTTP_PORT; 
 A word on the command line comes before a variable, a variable before the file. EDGELLM_HOME moves everything."""
 
 
-class Place(enum.StrEnum):
+class Folder(enum.StrEnum):
     """Folders of edgellm's own."""
 
     CONFIG = "config"
@@ -42,10 +42,10 @@ class Place(enum.StrEnum):
 
 def path(
     place: Annotated[
-        Place,
+        Folder,
         typer.Argument(metavar="PLACE", help="config: the file of settings. data: profiles, identity, paired devices, "
                        "history. cache: what can be made again. state: crash logs."),
-    ] = Place.CONFIG,
+    ] = Folder.CONFIG,
 ) -> None:  # fmt: skip
     from edgellm.cli.settings import config_file
     from edgellm.places import cache_dir, data_dir, state_dir

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edgellm.storage.chats.conversations import Conversation
 
 
-class Action(enum.StrEnum):
+class ConversationAction(enum.StrEnum):
     """What to do with conversations."""
 
     LIST = "list"
@@ -30,10 +30,10 @@ class Action(enum.StrEnum):
 
 def conversations(
     action: Annotated[
-        Action,
+        ConversationAction,
         typer.Argument(metavar="ACTION", help="list: all of them, the newest first. show: what was said in one. rm: "
                        "remove some, or --all."),
-    ] = Action.LIST,
+    ] = ConversationAction.LIST,
     which: Annotated[
         list[str] | None, typer.Argument(metavar="[ID]...", help="As the list has them; their beginnings will do.")
     ] = None,
@@ -44,15 +44,15 @@ def conversations(
     from edgellm.storage.chats.conversations import Conversations
 
     store = Conversations()
-    if action is Action.LIST:
+    if action is ConversationAction.LIST:
         if which:
             raise InvalidOption(f"The list has no use for {which[0]!r}.", "See: edgellm conversations --help")
         _list(store.all(), as_json)
         return
-    if everything == bool(which) or (everything and action is not Action.RM):
+    if everything == bool(which) or (everything and action is not ConversationAction.RM):
         raise InvalidOption(f"{action} needs IDs, or rm --all.", "See them with: edgellm conversations")
     chosen = store.all() if everything else [store.find(one) for one in which or ()]
-    if action is Action.SHOW:
+    if action is ConversationAction.SHOW:
         for one in chosen:
             if as_json:
                 emit(json.dumps({"id": one.id, "turns": [{"role": role, "content": text} for role, text in one.turns]}))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edgellm.storage import History, HistoryFacts
 
 
-class Action(enum.StrEnum):
+class HistoryAction(enum.StrEnum):
     """What to do with the history."""
 
     SHOW = "show"
@@ -34,12 +34,12 @@ class Action(enum.StrEnum):
 
 def history(
     action: Annotated[
-        Action,
+        HistoryAction,
         typer.Argument(metavar="ACTION",
                        help="show: how much is kept. path: where. clear: forget it all, with everything that was "
                        "derived from it. off: keep and read nothing from now on. on: keep and read again. keep: for "
                        "how long it is kept."),
-    ] = Action.SHOW,
+    ] = HistoryAction.SHOW,
     age: Annotated[
         str | None,
         typer.Argument(metavar="AGE", show_default=False, help="With keep: the greatest age, such as 90d, 12w, 6m or "
@@ -52,23 +52,23 @@ def history(
     from edgellm.storage import History
 
     store = History()
-    if yes and action is not Action.CLEAR:
+    if yes and action is not HistoryAction.CLEAR:
         raise InvalidOption(
             f"--yes means nothing to `history {action}`.", "Leave it out; it goes with `history clear`."
         )
-    if age is not None and action is not Action.KEEP:
+    if age is not None and action is not HistoryAction.KEEP:
         raise InvalidOption(
             f"{age[:40]!r} means nothing to `history {action}`.", "Leave it out; it goes with `history keep`."
         )
-    if action in (Action.SHOW, Action.CLEAR):
+    if action in (HistoryAction.SHOW, HistoryAction.CLEAR):
         tidy()
-    if action is Action.KEEP:
+    if action is HistoryAction.KEEP:
         _keep(age, as_json)
-    elif action is Action.PATH:
+    elif action is HistoryAction.PATH:
         emit(json.dumps({"path": str(store.path)}) if as_json else str(store.path))
-    elif action is Action.CLEAR:
+    elif action is HistoryAction.CLEAR:
         _clear(store, yes, as_json)
-    elif action is Action.SHOW:
+    elif action is HistoryAction.SHOW:
         _show(store.facts(), as_json)
     else:
         _turn(store, action, as_json)
@@ -111,8 +111,8 @@ def _clear(store: History, yes: bool, as_json: bool) -> None:
         say(f"forgot {gone}")
 
 
-def _turn(store: History, action: Action, as_json: bool) -> None:
-    if action is Action.OFF:
+def _turn(store: History, action: HistoryAction, as_json: bool) -> None:
+    if action is HistoryAction.OFF:
         store.turn_off()
         say(
             "The history is off: what is said, and what is derived from it, is neither kept nor read. What is "

@@ -16,7 +16,7 @@ from edgellm.cli.views.text import harmless, one_line, size
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from edgellm.storage import Plan, Pulled, Transfer
+    from edgellm.storage import DownloadPlan, Pulled, Transfer
 
 Name = Annotated[
     str,
@@ -46,7 +46,7 @@ def pull(
         say(str(pulled.path), style="dim")
 
 
-def _fetch(plan: Plan) -> Pulled:
+def _fetch(plan: DownloadPlan) -> Pulled:
     from edgellm import storage
 
     columns = (

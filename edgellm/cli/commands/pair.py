@@ -106,7 +106,7 @@ def _listening(hosts: Sequence[str], port: int) -> list[Address]:
 
 def _wait(trust: Trust, about: About, hosts: Sequence[str], port: int, as_json: bool) -> Peer:
     """Shows a code and waits until somebody has tried it, or time is up."""
-    from edgellm.rpc.discovery.mdns import Kind, announced, code_number, new_instance
+    from edgellm.rpc.discovery.mdns import ServiceKind, announced, code_number, new_instance
     from edgellm.rpc.trust.pairing import WINDOW_SECONDS, Window
     from edgellm.rpc.trust.pairing_code import Code
 
@@ -118,7 +118,7 @@ def _wait(trust: Trust, about: About, hosts: Sequence[str], port: int, as_json: 
     code = Code.new(code_number(instance))
     with Window(trust, code, about, WINDOW_SECONDS) as window:
         places = window.open(hosts, port)
-        with announced(Kind.PAIRING, trust.identity.id.short, places[0].port, hosts, instance):
+        with announced(ServiceKind.PAIRING, trust.identity.id.short, places[0].port, hosts, instance):
             if as_json:
                 emit(json.dumps({"code": str(code), "addresses": [str(place) for place in places],
                                  "seconds": WINDOW_SECONDS, "grants": sorted(about.rights)}))  # fmt: skip
@@ -146,7 +146,7 @@ def _join(trust: Trust, about: About, hosts: Sequence[str], place: Address | Non
 
 def _find(code: Code, hosts: Sequence[str]) -> Address:
     """Where the device that shows a code with this number announces itself."""
-    from edgellm.rpc.discovery.mdns import Kind, browse
+    from edgellm.rpc.discovery.mdns import ServiceKind, browse
     from edgellm.rpc.discovery.tcp_probe import listening
     from edgellm.rpc.event_loop import run_there
 
@@ -159,7 +159,12 @@ def _find(code: Code, hosts: Sequence[str]) -> Address:
         say(f"still looking ({elapsed:.0f} s, {LONGEST_SEARCH:.0f} s at most; Ctrl-C ends it) ...", style="dim")
 
     hints = browse(
-        Kind.PAIRING, hosts, SEARCH_SECONDS, lambda found: bool(fitting(found)), longest=LONGEST_SEARCH, waiting=waiting
+        ServiceKind.PAIRING,
+        hosts,
+        SEARCH_SECONDS,
+        lambda found: bool(fitting(found)),
+        longest=LONGEST_SEARCH,
+        waiting=waiting,
     )
     fit = fitting(hints)
     if len({hint.short for hint in fit}) > 1:

@@ -19,11 +19,11 @@ from edgellm.cli.views.text import ago, one_line, size
 from edgellm.errors import EdgeError, InvalidOption
 
 if TYPE_CHECKING:
-    from edgellm.rpc.discovery.peer_probe import Answer
+    from edgellm.rpc.discovery.peer_probe import ProbeResult
     from edgellm.rpc.trust.peer_store import Peers
 
 
-class Action(enum.StrEnum):
+class PeerAction(enum.StrEnum):
     """What to do with the list."""
 
     LIST = "list"
@@ -46,10 +46,10 @@ def peer_names(incomplete: str) -> Iterator[tuple[str, str]]:
 
 def peers(
     action: Annotated[
-        Action,
+        PeerAction,
         typer.Argument(metavar="ACTION",
                        help="list: who is there. rm: trust it no longer. rename, grant, revoke. path: of the file."),
-    ] = Action.LIST,
+    ] = PeerAction.LIST,
     device: Annotated[
         str | None, typer.Argument(metavar="DEVICE", help="A name, or an ID.", autocompletion=peer_names)
     ] = None,
@@ -63,32 +63,32 @@ def peers(
     from edgellm.rpc.trust.peer_store import Peers
 
     store = Peers()
-    if action in (Action.LIST, Action.PATH) and device is not None:
+    if action in (PeerAction.LIST, PeerAction.PATH) and device is not None:
         raise InvalidOption(f"`peers {action}` takes no device.", "To see one, look at the whole list: edgellm peers")
-    if action is Action.PATH:
+    if action is PeerAction.PATH:
         emit(json.dumps({"path": str(store.path)}) if as_json else str(store.path))
-    elif action is Action.LIST:
+    elif action is PeerAction.LIST:
         _list(store, interface, ask, as_json)
     else:
         _change(store, action, device, value, as_json)
 
 
-def _change(store: Peers, action: Action, device: str | None, value: str | None, as_json: bool) -> None:
+def _change(store: Peers, action: PeerAction, device: str | None, value: str | None, as_json: bool) -> None:
     if device is None:
         raise InvalidOption(f"`peers {action}` needs a device.", f"Such as: edgellm peers {_EXAMPLES[action]}")
-    if (value is None) is not (action is Action.RM):
-        what = "takes nothing more" if action is Action.RM else "needs one thing more"
+    if (value is None) is not (action is PeerAction.RM):
+        what = "takes nothing more" if action is PeerAction.RM else "needs one thing more"
         raise InvalidOption(f"`peers {action} {device}` {what}.", f"Such as: edgellm peers {_EXAMPLES[action]}")
     peer = store.find(device)
-    if action is Action.RM:
+    if action is PeerAction.RM:
         store.remove(peer.id)
         say(f"{peer.name} ({peer.id.short}) is a stranger now; what it has open here ends.")
         say("On that device, too: edgellm peers rm, if it shall not be asked any more.", style="dim")
-    elif action is Action.RENAME:
+    elif action is PeerAction.RENAME:
         new = store.rename(peer.id, value or "")
         say(f"{peer.name} ({peer.id.short}) is called {new.name} here.")
     else:
-        change = store.grant if action is Action.GRANT else store.revoke
+        change = store.grant if action is PeerAction.GRANT else store.revoke
         new = change(peer.id, read_grant(value or ""))
         say(f"{peer.name} ({peer.id.short}) may do here: {', '.join(sorted(new.rights)) or 'nothing'}.")
     if as_json:
@@ -99,14 +99,14 @@ def _change(store: Peers, action: Action, device: str | None, value: str | None,
 
 def _list(store: Peers, interface: list[str] | None, ask: bool, as_json: bool) -> None:
     from edgellm.rpc.discovery.interfaces import chosen_hosts
-    from edgellm.rpc.discovery.peer_probe import Answer, roll_call
+    from edgellm.rpc.discovery.peer_probe import ProbeResult, roll_call
     from edgellm.rpc.trust.trust import Trust
 
     known = store.all()
     if ask and known:
         answers = roll_call(Trust.here(), known, chosen_hosts(interface or ()))
     else:
-        answers = [Answer(peer, None, None, False) for peer in known]
+        answers = [ProbeResult(peer, None, None, False) for peer in known]
     if as_json:
         emit(json.dumps([_row(answer) for answer in answers], indent=2))
     elif not answers:
@@ -118,7 +118,7 @@ def _list(store: Peers, interface: list[str] | None, ask: bool, as_json: bool) -
                 say(f"{answer.peer.name}: {answer.trouble}", style="dim")
 
 
-def _table(answers: list[Answer], asked: bool) -> Table:
+def _table(answers: list[ProbeResult], asked: bool) -> Table:
     table = Table(box=None, pad_edge=False)
     for title in ("name", "id", "may here", "may there", "address", "last seen", "round trip", "offers", "version"):
         table.add_column(title, overflow="fold", justify="right" if title == "round trip" else "left")
@@ -142,7 +142,7 @@ def _table(answers: list[Answer], asked: bool) -> Table:
     return table
 
 
-def _row(answer: Answer) -> dict[str, Any]:
+def _row(answer: ProbeResult) -> dict[str, Any]:
     peer, welcomed = answer.peer, answer.welcomed
     return {
         "name": peer.name,
@@ -166,8 +166,8 @@ def _row(answer: Answer) -> dict[str, Any]:
 
 
 _EXAMPLES = {
-    Action.RM: "rm phone",
-    Action.RENAME: "rename phone old-phone",
-    Action.GRANT: "grant phone files",
-    Action.REVOKE: "revoke phone verify",
+    PeerAction.RM: "rm phone",
+    PeerAction.RENAME: "rename phone old-phone",
+    PeerAction.GRANT: "grant phone files",
+    PeerAction.REVOKE: "revoke phone verify",
 }

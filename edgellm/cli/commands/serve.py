@@ -19,6 +19,7 @@ from edgellm.cli.help_examples import model_names
 from edgellm.cli.http_options import (
     Http,
     HttpHost,
+    HTTPOptions,
     HttpPort,
     KeyFile,
     PlanFile,
@@ -26,7 +27,6 @@ from edgellm.cli.http_options import (
     TlsCert,
     TlsKey,
     Waiting,
-    Wanted,
     called,
     closing_door,
     invite,
@@ -128,7 +128,7 @@ def serve(
 
     tidy()
     at_once = replies if replies is not None else {Role.PAIR: 2, Role.VERIFIER: 8, Role.WORKER: 1}[role]
-    wanted = Wanted(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting, paired_only)
+    wanted = HTTPOptions(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting, paired_only)
     _check_role(role, given)
     if role is Role.PAIR and not http:
         raise InvalidOption("A pair is served over HTTP alone.", "Leave --no-http out, or say --role verifier.")

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from edgellm.cli.views.text import one_line, size
-from edgellm.coldstart.cost_model import Model
-from edgellm.coldstart.plan import Plan, Stage, Way, told
+from edgellm.coldstart.cost_model import ModelCosts
+from edgellm.coldstart.plan import Plan, PlannedStage, Way, told
 
 LOOKS = {
     "loading": ("░", "yellow"),
@@ -25,7 +25,7 @@ WIDEST = 72
 
 
 def show(
-    console: Console, plan: Plan, model: Model, tokens_in: int, tokens_out: int, milliseconds: float,
+    console: Console, plan: Plan, model: ModelCosts, tokens_in: int, tokens_out: int, milliseconds: float,
     moves: Sequence[tuple[str, int]] | None = None,
 ) -> None:  # fmt: skip
     """Prints it all. `moves`: bytes that each device still lacks, where that is known."""
@@ -87,7 +87,7 @@ def gantt(way: Way, width: int) -> list[Text]:
     return [*lines, legend]
 
 
-def at_moment(stage: Stage, moment: float, cell: float) -> str:
+def at_moment(stage: PlannedStage, moment: float, cell: float) -> str:
     """What the device does at a moment; a sending is seen even if it is shorter than a cell."""
     computing = stage.finish_s - stage.compute_s <= moment < stage.finish_s
     loading = moment < stage.load_s

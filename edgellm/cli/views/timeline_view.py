@@ -12,7 +12,7 @@ from rich.text import Text
 
 from edgellm.cli.views.plan_view import LOOKS, WIDEST, at_moment
 from edgellm.cli.views.text import one_line
-from edgellm.coldstart.plan import Stage, Way, told
+from edgellm.coldstart.plan import PlannedStage, Way, told
 from edgellm.llm.mesh.timeline import planned_for
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _line(head: str, cells: Sequence[str], end: float) -> Text:
     return line
 
 
-def _did(did: Did, stage: Stage, moment: float, cell: float, until: float) -> str:
+def _did(did: Did, stage: PlannedStage, moment: float, cell: float, until: float) -> str:
     """What a device did at a moment; whatever took less than a cell is seen."""
     if moment - cell / 2.0 > max(stage.finish_s, stage.load_s) or moment > until + cell:
         return ""

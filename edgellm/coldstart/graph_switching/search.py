@@ -24,7 +24,7 @@ Mask = int  # bit b is set where block b is switched
 Trail = tuple["Trail", Switch] | None  # the switches so far, the last one outermost
 
 
-class Node(NamedTuple):
+class SwitchState(NamedTuple):
     """A beginning of a schedule: the blocks switched, when each line is free again, and the switches made.
 
     `pending` is a block whose next computation may have to wait for its load, -1 for none: it can only be the one that
@@ -48,7 +48,7 @@ def optimum(instance: Instance, most: int = MOST) -> tuple[Plan, str]:
 
     Dynamic programming over (computations done, set of blocks switched). Of a beginning nothing matters for what
     follows but when the two lines are free again and whether a block is still waited for, so that most beginnings are
-    beaten by another in all of it; others cannot be continued to anything better than `beam` has found (`Costs.rest`).
+    beaten by another in all of it; others cannot be continued to anything better than `beam` has found (`LowerBounds`).
     Exponential in the number of blocks, as the problem is NP-hard (Appendix A).
 
     Raises `InvalidOption` where it would look at more than `most` beginnings.
@@ -78,10 +78,10 @@ def beam(instance: Instance, width: int = WIDTH) -> tuple[Plan, str]:
 
 def floor(instance: Instance) -> float:
     """A latency that no plan can undercut, also where an instance is too large for `optimum`."""
-    return max(Costs(instance).rest(0, 0), math.fsum(instance.load))
+    return max(LowerBounds(instance).rest(0, 0), math.fsum(instance.load))
 
 
-class Costs:
+class LowerBounds:
     """What is left to do behind a beginning, at the least."""
 
     def __init__(self, instance: Instance) -> None:
@@ -149,7 +149,7 @@ class Costs:
             loaded -= load[block]
         return max(computed, loaded)
 
-    def bound(self, step: int, node: Node) -> tuple[float, float]:
+    def bound(self, step: int, node: SwitchState) -> tuple[float, float]:
         """What comes of a beginning at the least; and, to tell equals apart, if it loads one by one from now on."""
         loads = self.loads(node.mask)
         least = max(node.computed + self.rest(step, node.mask), node.loaded + loads)
@@ -160,11 +160,11 @@ def _search(instance: Instance, upper: float, width: int | None, most: int | Non
     """A plan that takes less than `upper`, None where none was found; beginnings looked at, and whether some of them
     were left out for want of width.
     """
-    costs, target = Costs(instance), upper * (1.0 - MARGIN)
-    layer = [Node(0, 0.0, 0.0, -1, None)]
+    costs, target = LowerBounds(instance), upper * (1.0 - MARGIN)
+    layer = [SwitchState(0, 0.0, 0.0, -1, None)]
     looked, thinned = 0, False
 
-    def worth(step: int, nodes: Iterable[Node]) -> list[Node]:
+    def worth(step: int, nodes: Iterable[SwitchState]) -> list[SwitchState]:
         nonlocal looked, thinned
         kept = [(costs.bound(step, node), at, node) for at, node in enumerate(nodes)]
         looked += len(kept)
@@ -181,7 +181,7 @@ def _search(instance: Instance, upper: float, width: int | None, most: int | Non
         return [node for _, _, node in found]
 
     for step in range(instance.steps):
-        following: dict[Mask, list[Node]] = {}
+        following: dict[Mask, list[SwitchState]] = {}
         opened = worth(step + 1, (_computed(costs, step, node) for node in layer))
         while opened:
             for node in opened:
@@ -193,7 +193,7 @@ def _search(instance: Instance, upper: float, width: int | None, most: int | Non
     return _plan(costs, layer[at]) if taken < target else None, looked, thinned
 
 
-def _computed(costs: Costs, step: int, node: Node) -> Node:
+def _computed(costs: LowerBounds, step: int, node: SwitchState) -> SwitchState:
     """The step done, with the graph that its block has.
 
     That the computations wait while the load of just this block begins need not be looked at: the load can begin
@@ -205,7 +205,7 @@ def _computed(costs: Costs, step: int, node: Node) -> Node:
     return node._replace(computed=begin + costs.time(block, node.mask), start=start)
 
 
-def _loaded(costs: Costs, step: int, node: Node) -> Iterator[Node]:
+def _loaded(costs: LowerBounds, step: int, node: SwitchState) -> Iterator[SwitchState]:
     """One load more that begins before the step is over."""
     begin = max(node.start, node.loaded)
     if begin >= node.computed or node.last < node.inner:
@@ -222,30 +222,30 @@ def _loaded(costs: Costs, step: int, node: Node) -> Iterator[Node]:
             )
 
 
-def _closed(costs: Costs, step: int, node: Node) -> Node:
+def _closed(costs: LowerBounds, step: int, node: SwitchState) -> SwitchState:
     """The beginning before the next step; a block is no longer pending where it will be loaded in time for sure."""
     wait = node.loaded - node.computed
     pending = node.pending
     if wait <= 0.0 or (pending >= 0 and wait <= costs.until(step, pending, node.mask)):
         pending = -1
-    return Node(node.mask, node.computed, node.loaded, pending, node.trail)
+    return SwitchState(node.mask, node.computed, node.loaded, pending, node.trail)
 
 
-def _enter(nodes: list[Node], new: Node) -> None:
+def _enter(nodes: list[SwitchState], new: SwitchState) -> None:
     """Keeps of beginnings with the same steps done and blocks switched those that no other one beats."""
     if not any(_beats(node, new) for node in nodes):
         nodes[:] = [node for node in nodes if not _beats(new, node)]
         nodes.append(new)
 
 
-def _beats(one: Node, other: Node) -> bool:
+def _beats(one: SwitchState, other: SwitchState) -> bool:
     """Whether all that can follow the other can follow this one, no later."""
     if one.computed > other.computed or one.loaded > other.loaded:
         return False
     return one.pending < 0 or one.pending == other.pending or one.loaded <= other.computed
 
 
-Ranked = tuple[tuple[float, float], int, Node]
+Ranked = tuple[tuple[float, float], int, SwitchState]
 
 
 def _narrowed(ranked: list[Ranked], width: int) -> list[Ranked]:
@@ -260,7 +260,7 @@ def _narrowed(ranked: list[Ranked], width: int) -> list[Ranked]:
     return kept
 
 
-def _plan(costs: Costs, node: Node) -> Plan:
+def _plan(costs: LowerBounds, node: SwitchState) -> Plan:
     """The switches of a whole schedule; those that it leaves come after the prefill."""
     switches = []
     trail = node.trail

@@ -42,7 +42,7 @@ def split(rows: Sequence[SeqRows], most: int) -> tuple[list[SeqRows], list[SeqRo
     return heads, rest
 
 
-class Batch:
+class LlamaBatch:
     """Room for `n` rows. `tokens` is its native form; `embeddings` makes one that takes float rows instead."""
 
     def __init__(self, n: int, n_ctx: int) -> None:

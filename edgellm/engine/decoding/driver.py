@@ -74,7 +74,7 @@ def open_context(
     if not flash_attention:
         params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
     mark = native.log.count
-    with native.Guard():
+    with native.NativeGuard():
         pointer = lib.llama_init_from_model(model.pointer, params)
     if not pointer:
         raise EngineFailed(

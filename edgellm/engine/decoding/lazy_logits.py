@@ -14,7 +14,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.decoding.lm_head import ROWS, Head
+from edgellm.engine.decoding.lm_head import ROWS, LMHead
 from edgellm.engine.native import lib
 from edgellm.engine.types import Floats
 
@@ -28,7 +28,7 @@ _SAME = 1e-3  # of the largest logit: products of other shapes are rounded in an
 class Late:
     """Of one context: while it is watched, its graph stops before the head, and the rows that it would get are kept."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: LMHead) -> None:
         self.head = head
         self.seconds: Sequence[float] = _USUAL
         """Of heads of `HEADS` rows together, or what is in proportion to them."""

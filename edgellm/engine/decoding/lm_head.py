@@ -66,7 +66,7 @@ def why_late(model: Model) -> tuple[bool, str]:
     return True, f"heads are computed for what is looked at: they are {share:.0%} of the model"
 
 
-class Head:
+class LMHead:
     """Of one model, for one thread at a time: `states` are rows behind the last norm, `logits` what is made of them."""
 
     def __init__(self, model: Model, head: TensorInfo, threads: int) -> None:
@@ -77,7 +77,7 @@ class Head:
         except (AttributeError, OSError) as error:
             raise EngineFailed("This llama.cpp computes no head alone.", "Take edgellm's own version.") from error
         self._kind, row = head.kind, head.nbytes // head.shape[1]
-        self._guard = native.Guard()
+        self._guard = native.NativeGuard()
         self._threads = self._share = threads
         self.states = _aligned(ROWS, model.n_embd)
         self.logits = _aligned(ROWS, model.n_vocab)
@@ -90,7 +90,7 @@ class Head:
         self._graphs: dict[tuple[int, int], _Graph] = {}
 
     @classmethod
-    def open(cls, model: Model, threads: int) -> Head | None:
+    def open(cls, model: Model, threads: int) -> LMHead | None:
         """None: this model's head is another, or this llama.cpp computes none alone."""
         head = head_of(model)
         try:

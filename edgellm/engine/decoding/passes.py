@@ -10,11 +10,11 @@ from edgellm.engine import native
 from edgellm.engine.abort_flag import Stop
 from edgellm.engine.cores import sharing
 from edgellm.engine.decoding import driver
-from edgellm.engine.decoding.batch import Batch
+from edgellm.engine.decoding.batch import LlamaBatch
 from edgellm.engine.decoding.cache import Cache
 from edgellm.engine.decoding.graph_hooks import Capture, Recorder
 from edgellm.engine.decoding.lazy_logits import Late
-from edgellm.engine.decoding.lm_head import Head
+from edgellm.engine.decoding.lm_head import LMHead
 from edgellm.engine.model import Model
 from edgellm.engine.native import lib
 from edgellm.engine.types import Floats, Ids
@@ -63,7 +63,7 @@ class Passes(Cache):
         flash = native.flash_pays(model.n_params, self.n_batch) if flash is None else flash
         self.flash = flash and not self.exact and not (capture and capture.attention)
         self.captured = None if capture is None else Recorder(capture, n_seq, unified)
-        head = Head.open(model, self.threads) if late and capture is None else None
+        head = LMHead.open(model, self.threads) if late and capture is None else None
         self._late = None if head is None else Late(head)
         seer = self.captured or self._late
         self._owned = driver.open_context(
@@ -81,7 +81,7 @@ class Passes(Cache):
             raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
         self._logits = driver.LogitsView(model.n_vocab)
         self._stopped: Callable[[], bool] | None = None
-        self._batch = Batch(self.n_batch, n_ctx)
+        self._batch = LlamaBatch(self.n_batch, n_ctx)
         outer = None if capture is None else {capture.stop_after, *capture.outputs}
         # the last layer's output holds only the rows of which logits are wanted
         self._flag_all = bool(outer and model.n_layer - 1 in outer)

@@ -14,7 +14,7 @@ _OUTPUT, _FLASH, _PLAIN = 2, 4, 6  # rows of the embedding's width that live bes
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class MemoryEstimate:
     """Of one model: what its graph looks like, in numbers, of which `params` are the weights' of one layer.
 
     `kv`: bytes of keys and values of one layer for one position. `exact`: computed without flash attention, in f32.
@@ -54,7 +54,7 @@ def _cells(context: int) -> int:
     return -(-context // _PAD) * _PAD
 
 
-def costs_of(header: GgufHeader) -> Costs:
+def costs_of(header: GgufHeader) -> MemoryEstimate:
     """Of a model that can be cut, or of some of its layers.
 
     Raises:
@@ -63,7 +63,7 @@ def costs_of(header: GgufHeader) -> Costs:
     known = dimensions(header)
     exact = all(TENSOR_TYPES[t.kind][0] == "F32" for t in header.tensors)
     blocks = [t for t in header.tensors if t.name.startswith("blk.")]
-    return Costs(
+    return MemoryEstimate(
         kv=known.kv_heads * (known.keys + known.values) * (4 if exact else 2), heads=known.heads, width=known.d_model,
         ff=known.d_ff,
         vocabulary=max((t.shape[-1] for t in header.tensors if t.name in ("token_embd.weight", "output.weight")),

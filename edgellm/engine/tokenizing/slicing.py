@@ -53,7 +53,7 @@ class Special:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class TextSlice:
     """A part of a text. `bounded`: llama.cpp tokenises it in this process, on any thread, in a few milliseconds."""
 
     text: str
@@ -75,7 +75,7 @@ class Slicer:
         self.whole = 0 if pre in _FATAL or not (self._known or self._flat) else SLICE if self._flat else DEPTH
         """Characters of a text that is short enough as it is."""
 
-    def slices(self, text: str, special: bool) -> Iterator[Slice]:
+    def slices(self, text: str, special: bool) -> Iterator[TextSlice]:
         """Yield the parts of `text`, in order. `special`: control tokens in it are meant as such."""
         pattern = self._pattern(special)
         gap = FLAT if self._flat else self.whole
@@ -85,16 +85,16 @@ class Slicer:
             cut = _find(pattern, text, safe + 1 + gap // 2, far) or _find(pattern, text, safe + 1, far)
             if cut is None:
                 if start < safe:
-                    yield Slice(text[start:safe], bounded=True)
+                    yield TextSlice(text[start:safe], bounded=True)
                 cut = _find(pattern, text, max(far, safe + SLICE), len(text)) or len(text)
-                yield Slice(text[safe:cut], bounded=False)
+                yield TextSlice(text[safe:cut], bounded=False)
                 start = cut
             elif cut - start >= SLICE:  # in one go, since each call prepares regular expressions anew
-                yield Slice(text[start:cut], bounded=True)
+                yield TextSlice(text[start:cut], bounded=True)
                 start = cut
             safe = cut
         if start < len(text):
-            yield Slice(text[start:], bounded=True)
+            yield TextSlice(text[start:], bounded=True)
 
     def _pattern(self, special: bool) -> re.Pattern[str] | None:
         if special not in self._patterns:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from edgellm.http.streaming import Piece
+from edgellm.http.streaming import TextDelta
 from edgellm.spec.types import Logprobs, Notice, Summary, Token
 
 Json: TypeAlias = dict[str, Any]
@@ -20,7 +20,7 @@ _ENDS = {"stop": "stop", "length": "length", "cancelled": "stop"}
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ResponseHead:
     """What every object of one reply begins with."""
 
     kind: str
@@ -33,12 +33,12 @@ class Head:
         return about | {"system_fingerprint": "edgellm"} | rest
 
 
-class Shape(Protocol):
+class ResponseShape(Protocol):
     """How one of the two kinds of reply looks, whole or in chunks."""
 
     def opening(self) -> Iterator[Json]: ...
 
-    def chunk(self, piece: Piece) -> Json: ...
+    def chunk(self, piece: TextDelta) -> Json: ...
 
     def notice(self, notice: Notice) -> Json: ...
 
@@ -46,20 +46,20 @@ class Shape(Protocol):
 
     def usage(self, summary: Summary) -> Json: ...
 
-    def whole(self, pieces: Sequence[Piece], notices: Sequence[Notice], summary: Summary) -> Json: ...
+    def whole(self, pieces: Sequence[TextDelta], notices: Sequence[Notice], summary: Summary) -> Json: ...
 
 
 class ChatShape:
     """/v1/chat/completions."""
 
     def __init__(self, model: str, piece: Bytes) -> None:
-        self._head = Head("chat.completion", f"chatcmpl-{secrets.token_hex(12)}", model)
+        self._head = ResponseHead("chat.completion", f"chatcmpl-{secrets.token_hex(12)}", model)
         self._piece = piece
 
     def opening(self) -> Iterator[Json]:
         yield self._delta({"role": "assistant", "content": ""})
 
-    def chunk(self, piece: Piece) -> Json:
+    def chunk(self, piece: TextDelta) -> Json:
         return self._delta({"content": piece.text}, self._told([piece])) | {"edgellm": {"tokens": tokens([piece])}}
 
     def notice(self, notice: Notice) -> Json:
@@ -72,7 +72,7 @@ class ChatShape:
     def usage(self, summary: Summary) -> Json:
         return self._head.of(f"{self._head.kind}.chunk", choices=[], usage=usage(summary))
 
-    def whole(self, pieces: Sequence[Piece], notices: Sequence[Notice], summary: Summary) -> Json:
+    def whole(self, pieces: Sequence[TextDelta], notices: Sequence[Notice], summary: Summary) -> Json:
         message = {"role": "assistant", "content": "".join(piece.text for piece in pieces), "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": self._told(pieces),
                   "finish_reason": _ENDS[summary.finish_reason]}  # fmt: skip
@@ -82,7 +82,7 @@ class ChatShape:
         choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         return self._head.of(f"{self._head.kind}.chunk", choices=[choice])
 
-    def _told(self, pieces: Sequence[Piece]) -> Json | None:
+    def _told(self, pieces: Sequence[TextDelta]) -> Json | None:
         content = [self._token(token, said) for token, said in _said(pieces)]
         return {"content": content, "refusal": None} if content else None
 
@@ -101,14 +101,14 @@ class CompletionShape:
     """/v1/completions."""
 
     def __init__(self, model: str, piece: Bytes) -> None:
-        self._head = Head("text_completion", f"cmpl-{secrets.token_hex(12)}", model)
+        self._head = ResponseHead("text_completion", f"cmpl-{secrets.token_hex(12)}", model)
         self._piece = piece
         self._written = 0  # characters, for the offsets of tokens
 
     def opening(self) -> Iterator[Json]:
         return iter(())
 
-    def chunk(self, piece: Piece) -> Json:
+    def chunk(self, piece: TextDelta) -> Json:
         return self._choice(piece.text, self._told([piece])) | {"edgellm": {"tokens": tokens([piece])}}
 
     def notice(self, notice: Notice) -> Json:
@@ -121,7 +121,7 @@ class CompletionShape:
     def usage(self, summary: Summary) -> Json:
         return self._head.of(self._head.kind, choices=[], usage=usage(summary))
 
-    def whole(self, pieces: Sequence[Piece], notices: Sequence[Notice], summary: Summary) -> Json:
+    def whole(self, pieces: Sequence[TextDelta], notices: Sequence[Notice], summary: Summary) -> Json:
         text = "".join(piece.text for piece in pieces)
         done = self._choice(text, self._told(pieces), _ENDS[summary.finish_reason])
         return done | rest_of(pieces, notices, summary)
@@ -130,7 +130,7 @@ class CompletionShape:
         choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}
         return self._head.of(self._head.kind, choices=[choice])
 
-    def _told(self, pieces: Sequence[Piece]) -> Json | None:
+    def _told(self, pieces: Sequence[TextDelta]) -> Json | None:
         said = list(_said(pieces))
         offsets = []
         for piece in pieces:
@@ -153,11 +153,11 @@ class CompletionShape:
         return self._piece(token).decode("utf-8", "replace")
 
 
-def _said(pieces: Sequence[Piece]) -> Iterator[tuple[Token, Logprobs]]:
+def _said(pieces: Sequence[TextDelta]) -> Iterator[tuple[Token, Logprobs]]:
     return ((token, token.logprobs) for piece in pieces for token in piece.tokens if token.logprobs is not None)
 
 
-def tokens(pieces: Sequence[Piece]) -> list[Json]:
+def tokens(pieces: Sequence[TextDelta]) -> list[Json]:
     """Who wrote what. `text` are the characters that a token completes; all of them joined are the content."""
     return [
         {
@@ -172,7 +172,7 @@ def tokens(pieces: Sequence[Piece]) -> list[Json]:
     ]
 
 
-def rest_of(pieces: Sequence[Piece], notices: Sequence[Notice], summary: Summary) -> Json:
+def rest_of(pieces: Sequence[TextDelta], notices: Sequence[Notice], summary: Summary) -> Json:
     """What a whole reply has beside its text."""
     ours = {"tokens": tokens(pieces), "notices": [notice.text for notice in notices], "summary": figures(summary)}
     return {"usage": usage(summary), "timings": timings(summary), "edgellm": ours}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from edgellm.coldstart.cost_model import Model
+from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.plan import Objective
 from edgellm.engine import check_gguf
 from edgellm.errors import EdgeError
@@ -65,7 +65,7 @@ def to_bring(path: Path, shares: Sequence[Share], home: Survey) -> list[tuple[st
 
 
 def _asked(
-    names: Sequence[str], whole: WholeModel, home: Survey, model: Model, room: Room
+    names: Sequence[str], whole: WholeModel, home: Survey, model: ModelCosts, room: Room
 ) -> list[tuple[str, Able | EdgeError]]:
     """What each of these devices has of the model, or why it cannot be used; all are asked at once."""
     fleet, layer_bytes = home.fleet(), max(model.layer_bytes) + room.layer

@@ -23,7 +23,7 @@ from edgellm.llm.model_loading import Named, check_vocabularies, load, named
 from edgellm.mesh.coordinator import Member, Mesh
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.home_workers import read_place
-from edgellm.mesh.messages import MOST_ROWS, Work
+from edgellm.mesh.messages import MOST_ROWS, StageSpec
 from edgellm.mesh.model_costs import model_of
 from edgellm.mesh.placement.failover_planner import Able
 from edgellm.mesh.placement.placement import Placed, Room
@@ -37,7 +37,7 @@ from edgellm.rpc.discovery.peer_probe import roll_call
 from edgellm.rpc.discovery.workers import Worker
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.client.stage_client import Place, RemoteMember
+from edgellm.services.client.stage_client import Endpoint, RemoteMember
 from edgellm.services.client.verifier_selection import trust_for
 from edgellm.services.mesh_codec import most_rows
 from edgellm.storage.layers.derived_pieces import together
@@ -103,7 +103,7 @@ class Opened:
     pair: Pair
     verifier: MeshVerifier
     plan: Plan | None
-    model: planned.Model
+    model: planned.ModelCosts
     fleet: Fleet | None
     reason: str
     began: float
@@ -156,9 +156,9 @@ def open_mesh(
         cut = _cut(shares, fleet)
         parts = prefill_chunking.choose(fleet.devices, model, cut, options.tokens_in, links=fleet.links)
     else:
-        parts = prefill_chunking.Parts(MOST_ROWS, 0.0, f"parts of {MOST_ROWS} tokens: no device is described")
+        parts = prefill_chunking.PrefillChunks(MOST_ROWS, 0.0, f"parts of {MOST_ROWS} tokens: no device is described")
     vocabulary = next(t.shape[-1] for t in header.tensors if t.name == "token_embd.weight")
-    work = Work(
+    work = StageSpec(
         whole.model, model.name, 0, model.shape.layers - 1, model.shape.layers, int(model.shape.d_model), vocabulary,
         positions, options.sessions, options.wide, recipe=recipe,
     )  # fmt: skip
@@ -206,7 +206,12 @@ def room_of(header: GgufHeader, context: int, sessions: int) -> Room:
 
 
 def _crew(
-    options: Options, names: Sequence[str], model: planned.Model, whole: WholeModel, threads: int | None, room: Room
+    options: Options,
+    names: Sequence[str],
+    model: planned.ModelCosts,
+    whole: WholeModel,
+    threads: int | None,
+    room: Room,
 ) -> tuple[list[Member], str]:
     """The devices that are named, further `peers`, and this one: who has nothing may be needed when others are lost.
     And what `recipe_digest` returns for them."""
@@ -230,7 +235,7 @@ def _crew(
     return found, recipe
 
 
-def recipe_digest(whole: WholeModel, places: Sequence[Place]) -> str:
+def recipe_digest(whole: WholeModel, places: Sequence[Endpoint]) -> str:
     """Return the digest of the recipe of this device's own file, by which it has brought layers used.
 
     It is remembered. To find it out, the whole file has to be read; that is done where it is small, or where one of the
@@ -239,7 +244,7 @@ def recipe_digest(whole: WholeModel, places: Sequence[Place]) -> str:
     if not places or (quick := quick_recipe(whole.path)) is not None:
         return quick.digest if places and quick is not None else ""
 
-    def needs(place: Place) -> bool:
+    def needs(place: Endpoint) -> bool:
         try:
             return RemoteMember(place).was_brought(whole.model)
         except EdgeError:
@@ -249,7 +254,7 @@ def recipe_digest(whole: WholeModel, places: Sequence[Place]) -> str:
         return recipe_of(whole.path).digest if any(at_once.map(needs, places)) else ""
 
 
-def like(name: str, fleet: Fleet | None, model: planned.Model, layer_bytes: float) -> Able:
+def like(name: str, fleet: Fleet | None, model: planned.ModelCosts, layer_bytes: float) -> Able:
     """What a layer costs on a device, as far as that is described; with its cache it takes so many bytes of memory."""
     device = next((one for one in (fleet.devices if fleet is not None else ()) if one.name == name), None)
     if device is None:
@@ -260,7 +265,7 @@ def like(name: str, fleet: Fleet | None, model: planned.Model, layer_bytes: floa
     return Able(name, frozenset(), load=size / device.disk, step=step, hop=hop, most=int(device.memory / layer_bytes))
 
 
-def _shares(model: planned.Model, options: Options) -> tuple[Plan | None, tuple[Share, ...]]:
+def _shares(model: planned.ModelCosts, options: Options) -> tuple[Plan | None, tuple[Share, ...]]:
     if options.split is not None:
         return None, read_split(options.split)
     if options.placed is not None:
@@ -279,21 +284,21 @@ def _cut(shares: Sequence[Share], fleet: Fleet) -> tuple[tuple[int, int], ...]:
     return tuple((names.index(one.name), one.last - one.first + 1) for one in shares)
 
 
-def _place(text: str) -> Place:
+def _place(text: str) -> Endpoint:
     name, address = read_place(text)
-    return Place(name or str(address), address, trust_for(address))
+    return Endpoint(name or str(address), address, trust_for(address))
 
 
-def place_of(worker: Worker) -> Place:
+def place_of(worker: Worker) -> Endpoint:
     """Where a worker that was found is. Raises why it cannot be used."""
     if worker.address is None:
         raise worker.trouble or NotPaired(f"Nobody knows where {worker.name} is.", "Is it on, and does it serve?")
     if worker.peer is None:
-        return Place(worker.name, worker.address)
-    return Place(worker.name, worker.address, Trust.here(), worker.peer.id)
+        return Endpoint(worker.name, worker.address)
+    return Endpoint(worker.name, worker.address, Trust.here(), worker.peer.id)
 
 
-def _met(names: Sequence[str]) -> dict[str, Place]:
+def _met(names: Sequence[str]) -> dict[str, Endpoint]:
     """Where the devices are that have these names, an address or that of a paired device; all are asked at once."""
     found = {name: _place(name) for name in names if ":" in name}
     paired = [name for name in names if name not in found]
@@ -310,5 +315,5 @@ def _met(names: Sequence[str]) -> dict[str, Place]:
                 f"{name} does not let this device have layers computed.",
                 f"If it should, there: edgellm peers grant {trust.identity.id.short} compute",
             )
-        found[name] = Place(name, answer.welcomed.address, trust, answer.peer.id)
+        found[name] = Endpoint(name, answer.welcomed.address, trust, answer.peer.id)
     return found

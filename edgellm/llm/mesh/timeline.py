@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from edgellm.coldstart.plan import Stage, Way, told
+from edgellm.coldstart.plan import PlannedStage, Way, told
 from edgellm.llm.mesh.mesh_llm import Opened
 from edgellm.mesh.placement.split import HERE
 from edgellm.mesh.profiling.doubts import disproved
@@ -47,7 +47,7 @@ def measured(opened: Opened, since: float, ttft: float, tokens: int, seconds: fl
     `since` is its beginning, as `perf_counter` has it; the first token came after `ttft` seconds, and the last of
     `tokens` after `seconds`."""
     did = [_did(lane, since) for lane in opened.verifier.measured()]
-    stages: list[Stage] = []
+    stages: list[PlannedStage] = []
     before = 0.0
     for one in did:
         load = max((end for begin, end in one.loading if begin < ttft), default=0.0)
@@ -59,7 +59,7 @@ def measured(opened: Opened, since: float, ttft: float, tokens: int, seconds: fl
         wait = max(0.0, got - max(load, 0.0))
         size = sum(opened.model.layer_bytes[one.first_layer - 1 : one.last_layer])
         stages.append(
-            Stage(
+            PlannedStage(
                 one.device, one.first_layer, one.last_layer, load, wait, network, got, compute, finish, size, "measured"
             )
         )
@@ -80,7 +80,7 @@ def _did(lane: Lane, began: float) -> Did:
     return Did(lane.seat.name, work.first + 1, work.last + 1, of("load"), of("compute"), got)
 
 
-def planned_for(stage: Stage, plan: Way | None) -> Stage | None:
+def planned_for(stage: PlannedStage, plan: Way | None) -> PlannedStage | None:
     """What the plan says of a stage; None where there is no plan, or another device has taken over."""
     for one in plan.stages if plan is not None else ():
         if (one.device, one.first_layer, one.last_layer) == (stage.device, stage.first_layer, stage.last_layer):
@@ -122,7 +122,7 @@ def beside(found: Way | None, plan: Way | None, disproved: Sequence[str] = ()) -
     }  # fmt: skip
 
 
-def _numbers(stage: Stage | None) -> dict[str, float] | None:
+def _numbers(stage: PlannedStage | None) -> dict[str, float] | None:
     return None if stage is None else {key: getattr(stage, key) for key in _KEYS}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgellm.engine import Context, Ids, Model, SeqRows, top2
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
-from edgellm.llm.drafter_pool import Drafters, Kind, exit_layers
+from edgellm.llm.drafter_pool import DrafterKind, Drafters, exit_layers
 from edgellm.spec.drafters.verdict_prediction import MOST_BRANCHES
 from edgellm.spec.gates.profile import ExitPoint
 from edgellm.spec.protocols import Drafter
@@ -58,11 +58,11 @@ def exit_points(
         layers = exit_layers(model.path)
     except (ModelUnsupported, ModelCorrupt):
         return ()
-    whole = drafters.take(Kind())
+    whole = drafters.take(DrafterKind())
     texts = [(prompt, _written(whole, model, prompt, gamma, most)) for prompt in prompts[:_PROMPTS]]
     found = []
     for layer in layers:
-        kind = Kind(exit_layer=layer, threshold=threshold)
+        kind = DrafterKind(exit_layer=layer, threshold=threshold)
         try:
             early = drafters.take(kind)
         except (InvalidOption, ModelUnsupported):  # no room for the shards: the rest of the profile is good
@@ -75,7 +75,7 @@ def exit_points(
         left, same = _agreement(model, lower, texts, threshold, threads)
         found.append(ExitPoint(layer, left, same, float(median(fast)), float(median(full))))
         drafters.give(kind, early)
-    drafters.give(Kind(), whole)
+    drafters.give(DrafterKind(), whole)
     return tuple(found)
 
 

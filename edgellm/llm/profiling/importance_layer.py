@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edgellm.engine import Ids, Model
-from edgellm.llm.drafter_pool import Drafters, Kind
+from edgellm.llm.drafter_pool import DrafterKind, Drafters
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.logistic import auc
 from edgellm.spec.gates.profiler import Watcher
@@ -39,7 +39,7 @@ def telling_layer(
     at the end of a reply do not count: that they are short would seem to tell. An AUC is NaN, and the first layer as
     good as any, where no chunk was rejected, or every one. `reached` is called with the prompts done.
     """
-    kind = Kind(tuple(range(draft.n_layer)))
+    kind = DrafterKind(tuple(range(draft.n_layer)))
     drafter = drafters.take(kind)
     if not isinstance(drafter, ModelDrafter):
         raise TypeError("a drafter without an early exit was asked for")

@@ -8,8 +8,8 @@ from math import isfinite
 
 from edgellm.engine import Ids
 from edgellm.errors import InvalidOption
-from edgellm.llm.drafter_pool import Kind
-from edgellm.llm.generation import Parts
+from edgellm.llm.drafter_pool import DrafterKind
+from edgellm.llm.generation import Components
 from edgellm.llm.profiling.draft_speed import batch_seconds, exit_points
 from edgellm.llm.profiling.importance_layer import sample, telling_layer
 from edgellm.spec.drafters.early_exit import THRESHOLD
@@ -23,7 +23,7 @@ ASKED = 64
 
 
 def profile_pair(
-    parts: Parts,
+    parts: Components,
     prompts: Sequence[Ids],
     *,
     gamma: int,
@@ -52,7 +52,7 @@ def profile_pair(
         if layers is None:
             best, told = telling_layer(draft, drafters, session, few, most, parts.context, reached)
             layers = (best,)
-        kind = Kind(layers)
+        kind = DrafterKind(layers)
         drafter = drafters.take(kind)
         try:
             runs: list[Run] = []

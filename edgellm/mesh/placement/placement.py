@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from edgellm.coldstart.cost_model import Model
+from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.plan import WORTH, Objective, Plan, Way, foreseen, told
 from edgellm.coldstart.plan import plan as best_plan
 from edgellm.coldstart.planner import never
-from edgellm.coldstart.problem_builder import Kept
+from edgellm.coldstart.problem_builder import LayersOnDevice
 from edgellm.coldstart.solver.label_search import Stop
 from edgellm.errors import PlanImpossible
 from edgellm.mesh.fleet_file import Fleet
@@ -94,7 +94,8 @@ def deploy_command(model: str, lacking: Iterable[Lacking], workers: Mapping[str,
 
 
 def place(
-    model: Model, home: Fleet, workers: Mapping[str, Worker], able: Sequence[Able], *, tokens_in: int, tokens_out: int,
+    model: ModelCosts, home: Fleet, workers: Mapping[str, Worker], able: Sequence[Able], *,
+    tokens_in: int, tokens_out: int,
     room: Room = Room(), objective: Objective = "ttft", left_out: Sequence[tuple[str, str]] = (), stop: Stop = never,
 ) -> Placed:  # fmt: skip
     """The best split over what the devices of the `home` have. `able`: those that can be used, with what each holds
@@ -111,7 +112,7 @@ def place(
     best: Plan | None = None
     trouble: PlanImpossible | None = None
     try:
-        best = planned(kept={one.name: Kept(None, one.warm) for one in able})
+        best = planned(kept={one.name: LayersOnDevice(None, one.warm) for one in able})
     except PlanImpossible as error:
         trouble = error
     lacking = () if best is None else tuple(missing(model, of_way(best.advised), able))
@@ -122,7 +123,7 @@ def place(
     if best is not None and not lacking and _whole(of_way(best.advised), able):
         return finish(of_way(best.advised), best.advised, best.advice, unused=best.unused)
     try:
-        now = planned(kept={one.name: Kept(one.holds, one.warm) for one in able})
+        now = planned(kept={one.name: LayersOnDevice(one.holds, one.warm) for one in able})
     except PlanImpossible as error:
         if trouble is not None:
             raise trouble from None
@@ -143,7 +144,7 @@ def place(
     return finish(shares, way, reason, unused=now.unused)
 
 
-def _fleet(home: Fleet, able: Sequence[Able], model: Model, taken: float) -> Fleet:
+def _fleet(home: Fleet, able: Sequence[Able], model: ModelCosts, taken: float) -> Fleet:
     """The devices that can be used, each with the memory that it gives beside what it has loaded of the model, less
     what a stage takes in any case."""
     gives = {one.name: one.memory - _loaded(one, model) if one.memory else math.inf for one in able}
@@ -155,18 +156,18 @@ def _fleet(home: Fleet, able: Sequence[Able], model: Model, taken: float) -> Fle
     return Fleet(devices, home.links)
 
 
-def _with_loaded(fleet: Fleet, able: Sequence[Able], model: Model) -> Fleet:
+def _with_loaded(fleet: Fleet, able: Sequence[Able], model: ModelCosts) -> Fleet:
     """The same with the memory that each device has for layers in all, those included that it has loaded."""
     loaded = {one.name: _loaded(one, model) for one in able}
     devices = tuple(replace(device, memory=device.memory + loaded[device.name]) for device in fleet.devices)
     return Fleet(devices, fleet.links)
 
 
-def _loaded(one: Able, model: Model) -> float:
+def _loaded(one: Able, model: ModelCosts) -> float:
     return sum(model.layer_bytes[layer] for layer in one.warm)
 
 
-def missing(model: Model, shares: Sequence[Share], able: Sequence[Able]) -> Iterable[Lacking]:
+def missing(model: ModelCosts, shares: Sequence[Share], able: Sequence[Able]) -> Iterable[Lacking]:
     """What each device lacks of its share."""
     holds = {one.name: one.holds for one in able}
     for share in shares:

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from edgellm.engine import Model, cut
 from edgellm.engine.gguf.synthetic_layers import Blocks, time_passes, write_random
-from edgellm.engine.timing import Waiting, possible
+from edgellm.engine.timing import CpuWait, possible
 from edgellm.errors import EdgeError, MeasureFailed, StateDamaged
 from edgellm.mesh.profiling.free_memory import free_memory
 from edgellm.places import cache_dir
@@ -80,7 +80,7 @@ def processor() -> str:
 def _measured(
     blocks: Blocks, why: str, doing: Callable[[str], None], file: Path, threads: int | None
 ) -> Figures:  # fmt: skip
-    waiting = Waiting()
+    waiting = CpuWait()
     try:
         doing("writing layers of random weights")
         write_random(blocks, file)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgellm.coldstart.plan import Stage
+from edgellm.coldstart.plan import PlannedStage
 from edgellm.errors import StateDamaged
 from edgellm.places import cache_dir
 from edgellm.storage.state import from_json, read_json, write_state
@@ -28,7 +28,7 @@ class Doubt:
     again: bool
 
 
-def disproved(found: Stage, planned: Stage) -> Iterator[tuple[str, float, float]]:
+def disproved(found: PlannedStage, planned: PlannedStage) -> Iterator[tuple[str, float, float]]:
     """Yield what a stage did in a time far from what was planned: "computing", "loading" or "network", and the seconds
     that were measured and planned."""
     times = {

@@ -12,11 +12,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from edgellm.coldstart.cost_model import Shape
+from edgellm.coldstart.cost_model import TransformerShape
 from edgellm.coldstart.fit import Utilisation, fit_utilisation
 from edgellm.coldstart.hardware import Device, Link
 from edgellm.engine.gguf.synthetic_layers import Blocks
-from edgellm.engine.timing import BUSY, Waiting
+from edgellm.engine.timing import BUSY, CpuWait
 from edgellm.errors import EdgeError, InvalidOption, NotPermitted, StateDamaged
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.placement.split import HERE
@@ -25,7 +25,7 @@ from edgellm.mesh.profiling.doubts import doubt, read_doubts, settle
 from edgellm.places import cache_dir
 from edgellm.rpc.discovery.workers import Worker, reach_worker
 from edgellm.rpc.event_loop import run_there
-from edgellm.rpc.layers.bandwidth_probe import Line, ask_line, measure_line
+from edgellm.rpc.layers.bandwidth_probe import LinkSpeed, ask_line, measure_line
 from edgellm.rpc.layers.device_figures import Figures, measure
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
@@ -45,7 +45,7 @@ class Speed:
 
     figures: Figures
     model: str
-    shape: Shape
+    shape: TransformerShape
 
     @property
     def utilisation(self) -> Utilisation:
@@ -58,7 +58,7 @@ class KeptLine:
     """A line, when it was measured (seconds since 1970, UTC), why then, and for which share of its time this process
     waited for a processor."""
 
-    line: Line
+    line: LinkSpeed
     taken: int
     reason: str
     waited: float = 0.0
@@ -116,7 +116,7 @@ def survey(
     workers: Sequence[Worker],
     blocks: Blocks,
     model: str,
-    shape: Shape,
+    shape: TransformerShape,
     *,
     fresh: bool = False,
     tell: Tell = lambda _who, _what: None,
@@ -131,7 +131,9 @@ def survey(
 
 
 class _Surveying:
-    def __init__(self, trust: Trust, blocks: Blocks, model: str, shape: Shape, fresh: bool, tell: Tell) -> None:
+    def __init__(
+        self, trust: Trust, blocks: Blocks, model: str, shape: TransformerShape, fresh: bool, tell: Tell
+    ) -> None:
         self._trust, self._blocks, self._model, self._shape = trust, blocks, model, shape
         self._fresh, self._tell = fresh, tell
         self._left: list[tuple[str, EdgeError]] = []
@@ -186,7 +188,7 @@ class _Surveying:
         self._tell(worker.name, "the line from here")
         try:
             async with await reach_worker(self._trust, worker) as channel:
-                waiting = Waiting()
+                waiting = CpuWait()
                 line = await measure_line(channel, worker.name)
                 return self._keep(key, line, waiting.share())
         except EdgeError as error:
@@ -215,7 +217,7 @@ class _Surveying:
         doubt = self._doubts.get(key)
         return doubt is not None and doubt.again
 
-    def _keep(self, key: tuple[str, str], line: Line, waited: float = 0.0) -> KeptLine:
+    def _keep(self, key: tuple[str, str], line: LinkSpeed, waited: float = 0.0) -> KeptLine:
         before = self._lines.get(key)
         why = "asked for" if self._fresh else "never measured" if before is None else "too old"
         if before is not None and not self._fresh and self._again(line_key(*key)):
@@ -276,7 +278,7 @@ def known_speed(worker: Worker | None) -> Speed | None:
 
 
 def _speed(found: Any) -> Speed:
-    return Speed(from_json(Figures, found["figures"]), str(found["model"]), Shape(**found["shape"]))
+    return Speed(from_json(Figures, found["figures"]), str(found["model"]), TransformerShape(**found["shape"]))
 
 
 def known_line(worker: Worker) -> KeptLine | None:
@@ -297,7 +299,7 @@ def read_lines() -> dict[tuple[str, str], KeptLine]:
 
 
 def _line(row: Any) -> tuple[tuple[str, str], KeptLine]:
-    line = Line(float(row["round_trip"]), float(row["up"]), float(row["down"]))
+    line = LinkSpeed(float(row["round_trip"]), float(row["up"]), float(row["down"]))
     kept = KeptLine(line, int(row["taken"]), str(row["reason"]), float(row.get("waited", 0.0)))
     return (str(row["from"]), str(row["to"])), kept
 

@@ -19,7 +19,7 @@ from edgellm.storage.layers.store import LayerStore
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class CutPoints:
     """The layers with which a stage may begin, and those with which it may end."""
 
     begins: frozenset[int]
@@ -49,7 +49,7 @@ class Layers(Protocol):
         """The layers that are here."""
         ...
 
-    def bounds(self, model: str) -> Bounds:
+    def bounds(self, model: str) -> CutPoints:
         """Where a stage may begin and end, so that no piece has to be cut in two."""
         ...
 
@@ -108,9 +108,9 @@ class SeveralLayers:
     def held(self, model: str) -> frozenset[int]:
         return frozenset().union(*(place.held(model) for place in self._places))
 
-    def bounds(self, model: str) -> Bounds:
+    def bounds(self, model: str) -> CutPoints:
         every = [place.bounds(model) for place in self._places]
-        return Bounds(
+        return CutPoints(
             frozenset().union(*(one.begins for one in every)), frozenset().union(*(one.ends for one in every))
         )
 
@@ -166,8 +166,8 @@ class WholeModel:
     def held(self, model: str) -> frozenset[int]:
         return frozenset(range(self.layers)) if model == self.model else frozenset()
 
-    def bounds(self, model: str) -> Bounds:
-        return Bounds(self.held(model), self.held(model))
+    def bounds(self, model: str) -> CutPoints:
+        return CutPoints(self.held(model), self.held(model))
 
     def pieces(self, model: str, first: int, last: int) -> Sequence[Loadable]:
         found: list[Loadable] = []

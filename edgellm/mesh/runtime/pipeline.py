@@ -13,7 +13,19 @@ from typing import Protocol
 
 from edgellm.engine import Ids
 from edgellm.errors import DeviceLost, EdgeError, ProtocolError
-from edgellm.mesh.messages import MOST_ROWS, Answer, Event, Failed, Gone, Loaded, Onward, Parcel, Span, Times, Work
+from edgellm.mesh.messages import (
+    MOST_ROWS,
+    Event,
+    Failed,
+    Gone,
+    Loaded,
+    Onward,
+    Parcel,
+    StageAnswer,
+    StageSpec,
+    Times,
+    TraceSpan,
+)
 from edgellm.mesh.runtime.stage import Stage
 from edgellm.mesh.runtime.watch import Deadline, OnTheWay
 from edgellm.mesh.runtime.weight_cache import Shelf
@@ -28,7 +40,7 @@ class Seat(Protocol):
     @property
     def name(self) -> str: ...
 
-    def begin(self, work: Work, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:
+    def begin(self, work: StageSpec, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:
         """Begins to load. `post` hears of everything, from any thread; rows for the seat `after` this one may be given
         to it directly, and else are posted as `Onward`. `waiting` tells whether somebody waits for the pipeline."""
         ...
@@ -60,7 +72,7 @@ class LocalSeat:
         self._stage: Stage | None = None
         self._post: Post | None = None
 
-    def begin(self, work: Work, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:  # noqa: ARG002
+    def begin(self, work: StageSpec, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:  # noqa: ARG002
         self._post = post
         try:
             self._stage = Stage(work, self._shelf, post, threads=self._threads)
@@ -95,11 +107,11 @@ class LocalSeat:
 class Lane:
     """What one stage did, as far as it has told: on this process's clock, in seconds."""
 
-    def __init__(self, seat: Seat, work: Work) -> None:
+    def __init__(self, seat: Seat, work: StageSpec) -> None:
         self.seat, self.work = seat, work
         self.began = perf_counter()
         self.loaded = 0
-        self.spans: list[Span] = []
+        self.spans: list[TraceSpan] = []
 
     @property
     def whole(self) -> bool:
@@ -110,7 +122,7 @@ class Lane:
 class Pipeline:
     """Stages that hold a whole model in order. Any number of threads may ask, one at a time for each session."""
 
-    def __init__(self, stages: Sequence[tuple[Seat, Work]], *, direct: bool = True) -> None:
+    def __init__(self, stages: Sequence[tuple[Seat, StageSpec]], *, direct: bool = True) -> None:
         """All stages begin to load at once. Unless they give rows to each other `direct`, all pass through here."""
         self.lanes = [Lane(seat, replace(work, stages=len(stages))) for seat, work in stages]
         self.gone: tuple[str, Gone] | None = None
@@ -118,7 +130,7 @@ class Pipeline:
         self._direct = direct
         self._way, self._deadline = OnTheWay(len(self.lanes)), Deadline()
         self._numbers = count(1)
-        self._asked: dict[int, tuple[int, Future[Answer]]] = {}  # by the last parcel's number: the first one's
+        self._asked: dict[int, tuple[int, Future[StageAnswer]]] = {}  # by the last parcel's number: the first one's
         self._told: dict[int, tuple[set[int], threading.Event]] = {}
         self._lock = threading.Lock()
         for at, lane in reversed(list(enumerate(self.lanes))):  # who is waited for longest is there first
@@ -126,12 +138,14 @@ class Pipeline:
             lane.began = perf_counter()
             lane.seat.begin(lane.work, partial(self._happened, at), after, self._waiting)
 
-    def ask(self, session: int, start: int, ids: Ids, request: VerifyRequest, rows: int = MOST_ROWS) -> Future[Answer]:
+    def ask(
+        self, session: int, start: int, ids: Ids, request: VerifyRequest, rows: int = MOST_ROWS
+    ) -> Future[StageAnswer]:
         """Sends `ids` for the positions from `start` on, in parcels of at most `rows`; the verdict is on its way.
 
         It fails with `DeviceLost` where a stage is gone, and with what the engine says where it refuses.
         """
-        future: Future[Answer] = Future()
+        future: Future[StageAnswer] = Future()
         tail = len(request.draft) + 1
         with self._lock:
             ends = [*range(rows, len(ids) - tail + 1, rows), len(ids)]
@@ -178,7 +192,7 @@ class Pipeline:
         lane = self.lanes[at]
         if isinstance(event, Onward):
             self._onward(at, event.parcel)
-        elif isinstance(event, Answer):
+        elif isinstance(event, StageAnswer):
             self._settle(event)
         elif isinstance(event, Loaded):
             if event.layers > lane.loaded:
@@ -234,7 +248,7 @@ class Pipeline:
             self._end(name, Gone(error, blamed))
         return True
 
-    def _settle(self, answer: Answer) -> None:
+    def _settle(self, answer: StageAnswer) -> None:
         with self._lock:
             asked = self._asked.pop(answer.number, None)
             if asked is not None:

@@ -17,9 +17,21 @@ import numpy as np
 
 from edgellm.engine import Block, Floats, Model
 from edgellm.errors import EdgeError, EngineFailed, LayersMissing, ProtocolError
-from edgellm.mesh.messages import MOST_ROWS, Answer, Event, Failed, Gone, Loaded, Onward, Parcel, Span, Times, Work
+from edgellm.mesh.messages import (
+    MOST_ROWS,
+    Event,
+    Failed,
+    Gone,
+    Loaded,
+    Onward,
+    Parcel,
+    StageAnswer,
+    StageSpec,
+    Times,
+    TraceSpan,
+)
 from edgellm.mesh.runtime.layer_sources import require
-from edgellm.mesh.runtime.stage_scheduler import Moving, Waiting
+from edgellm.mesh.runtime.stage_scheduler import Moving, StageQueue
 from edgellm.mesh.runtime.weight_cache import Shelf
 from edgellm.verifier.judging import judge_pass, verdict
 
@@ -29,9 +41,11 @@ ROWS_MOST = 4  # that wait, for each position of every session: what was given u
 
 
 class Stage:
-    """The layers of one `Work`. `post` is told of everything that happens, in threads of the stage."""
+    """The layers of one `StageSpec`. `post` is told of everything that happens, in threads of the stage."""
 
-    def __init__(self, work: Work, shelf: Shelf, post: Callable[[Event], None], *, threads: int | None = None) -> None:
+    def __init__(
+        self, work: StageSpec, shelf: Shelf, post: Callable[[Event], None], *, threads: int | None = None
+    ) -> None:
         """Nothing is loaded before `start`, but memory is set aside for it, until `close`. May wait a moment for that.
 
         Raises:
@@ -45,8 +59,8 @@ class Stage:
         self._blocks: list[Block] = []
         self._models: list[Model] = []
         self._ends: list[int] = []  # the last layer of each block
-        self._line = Waiting(work)
-        self._spans: list[Span] = []
+        self._line = StageQueue(work)
+        self._spans: list[TraceSpan] = []
         self._news = threading.Condition()
         self._closed = False
         self._steps = 0
@@ -95,7 +109,7 @@ class Stage:
                 raise ProtocolError("More parcels wait here than all sessions can use.", "Wait for answers.")
             self._line.put(parcel)
             now = self.clock
-            self._note(Span("got", parcel.number, now, now), merge=False)
+            self._note(TraceSpan("got", parcel.number, now, now), merge=False)
             self._news.notify_all()
 
     def touch(self) -> None:
@@ -150,7 +164,7 @@ class Stage:
                 self._models.append(model)
                 self._ends.append(layer + model.n_layer - 1)
                 self._share = 0.0
-                self._note(Span("load", layer, begin, self.clock), merge=False)
+                self._note(TraceSpan("load", layer, begin, self.clock), merge=False)
                 self._used = perf_counter()
                 self._news.notify_all()
             self._post(Loaded(self._loaded, self.clock))
@@ -211,7 +225,7 @@ class Stage:
         for moving in group:
             moving.seconds += end - begin  # of each all: that long it was computed, in company or not
         with self._news:
-            self._note(Span("compute", group[0].parcel.number, begin, end))
+            self._note(TraceSpan("compute", group[0].parcel.number, begin, end))
         for moving, result in zip(group, results, strict=False):
             self._leave(moving, result)
 
@@ -238,9 +252,9 @@ class Stage:
         except EdgeError as error:
             return Failed(parcel.session, parcel.number, error)
         request.seconds = moving.seconds + self.clock - begin
-        return Answer(parcel.session, parcel.number, verdict(request), rows.copy() if request.logits else None)
+        return StageAnswer(parcel.session, parcel.number, verdict(request), rows.copy() if request.logits else None)
 
-    def _note(self, span: Span, merge: bool = True) -> None:
+    def _note(self, span: TraceSpan, merge: bool = True) -> None:
         """Remembers what was done; the lock is held."""
         before = self._spans[-1] if self._spans else None
         if merge and before is not None and before.kind == span.kind and span.begin - before.end < _MERGED:
@@ -254,7 +268,7 @@ def _writes_on(_token: int) -> bool:
     return False
 
 
-def check(parcel: Parcel, work: Work) -> None:
+def check(parcel: Parcel, work: StageSpec) -> None:
     """Refuses what the stage before would not send.
 
     Raises:

@@ -21,7 +21,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from edgellm.engine import Floats, Ids, Passage
-from edgellm.mesh.messages import Parcel, Work
+from edgellm.mesh.messages import Parcel, StageSpec
 
 COMPANY_ROWS = 64
 """Rows that several sessions have in one pass, at most (measured: `bench.mesh_company`)."""
@@ -43,10 +43,10 @@ class Moving:
         return Passage(self.data, parcel.start, parcel.session, parcel.outputs)
 
 
-class Waiting:
+class StageQueue:
     """Parcels in the order in which they came. Whoever uses it holds a lock."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: StageSpec) -> None:
         self._stages = work.stages
         self._line: deque[Moving] = deque()
         self._after_long = False  # who went through last

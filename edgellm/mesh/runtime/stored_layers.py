@@ -9,9 +9,9 @@ from statistics import median
 
 from edgellm.engine import GgufHeader, check_gguf, join
 from edgellm.errors import DiskFull, LayersMissing, StoreFull
-from edgellm.mesh.runtime.layer_sources import Bounds, InUse, Loadable
+from edgellm.mesh.runtime.layer_sources import CutPoints, InUse, Loadable
 from edgellm.storage.layers.derived_pieces import together
-from edgellm.storage.layers.manifest import Piece, Recipe
+from edgellm.storage.layers.manifest import LayerPiece, Recipe
 from edgellm.storage.layers.store import LayerStore
 
 
@@ -45,10 +45,10 @@ class StoredLayers:
         """The layers that are here."""
         return frozenset(layer for piece in self._here(model) for layer in range(piece.first, piece.last + 1))
 
-    def bounds(self, model: str) -> Bounds:
+    def bounds(self, model: str) -> CutPoints:
         """Where a stage may begin and end: where pieces do."""
         here = self._here(model)
-        return Bounds(frozenset(piece.first for piece in here), frozenset(piece.last for piece in here))
+        return CutPoints(frozenset(piece.first for piece in here), frozenset(piece.last for piece in here))
 
     def pieces(self, model: str, first: int, last: int) -> Sequence[Loadable]:
         """See `Layers.pieces`."""
@@ -71,10 +71,10 @@ class StoredLayers:
         """Lets go of the files that are not loaded, or no longer."""
         self._used.tidy(loaded)
 
-    def _row(self, recipe: Recipe, layer: int, last: int) -> list[Piece]:
+    def _row(self, recipe: Recipe, layer: int, last: int) -> list[LayerPiece]:
         """The pieces from `layer` on, up to `last` at most, that are loaded as one."""
         end = together(layer, last, median(piece.size / piece.layers for piece in recipe.pieces))
-        row: list[Piece] = []
+        row: list[LayerPiece] = []
         for piece in recipe.pieces:
             if piece.first == (row[-1].last + 1 if row else layer):
                 if piece.last > (end if row else last) or self.store.find(piece) is None:
@@ -83,7 +83,7 @@ class StoredLayers:
         return row
 
     @contextmanager
-    def _file(self, recipe: Recipe, row: Sequence[Piece]) -> Iterator[Path]:
+    def _file(self, recipe: Recipe, row: Sequence[LayerPiece]) -> Iterator[Path]:
         """A row of pieces as one file. Raises LayersMissing where one is gone, and what making it raises."""
         with self.store.using(row) as paths:
             if len(paths) == 1:
@@ -98,7 +98,7 @@ class StoredLayers:
             with self.store.made.using(recipe.fingerprint, first, last, size, make, recipe.digest) as path:
                 yield path
 
-    def _here(self, model: str) -> list[Piece]:
+    def _here(self, model: str) -> list[LayerPiece]:
         recipe = self._recipe(model)
         return [] if recipe is None else [piece for piece in recipe.pieces if self.store.find(piece) is not None]
 

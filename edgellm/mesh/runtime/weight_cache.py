@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgellm.engine import Costs, Model, costs_of
+from edgellm.engine import MemoryEstimate, Model, costs_of
 from edgellm.errors import LayersMissing, MemoryShort
-from edgellm.mesh.messages import MOST_ROWS, Work
+from edgellm.mesh.messages import MOST_ROWS, StageSpec
 from edgellm.mesh.runtime.layer_sources import Layers
 
 KEEP_SECONDS = 300.0
@@ -42,7 +42,7 @@ class Lease:
         self._shelf.release(size)
 
 
-def beside(costs: Costs, work: Work, pieces: Sequence[tuple[int, int]]) -> int:
+def beside(costs: MemoryEstimate, work: StageSpec, pieces: Sequence[tuple[int, int]]) -> int:
     """Bytes that a stage takes beside the weights of its pieces: caches, and what each block computes a batch in."""
     size = costs.cache(work.last - work.first + 1, work.context, work.sessions)
     for first, last in pieces:
@@ -93,7 +93,7 @@ class Shelf:
         """Bytes of its memory that no stage has reserved for its caches; 0 where it has no limit."""
         return 0 if self.memory is None else max(1, self.memory - self._reserved)
 
-    def reserve(self, work: Work) -> Lease:
+    def reserve(self, work: StageSpec) -> Lease:
         """Sets memory aside for what a stage needs beside its weights. Waits a moment where others use it.
 
         Raises:

@@ -33,7 +33,7 @@ COPY_SECONDS = 15.0
 _ASKED_MOST = 64  # names in one look; whoever floods the network with more gains nothing by it
 
 
-class Kind(StrEnum):
+class ServiceKind(StrEnum):
     """What is announced: a device that serves, one that shows a pairing code, or that announcing is tried."""
 
     DEVICE = "_edgellm._tcp.local."
@@ -75,7 +75,9 @@ def code_number(instance: str) -> int:
 
 
 @contextmanager
-def announced(kind: Kind, short: str, port: int, hosts: Sequence[str], instance: str | None = None) -> Iterator[bool]:
+def announced(
+    kind: ServiceKind, short: str, port: int, hosts: Sequence[str], instance: str | None = None
+) -> Iterator[bool]:
     """Announces this device at the IPv4 addresses `hosts` while the `with` lasts; whether that could be begun."""
     instance = instance or new_instance()
     info = ServiceInfo(
@@ -101,7 +103,7 @@ def announced(kind: Kind, short: str, port: int, hosts: Sequence[str], instance:
 
 
 def browse(
-    kind: Kind,
+    kind: ServiceKind,
     hosts: Sequence[str],
     seconds: float,
     enough: Enough = lambda _found: False,
@@ -172,7 +174,7 @@ def copies(short: str, hosts: Sequence[str], seconds: float = COPY_SECONDS) -> l
     def copied(found: Sequence[Hint]) -> list[Hint]:
         return [hint for hint in found if hint.short == short and not hint.own]
 
-    return copied(browse(Kind.DEVICE, hosts, seconds, lambda found: bool(copied(found))))
+    return copied(browse(ServiceKind.DEVICE, hosts, seconds, lambda found: bool(copied(found))))
 
 
 @contextmanager

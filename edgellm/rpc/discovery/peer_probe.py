@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from edgellm.errors import EdgeError, NotPaired, VerifierUnreachable
 from edgellm.rpc.address import Address
-from edgellm.rpc.discovery.mdns import Enough, Hint, Kind, browse
+from edgellm.rpc.discovery.mdns import Enough, Hint, ServiceKind, browse
 from edgellm.rpc.event_loop import run_there
 from edgellm.rpc.trust.handshake import Welcomed, ask
 from edgellm.rpc.trust.peer_store import Peer
@@ -20,7 +20,7 @@ ASK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProbeResult:
     """A paired device, and its greeting or what is in the way of it. `announced`: it was found by multicast."""
 
     peer: Peer
@@ -35,7 +35,7 @@ def roll_call(
     hosts: Sequence[str],
     hints: Sequence[Hint] | None = None,
     seconds: float = ASK_SECONDS,
-) -> list[Answer]:
+) -> list[ProbeResult]:
     """Asks `peers` where they were last seen; those that do not answer, where they announce themselves: as `hints` say,
     or what is heard on the interfaces with the addresses `hosts`. In the order of `peers`. Raises nothing of what a
     device may do.
@@ -46,7 +46,7 @@ def roll_call(
         return answers
     if hints is None:
         hints = browse(
-            Kind.DEVICE, hosts, LOOK_SECONDS, all_of(missing), longest=longest_look(len(missing), len(answers)),
+            ServiceKind.DEVICE, hosts, LOOK_SECONDS, all_of(missing), longest=longest_look(len(missing), len(answers)),
             some=any_of(missing),
         )  # fmt: skip
     return [_with_hints(trust, answer, hints, seconds) for answer in answers]
@@ -72,7 +72,7 @@ def ask_at(trust: Trust, address: Address, seconds: float = ASK_SECONDS) -> Welc
     return run_there(ask(address, trust, None, seconds)).result()
 
 
-def _with_hints(trust: Trust, answer: Answer, hints: Iterable[Hint], seconds: float) -> Answer:
+def _with_hints(trust: Trust, answer: ProbeResult, hints: Iterable[Hint], seconds: float) -> ProbeResult:
     """Asks once more where the device has announced itself, if that is a place that it was not asked at."""
     heard = [place for hint in hints if hint.short == answer.peer.id.short for place in hint.addresses]
     places = [place for place in heard if place not in answer.peer.addresses]
@@ -80,11 +80,11 @@ def _with_hints(trust: Trust, answer: Answer, hints: Iterable[Hint], seconds: fl
     return replace(again, announced=bool(heard))
 
 
-async def _ask_all(trust: Trust, whom: Sequence[tuple[Peer, Sequence[Address]]], seconds: float) -> list[Answer]:
+async def _ask_all(trust: Trust, whom: Sequence[tuple[Peer, Sequence[Address]]], seconds: float) -> list[ProbeResult]:
     return list(await asyncio.gather(*(_ask(trust, peer, places, seconds) for peer, places in whom)))
 
 
-async def _ask(trust: Trust, peer: Peer, places: Sequence[Address], seconds: float) -> Answer:
+async def _ask(trust: Trust, peer: Peer, places: Sequence[Address], seconds: float) -> ProbeResult:
     """Knocks at all places at once; who answers first is taken."""
     trouble: EdgeError | None = None
     tasks = [asyncio.create_task(ask(place, trust, peer.id, seconds)) for place in places]
@@ -96,11 +96,11 @@ async def _ask(trust: Trust, peer: Peer, places: Sequence[Address], seconds: flo
                 # that somebody refuses says more than that nobody is there
                 trouble = error if trouble is None or isinstance(trouble, VerifierUnreachable) else trouble
             else:
-                return Answer(peer, welcomed, None, False)
+                return ProbeResult(peer, welcomed, None, False)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     if trouble is None:
         trouble = NotPaired(f"Nobody knows where {peer.name} is.", "Give its address with --peer HOST:PORT.")
-    return Answer(peer, None, trouble, False)
+    return ProbeResult(peer, None, trouble, False)

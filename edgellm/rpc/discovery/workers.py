@@ -11,7 +11,7 @@ import grpc.aio
 from edgellm.errors import EdgeError, NotPaired, NotPermitted, VerifierUnreachable
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel
-from edgellm.rpc.discovery.mdns import Kind, browse
+from edgellm.rpc.discovery.mdns import ServiceKind, browse
 from edgellm.rpc.discovery.peer_probe import ASK_SECONDS, LOOK_SECONDS, any_of, longest_look
 from edgellm.rpc.discovery.tcp_probe import PATIENCE
 from edgellm.rpc.event_loop import run_there
@@ -52,7 +52,7 @@ def find_workers(
         return first
     # several programs of one device announce themselves, and one of them keeps layers: one hint is not enough
     longest = longest_look(len(missing), len(first))
-    hints = browse(Kind.DEVICE, hosts, LOOK_SECONDS, longest=longest, some=any_of(missing))
+    hints = browse(ServiceKind.DEVICE, hosts, LOOK_SECONDS, longest=longest, some=any_of(missing))
     found = []
     for worker, peer in zip(first, peers, strict=True):
         heard = [place for hint in hints if hint.short == peer.id.short for place in hint.addresses]

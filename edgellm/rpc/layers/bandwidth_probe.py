@@ -29,7 +29,7 @@ _ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LinkSpeed:
     """From one device to another: seconds for a word there and back, bits/s there (`up`) and back (`down`).
 
     Raises ProtocolError for numbers that cannot have been measured.
@@ -62,7 +62,7 @@ async def answer_flow(_frames: Any, stream: Context) -> None:
             await stream.write(pb.FlowFrame(come=come, seconds=last - first))
 
 
-async def measure_line(channel: grpc.aio.Channel, who: str) -> Line:
+async def measure_line(channel: grpc.aio.Channel, who: str) -> LinkSpeed:
     """From this device to the one at the other end of `channel`; takes some seconds.
 
     What a network lets through at once after a pause is left out: each way is measured from where a first part of the
@@ -78,7 +78,7 @@ async def measure_line(channel: grpc.aio.Channel, who: str) -> Line:
         async with asyncio.timeout(PATIENCE_SECONDS):
             words = [await _word(call) for _ in range(_WORDS)]
             up, down = await _rates(call)
-            return Line(low(words), up, down)
+            return LinkSpeed(low(words), up, down)
     except grpc.aio.AioRpcError as error:
         raise told(error.code(), error.details(), who) from None
     except asyncio.InvalidStateError:
@@ -152,7 +152,7 @@ async def _read(call: Any) -> pb.FlowFrame:
     return reply
 
 
-async def ask_line(channel: grpc.aio.Channel, who: str, device: DeviceID, address: Address | None) -> Line:
+async def ask_line(channel: grpc.aio.Channel, who: str, device: DeviceID, address: Address | None) -> LinkSpeed:
     """Has a device measure its line to another one.
 
     Raises:
@@ -165,4 +165,4 @@ async def ask_line(channel: grpc.aio.Channel, who: str, device: DeviceID, addres
         reply: pb.LineReply = await call(asked, timeout=PATIENCE_SECONDS)
     except grpc.aio.AioRpcError as error:
         raise told(error.code(), error.details(), who) from None
-    return Line(reply.round_trip, reply.up, reply.down)
+    return LinkSpeed(reply.round_trip, reply.up, reply.down)

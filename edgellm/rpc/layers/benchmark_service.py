@@ -17,7 +17,7 @@ from edgellm.rpc.layers.codec import BEAT_SECONDS, PROTOCOL, details, status
 from edgellm.rpc.layers.device_figures import Figures, read_blocks, write_figures
 from edgellm.rpc.lines import FAILED_SECONDS, alike, announced_places, on_this_machine, places_of
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import Context, Guard, Method
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import meet
 from edgellm.rpc.trust.peer_store import Peer
@@ -34,7 +34,7 @@ class MeasureService:
     """Measures this device and its lines for others. Lives in one event loop; one measurement at a time."""
 
     def __init__(
-        self, guard: Guard | None, tell: Callable[[str], None], measurer: Measurer | None, trust: Trust | None
+        self, guard: AuthInterceptor | None, tell: Callable[[str], None], measurer: Measurer | None, trust: Trust | None
     ) -> None:
         self._guard, self._tell, self._measurer, self._trust = guard, tell, measurer, trust
         self._one = asyncio.Lock()
@@ -106,7 +106,7 @@ async def _met(trust: Trust, peer: Peer, asked: str, near: bool) -> grpc.aio.Cha
     raise trouble
 
 
-def answered(method: Method, guard: Guard | None, right: Right, tell: Callable[[str], None]) -> Any:
+def answered(method: Method, guard: AuthInterceptor | None, right: Right, tell: Callable[[str], None]) -> Any:
     """`method`, for whom `guard` lets in with this right; an error of ours ends the call with what it says."""
 
     async def answering(request: Any, context: Context) -> Any:

@@ -22,7 +22,7 @@ from edgellm.errors import (
     StoreFull,
 )
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.storage.layers.manifest import Piece, Recipe
+from edgellm.storage.layers.manifest import LayerPiece, Recipe
 
 PROTOCOL = 1
 WINDOW = 2**20  # bytes on the way unacknowledged, at most
@@ -56,7 +56,7 @@ def write_recipe(recipe: Recipe) -> pb.Recipe:
 
 def read_recipe(told: pb.Recipe) -> Recipe:
     """Raises LayersRefused for what cannot be meant."""
-    pieces = tuple(Piece(one.first, one.last, one.size, one.sha256.hex()) for one in told.pieces)
+    pieces = tuple(LayerPiece(one.first, one.last, one.size, one.sha256.hex()) for one in told.pieces)
     return Recipe(told.fingerprint.hex(), told.name, told.architecture, told.layers, pieces)
 
 

@@ -25,7 +25,7 @@ from edgellm.rpc.layers.codec import (
 )
 from edgellm.rpc.proto_parse import parsed
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import Context, Guard, Method, who
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method, who
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import check_version
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 def layer_handlers(
     store: LayerStore,
-    guard: Guard | None = None,
+    guard: AuthInterceptor | None = None,
     tell: Callable[[str], None] | None = None,
     measurer: Measurer | None = None,
     trust: Trust | None = None,
@@ -71,7 +71,7 @@ class _Turn:
 class LayerService:
     """The calls about layers. Lives in one event loop; what touches the disk runs in threads."""
 
-    def __init__(self, store: LayerStore, guard: Guard | None, tell: Callable[[str], None]) -> None:
+    def __init__(self, store: LayerStore, guard: AuthInterceptor | None, tell: Callable[[str], None]) -> None:
         self._store, self._guard, self._tell = store, guard, tell
         self._turns: dict[str, _Turn] = {}
 

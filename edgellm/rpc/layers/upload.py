@@ -26,9 +26,9 @@ from edgellm.rpc.layers.codec import (
 )
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.versions import check_version
-from edgellm.storage.layers.manifest import Piece, Recipe
+from edgellm.storage.layers.manifest import LayerPiece, Recipe
 
-Cut = Callable[[Piece], Iterator[bytes | memoryview]]
+Cut = Callable[[LayerPiece], Iterator[bytes | memoryview]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class _Open:
     refused: EdgeError | None = None
 
 
-class Guard:
+class AuthInterceptor:
     """Stands before the methods of a service. Lives in one event loop."""
 
     def __init__(self, trust: Trust, tell: Callable[[str], None]) -> None:

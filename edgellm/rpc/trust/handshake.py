@@ -18,7 +18,7 @@ from edgellm.rpc.channel import HELLO_SECONDS, open_channel
 from edgellm.rpc.discovery.tcp_probe import Reach, answered, reach
 from edgellm.rpc.proto_parse import SMALL, parsed
 from edgellm.rpc.protos import trust_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import Context, Guard, own_identity, who
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, own_identity, who
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Rights, read_rights
@@ -56,7 +56,7 @@ class Welcomed:
     clock_ahead: float
 
 
-def welcome_handlers(trust: Trust, guard: Guard, offers: Sequence[Offer]) -> grpc.GenericRpcHandler[Any, Any]:
+def welcome_handlers(trust: Trust, guard: AuthInterceptor, offers: Sequence[Offer]) -> grpc.GenericRpcHandler[Any, Any]:
     """The server's side, for `add_generic_rpc_handlers`."""
     told = [
         pb.Offer(role=one.role, model=one.model, size=one.size, vocabulary=bytes.fromhex(one.vocabulary))

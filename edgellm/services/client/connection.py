@@ -24,8 +24,8 @@ from edgellm.rpc.trust.auth_interceptor import GLANCE
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import meet
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.client.patience import Patience
-from edgellm.services.handshake import Peer, greet
+from edgellm.services.client.patience import VerdictDeadline
+from edgellm.services.handshake import VerifierInfo, greet
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class Timing:
     A verifier that owes an answer is lost after `silent_beats` heartbeats without a frame (beats are counted here, so
     that a device which itself stood still does not blame the verifier), or after `stall` during which it computed
     nothing. Whatever it says meanwhile, a verdict is given up after `least`, or several times what it takes: see
-    `Patience`. Retries start `retry` behind a loss and double up to `retry_most`, shortened at random by up to a half.
+    `VerdictDeadline`. Retries start `retry` behind a loss and double up to `retry_most`, shortened at random by up to a
+    half.
     """
 
     hello: float = HELLO_SECONDS
@@ -70,7 +71,7 @@ class Connection:
         self._trust = trust
         self._device = device
         self.timing = timing
-        self.patience = Patience(timing.least)
+        self.patience = VerdictDeadline(timing.least)
         self._vocabulary = vocabulary
         self._up = False
         self._not_before = 0.0
@@ -79,7 +80,7 @@ class Connection:
         self._channel: grpc.aio.Channel | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
-        first: Future[Peer] = Future()
+        first: Future[VerifierInfo] = Future()
         self._life = run_there(self._live(first))
         try:
             self.peer = first.result()
@@ -134,7 +135,7 @@ class Connection:
         """The verifier has answered: the next trouble is the first again."""
         self._failures = 0
 
-    async def _live(self, first: Future[Peer]) -> None:
+    async def _live(self, first: Future[VerifierInfo]) -> None:
         try:
             first.set_result(await self._connect())
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller waits for it and raises it
@@ -147,14 +148,14 @@ class Connection:
         if self._channel is not None:
             await self._channel.close(None)
 
-    async def _connect(self) -> Peer:
+    async def _connect(self) -> VerifierInfo:
         if self._trust is None:
             channel = open_channel(self.address)
         else:
             channel, welcomed = await meet(self.address, self._trust, self._device, self.timing.hello)
             self._device = welcomed.peer.id  # when it comes back, it must be the same
 
-        def greeted(deadline: float) -> Coroutine[Any, Any, Peer]:
+        def greeted(deadline: float) -> Coroutine[Any, Any, VerifierInfo]:
             return greet(channel, self._vocabulary, deadline, str(self.address))
 
         try:

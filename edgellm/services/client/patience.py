@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class VerdictWork:
     """What a verifier has to do for a verdict: read `unseen` tokens, and take up to `passes` passes of its model."""
 
     unseen: int
     passes: int
 
 
-class Patience:
+class VerdictDeadline:
     """A limit for one verdict, from the fastest that came before. Belongs to a connection and its thread.
 
     The fastest, and not the usual ones: else a verifier that slows down by degrees would never be too slow. After a
@@ -27,7 +27,7 @@ class Patience:
         self._pass: float | None = None  # seconds of a pass with few tokens
         self._missed = 0
 
-    def came(self, work: Work, seconds: float) -> None:
+    def came(self, work: VerdictWork, seconds: float) -> None:
         """A verdict took so long."""
         self._missed = 0
         if work.unseen <= FEW:
@@ -38,7 +38,7 @@ class Patience:
         """A verdict did not come within the limit."""
         self._missed = min(self._missed + 1, 2)
 
-    def limit(self, work: Work) -> float:
+    def limit(self, work: VerdictWork) -> float:
         """Return the seconds after which the device goes on alone."""
         one = UNKNOWN_PASS if self._pass is None else self._pass
         usual = work.passes * one + max(0, work.unseen - FEW) * min(one, SLOWEST_TOKEN)

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from edgellm.errors import DeviceLost, EdgeError, ProtocolError
-from edgellm.mesh.messages import Gone, Parcel, Work
+from edgellm.mesh.messages import Gone, Parcel, StageSpec
 from edgellm.mesh.placement.failover_planner import Able
 from edgellm.mesh.runtime.pipeline import Post, Seat
 from edgellm.rpc.address import Address
@@ -30,7 +30,7 @@ from edgellm.verifier.requests import VerifyRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """A device is lost after `silent_beats` heartbeats without a word, or where it has work and `stall` seconds bring
     it no further: no byte loaded, no block computed. Beats are counted here, so that a coordinator that itself stood
     still blames nobody."""
@@ -41,7 +41,7 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Endpoint:
     """Where a worker is, and how it is spoken to: with `trust` by mutual TLS, to a certain `device` if one is known."""
 
     name: str
@@ -59,13 +59,13 @@ class RemoteMember:
     """A worker that may hold a part of the model; see `edgellm.mesh.coordinator.Member`."""
 
     def __init__(
-        self, place: Place, patience: Patience | None = None, *, direct: bool = True, like: Able | None = None,
+        self, place: Endpoint, patience: Timeouts | None = None, *, direct: bool = True, like: Able | None = None,
         layer_bytes: float = 0.0, stage_bytes: float = 0.0, recipe: str = "",
     ) -> None:  # fmt: skip
         """`recipe`: the digest of the recipe of this device's own file; without it, layers that were brought do not
         count. `direct`: its stage may give rows to the next device itself, where that can be reached. `like`: what its
         layers are known to cost; each takes so many bytes of memory, with its cache, and a stage as such so many."""
-        self.place, self._patience, self._direct = place, patience or Patience(), direct
+        self.place, self._patience, self._direct = place, patience or Timeouts(), direct
         self.name = place.name
         self._like = like or Able(place.name, frozenset())
         self._layer_bytes, self._stage_bytes, self._recipe = layer_bytes, stage_bytes, recipe
@@ -125,13 +125,13 @@ class RemoteMember:
 class RemoteSeat:
     """One stage at a worker; see `edgellm.mesh.runtime.pipeline.Seat`."""
 
-    def __init__(self, place: Place, patience: Patience, direct: bool = True) -> None:
+    def __init__(self, place: Endpoint, patience: Timeouts, direct: bool = True) -> None:
         self.place, self._patience, self._direct = place, patience, direct
         self.name = place.name
         self.stage = os.urandom(16)
         self._orders: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._asked: dict[int, VerifyRequest] = {}
-        self._work: Work | None = None
+        self._work: StageSpec | None = None
         self._closed = False
         self._waiting: Callable[[], bool] = bool
         self._heard = 0  # beats since the last word
@@ -139,7 +139,7 @@ class RemoteSeat:
         self._moved = monotonic()
         self._said_idle, self._unsent = False, 0
 
-    def begin(self, work: Work, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:
+    def begin(self, work: StageSpec, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:
         self._work, self._waiting = work, waiting
         prepare = write_work(work, self.stage)
         if self._direct and isinstance(after, RemoteSeat) and after.reached_from(self.place):
@@ -147,7 +147,7 @@ class RemoteSeat:
             prepare.next_device = b"" if after.place.device is None else after.place.device.digest
         run_there(self._live(pb.Order(prepare=prepare).SerializeToString(), work, post))
 
-    def reached_from(self, place: Place) -> bool:
+    def reached_from(self, place: Endpoint) -> bool:
         """Whether a worker at `place` may find this one where the coordinator does, and speak to it likewise."""
         mine = self.place
         return mine.address.loopback == place.address.loopback and (mine.trust is None) == (place.trust is None)
@@ -177,7 +177,7 @@ class RemoteSeat:
         self._unsent += 1
         self._orders.put_nowait(order)
 
-    async def _live(self, prepare: bytes, work: Work, post: Post) -> None:
+    async def _live(self, prepare: bytes, work: StageSpec, post: Post) -> None:
         gone = Gone(lost("the line to it is closed."))
         channel = None
         tasks: list[asyncio.Task[None]] = []
@@ -218,7 +218,9 @@ class RemoteSeat:
             return
         await asyncio.Event().wait()
 
-    async def _read(self, call: grpc.aio.StreamStreamCall[bytes, bytes], work: Work, post: Callable[..., None]) -> None:
+    async def _read(
+        self, call: grpc.aio.StreamStreamCall[bytes, bytes], work: StageSpec, post: Callable[..., None]
+    ) -> None:
         while isinstance(data := await call.read(), bytes):
             report = parsed(pb.Report, data)
             self._heard = 0
@@ -238,7 +240,7 @@ class RemoteSeat:
         if mark != self._mark or idle:
             self._mark, self._moved = mark, monotonic()
 
-    def _all(self, work: Work) -> int:
+    def _all(self, work: StageSpec) -> int:
         return work.last - work.first + 1
 
     async def _beats(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgellm.errors import EdgeError, InvalidOption, TrustUnusable, VerifierUnreachable
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.interfaces import chosen_hosts
-from edgellm.rpc.discovery.peer_probe import Answer, ask_at, roll_call
+from edgellm.rpc.discovery.peer_probe import ProbeResult, ask_at, roll_call
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import Offer, Welcomed
 from edgellm.rpc.trust.peer_store import Peer, Peers
@@ -38,7 +38,7 @@ def choose_verifier(
         VerifierUnreachable: none of them can be used; says why each cannot. Of a single address, what `meet` raises.
     """
     trust.require_peers()
-    answers: list[Answer] = []
+    answers: list[ProbeResult] = []
     unfit: list[str] = []
     peers: list[Peer] = [] if named else trust.peers.all()
     for name in named:
@@ -52,7 +52,7 @@ def choose_verifier(
                 raise
             unfit.append(f"{name} cannot be reached ({error.what.rstrip('.')})")
         else:
-            answers.append(Answer(welcomed.peer, welcomed, None, False))
+            answers.append(ProbeResult(welcomed.peer, welcomed, None, False))
     if peers:
         answers += roll_call(trust, peers, chosen_hosts() if hosts is None else hosts)
     fit: list[tuple[Welcomed, Offer]] = []
@@ -75,7 +75,7 @@ def choose_verifier(
     return Chosen(best.address, best.peer.id, f"{reason} Not taken: {rest}." if rest else reason)
 
 
-def _judged(answer: Answer, vocabulary: str) -> tuple[Offer | None, str]:
+def _judged(answer: ProbeResult, vocabulary: str) -> tuple[Offer | None, str]:
     """The best model that this device offers for the vocabulary, or what is wrong with it."""
     if answer.welcomed is None:
         what = answer.trouble.what if answer.trouble is not None else "does not answer"

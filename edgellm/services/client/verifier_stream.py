@@ -19,7 +19,7 @@ from edgellm.rpc.channel import LONGEST_BUSY_MS, SESSION
 from edgellm.rpc.proto_parse import parsed
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.client.connection import Connection
-from edgellm.services.client.patience import Work
+from edgellm.services.client.patience import VerdictWork
 from edgellm.services.verification_codec import read_verdict, write_verify
 from edgellm.spec.futures import settled
 from edgellm.spec.types import Ids, Verdict
@@ -68,9 +68,9 @@ class RemotePending:
         return data
 
     @property
-    def work(self) -> Work:
+    def work(self) -> VerdictWork:
         """What the verifier has to do for it."""
-        return Work(len(self.asked.prefix) - self.position + len(self.asked.draft), 1 + self.asked.extra)
+        return VerdictWork(len(self.asked.prefix) - self.position + len(self.asked.draft), 1 + self.asked.extra)
 
     def settle(self, verdict: Verdict) -> None:
         self._future.set_result(replace(verdict, bytes_up=self.bytes_up, bytes_down=self.bytes_down))
@@ -175,7 +175,7 @@ class Stream:
             verdict = read_verdict(frame.verdict, pending.asked, self._vocabulary)
             self._pending = None
             self._connection.loop_proved()
-            work = Work(pending.work.unseen, len(verdict.tokens))
+            work = VerdictWork(pending.work.unseen, len(verdict.tokens))
             self._connection.patience.came(work, monotonic() - self._asked)
             pending.settle(verdict)
         elif kind == "need_prefix":

@@ -22,7 +22,7 @@ from edgellm.errors import (
     ProtocolError,
     StoreFull,
 )
-from edgellm.mesh.messages import Event, Failed, Gone, Onward, Work
+from edgellm.mesh.messages import Event, Failed, Gone, Onward, StageSpec
 from edgellm.mesh.runtime.layer_sources import known_as
 from edgellm.mesh.runtime.stage import Stage
 from edgellm.mesh.runtime.stored_layers import StoredLayers
@@ -31,11 +31,11 @@ from edgellm.rpc.channel import HEARTBEAT_SECONDS, TAKE_SECONDS
 from edgellm.rpc.lines import on_this_machine
 from edgellm.rpc.proto_parse import parsed
 from edgellm.rpc.protos import mesh_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import Guard, Method
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.mesh_codec import ENGINE, MESH, read_parcel, read_work, write_event, write_parcel, write_working
-from edgellm.services.server.stage_forwarder import Line, LineBroken
+from edgellm.services.server.stage_forwarder import LineBroken, StageForwarder
 from edgellm.services.server.verification_service import Happened, ServerEvent
 from edgellm.storage.layers.manifest import Recipe
 
@@ -67,7 +67,7 @@ class WorkerService:
         threads: int | None,
         tell: Callable[[ServerEvent], None],
         trust: Trust | None,
-        guard: Guard | None,
+        guard: AuthInterceptor | None,
         stored: StoredLayers | None = None,
     ) -> None:
         """With a `guard`, paired devices alone are answered, and of them those with the right to compute here. Of what
@@ -109,7 +109,7 @@ class WorkerService:
     def _brought(self, file: str) -> Sequence[Recipe]:
         return () if self._stored is None else self._stored.store.recipes(file)
 
-    def _bound(self, work: Work) -> Work:
+    def _bound(self, work: StageSpec) -> StageSpec:
         """The same for the layers that are here: `model` is what they are known by.
 
         Raises:
@@ -148,10 +148,14 @@ class WorkerService:
 
         what = f"layers {work.first + 1}-{work.last + 1} of {work.name}"
         stage = await self._made(work, post)
-        line: Line | None = None
+        line: StageForwarder | None = None
         try:
             self._tell(ServerEvent(Happened.CONNECTED, f"Loading {what} for {stream.peer()}."))
-            line = Line(prepare, self._trust, on_this_machine(stream)) if prepare.next and not work.ends else None
+            line = (
+                StageForwarder(prepare, self._trust, on_this_machine(stream))
+                if prepare.next and not work.ends
+                else None
+            )
             stage.start()
             async with self._known(prepare.stage, _Seated(stage, out)):
                 coordinator = _Coordinator(stream)
@@ -170,7 +174,7 @@ class WorkerService:
             closing.add_done_callback(lambda _: self._tell(ServerEvent(Happened.ENDED, f"Done with {what}.")))
             await asyncio.shield(closing)
 
-    async def _made(self, work: Work, post: Callable[[Event], None]) -> Stage:
+    async def _made(self, work: StageSpec, post: Callable[[Event], None]) -> Stage:
         """A stage, which may have to wait for memory; if nobody waits for it any more, it gives back what it got."""
         making = asyncio.ensure_future(asyncio.to_thread(Stage, work, self._shelf, post, threads=self._threads))
         try:
@@ -226,7 +230,7 @@ class WorkerService:
                 raise ProtocolError("A stage is prepared twice, or an order is empty.", _UPDATE)
 
     async def _reports(
-        self, stage: Stage, line: Line | None, out: asyncio.Queue[Event | None], to: _Coordinator
+        self, stage: Stage, line: StageForwarder | None, out: asyncio.Queue[Event | None], to: _Coordinator
     ) -> None:
         """Hands out what the stage posts: rows to the next stage if it can be reached, all else to the coordinator."""
         while (event := await out.get()) is not None:

@@ -25,7 +25,7 @@ class LineBroken(EdgeError):
     """The next stage was met, and cannot be reached any more."""
 
 
-class Line:
+class StageForwarder:
     """To the stage that `prepare` names. It is met in the background; until that is decided, parcels wait."""
 
     def __init__(self, prepare: pb.Prepare, trust: Trust | None, near: bool) -> None:

@@ -26,10 +26,10 @@ from edgellm.errors import (
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, LONGEST_BUSY_MS, PROTOCOL, SERVICE, TAKE_SECONDS
 from edgellm.rpc.proto_parse import VOCABULARY, parsed
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import Guard, Method, who
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method, who
 from edgellm.rpc.trust.rights import Right
 from edgellm.services.handshake import check_protocol, first_different_block
-from edgellm.services.verification_codec import Bounds, read_sampling, read_verify, write_verdict
+from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, write_verdict
 from edgellm.spec.types import Sampling
 from edgellm.verifier.fairness import Pacing, Queue
 from edgellm.verifier.requests import Answer, MissingPrefix, Tenant, VerifyRequest
@@ -71,7 +71,7 @@ class Service:
         context: int,
         max_waiting: int,
         tell: Callable[[ServerEvent], None],
-        guard: Guard | None = None,
+        guard: AuthInterceptor | None = None,
     ) -> None:
         """`model_hash` is hex, or empty. Beyond `max_waiting` requests at once, further ones are answered *busy*,
         first those of the devices that have the most there.
@@ -82,7 +82,7 @@ class Service:
         self._vocabulary = vocabulary
         self._fingerprint = bytes.fromhex(vocabulary.fingerprint)
         self._model, self._model_hash = model, bytes.fromhex(model_hash)
-        self._bounds = Bounds(vocabulary.size, context)
+        self._bounds = RequestLimits(vocabulary.size, context)
         self._queue, self._pacing = Queue(max_waiting), Pacing()
         self._tell = tell
         self._guard = guard

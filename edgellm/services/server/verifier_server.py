@@ -13,7 +13,7 @@ from edgellm.engine import Context, Model, head_pays
 from edgellm.errors import InvalidOption
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import DEFAULT_PORT, MAX_CHUNK, bind, new_server, probe
-from edgellm.rpc.trust.auth_interceptor import Guard
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.handshake import Offer, welcome_handlers
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.grpc_server import Listener
@@ -21,7 +21,7 @@ from edgellm.services.server.verification_service import Happened, ServerEvent, 
 from edgellm.spec.draft_length import CostCurve
 from edgellm.storage.fingerprint import fingerprint
 from edgellm.verifier.requests import Counters
-from edgellm.verifier.scheduler import Limits
+from edgellm.verifier.scheduler import SchedulerLimits
 from edgellm.verifier.served_in_process import InsideVerifier
 from edgellm.verifier.worker import VerifierWorker
 
@@ -40,7 +40,7 @@ class VerifierServer(Listener):
         context: int | None = None,
         threads: int | None = None,
         max_waiting: int = 128,
-        limits: Limits | None = None,
+        limits: SchedulerLimits | None = None,
         on_event: Callable[[ServerEvent], None] | None = None,
         trust: Trust | None = None,
     ) -> None:
@@ -58,7 +58,7 @@ class VerifierServer(Listener):
         self.model = model
         self.sessions = _positive("sessions", sessions)
         self.context_length = _positions(model, context)
-        limits = limits or Limits()
+        limits = limits or SchedulerLimits()
         self._max_waiting = _positive("max_waiting", max_waiting)
         self._model_hash = ""
         with suppress(OSError):  # the file has gone since: devices are not told
@@ -91,7 +91,7 @@ class VerifierServer(Listener):
 
     async def _serve(self) -> None:
         server = new_server()
-        guard = None if self.trust is None else Guard(self.trust, self._refused)
+        guard = None if self.trust is None else AuthInterceptor(self.trust, self._refused)
         watch = None if guard is None else asyncio.create_task(guard.watch())
         service = Service(
             self._worker,

@@ -12,7 +12,7 @@ from edgellm.mesh.runtime.weight_cache import Shelf
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind, new_server
 from edgellm.rpc.layers.service import layer_handlers
-from edgellm.rpc.trust.auth_interceptor import Guard
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.handshake import Offer, welcome_handlers
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.grpc_server import Listener
@@ -54,7 +54,7 @@ class WorkerServer(Listener):
 
     async def _serve(self) -> None:
         server = new_server()
-        guard = None if self.trust is None else Guard(self.trust, self._refused)
+        guard = None if self.trust is None else AuthInterceptor(self.trust, self._refused)
         tasks = [asyncio.create_task(self._tidy())]
         if guard is not None:
             tasks.append(asyncio.create_task(guard.watch()))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from edgellm.spec.gates.profile import perplexity
 from edgellm.spec.gates.rules import NeverGate
-from edgellm.spec.loop import Alphabet, Event, Limits, generate
+from edgellm.spec.loop import Alphabet, Event, GenerationLimits, generate
 from edgellm.spec.protocols import Drafter, Verifier
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import Explanation, Ids, Sampling, Token
@@ -20,7 +20,7 @@ def edgefm(
     verifier: Verifier,
     threshold: float,
     sampling: Sampling,
-    limits: Limits,
+    limits: GenerationLimits,
     stats: Stats,
     explain: bool = False,
     stopped: Callable[[], bool] = lambda: False,

@@ -37,7 +37,7 @@ _STEPS = 64  # settings between a share of 0 and of 1 that are worked out
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class GateChoice:
     """How chunks are chosen for verification in a reply.
 
     `gamma` drafted tokens a chunk; `layers`: whose attention the gate needs; `rewrite` is the perplexity above which
@@ -89,7 +89,7 @@ def choose(
     ledger: Ledger,
     linked: bool = False,
     prompt: Ids = NO_IDS,
-) -> Choice:
+) -> GateChoice:
     """The gate that is asked for; its draws come from `seed`, and `ledger` is what its budget has been spent on.
 
     `profile` is there where `needs_profile` says so. `linked`: the verifier is across a link, and the device has to
@@ -100,7 +100,7 @@ def choose(
     if not isinstance(gate, str):
         return _counted(gate, "the gate is your own", gamma, ledger)
     if gate == "never" or budget == 0.0:
-        return Choice(NeverGate(), "nothing is verified, as you said", gamma)
+        return GateChoice(NeverGate(), "nothing is verified, as you said", gamma)
     if gate == "always" or budget == 1.0:
         return _counted(AlwaysGate(), "everything is verified, as you said", gamma, ledger)
     if budget is None:
@@ -115,7 +115,7 @@ def choose(
     if gate == "edgefm":
         aim = ledger.aim(budget)
         above = profile.reply_threshold(aim) if 0.0 < aim < 1.0 else inf if aim <= 0.0 else -inf
-        return Choice(
+        return GateChoice(
             NeverGate(), f"replies of a perplexity above {above:.3g} are written anew", gamma, (), above, ledger
         )
     reason = f"the {gate} gate, as you said"
@@ -163,11 +163,11 @@ def _dial(gate: str, profile: Profile, seed: int) -> Callable[[float], Gate]:
     return lambda share: at(min(_STEPS, max(1, round(share * _STEPS))))
 
 
-def _counted(gate: Gate, reason: str, gamma: int, ledger: Ledger) -> Choice:
+def _counted(gate: Gate, reason: str, gamma: int, ledger: Ledger) -> GateChoice:
     layers = getattr(gate, "layers", ())  # whose attention a gate of one's own needs
-    return Choice(CountingGate(gate, ledger), reason, gamma, layers, ledger=ledger)
+    return GateChoice(CountingGate(gate, ledger), reason, gamma, layers, ledger=ledger)
 
 
-def _limited(gate: Gate, reason: str, gamma: int, ledger: Ledger, layers: tuple[int, ...] = ()) -> Choice:
+def _limited(gate: Gate, reason: str, gamma: int, ledger: Ledger, layers: tuple[int, ...] = ()) -> GateChoice:
     """With what holds for every budget below 1: the tail of a long reply is not verified."""
-    return Choice(TailGate(gate, ledger=ledger), reason, gamma, layers, ledger=ledger)
+    return GateChoice(TailGate(gate, ledger=ledger), reason, gamma, layers, ledger=ledger)

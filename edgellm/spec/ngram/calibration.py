@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgellm.engine import common_prefix
-from edgellm.spec.ngram.sources import NOTHING, SILENT, Context, Cursor, Offer
+from edgellm.spec.ngram.sources import NOTHING, SILENT, ContextIndex, Cursor, Offer
 from edgellm.spec.types import Expected
 
 FLOOR = 0.1
@@ -21,12 +21,12 @@ FLOOR = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class CalibratedNode:
     """A token of the calibrated tree, its probability where it stands, and what may follow."""
 
     token: int
     probability: float
-    children: tuple[Node, ...] = ()
+    children: tuple[CalibratedNode, ...] = ()
 
 
 class Calibration:
@@ -36,7 +36,7 @@ class Calibration:
     occurs in the context, nearest behind first (search), and on from there.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ContextIndex) -> None:
         """`context` says where the reply's end occurs; begin and extend that one first."""
         self._context = context
         self._ids: list[list[int]] = []
@@ -88,7 +88,7 @@ class Calibration:
         next_one = bisect_right(places, place)
         return places[next_one] if next_one < len(places) else places[0]
 
-    def tree(self, place: int, depth: int) -> tuple[Node, ...]:
+    def tree(self, place: int, depth: int) -> tuple[CalibratedNode, ...]:
         """The tree behind `place`, `depth` tokens deep: every token expected there above the floor, the likeliest
         first."""
         if depth <= 0 or not 0 <= place < len(self._ids):
@@ -98,7 +98,9 @@ class Calibration:
             for token, chance in zip(self._ids[place], self._probs[place], strict=True)
             if chance >= FLOOR
         ]
-        return tuple(Node(token, chance, self.tree(self.search(place, token), depth - 1)) for token, chance in likely)
+        return tuple(
+            CalibratedNode(token, chance, self.tree(self.search(place, token), depth - 1)) for token, chance in likely
+        )
 
 
 class CalibratedCursor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgellm.engine import common_prefix
-from edgellm.spec.ngram.sources import SILENT, Context, Cursor
+from edgellm.spec.ngram.sources import SILENT, ContextIndex, Cursor
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Verdict
 
 MATCHED = 2
@@ -34,7 +34,7 @@ class Precedents:
     """Of one text at a time: its prompt, and the reply so far."""
 
     def __init__(self) -> None:
-        self._context = Context()
+        self._context = ContextIndex()
         self._tail = NO_IDS  # of the last prefix, behind what is indexed
 
     def begin(self, prompt: Ids) -> None:

@@ -13,7 +13,7 @@ from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.drafter import RetrievalDrafter
 from edgellm.spec.ngram.lookup_throttle import Looks
 from edgellm.spec.ngram.reuse import Reuse
-from edgellm.spec.ngram.sources import Context, History, Source
+from edgellm.spec.ngram.sources import ContextIndex, DraftSource, HistoryIndex
 from edgellm.spec.ngram.template_replay import Analogy
 from edgellm.spec.params import SOURCES
 from edgellm.spec.types import Expected, Ids
@@ -24,14 +24,14 @@ MOST_TOKENS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class PastConversation:
     """A past conversation as tokens: its prompt, or the end of it, and its reply."""
 
     prompt: Sequence[int]
     reply: Sequence[int]
 
 
-def recent(talks: list[Talk]) -> list[Talk]:
+def recent(talks: list[PastConversation]) -> list[PastConversation]:
     """All of them; where they are more than MOST_TOKENS together, the latest, which are about half as many."""
     if sum(map(_size, talks)) <= MOST_TOKENS:
         return talks
@@ -58,8 +58,8 @@ class Memory:
         """
         self._names = [name for name in SOURCES if name in set(sources)]
         self._inside, self._is_eog = inside, is_eog
-        self._context = Context()
-        self._history = History()
+        self._context = ContextIndex()
+        self._history = HistoryIndex()
         self._analogy = Analogy()
         self._calibration = Calibration(self._context)
         self._reuse = Reuse(inside)
@@ -67,8 +67,8 @@ class Memory:
         self.length = LengthRule(curve)
         self.rounds = Rounds()
         self._looks = Looks()
-        self._talks: list[Talk] = []
-        self._new: list[Talk] = []
+        self._talks: list[PastConversation] = []
+        self._new: list[PastConversation] = []
         self._busy = threading.Lock()
 
     def take(self, prompt: Ids) -> RetrievalDrafter | None:
@@ -76,7 +76,7 @@ class Memory:
         if not self._busy.acquire(blocking=False):
             return None
         self._index()
-        by_name: dict[str, Source] = {
+        by_name: dict[str, DraftSource] = {
             "context": self._context,
             "history": self._history,
             "analogy": self._analogy,
@@ -120,7 +120,7 @@ class Memory:
         """What the verifier expects behind positions of the prompt."""
         self._calibration.expect(expected)
 
-    def add(self, talk: Talk) -> None:
+    def add(self, talk: PastConversation) -> None:
         """A conversation is over; it is searched from the next reply on."""
         self._new = recent([*self._new, talk])
         self.rounds.ended(len(talk.reply))
@@ -138,7 +138,7 @@ class Memory:
         new, self._new = self._new, []
         known, self._talks = len(self._talks) + len(new), recent([*self._talks, *new])
         if len(self._talks) < known:
-            self._history, self._analogy, new = History(), Analogy(), self._talks
+            self._history, self._analogy, new = HistoryIndex(), Analogy(), self._talks
         for talk in new:
             if "history" in self._names:
                 self._history.add(talk.prompt, talk.reply)
@@ -146,5 +146,5 @@ class Memory:
                 self._analogy.add(talk.prompt, talk.reply)
 
 
-def _size(talk: Talk) -> int:
+def _size(talk: PastConversation) -> int:
     return len(talk.prompt) + len(talk.reply)

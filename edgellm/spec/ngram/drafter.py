@@ -14,7 +14,7 @@ from edgellm.spec.draft_length import LengthRule
 from edgellm.spec.ngram.acceptance_model import Chances, agrees, evidence
 from edgellm.spec.ngram.lookup_throttle import Looks
 from edgellm.spec.ngram.reuse import Reuse
-from edgellm.spec.ngram.sources import SILENT, Cursor, Source
+from edgellm.spec.ngram.sources import SILENT, Cursor, DraftSource
 from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Ids, Sampling, Verdict
 
 HOPELESS = 0.02
@@ -29,7 +29,7 @@ class RetrievalDrafter:
 
     def __init__(
         self,
-        sources: Mapping[str, Source],
+        sources: Mapping[str, DraftSource],
         chances: Chances,
         length: LengthRule,
         *,

@@ -40,7 +40,7 @@ class Silent:
 SILENT = Silent()
 
 
-class Source(Protocol):
+class DraftSource(Protocol):
     """One place where drafts come from, for one reply at a time."""
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -87,7 +87,7 @@ class AutomatonCursor:
         self._offered, self._open = -1, 0
 
 
-class Context:
+class ContextIndex:
     """The prompt and the reply so far. A prompt that goes on from the last text is not indexed anew."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ TAIL = 16
 """Tokens of a prompt that go before a reply into the history: an ending that was asked before leads to its reply."""
 
 
-class History:
+class HistoryIndex:
     """Past conversations: the end of each prompt, and its reply."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ _END = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastReply:
     """A conversation: `origins[i]` is where in `prompt` the run that token i of `reply` belongs to was copied from, and
     how many tokens of it are still to come, this one included; (-1, 1) for a token of the reply's own."""
 
@@ -32,7 +32,7 @@ class Past:
 
 
 def origins(prompt: Sequence[int], reply: Sequence[int]) -> list[tuple[int, int]]:
-    """Which tokens of `reply` were copied from `prompt`, as `Past` has them: always the longest run."""
+    """Which tokens of `reply` were copied from `prompt`, as `PastReply` has them: always the longest run."""
     places: dict[int, list[int]] = {}
     for at, token in enumerate(prompt):
         places.setdefault(token, []).append(at)
@@ -54,7 +54,7 @@ class Analogy:
     """A source: one past conversation, the one whose prompt has most in common with this one."""
 
     def __init__(self) -> None:
-        self._past: list[Past] = []
+        self._past: list[PastReply] = []
         self._having: dict[tuple[int, int], list[int]] = {}
         self._prompt: list[int] = []
         self._places: dict[int, list[int]] = {}
@@ -64,7 +64,7 @@ class Analogy:
         """A conversation is over."""
         for pair in set(pairwise(prompt)):
             self._having.setdefault(pair, []).append(len(self._past))
-        self._past.append(Past(tuple(prompt), tuple(reply), tuple(origins(prompt, reply))))
+        self._past.append(PastReply(tuple(prompt), tuple(reply), tuple(origins(prompt, reply))))
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._prompt = list(prompt)
@@ -95,7 +95,7 @@ class Thread:
     __slots__ = ("_alikes", "_at", "_copied", "_followed", "_past", "_places", "_prompt", "_resume")
 
     def __init__(
-        self, past: Past, prompt: list[int], places: dict[int, list[int]], alikes: dict[int, int] | None = None
+        self, past: PastReply, prompt: list[int], places: dict[int, list[int]], alikes: dict[int, int] | None = None
     ) -> None:
         self._past, self._prompt, self._places = past, prompt, places
         self._alikes: dict[int, int] = {} if alikes is None else alikes  # what was looked up, for all copies

@@ -12,7 +12,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class ChatEntry:
     """A question and its reply. `when` it was added: UTC, to the second."""
 
     question: str
@@ -34,14 +34,14 @@ def to_line(question: str, reply: str, most_bytes: int) -> bytes:
     return json.dumps(said, ensure_ascii=False).encode() + b"\n"
 
 
-def from_line(line: bytes) -> Past | None:
+def from_line(line: bytes) -> ChatEntry | None:
     """What a line holds; None where it is damaged."""
     try:
         said = json.loads(line.decode())
         when = datetime.fromisoformat(said["when"])
         if when.tzinfo is None:
             return None
-        return Past(_characters(said["question"]), _characters(said["reply"]), when.astimezone(UTC))
+        return ChatEntry(_characters(said["question"]), _characters(said["reply"]), when.astimezone(UTC))
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return None
 

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from edgellm.errors import HistoryUnusable
 from edgellm.places import data_dir
-from edgellm.storage.chats.entries import Past, from_line, to_line
+from edgellm.storage.chats.entries import ChatEntry, from_line, to_line
 from edgellm.storage.chats.retention import expired, oldest
 from edgellm.storage.state import private_folder
 
@@ -90,7 +90,7 @@ class History:
             if self.on:  # still, after waiting
                 self._put(to_line(question, reply, MOST_BYTES // 2))
 
-    def recent(self, limit_bytes: int = MOST_BYTES) -> list[Past]:
+    def recent(self, limit_bytes: int = MOST_BYTES) -> list[ChatEntry]:
         """The newest conversations, oldest first, whose texts take at most `limit_bytes` of UTF-8 together.
 
         One that is too long for what is left of the limit is passed over. Empty while the history is off.
@@ -103,7 +103,7 @@ class History:
         with _told(self.path, "read"):
             before = oldest()
             pasts = [past for past in self._pasts() if past.when >= before]
-        found: list[Past] = []
+        found: list[ChatEntry] = []
         for past in reversed(pasts):
             size = len((past.question + past.reply).encode())
             if size <= limit_bytes:
@@ -178,7 +178,7 @@ class History:
         first, last = (min(times), max(times)) if times else (None, None)
         return HistoryFacts(self.path, self.on, len(times), size, first, last)
 
-    def _pasts(self) -> list[Past]:
+    def _pasts(self) -> list[ChatEntry]:
         try:
             _own(self.folder)
             with _opened(self.path, "rb") as file:
@@ -310,7 +310,7 @@ def _write(file: FileIO, data: bytes) -> None:
         data = data[file.write(data) :]
 
 
-def _readable(file: FileIO) -> Iterator[tuple[bytes, Past]]:
+def _readable(file: FileIO) -> Iterator[tuple[bytes, ChatEntry]]:
     """The sound lines, as they are and what they hold; of a file that is too large, those at its end."""
     file.seek(max(file.seek(0, os.SEEK_END) - MOST_BYTES, 0))
     for line in file.readall().split(b"\n"):

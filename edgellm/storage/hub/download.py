@@ -34,7 +34,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class RemoteFile:
     """A file on the hub. `etag` is its SHA-256 where the hub keeps it as a large file; `size` in bytes."""
 
     url: str
@@ -43,7 +43,7 @@ class Remote:
 
 
 def download(
-    remote: Remote,
+    remote: RemoteFile,
     headers: dict[str, str],
     partial: Path,
     progress: Callable[[Transfer], None] = lambda _: None,
@@ -75,7 +75,7 @@ def download(
 
 
 def _receive_all(
-    remote: Remote,
+    remote: RemoteFile,
     headers: dict[str, str],
     file: BinaryIO,
     resumed: int,
@@ -112,7 +112,7 @@ def _receive_all(
             time.sleep(min(2.0 ** (failures - 1), 8.0))
 
 
-def _receive(remote: Remote, headers: dict[str, str], file: BinaryIO) -> Iterator[int]:
+def _receive(remote: RemoteFile, headers: dict[str, str], file: BinaryIO) -> Iterator[int]:
     """Appends one answer of the server to `file`, from where it ends; yields the length of each block."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session

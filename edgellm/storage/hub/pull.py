@@ -19,12 +19,12 @@ from filelock import FileLock, Timeout
 
 from edgellm.errors import EdgeError, ModelCorrupt, ModelNotFound, ModelUnsupported, PullFailed
 from edgellm.storage.cache import find, hub_cache
-from edgellm.storage.hub.download import Remote, Transfer, download
+from edgellm.storage.hub.download import RemoteFile, Transfer, download
 from edgellm.storage.hub.quants import choose
 from edgellm.storage.listing import read_listing
 from edgellm.storage.model_names import HubName, parse_hub_name
 
-__all__ = ["Plan", "Pulled", "Transfer", "fetch", "plan", "pull"]
+__all__ = ["DownloadPlan", "Pulled", "Transfer", "fetch", "plan", "pull"]
 
 # They become file names, so nothing else may stand in them.
 _ETAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DownloadPlan:
     """What will be fetched, and why this. `path` is set where it is here already; `size` in bytes."""
 
     name: HubName
@@ -59,7 +59,7 @@ class Plan:
 class Pulled:
     """A model that is here now: `plan` says which, `sent` how many bytes came for it just now."""
 
-    plan: Plan
+    plan: DownloadPlan
     path: Path
     sent: int
 
@@ -69,7 +69,7 @@ def pull(name: str, progress: Callable[[Transfer], None] = lambda _: None) -> Pu
     return fetch(plan(name), progress)
 
 
-def plan(name: str) -> Plan:
+def plan(name: str) -> DownloadPlan:
     """Asks the hub what `name` means. Where the hub cannot be asked, what is in the cache already will do.
 
     Raises:
@@ -83,11 +83,13 @@ def plan(name: str) -> Plan:
     except PullFailed:
         with suppress(EdgeError):
             here = find(hub_name)
-            return Plan(hub_name, here.path.name, "it is here, and the hub cannot be asked", here.size, here.path)
+            return DownloadPlan(
+                hub_name, here.path.name, "it is here, and the hub cannot be asked", here.size, here.path
+            )
         raise
 
 
-def fetch(plan: Plan, progress: Callable[[Transfer], None] = lambda _: None) -> Pulled:
+def fetch(plan: DownloadPlan, progress: Callable[[Transfer], None] = lambda _: None) -> Pulled:
     """Brings a plan's file into the cache; goes on where an earlier attempt stopped.
 
     Raises:
@@ -120,7 +122,7 @@ def fetch(plan: Plan, progress: Callable[[Transfer], None] = lambda _: None) -> 
         raise PullFailed(f"The cache {folder} cannot be written: {error}.", "Check its permissions.") from error
 
 
-def _ask(name: HubName) -> Plan:
+def _ask(name: HubName) -> DownloadPlan:
     from huggingface_hub import constants, get_hf_file_metadata
     from huggingface_hub.utils import build_hf_headers
 
@@ -130,23 +132,23 @@ def _ask(name: HubName) -> Plan:
     choice = choose(name.repo_id, files, name.quant)
     if not _COMMIT.fullmatch(commit) or not _is_inside(choice.file):
         raise PullFailed(f"The hub at {constants.ENDPOINT} gave an answer that makes no sense.", "Check HF_ENDPOINT.")
-    plan = Plan(name, choice.file, choice.reason, 0, commit=commit)
+    plan = DownloadPlan(name, choice.file, choice.reason, 0, commit=commit)
     snapshot = hub_cache() / name.folder / "snapshots" / commit / choice.file
     if snapshot.is_file():
-        return Plan(name, choice.file, choice.reason, snapshot.stat().st_size, snapshot, commit)
+        return DownloadPlan(name, choice.file, choice.reason, snapshot.stat().st_size, snapshot, commit)
     meta = _hub(name, lambda: get_hf_file_metadata(plan.url, library_name=_LIBRARY, endpoint=constants.ENDPOINT))
     if not meta.size or meta.size < 0 or not _ETAG.fullmatch(meta.etag or ""):
         raise PullFailed(f"The hub does not say how large {choice.file} is.", "Check HF_ENDPOINT, or try again later.")
-    return Plan(name, choice.file, choice.reason, meta.size, commit=commit, etag=meta.etag or "")
+    return DownloadPlan(name, choice.file, choice.reason, meta.size, commit=commit, etag=meta.etag or "")
 
 
-def _complete(plan: Plan, blob: Path, progress: Callable[[Transfer], None]) -> None:
+def _complete(plan: DownloadPlan, blob: Path, progress: Callable[[Transfer], None]) -> None:
     from huggingface_hub.utils import build_hf_headers
 
     from edgellm.engine.gguf.reader import check_gguf
 
     partial = blob.with_name(f"{blob.name}.incomplete")
-    download(Remote(plan.url, plan.etag, plan.size), build_hf_headers(library_name=_LIBRARY), partial, progress)
+    download(RemoteFile(plan.url, plan.etag, plan.size), build_hf_headers(library_name=_LIBRARY), partial, progress)
     try:
         check_gguf(partial)
     except (ModelCorrupt, ModelUnsupported) as error:
@@ -156,7 +158,7 @@ def _complete(plan: Plan, blob: Path, progress: Callable[[Transfer], None]) -> N
     partial.replace(blob)
 
 
-def _link(plan: Plan, folder: Path) -> Path:
+def _link(plan: DownloadPlan, folder: Path) -> Path:
     """Make the snapshot's link to the blob as the hub's own library does, and note the newest commit.
 
     The library itself is not asked: it would ask the hub once more, and take whatever it is told then.

@@ -26,7 +26,7 @@ _SIDE_FILES = re.compile(r"(?:^|[-._/])(?:mmproj|imatrix)(?:[-._]|$)", re.IGNORE
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class QuantChoice:
     """One file of a repository, and why it was chosen."""
 
     file: str
@@ -52,7 +52,7 @@ def is_model(file: str) -> bool:
     return file.lower().endswith(".gguf") and not _SIDE_FILES.search(file)
 
 
-def choose(repo: str, files: Iterable[str], wanted: str | None) -> Choice:
+def choose(repo: str, files: Iterable[str], wanted: str | None) -> QuantChoice:
     """The file that `wanted` (a quantisation or a file name; None: whatever suits) means in `repo`.
 
     Raises:
@@ -68,7 +68,7 @@ def choose(repo: str, files: Iterable[str], wanted: str | None) -> Choice:
     if wanted is None:
         return _suitable(repo, whole, models)
     if matches := _matching(whole, wanted):
-        return Choice(matches[0], "asked for" if len(matches) == 1 else f"the first of {len(matches)} that match")
+        return QuantChoice(matches[0], "asked for" if len(matches) == 1 else f"the first of {len(matches)} that match")
     if split := _matching(models, wanted):
         raise _split(repo, split)
     labels = list(dict.fromkeys(label(file) for file in whole))
@@ -87,17 +87,17 @@ def _matching(files: Sequence[str], wanted: str) -> list[str]:
     return named or [file for file in files if (quant_of(file) or "").lower() == asked]
 
 
-def _suitable(repo: str, whole: Sequence[str], models: Sequence[str]) -> Choice:
+def _suitable(repo: str, whole: Sequence[str], models: Sequence[str]) -> QuantChoice:
     if not whole:
         raise _split(repo, models)
     if len(whole) == 1:
-        return Choice(whole[0], "the only model there" if len(models) == 1 else "the only one in a single file")
+        return QuantChoice(whole[0], "the only model there" if len(models) == 1 else "the only one in a single file")
     ranks = {quant: rank for rank, quant in enumerate(PREFERENCE)}
     best = min(whole, key=lambda file: ranks.get((quant_of(file) or "").removeprefix("UD-"), len(ranks)))
     quant = quant_of(best)
     if quant == DEFAULT:
-        return Choice(best, "the default")
-    return Choice(best, f"there is no {DEFAULT}; this comes nearest" if quant else f"there is no {DEFAULT}")
+        return QuantChoice(best, "the default")
+    return QuantChoice(best, f"there is no {DEFAULT}; this comes nearest" if quant else f"there is no {DEFAULT}")
 
 
 def _split(repo: str, files: Sequence[str]) -> ModelUnsupported:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgellm.errors import DiskFull, StoreFull
 from edgellm.storage.layers.file_lease import in_use
-from edgellm.storage.layers.manifest import Piece
+from edgellm.storage.layers.manifest import LayerPiece
 from edgellm.storage.layers.owners import OWN
 
 _NAME = re.compile(r"(?P<sha256>[0-9a-f]{64})\.(?:gguf|(?P<size>\d{1,19})\.(?:(?P<owner>[0-9a-f]{64})\.)?partial)")
@@ -55,14 +55,14 @@ def stored(folder: Path) -> list[Stored]:
     return found
 
 
-def partial_name(piece: Piece, owner: str) -> str:
+def partial_name(piece: LayerPiece, owner: str) -> str:
     """Return the name of the file in which a piece arrives from `owner`: nobody adds to what another one sends."""
     return f"{piece.sha256}.{piece.size}{'' if owner == OWN else f'.{owner}'}.partial"
 
 
 def to_go(
-    files: Sequence[Stored], limit: int, free: int, wanted: Sequence[Piece], missing: Sequence[Piece], model: str,
-    owner: str = OWN, others: Collection[Path] = (),
+    files: Sequence[Stored], limit: int, free: int, wanted: Sequence[LayerPiece], missing: Sequence[LayerPiece],
+    model: str, owner: str = OWN, others: Collection[Path] = (),
 ) -> list[Stored]:  # fmt: skip
     """What has to go before `wanted` fits, which `owner` brings, and of which `missing` is not there or not whole: what
     was made here first, and of the rest what is used least.

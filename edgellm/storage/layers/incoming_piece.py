@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edgellm.engine import check_cuttable, check_gguf
 from edgellm.errors import DiskFull, EdgeError, LayersCorrupt, LayersRefused
-from edgellm.storage.layers.manifest import Piece
+from edgellm.storage.layers.manifest import LayerPiece
 
 _STEP = 2**20
 _PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -20,7 +20,7 @@ _PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 class Partial:
     """The file of a piece that is arriving. To be closed; what has arrived stays for the next time."""
 
-    def __init__(self, path: Path, whole: Path, piece: Piece) -> None:
+    def __init__(self, path: Path, whole: Path, piece: LayerPiece) -> None:
         """Opens and hashes what is at `path`, which becomes `whole`."""
         self.piece = piece
         self._path, self._final = path, whole

@@ -33,7 +33,7 @@ _CUT = 1  # to be raised when the same cut comes to other bytes: recipes that ar
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LayerPiece:
     """The layers `first` to `last`, counted from 0, both included, in a file of `size` bytes with this SHA-256 in hex.
 
     Raises `LayersRefused` for what cannot be meant.
@@ -72,7 +72,7 @@ class Recipe:
     name: str
     architecture: str
     layers: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[LayerPiece, ...]
 
     def __post_init__(self) -> None:
         if not is_hash(self.fingerprint):
@@ -103,7 +103,7 @@ class Recipe:
         """Bytes of all pieces."""
         return sum(piece.size for piece in self.pieces)
 
-    def covering(self, first: int, last: int) -> tuple[Piece, ...]:
+    def covering(self, first: int, last: int) -> tuple[LayerPiece, ...]:
         """The pieces with the layers `first` to `last`, counted from 0, both included.
 
         Raises:
@@ -125,7 +125,7 @@ class Recipe:
         """Raises `LayersRefused` for anything but what `to_json` gives."""
         try:
             pieces = tuple(
-                Piece(int(one["first"]), int(one["last"]), int(one["size"]), str(one["sha256"]))
+                LayerPiece(int(one["first"]), int(one["last"]), int(one["size"]), str(one["sha256"]))
                 for one in found["pieces"]
             )
             fingerprint, name, architecture = (str(found[key]) for key in ("fingerprint", "name", "architecture"))
@@ -154,7 +154,7 @@ def recipe_of(model: Path, progress: Callable[[float], None] | None = None) -> R
             done += len(portion)
             if progress is not None:
                 progress(min(1.0, done / header.file_size))
-        pieces.append(Piece(layer, layer, size, hashed.hexdigest()))
+        pieces.append(LayerPiece(layer, layer, size, hashed.hexdigest()))
     name = _shown(str(header.metadata.get("general.name") or model.stem))
     recipe = Recipe(digest, name, header.architecture, layers, tuple(pieces))
     with suppress(OSError):  # then it is made again next time

@@ -28,12 +28,13 @@ from edgellm.storage.layers.derived_pieces import MadePieces
 from edgellm.storage.layers.eviction import Stored, partial_name, stored, to_go
 from edgellm.storage.layers.file_lease import kept_in_use, remove_unused
 from edgellm.storage.layers.incoming_piece import Partial, told
-from edgellm.storage.layers.manifest import Piece, Recipe, cut_piece, recipe_of
+from edgellm.storage.layers.manifest import LayerPiece, Recipe, cut_piece, recipe_of
 from edgellm.storage.layers.owners import OWN, Owners
 from edgellm.storage.state import private_folder
 
 __all__ = [
-    "OWN", "Held", "LayerStore", "Partial", "Piece", "Receiving", "Recipe", "Removed", "cut_layers", "default_limit",
+    "OWN", "Held", "LayerPiece", "LayerStore", "Partial", "Receiving", "Recipe", "Removed", "cut_layers",
+    "default_limit",
 ]  # fmt: skip
 
 UNUSED_SECONDS = 30 * 86_400.0  # after that long, layers that nobody used make room for those of another device
@@ -49,7 +50,7 @@ class Held:
     """
 
     recipe: Recipe
-    pieces: tuple[Piece, ...]
+    pieces: tuple[LayerPiece, ...]
     arriving: dict[str, int]
     used: float
 
@@ -94,7 +95,7 @@ class LayerStore:
         """Bytes of all pieces, brought and made; of those that are arriving, what is set aside for them."""
         return sum(file.size for file in (*self._files(), *self.made.files()))
 
-    def find(self, piece: Piece) -> Path | None:
+    def find(self, piece: LayerPiece) -> Path | None:
         """The file of a piece; None where it is not here, or not whole."""
         path = self._whole(piece.sha256)
         try:
@@ -102,7 +103,7 @@ class LayerStore:
         except OSError:
             return None
 
-    def arrived(self, piece: Piece, owner: str = OWN) -> int:
+    def arrived(self, piece: LayerPiece, owner: str = OWN) -> int:
         """How many bytes of a piece are here: all of them, or those that `owner` has sent."""
         if self.find(piece) is not None:
             return piece.size
@@ -111,7 +112,7 @@ class LayerStore:
         return 0
 
     @contextmanager
-    def using(self, pieces: Iterable[Piece]) -> Iterator[list[Path]]:
+    def using(self, pieces: Iterable[LayerPiece]) -> Iterator[list[Path]]:
         """The files of these pieces, which nobody removes before the `with` ends.
 
         Raises:
@@ -164,7 +165,7 @@ class LayerStore:
         return [held.recipe for held in self.models() if held.recipe.fingerprint == fingerprint]
 
     @contextmanager
-    def receiving(self, recipe: Recipe, pieces: Sequence[Piece], owner: str = OWN) -> Iterator[Receiving]:
+    def receiving(self, recipe: Recipe, pieces: Sequence[LayerPiece], owner: str = OWN) -> Iterator[Receiving]:
         """Makes room for all of `pieces`, which are of `recipe`, and takes them from `owner`. For that one nobody else
         sends until it ends.
 
@@ -184,7 +185,7 @@ class LayerStore:
                 self._prepare(recipe, pieces, owner)
             yield Receiving(self, frozenset(pieces), owner)
 
-    def _prepare(self, recipe: Recipe, pieces: Sequence[Piece], owner: str) -> None:
+    def _prepare(self, recipe: Recipe, pieces: Sequence[LayerPiece], owner: str) -> None:
         with told(self.root):
             missing = [piece for piece in pieces if self.find(piece) is None]
             files = (*self._files(), *self.made.files())
@@ -265,7 +266,7 @@ class LayerStore:
     def _whole(self, sha256: str) -> Path:
         return self._pieces / f"{sha256}.gguf"
 
-    def _partial(self, piece: Piece, owner: str) -> Path:
+    def _partial(self, piece: LayerPiece, owner: str) -> Path:
         return self._pieces / partial_name(piece, owner)
 
     @contextmanager
@@ -293,11 +294,11 @@ class LayerStore:
 class Receiving:
     """Takes pieces for which there is room. Made by `LayerStore.receiving`."""
 
-    def __init__(self, store: LayerStore, pieces: frozenset[Piece], owner: str) -> None:
+    def __init__(self, store: LayerStore, pieces: frozenset[LayerPiece], owner: str) -> None:
         self._store, self._announced, self._owner = store, pieces, owner
 
     @contextmanager
-    def piece(self, piece: Piece) -> Iterator[Partial]:
+    def piece(self, piece: LayerPiece) -> Iterator[Partial]:
         """What has arrived of a piece, to be gone on with; hashing that takes a second a gigabyte.
 
         Raises:

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from edgellm.spec.draft_length import CostCurve
-from edgellm.spec.ngram.draft_index import Memory, Talk
-from edgellm.spec.ngram.sources import History
+from edgellm.spec.ngram.draft_index import Memory, PastConversation
+from edgellm.spec.ngram.sources import HistoryIndex
 
 
 def test_what_was_said_is_made_ready_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     known = Memory(["history"], CostCurve((1, 64), (1.0, 1.1)), lambda _token: False, lambda _token: False)
     indexed: list[int] = []
-    monkeypatch.setattr(History, "add", lambda _self, prompt, _reply: indexed.append(len(prompt)))
-    known.add(Talk([1, 2, 3], [4]))
+    monkeypatch.setattr(HistoryIndex, "add", lambda _self, prompt, _reply: indexed.append(len(prompt)))
+    known.add(PastConversation([1, 2, 3], [4]))
     assert known.take(np.array([5], dtype=np.int32)) is not None
     assert indexed == [3]
-    known.add(Talk([1, 2], [4]))
+    known.add(PastConversation([1, 2], [4]))
     known.settle()
     assert indexed == [3], "a reply is reading in it"
     known.give()

@@ -13,8 +13,8 @@ from edgellm.errors import VerifierLost
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.drafters.hybrid import MixedDrafter
 from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import Limits, generate, merge
-from edgellm.spec.ngram.draft_index import MOST_TOKENS, Memory, Talk
+from edgellm.spec.loop import GenerationLimits, generate, merge
+from edgellm.spec.ngram.draft_index import MOST_TOKENS, Memory, PastConversation
 from edgellm.spec.params import SOURCES
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Expected, Explanation, Ids, Sampling, Source, Token, Verdict
@@ -43,13 +43,13 @@ def reply(
             gate=AlwaysGate(),
             verifier=verifier,
             sampling=sampling,
-            limits=Limits(40, 200, 63),
+            limits=GenerationLimits(40, 200, 63),
             stats=stats,
         )
         tokens = [event for event in events if isinstance(event, Token)]
     finally:
         known.give()
-    known.add(Talk(prompt, stats.ids))
+    known.add(PastConversation(prompt, stats.ids))
     return tokens, stats
 
 
@@ -61,7 +61,7 @@ def plain(prompt: list[int], verifier: FakeVerifier, sampling: Sampling = GREEDY
         gate=AlwaysGate(),
         verifier=verifier,
         sampling=sampling,
-        limits=Limits(40, 200),
+        limits=GenerationLimits(40, 200),
         stats=Stats(),
     )
     return [event.id for event in events if isinstance(event, Token)]
@@ -177,7 +177,7 @@ def test_what_is_copied_never_stands_unchecked(model: bool) -> None:
         gate=AlwaysGate(),
         verifier=verifier,
         sampling=GREEDY,
-        limits=Limits(40, 200, 5),
+        limits=GenerationLimits(40, 200, 5),
         stats=Stats(),
     )
     text = [1, 2, 3]
@@ -242,7 +242,7 @@ def test_one_reply_at_a_time_has_it() -> None:
 
 def test_the_past_is_bounded() -> None:
     known = memory("history", "analogy")
-    talk = Talk(list(range(1, 201)), list(range(1, 201)))
+    talk = PastConversation(list(range(1, 201)), list(range(1, 201)))
     for at in range(4 * MOST_TOKENS // 400):
         known.add(talk)
         if at % 50 == 0:
@@ -277,7 +277,7 @@ def test_explanations_name_what_was_retrieved() -> None:
         gate=AlwaysGate(),
         verifier=verifier,
         sampling=GREEDY,
-        limits=Limits(40, 200, 63),
+        limits=GenerationLimits(40, 200, 63),
         stats=Stats(),
         explain=True,
     )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.spec.ngram.calibration import FLOOR, Calibration
-from edgellm.spec.ngram.sources import NOTHING, TAIL, Context, Cursor, History
+from edgellm.spec.ngram.sources import NOTHING, TAIL, ContextIndex, Cursor, HistoryIndex
 from edgellm.spec.sampling import likeliest
 from edgellm.spec.types import Expected
 
@@ -23,7 +23,7 @@ def read(cursor: Cursor, n: int) -> list[int]:
 
 
 def test_the_context_goes_on_as_it_did_before() -> None:
-    context = Context()
+    context = ContextIndex()
     context.begin([5, 6, 7, 8, 9, 5, 6])
     assert read(context.cursor(), 3) == [7, 8, 9]
     context.extend([7])
@@ -32,7 +32,7 @@ def test_the_context_goes_on_as_it_did_before() -> None:
 
 
 def test_of_several_continuations_the_likeliest_is_offered_with_its_share() -> None:
-    context = Context()
+    context = ContextIndex()
     context.begin([1, 2, 0, 1, 3, 8, 1, 3, 7, 1])
     token, matched, share = context.cursor().offer()
     assert (token, matched) == (3, 1)
@@ -40,19 +40,19 @@ def test_of_several_continuations_the_likeliest_is_offered_with_its_share() -> N
 
 
 def test_nothing_is_offered_behind_what_was_never_seen() -> None:
-    context = Context()
+    context = ContextIndex()
     context.begin([1, 2, 3])
     assert context.cursor().offer() == NOTHING
 
 
 def test_where_a_match_ends_a_shorter_one_goes_on() -> None:
-    context = Context()
+    context = ContextIndex()
     context.begin([4, 1, 2, 3, 8, 2, 3, 1, 2, 3])
     assert read(context.cursor(), 1) == [8]
 
 
 def test_a_prompt_that_goes_on_is_not_indexed_anew_and_another_one_is() -> None:
-    context = Context()
+    context = ContextIndex()
     context.begin([1, 2, 3])
     context.extend([4, 5])
     kept = context.automaton
@@ -65,7 +65,7 @@ def test_a_prompt_that_goes_on_is_not_indexed_anew_and_another_one_is() -> None:
 
 
 def test_a_prompt_asked_before_leads_to_its_reply() -> None:
-    history = History()
+    history = HistoryIndex()
     history.add([1, 2, 3], [7, 8])
     history.add([1, 2, 4], [9, 9])
     history.begin([6, 1, 2, 3])
@@ -75,13 +75,13 @@ def test_a_prompt_asked_before_leads_to_its_reply() -> None:
 
 
 def test_only_the_end_of_a_prompt_is_remembered() -> None:
-    history = History()
+    history = HistoryIndex()
     history.add(range(100, 100 + 2 * TAIL), [7])
     assert len(history.automaton) == TAIL + 2
 
 
 def test_the_model_is_expected_to_say_what_it_said_while_reading() -> None:
-    context = Context()
+    context = ContextIndex()
     calibration = Calibration(context)
     prompt = [1, 2, 3, 4, 5, 1]
     context.begin(prompt)
@@ -100,7 +100,7 @@ def test_the_model_is_expected_to_say_what_it_said_while_reading() -> None:
 
 
 def test_a_prompt_that_begins_alike_keeps_what_is_known_of_that() -> None:
-    context = Context()
+    context = ContextIndex()
     calibration = Calibration(context)
     context.begin([1, 2, 3])
     calibration.begin([1, 2, 3])

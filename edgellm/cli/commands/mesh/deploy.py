@@ -35,7 +35,7 @@ _EVERY = 5.0  # seconds between two lines where nobody watches a bar
 _MEGABIT = 125_000.0  # bytes
 
 
-class Action(enum.StrEnum):
+class LayerAction(enum.StrEnum):
     """What to do with the layers that are there."""
 
     LIST = "list"
@@ -163,8 +163,8 @@ def _table(done: Sequence[Moved]) -> Table:
 
 def layers(
     action: Annotated[
-        Action, typer.Argument(metavar="ACTION", help="list: what is where. clean: remove what is not in use.")
-    ] = Action.LIST,
+        LayerAction, typer.Argument(metavar="ACTION", help="list: what is where. clean: remove what is not in use.")
+    ] = LayerAction.LIST,
     on: Annotated[
         str | None, typer.Option(metavar="DEVICE", show_default="all", help="One of them: `here`, or a name.")
     ] = None,
@@ -183,7 +183,7 @@ def layers(
         chosen: list[Worker | None] = [part.worker]
     else:
         chosen = [None, *workers]
-    if action is Action.LIST:
+    if action is LayerAction.LIST:
         _list(chosen, model, as_json)
         return
     if on is None:

@@ -20,7 +20,7 @@ from edgellm.cli.views.device_table import looked
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from edgellm.coldstart.cost_model import Model
+    from edgellm.coldstart.cost_model import ModelCosts
     from edgellm.coldstart.plan import Plan, Way
     from edgellm.mesh.fleet_file import Fleet
     from edgellm.mesh.profiling.fleet_profiler import Survey
@@ -149,7 +149,7 @@ def _moves_row(moves: list[tuple[str, int]] | None) -> dict[str, Any]:
     return {} if moves is None else {"move": [{"device": name, "bytes": count} for name, count in moves]}
 
 
-def _model(name: str | None, fleet: Fleet) -> Model:
+def _model(name: str | None, fleet: Fleet) -> ModelCosts:
     if name is not None:
         from edgellm.mesh.model_costs import model_of
         from edgellm.storage import resolve
@@ -163,7 +163,7 @@ def _model(name: str | None, fleet: Fleet) -> Model:
     return fleet.model
 
 
-def _drawn(found: Plan, model: Model, path: Path) -> None:
+def _drawn(found: Plan, model: ModelCosts, path: Path) -> None:
     from edgellm.llm.mesh.plan_plot import save
 
     try:

@@ -107,7 +107,7 @@ def run(
         )
     asked = ReplyOptions(max_tokens=max_tokens, temperature=temperature, seed=seed, retrieval=retrieval)
     path, fleet = resolve(model), _fleet(split, devices)
-    wanted = Wanted(max(1, len(question) // 4), max_tokens, objective.value, context_length)
+    wanted = PlanTarget(max(1, len(question) // 4), max_tokens, objective.value, context_length)
     placed: Placed | None = None
     if split is None and fleet is None:
         split, placed = at_home(model, path, wanted, tuple(peer or ()), interface, explain=explain)
@@ -138,7 +138,7 @@ def over_devices(
 
     path = resolve(model)
     # in a conversation the layers stay loaded, so that every token's time counts, and not the first one's alone
-    wanted = Wanted(CHAT_TOKENS, max_tokens, "reply", None)
+    wanted = PlanTarget(CHAT_TOKENS, max_tokens, "reply", None)
     split: str | None = None
     fleet: Fleet | None = None
     placed: Placed | None = None
@@ -156,7 +156,7 @@ def over_devices(
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlanTarget:
     """What is planned for: tokens of prompt and reply, what shall be soonest, and a context's length, if one is set."""
 
     tokens_in: int
@@ -166,7 +166,7 @@ class Wanted:
 
 
 def at_home(
-    model: str, path: Path, wanted: Wanted, peers: Sequence[str], interface: Sequence[str] | None, *, explain: bool
+    model: str, path: Path, wanted: PlanTarget, peers: Sequence[str], interface: Sequence[str] | None, *, explain: bool
 ) -> tuple[str, None] | tuple[None, Placed]:
     """The best split over the measured devices, with the layers where they are; says why, and what would be better.
     Where nobody else is there, nothing is measured or placed: a split that gives this device everything."""
