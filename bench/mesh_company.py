@@ -44,7 +44,8 @@ BEFORE, CONTEXT, SESSIONS, MOST = 64, 256, 8, 64
 COMPANY = (1, 2, 4, 8)
 ROWS = (1, 2, 5, 8, 16)
 STAGES = (1, 2)
-ALONE = "from edgellm.mesh import waiting\nwaiting.COMPANY_ROWS = 1\n"  # what a worker without company runs first
+# What a worker without company runs first.
+ALONE = "from edgellm.mesh.runtime import stage_scheduler as stages\nstages.COMPANY_ROWS = 1\n"
 
 
 def passes(model: Path, repeats: int) -> list[dict[str, Any]]:

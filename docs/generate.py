@@ -43,7 +43,7 @@ _SLOW = re.compile(r"^loading \S+\n", re.MULTILINE)  # said only where a model t
 _HELP = """
 import io, json, sys
 from contextlib import redirect_stdout
-from edgellm.cli.main import run
+from edgellm.cli.entrypoint import run
 
 pages = []
 for words in json.loads(sys.argv[1]):

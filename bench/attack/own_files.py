@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.attack.harness import Attack, Found
-from edgellm.cli.main import run as run_command
+from edgellm.cli.entrypoint import run as run_command
 from edgellm.coldstart.cost_model import TransformerShape
 from edgellm.http.api_key import api_key, http_folder
 from edgellm.llm import profile_path

@@ -1,5 +1,5 @@
 """The command line: the only room that prints."""
 
-from edgellm.cli.main import main
+from edgellm.cli.entrypoint import main
 
 __all__ = ["main"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.cli.main import run
+from edgellm.cli.entrypoint import run
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.rpc.layers import bandwidth_probe
 from tests.once import once

@@ -9,7 +9,7 @@ import pytest
 
 from edgellm.cli import help_examples
 from edgellm.cli.commands import chat as chat_module
-from edgellm.cli.main import run
+from edgellm.cli.entrypoint import run
 from edgellm.spec.params import GATES, SWITCH
 from tests.cli.conftest import Done
 

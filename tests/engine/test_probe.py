@@ -47,9 +47,9 @@ class Children:
 
 IGNORANT = """
 import sys
-from edgellm.engine import gguf
+from edgellm.engine.gguf import reader
 from edgellm.engine.trial import child
-gguf.fatal_tensors = lambda tensors: ()
+reader.fatal_tensors = lambda tensors: ()
 child.main(sys.argv[1:])
 """
 

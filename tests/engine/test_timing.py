@@ -102,10 +102,10 @@ def test_a_process_that_shares_its_processor_knows_that_it_waits() -> None:
     """In a process of its own, which has one processor with three others."""
     code = """
 import os, subprocess, sys
-from edgellm.engine.timing import BUSY, Waiting
+from edgellm.engine.timing import BUSY, CpuWait
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
-waiting, n = Waiting(), 0
+waiting, n = CpuWait(), 0
 while waiting.share() <= BUSY:
     n += sum(range(10**5))
 for other in others:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli.main import run
+from edgellm.cli.entrypoint import run
 from edgellm.errors import HistoryUnusable
 from edgellm.llm import Pair, profile_path
 from edgellm.llm.kept_data import LOGS_MOST, KeptData, expire, forget, kept

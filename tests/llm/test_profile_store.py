@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli.main import run
+from edgellm.cli.entrypoint import run
 from edgellm.engine import Message
 from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.llm import Pair, find_profile, profile_path, read_profile

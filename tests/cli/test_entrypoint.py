@@ -147,7 +147,7 @@ def test_ctrl_c_in_a_single_question_is_130() -> None:
 
 def test_help_is_quick_because_it_loads_no_engine() -> None:
     program = (
-        "import sys; from edgellm.cli.main import run; run(['chat', '--help']);"
+        "import sys; from edgellm.cli.entrypoint import run; run(['chat', '--help']);"
         "print([m for m in ('llama_cpp', 'grpc', 'numpy', 'huggingface_hub', 'prompt_toolkit') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
