@@ -15,7 +15,7 @@ import pytest
 from bench.kill_worker import Worker, run
 from edgellm.engine import Floats, Ids, cut
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import StageSpec
+from edgellm.mesh.messages import Onward, StageAnswer, StageSpec
 from edgellm.mesh.placement.split import Share
 from edgellm.mesh.runtime.layer_sources import CutPoints, Layers, Loadable
 from edgellm.mesh.runtime.pipeline import LocalSeat, Pipeline, Seat
@@ -91,7 +91,7 @@ def test_the_stages_are_met_directly_and_rows_do_not_cross_the_coordinator(
     happened = Pipeline._happened
 
     def watching(self: Pipeline, at: int, event: object) -> None:
-        passed.append(type(event).__name__)
+        passed.append(type(event))
         happened(self, at, event)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Pipeline, "_happened", watching)
@@ -99,8 +99,8 @@ def test_the_stages_are_met_directly_and_rows_do_not_cross_the_coordinator(
     session = verifier.open(GREEDY)
     assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
     verifier.close()
-    assert "Answer" in passed
-    assert "Onward" not in passed
+    assert StageAnswer in passed
+    assert Onward not in passed
 
 
 def test_where_the_next_stage_cannot_be_reached_the_coordinator_passes_on(
