@@ -65,6 +65,17 @@ def kept(name: str) -> dict[str, Any]:
     return {row["name"]: row for row in rows if row["name"] in attacks()}
 
 
+def published(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Put a row into the results at once, which an interruption of a later attack leaves alone; return them all."""
+    rows = kept(name) | {row["name"]: row}
+    figures = {
+        "command": "python -m bench.attack",  # of all rows, whichever were made again
+        "rows": [rows[known] for known in attacks() if known in rows],
+    }
+    write(name, "bench.attack", figures)
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("attacks", nargs="*", metavar="ATTACK", help="names of attacks; all by default")
@@ -82,18 +93,15 @@ def main() -> None:
     if arguments.child:
         print(json.dumps(asdict(known[arguments.attacks[0]].run(arguments.quick))))
         return
-    rows = kept(arguments.name)
-    for name in arguments.attacks or known:
-        rows[name] = attempt(name, arguments.quick)
-        print(f"{name}: {rows[name]['tried']:,} tried, {rows[name]['harmed']} wrong", flush=True)
-        for sentence in rows[name]["wrong"]:
+    chosen = arguments.attacks or list(known)
+    for name in chosen:
+        row = attempt(name, arguments.quick)
+        print(f"{name}: {row['tried']:,} tried, {row['harmed']} wrong", flush=True)
+        for sentence in row["wrong"]:
             print(f"  {sentence}", flush=True)
-    figures = {
-        "command": "python -m bench.attack",  # of all rows, whichever were made again
-        "rows": [rows[name] for name in known if name in rows],
-    }
-    print(f"{table(figures)}written: {write(arguments.name, 'bench.attack', figures)}")
-    sys.exit(1 if any(rows[name]["harmed"] for name in arguments.attacks or known) else 0)
+        figures = published(arguments.name, row)
+    print(table(figures))
+    sys.exit(1 if any(row["harmed"] for row in figures["rows"] if row["name"] in chosen) else 0)
 
 
 if __name__ == "__main__":
