@@ -1,4 +1,4 @@
-"""How large the house is, and how far a question walks through it.
+"""How large the package is, and how much of it a command runs.
 
     python tools/architecture.py [CHECKOUT ...]
 
@@ -61,7 +61,7 @@ def _classes(tree: ast.Module) -> Iterator[str]:
             yield node.name
 
 
-def walked(root: Path, words: tuple[str, ...]) -> int:
+def modules_run(root: Path, words: tuple[str, ...]) -> int:
     """Return of how many modules a function runs for a command."""
     python = root / ".venv" / "bin" / "python"
     with tempfile.TemporaryDirectory() as home:
@@ -82,7 +82,7 @@ def figures(root: Path) -> dict[str, object]:
     found: dict[str, object] = {
         "modules": sum(path.name != "__init__.py" for path in paths), "lines": lines, "homonyms": homonyms(paths),
     }  # fmt: skip
-    return found | {f"modules for {name}": walked(root, words) for name, words in COMMANDS.items()}
+    return found | {f"modules for {name}": modules_run(root, words) for name, words in COMMANDS.items()}
 
 
 def main() -> None:

@@ -117,7 +117,7 @@ def missing_compiler() -> str | None:
 def compiler_flags() -> dict[str, str]:
     """Return CFLAGS and CXXFLAGS that leave out what the compiler of llama.cpp gets wrong, where it knows the flags.
 
-    On a processor with AMX llama.cpp ends the process at the first decode, if GCC below 14 has compiled it.
+    On a processor with AMX llama.cpp ends the process at the first decode, if GCC 12 has compiled it.
     """
     flags = {}
     for variable, compiler, usual in (("CFLAGS", "CC", "cc"), ("CXXFLAGS", "CXX", "c++")):

@@ -19,9 +19,9 @@ from edgellm.storage.hub.quants import choose, is_model, label
 from edgellm.storage.model_names import (
     ALIASES,
     HubName,
-    answers,
     bundled,
     is_file,
+    is_folder,
     looks_like_path,
     parse_hub_name,
 )
@@ -82,7 +82,7 @@ def resolve(name: str) -> Path:
     if is_file(path := Path(name)):
         return path.expanduser()
     if looks_like_path(name):
-        if answers(path.is_dir):
+        if is_folder(path):
             raise ModelNotFound(f"{name} is a folder, not a model file.", "Name the .gguf file in it.")
         raise ModelNotFound(f"There is no file {name}.", "Check the path; `edgellm ls` shows the models that are here.")
     if "/" not in name:

@@ -68,11 +68,15 @@ def bundled(alias: str) -> Path:
 
 def is_file(path: Path) -> bool:
     """Whether a file is there; False too for what the system would not accept as a name at all."""
-    return answers(lambda: path.expanduser().is_file())
+    return _is(lambda: path.expanduser().is_file())
 
 
-def answers(there: Callable[[], bool]) -> bool:
-    """Return what `there` says; False too where the system does not accept the name at all."""
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there; False too for what the system would not accept as a name at all."""
+    return _is(path.is_dir)
+
+
+def _is(there: Callable[[], bool]) -> bool:
     try:
         return there()
     except (OSError, RuntimeError, ValueError):

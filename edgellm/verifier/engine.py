@@ -6,7 +6,7 @@ one slot, and runs in the thread of the reply (`edgellm.verifier.in_process`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from time import perf_counter
 from typing import Protocol
@@ -20,10 +20,10 @@ from edgellm.spec.types import NO_IDS, Chunk, Verdict
 from edgellm.verifier.judging import cut, judge_pass, survives, verdict
 from edgellm.verifier.kv_slots import SlotTable
 from edgellm.verifier.requests import Answer, Counters, Deliver, MissingPrefix, VerifyRequest
-from edgellm.verifier.scheduler import BatchKind, ScheduledBatch, SchedulerLimits, next_batch
+from edgellm.verifier.scheduler import BatchKind, ScheduledBatch, Scheduler
 
 
-class KVCache(Protocol):
+class ModelRunner(Protocol):
     """What the engine needs of a context with one sequence for each slot (`edgellm.engine.Context`)."""
 
     @property
@@ -48,58 +48,15 @@ class KVCache(Protocol):
     def close(self) -> None: ...
 
 
-class Scheduler(Protocol):
-    """Chooses what is computed next."""
-
-    limits: SchedulerLimits
-
-    def next(self, ready: Iterable[VerifyRequest], prefills: int, alone: bool) -> ScheduledBatch[VerifyRequest] | None:
-        """Return the next batch over `ready`, least recently served first; None where nobody waits."""
-        ...
-
-    def shares(self) -> bool:
-        """Whether slots are shared out between several devices."""
-        ...
-
-    def arrived(self, request: VerifyRequest) -> None:
-        """Take note of a request that has come."""
-        ...
-
-    def computed(self, batch: ScheduledBatch[VerifyRequest], seconds: float, answered: int) -> None:
-        """Take note of what a batch took, and of how many requests it answered."""
-        ...
-
-
-class Algorithm1:
-    """Synera's Algorithm 1, as it is: it knows sessions only."""
-
-    def __init__(self, limits: SchedulerLimits) -> None:
-        self.limits = limits
-
-    def next(self, ready: Iterable[VerifyRequest], prefills: int, alone: bool) -> ScheduledBatch[VerifyRequest] | None:
-        """See `Scheduler.next`."""
-        return next_batch(list(ready), self.limits, prefills, alone)
-
-    def shares(self) -> bool:
-        """See `Scheduler.shares`."""
-        return False
-
-    def arrived(self, request: VerifyRequest) -> None:
-        """See `Scheduler.arrived`."""
-
-    def computed(self, batch: ScheduledBatch[VerifyRequest], seconds: float, answered: int) -> None:
-        """See `Scheduler.computed`."""
-
-
 class VerifierEngine:
     """Answers verify requests. A session has one at a time."""
 
-    def __init__(self, cache: KVCache, slots: int, is_eog: Callable[[int], bool], scheduler: Scheduler) -> None:
-        """`cache` has `slots` sequences; it stays the caller's to close."""
-        self._cache = cache
+    def __init__(self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], scheduler: Scheduler) -> None:
+        """`runner` has `slots` sequences; it stays the caller's to close."""
+        self._runner = runner
         self._is_eog = is_eog
         self._scheduler = scheduler
-        self._slots = SlotTable(slots, cache.cached, cache.clear)
+        self._slots = SlotTable(slots, runner.cached, runner.clear)
         self._deliver: dict[int, Deliver] = {}  # of each session that waits for an answer
         self._queue: dict[int, VerifyRequest] = {}  # those without a slot, by session, the oldest first
         self._running: dict[int, VerifyRequest] = {}  # those with one
@@ -130,7 +87,7 @@ class VerifierEngine:
         """Take a request; `deliver` is called with the answer, unless the session is dropped before."""
         session = request.session
         slot = self._slots.slot(session)
-        held = self._cache.cached(slot) if slot is not None else NO_IDS
+        held = self._runner.cached(slot) if slot is not None else NO_IDS
         if request.position > len(held):
             deliver(MissingPrefix(len(held)))
             return
@@ -191,7 +148,7 @@ class VerifierEngine:
             return
         except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
             for request, _, _ in work:
-                self._cache.clear(request.slot)
+                self._runner.clear(request.slot)
             raise
         seconds = perf_counter() - began
         self._count(batch)
@@ -207,11 +164,11 @@ class VerifierEngine:
 
     def _decoded(self, draft: Chunk, rows: list[SeqRows]) -> list[Rows]:
         """Logits of the batch; where it is of one session alone, which brings `draft`, those that are looked at."""
-        if len(rows) > 1 or rows[0].outputs <= 1 or self._cache.late is None:
-            return list(self._cache.decode_rows(rows))
+        if len(rows) > 1 or rows[0].outputs <= 1 or self._runner.late is None:
+            return list(self._runner.decode_rows(rows))
         only = rows[0]
         reached = survives(cut(draft, only.outputs - 1)[0])
-        return [self._cache.decode_late(only.ids, seq=only.seq, outputs=only.outputs, reached=reached)]
+        return [self._runner.decode_late(only.ids, seq=only.seq, outputs=only.outputs, reached=reached)]
 
     def _judge(self, request: VerifyRequest, logits: Rows, drafted: int) -> None:
         """Judge the first `drafted` tokens, which are decoded; then answer, or go on with what is left."""
@@ -221,7 +178,7 @@ class VerifierEngine:
         except EdgeError as error:
             self._fail(request, error)
             return
-        self._cache.rollback(request.computed, request.slot)
+        self._runner.rollback(request.computed, request.slot)
         request.seconds += perf_counter() - began
         if goes_on:
             self._requeue(request)
@@ -229,7 +186,7 @@ class VerifierEngine:
             self._answer(request, verdict(request))
 
     def _fail(self, request: VerifyRequest, error: EdgeError) -> None:
-        self._cache.clear(request.slot)
+        self._runner.clear(request.slot)
         self._answer(request, error)
 
     def _answer(self, request: VerifyRequest, answer: Answer) -> None:
@@ -263,7 +220,7 @@ class VerifierEngine:
         """Give slots to requests that wait for one: the oldest first, of the device that has the fewest."""
         refused: set[str] = set()
         waiting = list(self._queue.values())
-        if self._scheduler.shares():
+        if self._scheduler.shared():
             waiting.sort(key=lambda request: self._slots.held(request.device))
         for request in waiting:
             device = request.device
@@ -315,7 +272,7 @@ class VerifierEngine:
         try:
             if fresh and self._shares(request):
                 return
-            request.computed = self._cache.sync(request.ids, request.slot)
+            request.computed = self._runner.sync(request.ids, request.slot)
         except EdgeError as error:
             self._fail(request, error)
             return
@@ -329,7 +286,7 @@ class VerifierEngine:
         """
         chunk = self._scheduler.limits.chunk
         ids = request.ids[:-1]  # the last one is decoded in any case
-        own = common_prefix(self._cache.cached(request.slot), ids)
+        own = common_prefix(self._runner.cached(request.slot), ids)
         held_by, held = self._slots.likest(ids, but=request.slot)
         most = max(own, held) + chunk
         for other in self._running.values():
@@ -341,7 +298,7 @@ class VerifierEngine:
             self._followers.append(request)
             return True
         if held >= own + chunk:
-            self._cache.copy_prefix(held_by, request.slot, held)
+            self._runner.copy_prefix(held_by, request.slot, held)
             self._totals["copied"] += held - own
         return False
 

@@ -7,11 +7,12 @@ as they come). Deleting this module would leave Synera's Algorithm 1, which know
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from time import monotonic
 from typing import Protocol, TypeVar
 
-from edgellm.verifier.scheduler import SchedulerLimits
+from edgellm.verifier.requests import VerifyRequest
+from edgellm.verifier.scheduler import ScheduledBatch, Scheduler, SchedulerLimits, next_batch
 
 RECENT = 30.0  # seconds for which a device that has asked counts as one that may ask again at any time
 
@@ -101,6 +102,56 @@ class PassCost:
         return min(limits.rows, int(_LONGER * _USUAL + (_LONGER - 1.0) * max(0.0, fixed)))
 
 
+class FairScheduler(Scheduler):
+    """Algorithm 1 while one device asks; by turns where several do."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        super().__init__(limits)
+        self.rate = ServiceRate()
+        self._turns, self._cost = DeviceTurns(), PassCost()
+
+    def next(
+        self, ready: Collection[VerifyRequest], prefills: int, alone: bool
+    ) -> ScheduledBatch[VerifyRequest] | None:
+        """See `Scheduler.next`."""
+        if not self._turns.shared():
+            return super().next(ready, prefills, alone)
+        return next_batch(self._turns.order(ready), self.limits, prefills, budget=self._cost.budget(self.limits))
+
+    def shared(self) -> bool:
+        """See `Scheduler.shared`."""
+        return self._turns.shared()
+
+    def arrived(self, request: VerifyRequest) -> None:
+        """See `Scheduler.arrived`."""
+        self._turns.asked(request.device)
+
+    def computed(self, batch: ScheduledBatch[VerifyRequest], seconds: float, answered: int) -> None:
+        """See `Scheduler.computed`."""
+        self._cost.add(sum(piece.weight for piece in batch.slices), seconds)
+        self._turns.served({piece.request.device for piece in batch.slices})
+        self.rate.batch(seconds, answered)
+
+
+class ServiceRate:
+    """How long an answer takes of late: computing seconds and answers, of which older ones count less and less."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._answers = 0.0
+
+    def batch(self, seconds: float, answers: int) -> None:
+        """A batch took `seconds`, and `answers` requests were answered by it."""
+        self._seconds = _FADE * self._seconds + seconds
+        self._answers = _FADE * self._answers + answers
+
+    def seconds(self, requests: int) -> float:
+        """Return how long it takes until `requests` are answered."""
+        if not self._answers:  # none so far: one takes at least what has gone into it
+            return requests * max(self._seconds, _FIRST_GUESS)
+        return requests * self._seconds / self._answers
+
+
 class Queue:
     """How many requests of each device wait. Used by the network's thread alone."""
 
@@ -147,3 +198,4 @@ BURST = 128  # at once
 _FADE = 0.98  # what a pass counts for after the next one: the last fifty or so are remembered
 _USUAL = 8  # the weight of a usual request: a chunk of four or five tokens and the token before it
 _LONGER = 1.25  # so much longer than a pass for such a request may a pass be, where several devices ask
+_FIRST_GUESS = 0.1  # seconds for an answer, until one was measured

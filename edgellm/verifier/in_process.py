@@ -10,9 +10,9 @@ from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.draft_length import NOT_FILLED
 from edgellm.spec.sampling import likeliest
 from edgellm.spec.types import Chunk, Expected, Ids, Sampling, Verdict
-from edgellm.verifier.engine import Algorithm1, VerifierEngine
+from edgellm.verifier.engine import VerifierEngine
 from edgellm.verifier.requests import MissingPrefix, VerifyRequest
-from edgellm.verifier.scheduler import SchedulerLimits
+from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
 
 
 class LocalVerifier:
@@ -76,7 +76,7 @@ class LocalSession:
     ) -> None:
         self._contexts = contexts
         self._context: Context | None = contexts.take()
-        self._engine = VerifierEngine(self._context, 1, model.is_eog, Algorithm1(WHOLE))
+        self._engine = VerifierEngine(self._context, 1, model.is_eog, Scheduler(WHOLE))
         self._sampling = sampling
         self._foretold, self._logprobs = foretold, logprobs
 

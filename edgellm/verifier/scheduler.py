@@ -8,6 +8,8 @@ from enum import Enum
 from itertools import islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from edgellm.verifier.requests import VerifyRequest
+
 
 class BatchKind(Enum):
     """Prefill and verification never share a batch: their row counts differ too much."""
@@ -111,6 +113,29 @@ def next_batch(
             whole = (piece for piece in whole if piece.tokens == first)
         return ScheduledBatch(BatchKind.VERIFY, _fitting(whole, limits.rows, budget))
     return None
+
+
+class Scheduler:
+    """Algorithm 1 as it is, which knows sessions only. Its methods are called by the engine's thread."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+
+    def next(
+        self, ready: Collection[VerifyRequest], prefills: int, alone: bool
+    ) -> ScheduledBatch[VerifyRequest] | None:
+        """Return the next batch over `ready`; see `next_batch`."""
+        return next_batch(ready, self.limits, prefills, alone)
+
+    def shared(self) -> bool:
+        """Return whether slots are shared out between several devices."""
+        return False
+
+    def arrived(self, request: VerifyRequest) -> None:
+        """Take note of a request that has come."""
+
+    def computed(self, batch: ScheduledBatch[VerifyRequest], seconds: float, answered: int) -> None:
+        """Take note of what a batch took, and of how many requests it answered."""
 
 
 def _arrival(request: Schedulable) -> int:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from edgellm.errors import EngineFailed
-from edgellm.verifier.engine import KVCache, VerifierEngine
-from edgellm.verifier.fairness import DeviceTurns, PassCost
+from edgellm.verifier.engine import ModelRunner, VerifierEngine
+from edgellm.verifier.fairness import FairScheduler
 from edgellm.verifier.requests import Counters, Deliver, VerifyRequest
-from edgellm.verifier.scheduler import ScheduledBatch, SchedulerLimits, next_batch
+from edgellm.verifier.scheduler import SchedulerLimits
 
 
 class VerifierWorker:
     """Computes for all sessions together. Closes what it computes with."""
 
     def __init__(
-        self, cache: KVCache, slots: int, is_eog: Callable[[int], bool], limits: SchedulerLimits | None = None
+        self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], limits: SchedulerLimits | None = None
     ) -> None:
-        """`cache` has `slots` sequences; it is used by the worker's thread alone and closed with it."""
-        self._cache = cache
+        """`runner` has `slots` sequences; it is used by the worker's thread alone and closed with it."""
+        self._runner = runner
         self._scheduler = FairScheduler(limits or SchedulerLimits())
-        self._engine = VerifierEngine(cache, slots, is_eog, self._scheduler)
+        self._engine = VerifierEngine(runner, slots, is_eog, self._scheduler)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._over = False
         self._thread = threading.Thread(target=self._run, name="edgellm-verifier", daemon=True)
@@ -62,14 +62,14 @@ class VerifierWorker:
 
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
         """See `Context.fill`: for batches of one session."""
-        self._inbox.put(lambda: self._cache.fill(widths, heads))
+        self._inbox.put(lambda: self._runner.fill(widths, heads))
 
     def close(self) -> None:
         """End the thread after the batch that it is computing, and close the context."""
         self._inbox.put(None)
         if self._thread.ident is not None:
             self._thread.join()
-        self._cache.close()
+        self._runner.close()
 
     def _run(self) -> None:
         try:
@@ -89,57 +89,5 @@ class VerifierWorker:
         return True
 
 
-class FairScheduler:
-    """Algorithm 1 while one device asks; by turns where several do."""
-
-    def __init__(self, limits: SchedulerLimits) -> None:
-        self.limits = limits
-        self.rate = ServiceRate()
-        self._turns, self._cost = DeviceTurns(), PassCost()
-
-    def next(self, ready: Iterable[VerifyRequest], prefills: int, alone: bool) -> ScheduledBatch[VerifyRequest] | None:
-        """See `Scheduler.next`."""
-        if not self._turns.shared():
-            return next_batch(list(ready), self.limits, prefills, alone)
-        return next_batch(self._turns.order(ready), self.limits, prefills, budget=self._cost.budget(self.limits))
-
-    def shares(self) -> bool:
-        """See `Scheduler.shares`."""
-        return self._turns.shared()
-
-    def arrived(self, request: VerifyRequest) -> None:
-        """See `Scheduler.arrived`."""
-        self._turns.asked(request.device)
-
-    def computed(self, batch: ScheduledBatch[VerifyRequest], seconds: float, answered: int) -> None:
-        """See `Scheduler.computed`."""
-        self._cost.add(sum(piece.weight for piece in batch.slices), seconds)
-        self._turns.served({piece.request.device for piece in batch.slices})
-        self.rate.batch(seconds, answered)
-
-
-class ServiceRate:
-    """How long an answer takes of late: computing seconds and answers, of which older ones count less and less."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._answers = 0.0
-
-    def batch(self, seconds: float, answers: int) -> None:
-        """A batch took `seconds`, and `answers` requests were answered by it."""
-        self._seconds = _FADE * self._seconds + seconds
-        self._answers = _FADE * self._answers + answers
-
-    def seconds(self, requests: int) -> float:
-        """Return how long it takes until `requests` are answered."""
-        if not self._answers:  # none so far: one takes at least what has gone into it
-            return requests * max(self._seconds, _FIRST_GUESS)
-        return requests * self._seconds / self._answers
-
-
 def _ended() -> EngineFailed:
     return EngineFailed("The verifier's worker has ended.", "Start the verifier again.")
-
-
-_FADE = 0.98  # what a batch counts for after the next one: the last fifty or so are remembered
-_FIRST_GUESS = 0.1  # seconds

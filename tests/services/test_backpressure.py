@@ -18,8 +18,8 @@ from edgellm.services.server.verification_service import Happened, ServerEvent
 from edgellm.services.server.verifier_server import VerifierServer
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.types import GREEDY, Chunk, Ids
+from edgellm.verifier.fairness import ServiceRate
 from edgellm.verifier.scheduler import SchedulerLimits
-from edgellm.verifier.worker import ServiceRate
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 from tests.services.test_verification_service import Device, verify
 

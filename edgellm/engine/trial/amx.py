@@ -1,6 +1,6 @@
 """Whether llama.cpp's code for Intel's matrix extension (AMX) works here: a child process tries it first.
 
-Many builds end the process with SIGSEGV at the first decode on a processor that has AMX. Before version 14 GCC's
+Many builds end the process with SIGSEGV at the first decode on a processor that has AMX. GCC 12's
 `_tile_loadconfig` tells its optimiser of 8 of the 64 bytes that it reads, so the configuration is never written whole;
 and no thread but the first asks the kernel for the tiles (llama.cpp's issue 20824 and pull request 26954). Weights are
 then loaded as the file lays them out, for the other instructions. `EDGELLM_AMX=on` and `off` say what is to be used.
