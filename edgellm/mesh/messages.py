@@ -93,12 +93,14 @@ class Onward:
 
 @dataclass(frozen=True, slots=True)
 class StageAnswer:
-    """The verdict on the parcel with this number, and if they were asked for its logits, (len(draft) + 1, n_vocab)."""
+    """The verdict on the parcel with this number, `at` seconds on the stage's clock, and if they were asked for its
+    logits, (len(draft) + 1, n_vocab)."""
 
     session: int
     number: int
     verdict: Verdict
     logits: Floats | None = None
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +114,12 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What the stage did since it was asked last, merged where one thing follows the other at once."""
+    """What the stage did since it was asked last, merged where one thing follows the other at once; said `at` seconds
+    on its clock."""
 
     session: int
     spans: tuple[TraceSpan, ...]
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ def write_event(event: Event, wide: bool) -> pb.Report | None:
     if isinstance(event, StageAnswer):
         logits = b"" if event.logits is None else event.logits.astype("<f4").tobytes()
         verdict = write_verdict(event.number, event.verdict).verdict
-        return pb.Report(answer=pb.StageAnswer(session=event.session, verdict=verdict, logits=logits))
+        return pb.Report(answer=pb.StageAnswer(session=event.session, verdict=verdict, logits=logits, at=event.at))
     if isinstance(event, Failed):
         failed = pb.StageFailed(
             session=event.session, number=event.number, what=event.error.what, next_step=event.error.next_step
@@ -148,7 +148,7 @@ def write_event(event: Event, wide: bool) -> pb.Report | None:
             pb.StageSpan(kind=_KINDS.index(one.kind), what=one.what, begin=one.begin, end=one.end)
             for one in event.spans
         ]
-        return pb.Report(times=pb.StageTimes(session=event.session, spans=spans))
+        return pb.Report(times=pb.StageTimes(session=event.session, spans=spans, at=event.at))
     return None
 
 
@@ -176,7 +176,7 @@ def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyReque
             for one in message.times.spans[:_SPANS_MOST]
             if one.kind < len(_KINDS) and math.isfinite(one.begin) and math.isfinite(one.end)
         )
-        return Times(message.times.session, spans)
+        return Times(message.times.session, spans, _seconds(message.times.at))
     if kind != "working":
         _refuse("A report is empty.")
     return None
@@ -196,7 +196,13 @@ def _answer(message: pb.StageAnswer, work: StageSpec, asked: dict[int, VerifyReq
         logits = np.frombuffer(message.logits, "<f4").reshape(rows, work.n_vocab).astype(np.float32)
         if not np.isfinite(logits).all():
             _refuse("Logits hold something that is no number.")
-    return StageAnswer(message.session, number, verdict, logits)
+    return StageAnswer(message.session, number, verdict, logits, _seconds(message.at))
+
+
+def _seconds(at: float) -> float:
+    if not math.isfinite(at):
+        _refuse(f"A stage's clock stands at {at} seconds.")
+    return at
 
 
 def write_working(progress: tuple[float, int, int]) -> pb.Report:

@@ -82,13 +82,13 @@ def test_events_arrive() -> None:
     verdict = Verdict(1, np.array([7], np.int32), 0.5)
     rows = Parcel(1, 4, 3, np.ones((2, 6), np.float32))
     spans = (TraceSpan("load", 3, 0.0, 1.0), TraceSpan("got", 9, 1.5, 1.5), TraceSpan("compute", 9, 1.5, 2.0))
-    for event in (Loaded(3, 1.5), Times(2, spans), Onward(rows), StageAnswer(1, 8, verdict, logits)):
+    for event in (Loaded(3, 1.5), Times(2, spans, 2.5), Onward(rows), StageAnswer(1, 8, verdict, logits, 3.5)):
         written = write_event(event, True)
         assert written is not None
         got = read_event(written, WORK, {8: ask})
         assert type(got) is type(event)
         if isinstance(got, StageAnswer):
-            assert (got.number, got.verdict.accepted, got.verdict.tokens.tolist()) == (8, 1, [7])
+            assert (got.number, got.verdict.accepted, got.verdict.tokens.tolist(), got.at) == (8, 1, [7], 3.5)
             np.testing.assert_array_equal(got.logits, logits)
         elif isinstance(got, Onward):
             np.testing.assert_array_equal(got.parcel.data, rows.data)
@@ -125,6 +125,15 @@ def parcel(**changes: object) -> pb.MeshParcel:
 def test_parcels_that_cannot_be_meant(message: pb.MeshParcel, says: str) -> None:
     with pytest.raises(ProtocolError, match=says):
         read_parcel(message, WORK)
+
+
+@pytest.mark.parametrize("at", [float("nan"), float("inf")])
+def test_a_clock_stands_at_a_number(at: float) -> None:
+    for event in (Times(2, (), at), StageAnswer(1, 8, Verdict(0, np.array([7], np.int32)), at=at)):
+        report = write_event(event, True)
+        assert report is not None
+        with pytest.raises(ProtocolError, match="clock stands at"):
+            read_event(report, WORK, {8: asked(0, 0, Sampling(), False)})
 
 
 def test_answers_that_nobody_has_asked_for() -> None:

@@ -69,7 +69,7 @@ def measured(opened: Opened, since: float, ttft: float, tokens: int, seconds: fl
 
 
 def _did(lane: Lane, began: float) -> Did:
-    shift = lane.began - began
+    shift = lane.clock.began - began
 
     def of(kind: str) -> tuple[tuple[float, float], ...]:
         spans = ((span.begin + shift, span.end + shift) for span in lane.spans if span.kind == kind)

@@ -26,6 +26,7 @@ from edgellm.mesh.messages import (
     Times,
     TraceSpan,
 )
+from edgellm.mesh.runtime.clock import StageClock
 from edgellm.mesh.runtime.stage import Stage
 from edgellm.mesh.runtime.watch import Deadline, OnTheWay
 from edgellm.mesh.runtime.weight_cache import Shelf
@@ -108,10 +109,16 @@ class Lane:
     """What one stage did, as far as it has told: on this process's clock, in seconds."""
 
     def __init__(self, seat: Seat, work: StageSpec) -> None:
+        """The stage is asked for now."""
         self.seat, self.work = seat, work
-        self.began = perf_counter()
+        self.clock = StageClock()
         self.loaded = 0
         self.spans: list[TraceSpan] = []
+
+    def has_loaded(self, layers: int) -> bool:
+        """Take in that the stage has loaded so many layers; return whether that is news."""
+        news, self.loaded = layers > self.loaded, max(layers, self.loaded)
+        return news
 
     @property
     def whole(self) -> bool:
@@ -131,11 +138,10 @@ class Pipeline:
         self._way, self._deadline = OnTheWay(len(self.lanes)), Deadline()
         self._numbers = count(1)
         self._asked: dict[int, tuple[int, Future[StageAnswer]]] = {}  # by the last parcel's number: the first one's
-        self._told: dict[int, tuple[set[int], threading.Event]] = {}
+        self._told: dict[int, tuple[set[int], threading.Event, float]] = {}
         self._lock = threading.Lock()
         for at, lane in reversed(list(enumerate(self.lanes))):  # who is waited for longest is there first
             after = self.lanes[at + 1].seat if direct and at + 1 < len(self.lanes) else None
-            lane.began = perf_counter()
             lane.seat.begin(lane.work, partial(self._happened, at), after, self._waiting)
 
     def ask(
@@ -172,7 +178,7 @@ class Pipeline:
         """The lanes, with what every stage did since it was asked last; of one that does not answer nothing new."""
         missing, there = set(range(len(self.lanes))), threading.Event()
         with self._lock:
-            self._told[session] = missing, there
+            self._told[session] = missing, there, perf_counter()
         for lane in self.lanes:
             lane.spans = []
             lane.seat.tell(session)
@@ -193,15 +199,17 @@ class Pipeline:
         if isinstance(event, Onward):
             self._onward(at, event.parcel)
         elif isinstance(event, StageAnswer):
+            lane.clock.heard(event.at)
             self._settle(event)
         elif isinstance(event, Loaded):
-            if event.layers > lane.loaded:
-                lane.loaded = event.layers
+            lane.clock.heard(event.at)
+            if lane.has_loaded(event.layers):
                 self._deadline.moved()
         elif isinstance(event, Times):
             with self._lock:
-                missing, there = self._told.get(event.session, (set[int](), threading.Event()))
+                missing, there, sent = self._told.get(event.session, (set[int](), threading.Event(), 0.0))
                 if at in missing:  # else nobody has asked
+                    lane.clock.heard(event.at, sent)
                     lane.spans.extend(event.spans)
                     missing.discard(at)
                     if not missing:

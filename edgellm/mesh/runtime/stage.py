@@ -121,7 +121,7 @@ class Stage:
         """Posts what was done since this was asked last."""
         with self._news:
             spans, self._spans = tuple(self._spans), []
-        self._post(Times(session, spans))
+        self._post(Times(session, spans, self.clock))
 
     def close(self) -> None:
         """Gives everything back. Returns when nothing is computed any more; what is being loaded is loaded first."""
@@ -248,11 +248,12 @@ class Stage:
         if request is None:
             return None
         try:
-            judge_pass(request, rows, len(request.draft), _writes_on)
+            judge_pass(request, rows, len(request.draft), _never_asked)
         except EdgeError as error:
             return Failed(parcel.session, parcel.number, error)
         request.seconds = moving.seconds + self.clock - begin
-        return StageAnswer(parcel.session, parcel.number, verdict(request), rows.copy() if request.logits else None)
+        logits = rows.copy() if request.logits else None
+        return StageAnswer(parcel.session, parcel.number, verdict(request), logits, self.clock)
 
     def _note(self, span: TraceSpan, merge: bool = True) -> None:
         """Remembers what was done; the lock is held."""
@@ -263,8 +264,8 @@ class Stage:
             self._spans.append(span)
 
 
-def _writes_on(_token: int) -> bool:
-    """Further tokens cross all stages by themselves; here none is written."""
+def _never_asked(_token: int) -> bool:
+    """Whether a turn ends matters for further tokens alone, and those cross all stages by themselves."""
     return False
 
 

@@ -148,14 +148,16 @@ class StageLoaded(_message.Message):
     def __init__(self, layers: _Optional[int] = ..., at: _Optional[float] = ...) -> None: ...
 
 class StageAnswer(_message.Message):
-    __slots__ = ("session", "verdict", "logits")
+    __slots__ = ("session", "verdict", "logits", "at")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     LOGITS_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
     session: int
     verdict: _edgellm_pb2.Verdict
     logits: bytes
-    def __init__(self, session: _Optional[int] = ..., verdict: _Optional[_Union[_edgellm_pb2.Verdict, _Mapping]] = ..., logits: _Optional[bytes] = ...) -> None: ...
+    at: float
+    def __init__(self, session: _Optional[int] = ..., verdict: _Optional[_Union[_edgellm_pb2.Verdict, _Mapping]] = ..., logits: _Optional[bytes] = ..., at: _Optional[float] = ...) -> None: ...
 
 class StageFailed(_message.Message):
     __slots__ = ("session", "number", "what", "next_step")
@@ -170,12 +172,14 @@ class StageFailed(_message.Message):
     def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., what: _Optional[str] = ..., next_step: _Optional[str] = ...) -> None: ...
 
 class StageTimes(_message.Message):
-    __slots__ = ("session", "spans")
+    __slots__ = ("session", "spans", "at")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
     session: int
     spans: _containers.RepeatedCompositeFieldContainer[StageSpan]
-    def __init__(self, session: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[StageSpan, _Mapping]]] = ...) -> None: ...
+    at: float
+    def __init__(self, session: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[StageSpan, _Mapping]]] = ..., at: _Optional[float] = ...) -> None: ...
 
 class StageSpan(_message.Message):
     __slots__ = ("kind", "what", "begin", "end")
