@@ -13,8 +13,9 @@ from bench.pair_quality import rouge_1
 from edgellm.engine import Message
 from edgellm.llm import Pair
 from edgellm.spec.protocols import Verifier, VerifierSession
+from edgellm.spec.state import GenerationState
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Chunk, Ids, Sampling, Verdict
+from edgellm.spec.types import Chunk, Ids, Verdict
 from models.case import Case
 from models.corpus import HELD_OUT_SEED, held_out
 from models.families import FAMILIES
@@ -96,24 +97,28 @@ def by_family(scores: Sequence[float], asked: Sequence[Question]) -> dict[str, A
     return {"families": means, "half_width_95": widths, "mean": float(np.mean(list(means.values())))}
 
 
-class Remembering:
+class Remembering(Verifier, VerifierSession):
     """A verifier that is asked nothing twice. Greedy verdicts depend on nothing but the text and the chunk."""
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
-        self.name, self.context_length = verifier.name, verifier.context_length
         self._session: VerifierSession | None = None
         self._known: dict[tuple[bytes, bytes, int], Verdict] = {}
 
-    def open(self, sampling: Sampling) -> Remembering:
-        if not sampling.greedy:
+    @property
+    def name(self) -> str:
+        return self._verifier.name
+
+    @property
+    def context_length(self) -> int:
+        return self._verifier.context_length
+
+    def open(self, state: GenerationState) -> Remembering:
+        if not state.sampling.greedy:
             raise ValueError("only greedy verdicts can be remembered")
         if self._session is None:
-            self._session = self._verifier.open(sampling)
+            self._session = self._verifier.open(GenerationState())
         return self
-
-    def ready(self) -> bool:
-        return True
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> _Known:
         key = prefix.tobytes(), chunk.ids.tobytes(), extra

@@ -25,6 +25,7 @@ from edgellm.engine import Context, Message, Model
 from edgellm.services.verification_codec import write_verify
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.sampling import Purpose, distribution, draw, exact_distribution, uniforms
+from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Distribution, Floats, Sampling
 from edgellm.storage import resolve
 from edgellm.verifier.requests import VerifyRequest
@@ -99,7 +100,7 @@ def of_the_pair(model: Model, sampling: Sampling, cases: int, chunks: int) -> Ta
             text = model.chat_prompt([Message(turn.role, turn.text) for turn in case.prompt])
             for _ in range(chunks):
                 context.rows = []
-                chunk = drafter.draft(text, GAMMA, sampling)
+                chunk = drafter.propose(GenerationState(text, sampling), GAMMA)
                 tally.add(chunk)
                 for row, drawn in zip(context.rows, chunk.distributions or (), strict=False):
                     tally.moved.append(apart(exact_distribution(row, sampling), drawn))

@@ -18,7 +18,7 @@ from edgellm.llm.generation import LONG
 from edgellm.llm.ngram_runtime import inside_of
 from edgellm.spec.draft_length import MOST as LONGEST
 from edgellm.spec.draft_length import CostCurve, LengthRule
-from edgellm.spec.drafters.hybrid import MixedDrafter
+from edgellm.spec.drafters.hybrid import HybridDrafter
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.ngram.acceptance_model import Chances
 from edgellm.spec.ngram.calibration import Calibration
@@ -30,7 +30,8 @@ from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import HistoryIndex as Past
 from edgellm.spec.ngram.template_replay import Analogy
 from edgellm.spec.protocols import Drafter
-from edgellm.spec.types import Chunk, Expected, Ids, Sampling, Verdict
+from edgellm.spec.state import GenerationState, Suggestions
+from edgellm.spec.types import Chunk, Ids, Round
 from models.corpus import held_out
 
 TASKS = {"summary": "summary", "rag": "qa", "ui": "command", "reply": "reply"}
@@ -176,15 +177,16 @@ class Method:
             inside=inside,
             is_eog=cache(model.is_eog),
             reuse=self._reuse if "reuse" in others else None,
+            calibration=self._calibration if self.calibrates else None,
             hopeless=0.0 if not others else HOPELESS,
         )
         self._remembers = [part for part in (base, self._past, self._analogy) if hasattr(part, "add")]
 
-    def begin(self, case: Reply) -> None:
-        self.drafter.begin(case.prompt.tolist())
+    @property
+    def suggestions(self) -> Suggestions | None:
+        return None
 
-    def expect(self, expected: Expected) -> None:
-        self._calibration.expect(expected)
+    def begin(self, case: Reply) -> None: ...
 
     def end(self, case: Reply) -> None:
         for part in self._remembers:
@@ -198,17 +200,16 @@ class Ours:
         self, sources: Sequence[str], curve: CostCurve, model: Model, length: LengthRule | None = None
     ) -> None:
         """`sources` as of `edgellm chat --retrieval`; `length` instead of the rule that minds the curve."""
-        self._memory = Memory(sources, curve, inside_of(model), cache(model.is_eog))
-        if length is not None:
-            self._memory.length = length
-        self.calibrates = self._memory.calibrates
+        self._memory = Memory(sources, curve, inside_of(model), cache(model.is_eog), length=length)
+        self.calibrates = "calibration" in sources
         self.drafter: Drafter | None = None
 
-    def begin(self, case: Reply) -> None:
-        self.drafter = self._memory.take(case.prompt)
+    @property
+    def suggestions(self) -> Suggestions | None:
+        return None
 
-    def expect(self, expected: Expected) -> None:
-        self._memory.expect(expected)
+    def begin(self, case: Reply) -> None:  # noqa: ARG002
+        self.drafter = self._memory.take()
 
     def end(self, case: Reply) -> None:
         self._memory.give()
@@ -220,15 +221,19 @@ class Together(Ours):
     """The same with a draft model beside it, as `edgellm chat` has it."""
 
     def __init__(self, sources: Sequence[str], curve: CostCurve, model: Model, small: ModelDrafter) -> None:
-        """`small` is ready for this device: it knows its `floors`."""
+        """`small` is ready for this device: it knows its curve."""
         super().__init__(sources, curve, model)
         self._small = small
+        self._copies: RetrievalDrafter | None = None
 
-    def begin(self, case: Reply) -> None:
-        super().begin(case)
-        if isinstance(copies := self.drafter, RetrievalDrafter):
-            self._small.suggests, self._small.least = copies, copies.floors
-            self.drafter = MixedDrafter(copies, self._small, LONG, self._memory.rounds)
+    @property
+    def suggestions(self) -> Suggestions | None:
+        return self._copies
+
+    def begin(self, case: Reply) -> None:  # noqa: ARG002
+        self._copies = self._memory.take()
+        if self._copies is not None:
+            self.drafter = HybridDrafter(self._copies, self._small, LONG, self._memory.rounds)
 
 
 class _Mute:
@@ -247,31 +252,40 @@ class _Mute:
         return TextCursor((), -1, 0)
 
 
-class Oracle:
+class Oracle(Drafter):
     """Knows the reply, and drafts as much of it as pays."""
 
-    calibrates = False
-
     def __init__(self, length: LengthRule) -> None:
-        self.drafter = self
         self._length = length
         self._left: tuple[int, ...] = ()
         self._end = 0
 
-    def begin(self, case: Reply) -> None:
+    def reads(self, case: Reply) -> None:
+        """This is the reply."""
         self._end = len(case.prompt) + len(case.reply)
         self._left = case.reply
 
-    def expect(self, expected: Expected) -> None: ...
-
-    def end(self, case: Reply) -> None: ...
-
-    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:  # noqa: ARG002
-        left = self._left[len(self._left) - (self._end - len(prefix)) :][:gamma]
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        left = self._left[len(self._left) - (self._end - len(state.ids)) :][:gamma]
         kept = left[: self._length.choose([1.0] * len(left))]
         return Chunk(np.array(kept, dtype=np.int32), np.ones(len(kept), dtype=np.float32), retrieved=True)
 
-    def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
-        self._length.learn(len(chunk), verdict.accepted + len(verdict.tokens), seconds)
+    def observe(self, state: GenerationState, turn: Round) -> None:  # noqa: ARG002
+        if turn.verdict is not None:
+            tokens = turn.verdict.accepted + len(turn.verdict.tokens)
+            self._length.learn(len(turn.chunk), tokens, turn.seconds)
 
-    def close(self) -> None: ...
+
+class Foresight:
+    """Drafts by knowing the reply."""
+
+    calibrates = False
+    suggestions = None
+
+    def __init__(self, length: LengthRule) -> None:
+        self.drafter = Oracle(length)
+
+    def begin(self, case: Reply) -> None:
+        self.drafter.reads(case)
+
+    def end(self, case: Reply) -> None: ...

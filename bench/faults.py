@@ -106,7 +106,7 @@ def paired(scene: Scene, number: int, kind: str, rng: random.Random) -> tuple[li
     tokens: list[Any] = []
     after = rng.randrange(1, max(2, len(scene.alone[number]) // 2))
     reply = scene.pair.reply(scene.talks[number], max_tokens=TOKENS, budget=1.0)
-    reply.on_notice = lambda notice: notices.append(notice.text)
+    reply.listen(on_notice=lambda notice: notices.append(notice.text))
     striker: threading.Thread | None = None
     began = time.perf_counter()
     for token in reply:

@@ -5,22 +5,22 @@ So weights may be random: a file of a real model's shape times like the real mod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
 
 from edgellm.engine import Context, Model, known
-from edgellm.spec.types import Chunk, Ids, Sampling, Verdict
+from edgellm.spec.protocols import BlockingSession, Verifier
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Ids, Verdict
 from edgellm.verifier.judging import survives
 
 
-class ForcedVerifier:
+class ForcedVerifier(Verifier, BlockingSession):
     """Says what `case` says. One session at a time, in one context."""
 
     def __init__(self, model: Model, context: Context) -> None:
-        self.name, self.context_length = model.name, context.n_ctx
-        self._context = context
+        self._model, self._context = model, context
         self._prompt = 0
         self._reply: tuple[int, ...] = ()
 
@@ -28,20 +28,19 @@ class ForcedVerifier:
         """What it writes behind `prompt` from now on."""
         self._prompt, self._reply = len(prompt), reply
 
-    def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
-        """See `Context.fill`."""
-        self._context.fill(widths, heads)
+    @property
+    def name(self) -> str:
+        return self._model.name
 
-    def open(self, sampling: Sampling) -> ForcedVerifier:  # noqa: ARG002
+    @property
+    def context_length(self) -> int:
+        return self._context.n_ctx
+
+    def open(self, state: GenerationState) -> ForcedVerifier:
+        self._context.fill(*state.filling)
         return self
 
-    def ready(self) -> bool:
-        return True
-
-    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> ForcedPending:  # noqa: ARG002
-        return ForcedPending(self, prefix, chunk)
-
-    def verify(self, prefix: Ids, chunk: Chunk) -> Verdict:
+    def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:  # noqa: ARG002
         """A pass over what is new; its logits are looked at as `verify_greedy` does."""
         began = perf_counter()
         unseen = prefix[self._context.sync(prefix) :]
@@ -58,16 +57,3 @@ class ForcedVerifier:
         return Verdict(accepted, np.array([answer], dtype=np.int32), perf_counter() - began)
 
     def close(self) -> None: ...
-
-
-class ForcedPending:
-    """A verdict that is computed when it is asked for."""
-
-    def __init__(self, verifier: ForcedVerifier, prefix: Ids, chunk: Chunk) -> None:
-        self._verifier, self._prefix, self._chunk = verifier, prefix, chunk
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> Verdict:
-        return self._verifier.verify(self._prefix, self._chunk)

@@ -30,7 +30,8 @@ from edgellm.spec.gates.factory import choose
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Gate
-from edgellm.spec.types import GREEDY, Chunk, Ids
+from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.types import Chunk, Ids
 from edgellm.storage import resolve
 from models.profile import OUTPUT
 
@@ -56,16 +57,17 @@ def drafters(model: Model, layers: tuple[int, ...], threads: int, stack: ExitSta
 def drafting(drafter: ModelDrafter, gamma: int) -> float:
     """Seconds for a drafted token of one chunk."""
     began = perf_counter()
-    chunk = drafter.draft(PROMPT, gamma, GREEDY)
+    chunk = drafter.propose(GenerationState(PROMPT), gamma)
     return (perf_counter() - began) / len(chunk)
 
 
 def deciding(gate: Gate, chunk: Chunk) -> float:
     """Seconds for one decision, the median of many along a reply."""
     taken = []
-    for number in range(DECISIONS):
+    state = GenerationState(limits=GenerationLimits(DECISIONS, DECISIONS + 1))
+    for _ in range(DECISIONS):
         began = perf_counter()
-        gate.decide(chunk, number % 60, 96)
+        gate.decide(state, chunk)
         taken.append(perf_counter() - began)
     return median(taken)
 
@@ -82,7 +84,7 @@ def measured(model: Model, profile: Profile, gamma: int, threads: int, repeats: 
             name: median(one - other for one, other in zip(seconds, plain, strict=True))
             for name, seconds in zip(found, taken, strict=True)
         }
-        chunk = found["profile"].draft(PROMPT, gamma, GREEDY)
+        chunk = found["profile"].propose(GenerationState(PROMPT), gamma)
     token = median(plain)
     gates = {}
     for name in GATES:

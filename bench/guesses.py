@@ -30,11 +30,13 @@ from edgellm.spec.drafters.parallel import ALTERNATIVES, AheadDrafter
 from edgellm.spec.drafters.verdict_prediction import MOST_BRANCHES, likeliest
 from edgellm.spec.gates.budget import Ledger
 from edgellm.spec.gates.factory import choose
-from edgellm.spec.loop import GenerationLimits, generate
-from edgellm.spec.ngram.context_lookup import Precedents
+from edgellm.spec.loop import generate
+from edgellm.spec.ngram.context_lookup import ContextLookup
 from edgellm.spec.params import ReplyOptions
+from edgellm.spec.protocols import Drafter
+from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
-from edgellm.spec.types import GREEDY, Chunk, Ids, Sampling, Verdict
+from edgellm.spec.types import Chunk, Ids, Round
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import LocalVerifier
 
@@ -42,7 +44,7 @@ SEED = 4004
 POSITIONS = 1024
 
 
-class Guesser:
+class Guesser(Drafter):
     """The device's side: drafts, and says where the right verdict was among its guesses."""
 
     def __init__(self, model: Model, closing: ExitStack) -> None:
@@ -62,15 +64,13 @@ class Guesser:
         """Whether the verifier's own token stood in the text."""
         self._prefix: Ids = np.empty(0, dtype=np.int32)
 
-    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
-        self._prefix = prefix
-        return self.own.draft(prefix, gamma, sampling)
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        self._prefix = state.ids
+        return self.own.propose(state, gamma)
 
-    def close(self) -> None:
-        """The drafter is closed with the benchmark."""
-
-    def watch(self, chunk: Chunk, _written: int, verdict: Verdict | None, *_seconds: float) -> None:
-        """Of a round: where is its verdict among the guesses?"""
+    def observe(self, state: GenerationState, turn: Round) -> None:  # noqa: ARG002
+        """Where is the verdict of a round among the guesses?"""
+        chunk, verdict = turn.chunk, turn.verdict
         if verdict is None:
             return
         came = [*chunk.ids[: verdict.accepted].tolist(), *verdict.tokens[:1].tolist()]
@@ -104,13 +104,19 @@ def hits(asked: list[Question], budget: float) -> dict[str, Any]:
         for question in asked:
             prompt = big.chat_prompt(question.messages)
             choice = choose(options, 0, profile=profile, ledger=ledger, linked=True, prompt=prompt)
-            own = guesser.own
-            own.doubt, own.hesitates, own.precedents = choice.doubt, choice.hesitates, Precedents()
-            own.precedents.begin(prompt)
             events = generate(
-                prompt, alphabet=big, drafter=guesser, gate=choice.gate, verifier=local, sampling=GREEDY,
-                limits=GenerationLimits(MOST, POSITIONS, choice.gamma), stats=Stats(), watch=guesser.watch,
-            )  # fmt: skip
+                GenerationState(
+                    prompt,
+                    limits=GenerationLimits(MOST, POSITIONS, choice.gamma),
+                    rules=DraftRules(choice.stop_below, choice.lookup_below),
+                    context=ContextLookup(prompt),
+                ),
+                vocabulary=big,
+                drafter=guesser,
+                gate=choice.gate,
+                verifier=local,
+                stats=Stats(),
+            )
             for _ in events:
                 pass
     places, rejected, there = (np.array(seen) for seen in (guesser.places, guesser.rejected, guesser.there))

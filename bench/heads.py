@@ -41,7 +41,7 @@ def measured(path: Path, repeats: int, threads: int | None) -> dict[str, Any]:
     ):
         if late.late is None:
             raise SystemExit("this llama.cpp computes no head alone")
-        late.late.seconds = measure_heads(late.late.head)
+        late.late.take(measure_heads(late.late.head))
         for context in (bare, late):
             context.decode(ids)
         ways: dict[str, Callable[[int], object]] = {

@@ -28,7 +28,8 @@ from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters.importance import entropy, importance, prompt_share, without_sink
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.logistic import auc
-from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Verdict
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Floats, Ids, Verdict
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import LocalVerifier
 from models.families import FAMILIES
@@ -69,13 +70,13 @@ class Writer:
         closing.callback(self._drafter.close)
         local = LocalVerifier(verifier, ContextPool(lambda: Context(verifier, n_ctx=POSITIONS, threads=1)), POSITIONS)
         closing.callback(local.close)
-        self._session = local.open(GREEDY)
+        self._session = local.open(GenerationState())
         closing.callback(self._session.close)
 
     def rounds(self, prompt: Ids, ids: Ids) -> Iterator[tuple[Ids, Chunk, Verdict, Ids]]:
         """Goes on behind `ids`: for each round the text before it, the chunk, the verdict, and the text behind it."""
         while len(ids) < len(prompt) + MOST and not self.over(ids[len(prompt) :]):
-            chunk = self._drafter.draft(ids, self._gamma, GREEDY)
+            chunk = self._drafter.propose(GenerationState(ids), self._gamma)
             verdict = self._session.submit(ids, chunk).result()
             after = np.concatenate((ids, chunk.ids[: verdict.accepted], verdict.tokens[:1]))
             yield ids, chunk, verdict, after

@@ -40,7 +40,18 @@ from typing import Any
 
 from bench.busy import busy
 from bench.report import spread, write
-from bench.traced_reply import POSITIONS, TOKENS, Endless, Gap, Judge, Traced, Written, longest_gap
+from bench.traced_reply import (
+    POSITIONS,
+    TOKENS,
+    Endless,
+    Gap,
+    Judge,
+    Traced,
+    TracedRound,
+    TracedVerifier,
+    Written,
+    longest_gap,
+)
 from edgellm.engine import Context, Message, Model, to_f32
 from edgellm.errors import VerifierUnreachable
 from edgellm.services.client.verifier_client import RemoteVerifier
@@ -49,7 +60,8 @@ from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import ALTERNATIVES, FAR, AheadDrafter
 from edgellm.spec.drafters.verdict_prediction import BRANCHES
 from edgellm.spec.gates.rules import AlwaysGate, RandomGate
-from edgellm.spec.loop import GenerationLimits, generate
+from edgellm.spec.loop import generate
+from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Ids, Notice, Sampling, Token
 from edgellm.storage import resolve
@@ -117,7 +129,7 @@ class Device:
     def wait(self) -> None:
         """Until the verifier is back."""
         end = time.monotonic() + 60
-        while not self._verifier.open(GREEDY).ready():
+        while not self._verifier.open(GenerationState()).ready():
             if time.monotonic() > end:
                 raise TimeoutError("the verifier does not come back")
             time.sleep(0.02)
@@ -132,17 +144,16 @@ class Device:
     ) -> Written:
         """One reply; `hit` is set when `after` tokens are there."""
         drafter = self._drafter()
-        written, traced = Written(prompt, sampling=sampling), Traced(drafter, self._verifier, pace, sampling)
+        written, rounds = Written(prompt, sampling=sampling), list[TracedRound]()
+        traced = TracedVerifier(self._verifier, pace, rounds)
         moments: list[tuple[float, int]] = []
         began = time.perf_counter()
         events = generate(
-            prompt,
-            alphabet=Endless(self._draft),
-            drafter=traced,
+            GenerationState(prompt, sampling, GenerationLimits(TOKENS, POSITIONS)),
+            vocabulary=Endless(self._draft),
+            drafter=Traced(drafter, rounds),
             gate=AlwaysGate() if self._budget >= 1.0 else RandomGate(self._budget, seed=len(prompt)),
             verifier=traced,
-            sampling=sampling,
-            limits=GenerationLimits(TOKENS, POSITIONS),
             stats=Stats(),
         )
         for event in events:
@@ -155,8 +166,8 @@ class Device:
                 written.notices.append(event)
         written.seconds = time.perf_counter() - began - traced.slept
         drafter.close()
-        written.rounds, written.lost_at = traced.rounds, traced.lost_at
-        written.gap = longest_gap(moments, traced.rounds)
+        written.rounds, written.lost_at = rounds, traced.lost_at
+        written.gap = longest_gap(moments, rounds)
         return written
 
     def _drafter(self) -> ModelDrafter | AheadDrafter:

@@ -43,7 +43,8 @@ from edgellm.rpc.address import Address
 from edgellm.services.client.stage_client import Endpoint, RemoteMember
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import GenerationLimits, generate
+from edgellm.spec.loop import generate
+from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Token
 from edgellm.storage import fingerprint, resolve
@@ -162,9 +163,13 @@ class Coordinator:
             striker.start()
         try:
             events = generate(
-                prompt, alphabet=Endless(self._draft), drafter=drafter, gate=AlwaysGate(), verifier=verifier,
-                sampling=GREEDY, limits=GenerationLimits(TOKENS, POSITIONS), stats=Stats(),
-            )  # fmt: skip
+                GenerationState(prompt, GREEDY, GenerationLimits(TOKENS, POSITIONS)),
+                vocabulary=Endless(self._draft),
+                drafter=drafter,
+                gate=AlwaysGate(),
+                verifier=verifier,
+                stats=Stats(),
+            )
             written.extend(event.id for event in events if isinstance(event, Token))
             return written, time.perf_counter() - began, mesh.recoveries
         finally:

@@ -20,7 +20,8 @@ from edgellm.engine import Model
 from edgellm.errors import EdgeError
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.spec.types import GREEDY, Chunk, Ids
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Ids
 from edgellm.storage import resolve
 
 GAMMA = 4
@@ -69,7 +70,7 @@ class Device:
 
     def _reply(self, remote: RemoteVerifier) -> None:
         prompt, text = self._rng.choice(self._work)
-        session = remote.open(GREEDY)
+        session = remote.open(GenerationState())
         leave = self._rng.randrange(1, ROUNDS) if self._rng.random() < ABRUPT else ROUNDS
         at, waits, wrong = 0, [], 0
         error = ""

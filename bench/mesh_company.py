@@ -37,7 +37,8 @@ from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.placement.split import Share
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
-from edgellm.spec.types import GREEDY, Chunk
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk
 from edgellm.storage import fingerprint, resolve
 
 BEFORE, CONTEXT, SESSIONS, MOST = 64, 256, 8, 64
@@ -107,7 +108,7 @@ class Home:
 
     def rate(self, replies: int, tokens: int) -> tuple[float, float]:
         """Tokens a second of all replies together, and milliseconds of the workers' processors for each."""
-        sessions = [self._verifier.open(GREEDY) for _ in range(replies)]
+        sessions = [self._verifier.open(GenerationState()) for _ in range(replies)]
         texts = [self._text(seed) for seed in range(replies)]
         for pending in [session.submit(text, _NOTHING) for session, text in zip(sessions, texts, strict=True)]:
             pending.result()

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgellm.engine import Model
-from edgellm.spec.protocols import AsksContext, Drafter, VerifierSession
-from edgellm.spec.types import GREEDY, Ids
+from edgellm.spec.ngram.context_lookup import ContextLookup
+from edgellm.spec.protocols import Drafter, VerifierSession
+from edgellm.spec.state import DraftRules, GenerationState
+from edgellm.spec.types import Ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +24,13 @@ class Course:
 
 def path(
     prompt: Ids, score: Callable[[str], float], *, alphabet: Model, drafter: Drafter, session: VerifierSession,
-    gamma: int, most: int,
+    gamma: int, most: int, lookup_below: float = 0.0,
 ) -> Course:  # fmt: skip
     """The reply with its first rejected chunks corrected, for every number of them."""
     scores: list[float] = []
     chunks = 0
     while True:
-        text, corrected, drafted = _written(prompt, len(scores), alphabet, drafter, session, gamma, most)
+        text, corrected, drafted = _written(prompt, len(scores), alphabet, drafter, session, gamma, most, lookup_below)
         if corrected < len(scores):  # there was nothing more to correct
             return Course(tuple(scores), chunks)
         chunks = chunks or drafted
@@ -36,14 +38,21 @@ def path(
 
 
 def _written(
-    prompt: Ids, corrections: int, alphabet: Model, drafter: Drafter, session: VerifierSession, gamma: int, most: int
+    prompt: Ids,
+    corrections: int,
+    alphabet: Model,
+    drafter: Drafter,
+    session: VerifierSession,
+    gamma: int,
+    most: int,
+    lookup_below: float,
 ) -> tuple[str, int, int]:
     """The reply with at most so many corrections; how many there were, and the chunks drafted."""
     ids, pieces, corrected, chunks = prompt, [], 0, 0
-    if isinstance(drafter, AsksContext) and drafter.precedents is not None:
-        drafter.precedents.begin(prompt)
+    rules = DraftRules(lookup_below=lookup_below)
+    context = ContextLookup(prompt) if lookup_below else None
     while len(ids) < len(prompt) + most:
-        chunk = drafter.draft(ids, gamma, GREEDY)
+        chunk = drafter.propose(GenerationState(ids, rules=rules, context=context), gamma)
         new, chunks = chunk.ids, chunks + 1
         if corrected < corrections:
             verdict = session.submit(ids, chunk).result()

@@ -26,7 +26,8 @@ from edgellm.engine import Context, Model, to_f32
 from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import DraftSource
-from edgellm.spec.types import GREEDY, Chunk
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Decision, Round
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import LocalVerifier
 
@@ -54,16 +55,18 @@ def length(model: Model, verifier: LocalVerifier, method: Method, cases: list[Re
     tokens = rounds = 0
     for case in cases:
         method.begin(case)
-        session = verifier.open(GREEDY, method.expect if method.calibrates else None)
+        state = GenerationState(case.prompt, suggestions=method.drafter)
+        method.drafter.begin(state)
+        session = verifier.open(state)
         try:
             text = case.prompt
             first = session.submit(text, _EMPTY).result()
             text = np.append(text, first.tokens).astype(np.int32)
             end = len(case.prompt) + len(case.reply)
             while len(text) < end:
-                chunk = method.drafter.draft(text, min(MOST, end - len(text)), GREEDY)
+                chunk = method.drafter.propose(GenerationState(text), min(MOST, end - len(text)))
                 verdict = session.submit(text, chunk).result()
-                method.drafter.told(chunk, verdict, 0.0)
+                method.drafter.observe(state, Round(rounds, chunk, Decision(True, ""), verdict, 0.0, 0.0, 0.0))
                 new = np.append(chunk.ids[: verdict.accepted], verdict.tokens)[: end - len(text)]
                 text = np.append(text, new).astype(np.int32)
                 tokens, rounds = tokens + len(new), rounds + 1

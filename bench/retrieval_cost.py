@@ -31,7 +31,8 @@ from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.suffix_automaton import SuffixAutomaton
-from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Ids
+from edgellm.spec.state import GenerationState, Suggestions
+from edgellm.spec.types import NO_IDS, Chunk, Expected, Ids
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import LocalVerifier
 from models.corpus import held_out
@@ -77,6 +78,18 @@ def indexing(ids: list[int], repeats: int) -> dict[str, Any]:
     }
 
 
+class Kept(Suggestions):
+    """Keeps what the verifier expects."""
+
+    wants_expected = True
+
+    def __init__(self, kept: Calibration) -> None:
+        self._kept = kept
+
+    def expect(self, expected: Expected) -> None:
+        self._kept.expect(expected)
+
+
 def calibration(model: Model, length: int, repeats: int, threads: int | None) -> dict[str, Any]:
     """Seconds of a prefill of `length` tokens, plain and calibrating, and what is kept of it."""
     rng = random.Random(SEED)
@@ -88,7 +101,7 @@ def calibration(model: Model, length: int, repeats: int, threads: int | None) ->
 
     def prefill(calibrating: bool) -> float:
         context.clear()
-        session = verifier.open(GREEDY, kept.expect if calibrating else None)
+        session = verifier.open(GenerationState(suggestions=Kept(kept) if calibrating else None))
         began = perf_counter()
         session.submit(prompt, Chunk(NO_IDS)).result()
         taken = perf_counter() - began

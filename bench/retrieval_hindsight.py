@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from bench.copying import SEED, TASKS, Everything, Oracle, Ours, Reply, recorded
+from bench.copying import SEED, TASKS, Everything, Foresight, Ours, Reply, recorded
 from bench.report import RESULTS, write
 from edgellm.engine import Model, block_ends
 from edgellm.spec.draft_length import MOST, CostCurve, LengthRule
 from edgellm.spec.params import USUAL_SOURCES
-from edgellm.spec.types import GREEDY, Chunk, Verdict
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Decision, Round, Verdict
 from edgellm.storage import resolve
 from edgellm.verifier.judging import survives
 
@@ -54,24 +55,27 @@ def along(ids: Sequence[int], left: Sequence[int]) -> int:
     return accepted
 
 
-def speed(cases: Sequence[Reply], curve: CostCurve, method: Ours | Oracle, knowing: Knowing | None = None) -> float:
+def speed(cases: Sequence[Reply], curve: CostCurve, method: Ours | Foresight, knowing: Knowing | None = None) -> float:
     """Over plain decoding."""
     table, prices = curve.table(), curve.prices()
     seconds = tokens = 0.0
     for case in cases:
         method.begin(case)
+        assert method.drafter is not None
+        method.drafter.begin(GenerationState(case.prompt))
         text, at = np.concatenate((case.prompt, case.reply)).astype(np.int32), len(case.prompt)
         while at < len(text):
             left = text[at:].tolist()
-            assert method.drafter is not None
-            chunk = method.drafter.draft(text[:at], min(MOST, len(left)), GREEDY)
+            chunk = method.drafter.propose(GenerationState(text[:at]), min(MOST, len(left)))
             chunk = chunk if knowing is None else knowing.kept(chunk, left)
             accepted = along(chunk.ids.tolist(), left)
             looked_at = [0, *block_ends([1.0, *survives(chunk)], curve.heads)] if curve.heads else []
             heads = sum(prices[end - start] for start, end in itertools.pairwise(looked_at) if start <= accepted)
             took = STEP * isinstance(method, Ours) + table[1 + len(chunk)] + heads
             answer = np.array(left[accepted : accepted + 1], dtype=np.int32)
-            method.drafter.told(chunk, Verdict(accepted, answer, took), took)  # type: ignore[attr-defined]
+            verdict = Verdict(accepted, answer, took)
+            turn = Round(at, chunk, Decision(True, ""), verdict, 0.0, 0.0, took)
+            method.drafter.observe(GenerationState(), turn)
             at += accepted + 1
             seconds, tokens = seconds + took, tokens + accepted + len(answer)
         method.end(case)
@@ -100,7 +104,7 @@ def measured(cases: int) -> dict[str, Any]:
                 found[name][task] = {
                     "ours": speed(read, curve, Ours(USUAL_SOURCES, curve, model)),
                     "all that stands": speed(read, curve, knowing.ours, knowing),
-                    "oracle": speed(read, curve, Oracle(LengthRule(curve))),
+                    "oracle": speed(read, curve, Foresight(LengthRule(curve))),
                 }
     return found
 

@@ -33,7 +33,6 @@ from bench.report import spread, write
 from bench.retrieval_ways import N_CTX, Way, nothing_to_copy, ways
 from edgellm.engine import HEADS, Context, Model, head_pays
 from edgellm.llm.ngram_runtime import measure_curve
-from edgellm.spec.draft_length import floors
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.types import Expected, Ids
 from edgellm.storage import resolve
@@ -92,10 +91,7 @@ def draft_model(threads: int | None) -> Iterator[ModelDrafter]:
         with Context(model, n_ctx=N_CTX, threads=threads) as context:
             curve = measure_curve(context)
         with Context(model, n_ctx=N_CTX, threads=threads) as context:
-            drafter = ModelDrafter(model, context)
-            drafter.floors = floors(curve)
-            drafter.fill(*curve.filling())
-            yield drafter
+            yield ModelDrafter(model, context, curve=lambda: curve)
 
 
 def prefill(context: Context, prompt: Ids, told: Callable[[Expected], None] | None) -> float:

@@ -10,17 +10,19 @@ from typing import Protocol
 import numpy as np
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from bench.copying import SEED, Everything, Method, Oracle, Ours, PromptLookup, Reply, SuffixLookup, Together
+from bench.copying import SEED, Everything, Foresight, Method, Ours, PromptLookup, Reply, SuffixLookup, Together
 from bench.forced import ForcedVerifier
 from edgellm.engine import Model
-from edgellm.spec.draft_length import MOST, NOT_FILLED, CostCurve, LengthRule
+from edgellm.spec.draft_length import MOST, CostCurve, LengthRule
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import GenerationLimits, generate
+from edgellm.spec.loop import NoDrafter, generate
+from edgellm.spec.ngram.drafter import RetrievalDrafter
 from edgellm.spec.params import USUAL_SOURCES
 from edgellm.spec.protocols import Drafter
+from edgellm.spec.state import NOT_FILLED, DraftRules, GenerationLimits, GenerationState, Suggestions
 from edgellm.spec.stats import Stats
-from edgellm.spec.types import GREEDY, Chunk, Expected, Ids, Sampling
+from edgellm.spec.types import Chunk, Expected, Round
 
 N_CTX = 1024
 FIXED = 10
@@ -39,9 +41,10 @@ class Drafting(Protocol):
     @property
     def drafter(self) -> Drafter | None: ...
 
-    def begin(self, case: Reply) -> None: ...
+    @property
+    def suggestions(self) -> Suggestions | None: ...
 
-    def expect(self, expected: Expected) -> None: ...
+    def begin(self, case: Reply) -> None: ...
 
     def end(self, case: Reply) -> None: ...
 
@@ -50,24 +53,56 @@ class Plain:
     """Plain decoding, or llama-cpp-python's drafter in our loop, as its `Llama` asks it: always, for ten tokens."""
 
     calibrates = False
+    suggestions = None
 
     def __init__(self, lookup: LlamaPromptLookupDecoding | None = None) -> None:
-        self._lookup = lookup
-        self.drafter: Drafter | None = None if lookup is None else self
+        self.drafter = None if lookup is None else Lookup(lookup)
 
     def begin(self, case: Reply) -> None: ...
 
-    def expect(self, expected: Expected) -> None: ...
-
     def end(self, case: Reply) -> None: ...
 
-    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:  # noqa: ARG002
-        if self._lookup is None:
-            return Chunk()
-        found = np.asarray(self._lookup(prefix.astype(np.intc)))[:gamma]
+
+class Lookup(Drafter):
+    """llama-cpp-python's prompt lookup."""
+
+    def __init__(self, lookup: LlamaPromptLookupDecoding) -> None:
+        self._lookup = lookup
+
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        found = np.asarray(self._lookup(state.ids.astype(np.intc)))[:gamma]
         return Chunk(found.astype(np.int32), retrieved=True)
 
-    def close(self) -> None: ...
+
+class Timed(NoDrafter):
+    """A drafter, or none: notes how long it took to begin and to draft. It is told what the verifier expects."""
+
+    def __init__(self, drafter: Drafter | None, expected: Sequence[Expected]) -> None:
+        self._drafter, self._expected = drafter or NoDrafter(), expected
+        self.beginning = 0.0
+        self.drafting: list[float] = []
+
+    @property
+    def needs_verdict(self) -> bool:
+        return self._drafter.needs_verdict
+
+    def begin(self, state: GenerationState) -> None:
+        began = perf_counter()
+        self._drafter.begin(state)
+        for some in self._expected:
+            if isinstance(self._drafter, RetrievalDrafter):
+                self._drafter.expect(some)
+        self.beginning = perf_counter() - began
+
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        return self._drafter.propose(state, gamma)
+
+    def observe(self, state: GenerationState, turn: Round) -> None:
+        self.drafting.append(turn.drafting)
+        self._drafter.observe(state, turn)
+
+    def end(self) -> None:
+        self._drafter.end()
 
 
 def nothing_to_copy(cases: int, vocabulary: int) -> list[Reply]:
@@ -104,31 +139,22 @@ class Way:
         self, verifier: ForcedVerifier, alphabet: Model, case: Reply, expected: Sequence[Expected], prefill: float
     ) -> None:
         """Writes one case behind its prompt, which took `prefill` seconds, and notes the seconds."""
-        taken: list[float] = []
-        verifier.fill(*self._filling)
         began = perf_counter()
         self.method.begin(case)
-        if self.method.calibrates:
-            for some in expected:
-                self.method.expect(some)
-        ready = perf_counter()
+        drafter = Timed(self.method.drafter, expected if self.method.calibrates else ())
+        state = GenerationState(
+            case.prompt, limits=GenerationLimits(len(case.reply), N_CTX, MOST), filling=self._filling,
+            rules=DraftRules(while_it_pays=True), suggestions=self.method.suggestions,
+        )  # fmt: skip
         for _ in generate(
-            case.prompt,
-            alphabet=alphabet,
-            drafter=self.method.drafter,
-            gate=AlwaysGate(),
-            verifier=verifier,
-            sampling=GREEDY,
-            limits=GenerationLimits(len(case.reply), N_CTX, MOST),
-            stats=Stats(),
-            watch=lambda _chunk, _written, _verdict, drafting, _waiting: taken.append(drafting),
+            state, vocabulary=alphabet, drafter=drafter, gate=AlwaysGate(), verifier=verifier, stats=Stats()
         ):
             pass
         now = perf_counter()
         self.method.end(case)
-        self.decoding.append(now - ready)
+        self.decoding.append(now - began - drafter.beginning)
         self.whole.append(prefill + now - began)
-        self.drafting += taken
+        self.drafting += drafter.drafting
 
 
 def ways(curve: CostCurve, model: Model, past: Sequence[Reply], few: bool, small: ModelDrafter) -> list[Way]:
@@ -161,6 +187,6 @@ def ways(curve: CostCurve, model: Model, past: Sequence[Reply], few: bool, small
         Way("without the cost curve", lambda: Ours(USUAL_SOURCES, curve, model, Everything(FIXED))),
         Way("ours with the draft model", lambda: Together(USUAL_SOURCES, curve, model, small), curve),
         *([Way(f"ours after {len(past)} conversations", seasoned, curve)] if past else []),
-        Way("oracle", lambda: Oracle(LengthRule(curve)), curve),
+        Way("oracle", lambda: Foresight(LengthRule(curve)), curve),
     ]
     return [way for way in found if not few or way.name.startswith(FEW)]

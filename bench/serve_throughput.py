@@ -27,6 +27,7 @@ from bench.kill_verifier import Served
 from bench.report import alternate, spread, write
 from edgellm.engine import Context, Message, Model
 from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids, Verdict
 from edgellm.storage import resolve
 from edgellm.verifier.requests import Answer, VerifyRequest
@@ -130,7 +131,7 @@ class Worker:
 
 def through_link(remote: RemoteVerifier, work: list[Script]) -> float:
     """Tokens a second of a verifier in a process of its own, the prompts sent before the clock starts."""
-    sessions = [remote.open(GREEDY) for _ in work]
+    sessions = [remote.open(GenerationState()) for _ in work]
     for session, script in zip(sessions, work, strict=True):
         session.submit(script.prompt, Chunk()).result()
 

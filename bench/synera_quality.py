@@ -38,8 +38,7 @@ from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import SyneraGate
-from edgellm.spec.ngram.context_lookup import Precedents
-from edgellm.spec.types import GREEDY
+from edgellm.spec.state import GenerationState
 from edgellm.storage import fingerprint, resolve
 from edgellm.verifier.in_process import LocalVerifier
 from models.corpus import HELD_OUT_SEED
@@ -173,14 +172,13 @@ def at_one(arguments: argparse.Namespace, others: Mapping[int, Path], budget: fl
         always = answered(asked, reply_with(pair, gate="always"))
         drafter = ModelDrafter(small, Context(small, n_ctx=POSITIONS, threads=1))
         closing.callback(drafter.close)
-        session = verifier.open(GREEDY)
+        session = verifier.open(GenerationState())
         paths: dict[str, list[Course]] = {}
         for name, hesitates in (("oracle", 0.0), ("oracle_heeded", profile.hesitates)):
-            drafter.precedents, drafter.hesitates = Precedents() if hesitates else None, hesitates
             paths[name] = [
                 path(
                     pair.prompt_ids(question.messages), question.score, alphabet=small, drafter=drafter,
-                    session=session, gamma=profile.gamma, most=MOST,
+                    session=session, gamma=profile.gamma, most=MOST, lookup_below=hesitates,
                 )
                 for question in asked
             ]  # fmt: skip

@@ -12,11 +12,11 @@ import numpy as np
 from edgellm.engine import Context, Model
 from edgellm.errors import VerifierLost
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.parallel import AheadDrafter
 from edgellm.spec.loop import merge
+from edgellm.spec.protocols import Drafter, Pending, Verifier, VerifierSession
 from edgellm.spec.sampling import exact_distribution, probability, uniforms
-from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Notice, Sampling, Source, Token, Verdict
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Notice, Round, Sampling, Source, Token, Verdict
 from edgellm.spec.verification import verify_sampling
 
 TOKENS = 64
@@ -26,7 +26,7 @@ TIE = 1e-3  # logits closer than this may change places with the shape of the ba
 
 
 @dataclass
-class Round:
+class TracedRound:
     """What the device drafted after `prefix`, and the verdict, if one came."""
 
     prefix: Ids
@@ -53,70 +53,108 @@ class Gap:
         return self.seconds - self.drafted - self.waited
 
 
-class Traced:
-    """Drafter, verifier and session in one, over real ones, that note every round; perhaps slow to ask.
+class Traced(Drafter):
+    """A drafter that notes every round."""
 
-    `lost_at` is the length of the text where the verifier was first found to be away.
-    """
+    def __init__(self, drafter: Drafter, rounds: list[TracedRound]) -> None:
+        self._drafter, self._rounds = drafter, rounds
 
-    def __init__(
-        self, drafter: ModelDrafter | AheadDrafter, verifier: RemoteVerifier, pace: float, sampling: Sampling = GREEDY
-    ) -> None:
-        self._drafter, self._session, self._pace = drafter, verifier.open(sampling), pace
-        self.rounds: list[Round] = []
-        self.lost_at: int | None = None
-        self.slept = 0.0  # seconds
-        self.name, self.context_length = verifier.name, verifier.context_length
+    def begin(self, state: GenerationState) -> None:
+        self._drafter.begin(state)
 
-    def open(self, _sampling: Sampling) -> Traced:
-        return self
-
-    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
         began = time.perf_counter()
-        chunk = self._drafter.draft(prefix, gamma, sampling)
-        self.rounds.append(Round(prefix.copy(), chunk, drafted=time.perf_counter() - began))
+        chunk = self._drafter.propose(state, gamma)
+        self._rounds.append(TracedRound(state.ids.copy(), chunk, drafted=time.perf_counter() - began))
         return chunk
 
-    def look_ahead(
-        self, prefix: Ids, chunk: Chunk, *, gamma: int, sampling: Sampling, until: Callable[[], bool]
-    ) -> None:
-        if isinstance(self._drafter, AheadDrafter):
-            self._drafter.look_ahead(prefix, chunk, gamma=gamma, sampling=sampling, until=until)
+    def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:
+        self._drafter.look_ahead(state, chunk, gamma, until)
 
-    def ready(self) -> bool:
+    def observe(self, state: GenerationState, turn: Round) -> None:
+        self._drafter.observe(state, turn)
+
+    def end(self) -> None:
+        self._drafter.end()
+
+
+class TracedVerifier(Verifier):
+    """A verifier whose verdicts are noted; perhaps slow to ask. `lost_at` is the length of the text where it was first
+    found to be away."""
+
+    def __init__(self, verifier: RemoteVerifier, pace: float, rounds: list[TracedRound]) -> None:
+        self._verifier, self._pace, self._rounds = verifier, pace, rounds
+        self.lost_at: int | None = None
+        self.slept = 0.0  # seconds
+
+    @property
+    def name(self) -> str:
+        return self._verifier.name
+
+    @property
+    def context_length(self) -> int:
+        return self._verifier.context_length
+
+    def open(self, state: GenerationState) -> TracedSession:
+        return TracedSession(self._verifier.open(state), self)
+
+    def wait(self) -> None:
+        """As slow as the device is."""
         began = time.perf_counter()
         time.sleep(self._pace)
         self.slept += time.perf_counter() - began
+
+    def away(self) -> None:
+        """It was found to be away."""
+        if self.lost_at is None:
+            self.lost_at = len(self._rounds[-1].prefix)
+
+    def waited(self, seconds: float, verdict: Verdict | None) -> None:
+        """For the verdict of this round; None: it was lost."""
+        now = self._rounds[-1]
+        now.waited, now.lost = seconds, verdict is None
+        if verdict is not None:
+            now.verdict = verdict
+
+
+class TracedSession(VerifierSession):
+    """One reply at such a verifier."""
+
+    def __init__(self, session: VerifierSession, verifier: TracedVerifier) -> None:
+        self._session, self._verifier = session, verifier
+
+    def ready(self) -> bool:
+        self._verifier.wait()
         if not (ready := self._session.ready()):
-            self._away()
+            self._verifier.away()
         return ready
 
-    def _away(self) -> None:
-        if self.lost_at is None:
-            self.lost_at = len(self.rounds[-1].prefix)
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> TracedPending:
+        return TracedPending(self._session.submit(prefix, chunk, extra), self._verifier)
 
-    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Traced:
-        self._asked = time.perf_counter()
-        self._pending = self._session.submit(prefix, chunk, extra)
-        return self
+    def close(self) -> None:
+        self._session.close()
+
+
+class TracedPending:
+    """One verdict from such a verifier."""
+
+    def __init__(self, pending: Pending, verifier: TracedVerifier) -> None:
+        self._pending, self._verifier, self._asked = pending, verifier, time.perf_counter()
 
     def done(self) -> bool:
         return self._pending.done()
 
     def result(self) -> Verdict:
-        now = self.rounds[-1]
+        verdict: Verdict | None = None
         try:
-            now.verdict = verdict = self._pending.result()
+            verdict = self._pending.result()
         except VerifierLost:
-            now.lost = True
-            self._away()
+            self._verifier.away()
             raise
         finally:
-            now.waited = time.perf_counter() - self._asked
+            self._verifier.waited(time.perf_counter() - self._asked, verdict)
         return verdict
-
-    def close(self) -> None:
-        self._session.close()
 
 
 class Endless:
@@ -136,7 +174,7 @@ class Written:
     prompt: Ids
     tokens: list[Token] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[TracedRound] = field(default_factory=list)
     seconds: float = 0.0
     lost_at: int | None = None
     sampling: Sampling = GREEDY
@@ -218,7 +256,7 @@ def _drawable(row: Floats, token: int, sampling: Sampling) -> bool:
     return probability(exact_distribution(near, sampling), token) > 0.0
 
 
-def longest_gap(moments: Sequence[tuple[float, int]], rounds: Sequence[Round]) -> Gap:
+def longest_gap(moments: Sequence[tuple[float, int]], rounds: Sequence[TracedRound]) -> Gap:
     """The longest time between two tokens, of the moment in seconds and the round in which each was there."""
     longest = Gap()
     for (before, _), (now, number) in pairwise(moments):

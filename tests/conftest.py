@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from edgellm.engine import LMHead, Model, to_f32
 from edgellm.llm import Pair
@@ -17,6 +18,9 @@ from tests.spec.real import case
 
 MODELS = Path(__file__).parent.parent / "models"
 HOMES = Path(__file__).parent / "net"
+
+settings.register_profile("edgellm", deadline=None)  # the suite also passes on a machine that is busy otherwise
+settings.load_profile("edgellm")
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -19,7 +19,8 @@ from edgellm.engine import Context, Model
 from edgellm.errors import VerifierLost
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.context_pool import ContextPool
-from edgellm.spec.types import GREEDY, Chunk, Ids
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Ids
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import LocalVerifier
 
@@ -42,7 +43,7 @@ def texts(model: Model) -> list[tuple[Ids, Ids]]:
     with closing(verifier):
         made = []
         for prompt in map(model.tokenize, PROMPTS):
-            session = verifier.open(GREEDY)
+            session = verifier.open(GenerationState())
             text = session.submit(prompt, Chunk(), ROUNDS * (GAMMA + 1)).result().tokens
             made.append((prompt, text))
             session.close()
@@ -65,7 +66,7 @@ class Good:
         while time.monotonic() < end:
             prompt, text = self._work[self._replies % len(self._work)]
             self._replies += 1
-            session = self._remote.open(GREEDY)
+            session = self._remote.open(GenerationState())
             at = 0
             while at + GAMMA < len(text) and time.monotonic() < end:
                 time.sleep(DRAFTING)

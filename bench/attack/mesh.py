@@ -21,7 +21,8 @@ from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.placement.split import Share
 from edgellm.mesh.runtime import watch
 from edgellm.mesh.verifier import MeshVerifier
-from edgellm.spec.types import GREEDY, Chunk
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk
 from edgellm.storage import fingerprint, resolve
 
 TOKENS = 4
@@ -76,7 +77,7 @@ def reply(
 
     def write() -> None:
         try:
-            session, text = verifier.open(GREEDY), prompt
+            session, text = verifier.open(GenerationState()), prompt
             for _ in range(TOKENS):
                 token = session.submit(text, Chunk()).result().tokens
                 text = np.append(text, token).astype(np.int32)

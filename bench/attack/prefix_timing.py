@@ -12,7 +12,8 @@ from bench.attack.harness import Attack, Found
 from bench.served import Paired, acquaint
 from edgellm.engine import Model
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.spec.types import GREEDY, Chunk, Ids
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Ids
 from edgellm.storage import resolve
 
 LENGTH = 200  # tokens of a prompt
@@ -21,7 +22,7 @@ CLOSE = 0.6  # a time below this share of another one tells something
 
 def _seconds(line: RemoteVerifier, prompt: Ids) -> float:
     """Return how long the verifier says that it computed."""
-    session = line.open(GREEDY)
+    session = line.open(GenerationState())
     seconds = session.submit(prompt, Chunk()).result().seconds
     session.close()
     return seconds

@@ -1,6 +1,6 @@
 """The engine: llama.cpp behind a small, typed door. The only package that imports `llama_cpp`."""
 
-from edgellm.engine.abort_flag import Stop
+from edgellm.engine.abort_flag import ShouldStop, Stop, never
 from edgellm.engine.chat_prompt import Message
 from edgellm.engine.decoding.batch import SeqRows
 from edgellm.engine.decoding.context import Context
@@ -37,6 +37,7 @@ __all__ = [
     "Recorder",
     "Rows",
     "SeqRows",
+    "ShouldStop",
     "Stop",
     "TensorInfo",
     "Top2",
@@ -53,6 +54,7 @@ __all__ = [
     "in_blocks",
     "join",
     "known",
+    "never",
     "to_f32",
     "top2",
     "top_k",

@@ -65,8 +65,7 @@ class Model:
         self.size_bytes = sum(part.file_size for part in parts)
         self.is_f32 = all(t.kind == lib.GGML_TYPE_F32 for part in parts for t in part.tensors)
         self.architecture = header.architecture
-        self.head_is_plain: bool | None = None
-        """Whether a product alone makes the logits of what is behind the last norm. The first late decode finds out."""
+        self._head_is_plain: bool | None = None
         self.metadata: Mapping[str, str] = MappingProxyType(
             {k: str(v) for k, v in header.metadata.items() if not isinstance(v, (tuple, GgufArray))}
         )
@@ -76,6 +75,15 @@ class Model:
             self._vocab, path, self.name, self.metadata.get("tokenizer.ggml.model", ""),
             self.metadata.get("tokenizer.ggml.pre", "default"), lambda: self.vocabulary.pieces,
         )  # fmt: skip
+
+    @property
+    def head_is_plain(self) -> bool | None:
+        """Whether a product alone makes the logits of what is behind the last norm; None: not known yet."""
+        return self._head_is_plain
+
+    def found_head(self, plain: bool) -> None:
+        """The first late decode has found out whether its head is plain."""
+        self._head_is_plain = plain
 
     @classmethod
     def load(

@@ -132,7 +132,7 @@ class Running:
             return self._stopped
 
     def _write(self, reply: Reply) -> None:
-        reply.on_notice = self._tell
+        reply.listen(on_notice=self._tell)
         text, held = Utf8(), []
         while (token := self._next(reply)) is not None:
             self._times.append(perf_counter())

@@ -12,7 +12,7 @@ from edgellm.engine import Capture, Context, Model, check_gguf, cut, head_pays
 from edgellm.engine.gguf.shard import check_cuttable
 from edgellm.errors import InvalidOption
 from edgellm.llm.ngram_runtime import curve_of
-from edgellm.spec.draft_length import CostCurve, floors
+from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.drafters.early_exit import ExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import ALTERNATIVES
@@ -76,11 +76,6 @@ class Drafters:
         """How long the model's decodes take on this device."""
         return curve_of(self._model, self._threads)[0]
 
-    @cached_property
-    def floors(self) -> list[float]:
-        """How likely a token must be for the model to try it along with others, on this device."""
-        return floors(self.curve)
-
     def shard(self, layer: int) -> Model:
         """The model up to `layer`, with a head behind it. Raises what `take` raises for an early exit there."""
         return self._cut(layer)[0]
@@ -111,7 +106,8 @@ class Drafters:
             capture=Capture(attention=kind.layers) if kind.layers else None,
             late=head_pays(self._model),
         )
-        return ModelDrafter(self._model, context, kind.layers, ALTERNATIVES if kind.branches else 0)
+        alternatives = ALTERNATIVES if kind.branches else 0
+        return ModelDrafter(self._model, context, kind.layers, alternatives, lambda: self.curve)
 
     def _cut(self, layer: int) -> tuple[Model, Model]:
         if layer not in self._shards:

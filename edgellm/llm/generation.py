@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
-from edgellm.engine import Model
+from edgellm.engine import Model, ShouldStop
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from edgellm.llm.drafter_pool import DrafterKind, Drafters, exit_layers
-from edgellm.llm.logprobs import Telling, why_not
+from edgellm.llm.logprobs import why_not
 from edgellm.llm.ngram_runtime import Copying, Retrieval
 from edgellm.llm.pair_stats import Knowledge
-from edgellm.spec.draft_length import MOST, NOT_FILLED
+from edgellm.spec.draft_length import MOST
 from edgellm.spec.drafters.acceptance import Acceptance, Probabilities
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import FAR, AheadDrafter
@@ -21,14 +21,14 @@ from edgellm.spec.gates.factory import GateChoice, choose, needs_profile
 from edgellm.spec.gates.online_profiler import FirstReply
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
-from edgellm.spec.loop import Event, GenerationLimits, Watch, generate
-from edgellm.spec.ngram.context_lookup import Precedents
+from edgellm.spec.loop import Event, generate
+from edgellm.spec.ngram.context_lookup import ContextLookup
 from edgellm.spec.params import CHUNK, FINE, ReplyOptions
-from edgellm.spec.protocols import Drafter, Tells, Verifier
+from edgellm.spec.protocols import Drafter, Gate, Verifier
+from edgellm.spec.state import NOT_FILLED, DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.stop_sequences import until
-from edgellm.spec.types import Chunk, Explanation, Ids, Notice, Sampling, Verdict
-from edgellm.verifier.in_process import LocalVerifier
+from edgellm.spec.types import Explanation, Ids, Notice, Sampling
 
 LONG = 16
 """Tokens that the small model drafts at most, where each is drafted only if it pays."""
@@ -54,6 +54,7 @@ class Components:
 class GenerationPlan:
     """How one reply is written, and why so. `rejection` as in `AheadDrafter`, which looks ahead at `branches` guesses;
     `acceptance` learns from verdicts. `first`: it is one of those that make the pair's profile.
+    `gamma`: tokens that the draft model drafts at most where copies are drafted, too.
     """
 
     choice: GateChoice
@@ -62,6 +63,7 @@ class GenerationPlan:
     acceptance: Acceptance = field(default_factory=Acceptance)
     alpha: float | None = None  # the paper's rule, by this acceptance rate
     first: FirstReply | None = None
+    gamma: int = LONG
     notices: tuple[Notice, ...] = ()
     reasons: tuple[str, ...] = ()
 
@@ -72,93 +74,93 @@ class GenerationPlan:
 
 def write(
     parts: Components, prompt: Ids, options: ReplyOptions, sampling: Sampling, stats: Stats, explain: bool,
-    stopped: Callable[[], bool],
+    stopped: ShouldStop,
 ) -> Generator[Event, None, None]:  # fmt: skip
-    """Writes the reply to `prompt` (n,). Raises what `generate` raises, and ProfileUnusable."""
+    """Write the reply to `prompt` (n,). Raise what `generate` raises, and ProfileUnusable."""
     plan = plan_reply(parts, prompt, options, sampling.seed)
     yield from plan.notices
-    if explain:
-        yield from (Explanation(None, reason) for reason in plan.reasons)
-    copying, why = _copying(parts, options, plan, prompt)
-    if explain:
-        yield Explanation(None, why)
-    written = _written(parts, prompt, options, sampling, stats, explain, stopped, plan, copying)
+    copying, why = _copying(parts, options, plan)
     try:
+        if explain:
+            yield from (Explanation(None, reason) for reason in (*plan.reasons, why))
+        verifier, gate = parts.verifier, plan.choice.gate
+        drafts = parts.draft is not None and options.drafter is None and (verifier is not None or copying is None)
+        if options.drafter is not None and verifier is None and parts.retrieval is not None:
+            verifier, gate = parts.retrieval.itself(), AlwaysGate()
+        if options.logprobs is not None:
+            drafts, verifier, gate = drafts and not parts.linked, reporting(parts, options), AlwaysGate()
+        state = GenerationState(
+            prompt, sampling, _limits(parts, options, plan, copying, drafts),
+            rules=DraftRules(
+                plan.choice.stop_below, plan.choice.lookup_below, while_it_pays=not parts.linked, alone=verifier is None
+            ),
+            stopped=stopped, logprobs=options.logprobs, explain=explain,
+            context=ContextLookup(prompt) if plan.choice.lookup_below else None,
+            suggestions=None if copying is None else copying.suggestions,
+            filling=NOT_FILLED if copying is None else copying.filling,
+        )  # fmt: skip
+        written = _written(parts, state, plan, gate, verifier, copying, stats, options.drafter, drafts=drafts)
         yield from until(options.stop, written, stats) if options.stop else written
     finally:
         if copying is not None:
             copying.close()
+        if parts.knowledge is not None and stats.verdict_seconds is not None:
+            parts.knowledge.waited(stats.verdict_seconds, stats.verified_drafted)
     if parts.retrieval is not None and stats.finish_reason == "stop":
         parts.retrieval.add(prompt, stats.ids)
 
 
+def _limits(
+    parts: Components, options: ReplyOptions, plan: GenerationPlan, copying: Copying | None, drafts: bool
+) -> GenerationLimits:
+    gamma = plan.choice.gamma if copying is None else MOST
+    return GenerationLimits(
+        options.max_tokens, parts.context, gamma, extra=0 if drafts or options.drafter is not None else parts.extra
+    )
+
+
 def _written(
-    parts: Components, prompt: Ids, options: ReplyOptions, sampling: Sampling, stats: Stats, explain: bool,
-    stopped: Callable[[], bool], plan: GenerationPlan, copying: Copying | None,
+    parts: Components, state: GenerationState, plan: GenerationPlan, gate: Gate, verifier: Verifier | None,
+    copying: Copying | None, stats: Stats, drafter: Drafter | None, *, drafts: bool,
 ) -> Generator[Event, None, None]:  # fmt: skip
-    """Writes the reply as `plan` says, with drafts from `copying` too."""
-    stats.ledger = plan.choice.ledger
-    gate, verifier, gamma = plan.choice.gate, parts.verifier, plan.choice.gamma
-    own, itself = None, copying is not None and verifier is None
-    if options.logprobs is not None:
-        verifier, gate = telling(parts, options), AlwaysGate()
-        itself = not isinstance(parts.verifier, LocalVerifier)
-    if parts.drafters is not None and not itself:
-        own = parts.drafters.take(plan.kind)
-        own.heed(stopped)
-        own.doubt = plan.choice.doubt
-        own.precedents = _precedents(prompt) if plan.choice.hesitates else None
-        own.hesitates = plan.choice.hesitates
-        if isinstance(own, ModelDrafter):
-            own.alone = verifier is None
-            own.suggests = copying.suggests if copying is not None else None
-            own.floors = parts.drafters.floors if copying is not None else ()
-            own.fill(*(parts.drafters.curve.filling() if copying is not None else NOT_FILLED))
-            own.least = copying.floors if copying is not None and not parts.linked else tuple
-    drafter: Drafter | None = own
+    """Write the reply `state` as `plan` says. `drafts`: the draft model does so; `copying` may, too."""
+    choice, text = plan.choice, parts.text
+    own = parts.drafters.take(plan.kind) if parts.drafters is not None and drafts else None
+    drafter = drafter or own
+    guessed = None
     if plan.branches and isinstance(own, ModelDrafter):
-        ahead = AheadDrafter(own, is_eog=parts.text.is_eog, rejection=plan.rejection, branches=plan.branches)
-        drafter, stats.guessed = ahead, ahead.guessed
-    extra = parts.extra if drafter is None else 0
+        ahead = AheadDrafter(
+            own, is_eog=text.is_eog, rejection=plan.rejection, branches=plan.branches, acceptance=plan.acceptance
+        )
+        drafter, guessed = ahead, ahead.guessed
     if copying is not None:
-        if options.gamma is None and not parts.linked:
-            gamma = LONG
-        drafter, verifier = copying.beside(drafter, gamma, explain), copying.verifier(verifier)
-        stats.copied = copying.counts
-        gate, gamma = (AlwaysGate() if parts.verifier is None else gate), MOST
-    limits = GenerationLimits(options.max_tokens, parts.context, gamma, extra)
+        drafter, verifier = copying.beside(drafter, plan.gamma), copying.verifier(verifier)
+        gate = AlwaysGate() if parts.verifier is None else gate
+    stats.count_with(choice.ledger, guessed, copying.counts if copying is not None else None)
     try:
-        if plan.choice.rewrite is not None and drafter is not None and parts.verifier is not None:
+        if choice.rewrite is not None and drafter is not None and verifier is not None:
             yield from edgefm(
-                prompt, alphabet=parts.text, drafter=drafter, verifier=parts.verifier, threshold=plan.choice.rewrite,
-                sampling=sampling, limits=limits, stats=stats, explain=explain, stopped=stopped,
-            )  # fmt: skip
-            if plan.choice.ledger is not None:
-                plan.choice.ledger.enter(stats.passes > 0)
+                state, vocabulary=text, drafter=drafter, verifier=verifier, threshold=choice.rewrite, stats=stats
+            )
+            if choice.ledger is not None:
+                choice.ledger.enter(stats.passes > 0)
         else:
             yield from generate(
-                prompt, alphabet=parts.text, drafter=drafter, gate=gate, verifier=verifier,
-                sampling=sampling, limits=limits, stats=stats, explain=explain, stopped=stopped,
-                watch=_watch(parts.knowledge, plan),
+                state, vocabulary=text, drafter=drafter, gate=gate, verifier=verifier, stats=stats,
                 announce=parts.linked and own is not None and not isinstance(gate, NeverGate),
             )  # fmt: skip
         if plan.first is not None and parts.knowledge is not None:
-            news = parts.knowledge.end_first(plan.first, plan.choice.gamma, plan.kind.layers)
+            news = parts.knowledge.end_first(plan.first, choice.gamma, plan.kind.layers)
             yield from () if news is None else (news,)
     finally:
         if parts.drafters is not None and own is not None:
-            own.heed(None)
             parts.drafters.give(plan.kind, own)
 
 
-def _precedents(prompt: Ids) -> Precedents:
-    precedents = Precedents()
-    precedents.begin(prompt)
-    return precedents
-
-
-def _copying(parts: Components, options: ReplyOptions, plan: GenerationPlan, prompt: Ids) -> tuple[Copying | None, str]:
+def _copying(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> tuple[Copying | None, str]:
     """Drafts that are copied from what was seen, where nothing is kept unchecked; and why."""
+    if options.drafter is not None:
+        return None, "nothing is retrieved: the drafter is your own"
     if options.logprobs is not None:
         return None, "nothing is retrieved: probabilities are asked for"
     if not (sources := options.sources()):
@@ -171,25 +173,26 @@ def _copying(parts: Components, options: ReplyOptions, plan: GenerationPlan, pro
         return None, "nothing is retrieved: not everything is verified"
     if options.temperature > 0.0 and parts.verifier is not None and parts.draft is not None:
         return None, "nothing is retrieved: beside the small model's draws a seed would not repeat the reply"
-    copying = parts.retrieval.begin(prompt, sources)
+    copying = parts.retrieval.begin(sources)
     if copying is None:
         return None, "nothing is retrieved: another reply does so"
     return copying, f"drafts are retrieved from: {', '.join(sources)}{parts.retrieval.heads}"
 
 
-def telling(parts: Components, options: ReplyOptions) -> Telling:
-    """The verifier of a reply whose tokens tell their probabilities: the pair's where it does so, or the model itself.
+def reporting(parts: Components, options: ReplyOptions) -> Verifier:
+    """Return the verifier of a reply whose tokens tell their probabilities: the pair's own if it reports them, else the
+    model itself.
 
     Raises:
         InvalidOption: they cannot be told truly; says why.
     """
-    told = parts.verifier if isinstance(parts.verifier, Tells) and parts.verifier.tells else None
-    if why := why_not(parts.linked and told is None, parts.verifier is not None, options):
+    own = parts.verifier if parts.verifier is not None and parts.verifier.reports_logprobs else None
+    if why := why_not(parts.linked and own is None, parts.verifier is not None, options):
         raise InvalidOption(f"logprobs cannot be told: {why}.", "Leave logprobs out, or verify everything here.")
-    if told is not None:
-        return Telling(told, options.logprobs or 0)
+    if own is not None:
+        return own
     retrieval = parts.retrieval or Retrieval(parts.text, parts.context, parts.threads, linked=False)
-    return Telling(retrieval.itself(), options.logprobs or 0)
+    return retrieval.itself()
 
 
 def plan_reply(parts: Components, prompt: Ids, options: ReplyOptions, seed: int) -> GenerationPlan:
@@ -203,16 +206,17 @@ def plan_reply(parts: Components, prompt: Ids, options: ReplyOptions, seed: int)
         if options.budget not in (None, 1.0 if draft is None else 0.0):
             news = (Notice(f"The budget of {options.budget} says nothing here: {who} writes alone."),)
         choice = GateChoice(alone, "", options.gamma or CHUNK)
-        return GenerationPlan(choice, kind, notices=news, reasons=(f"{who} writes alone", reason))
+        gamma = _beside(parts, options, choice)
+        return GenerationPlan(choice, kind, gamma=gamma, notices=news, reasons=(f"{who} writes alone", reason))
     needed = needs_profile(options)
     profile = known.profile(needed)
     first: FirstReply | None = None
     notices: list[Notice] = []
     ledger = known.ledger(options)
     if needed and profile is None:
-        first, notices = known.begin_first()
         layers = default_layers(draft)
-        choice = GateChoice(AlwaysGate(), "the pair has no profile yet", options.gamma or FINE, layers)
+        first, notices = known.begin_first(layers)
+        choice = GateChoice(first, "the pair has no profile yet", options.gamma or FINE, layers)
     else:
         choice = choose(options, seed, profile=profile, ledger=ledger, linked=parts.linked, prompt=prompt)
     kind, early = _early(parts, options, profile, DrafterKind(choice.layers))
@@ -223,8 +227,14 @@ def plan_reply(parts: Components, prompt: Ids, options: ReplyOptions, seed: int)
         kind = DrafterKind(kind.layers, MOST_BRANCHES, max(choice.gamma, FAR))
     alpha = profile.alpha if profile is not None and options.gate == "synera" else None
     return GenerationPlan(
-        choice, kind, many, known.acceptance(options), alpha, first, tuple(notices), (choice.reason, early, parallel)
-    )
+        choice, kind, many, known.acceptance(options), alpha, first, _beside(parts, options, choice), tuple(notices),
+        (choice.reason, early, parallel),
+    )  # fmt: skip
+
+
+def _beside(parts: Components, options: ReplyOptions, choice: GateChoice) -> int:
+    """How many tokens the draft model drafts at most beside copies: in this process each is drafted only if it pays."""
+    return LONG if options.gamma is None and not parts.linked else choice.gamma
 
 
 def default_layers(model: Model) -> tuple[int, ...]:
@@ -265,17 +275,3 @@ def _parallel(
         return BRANCHES, f"parallel inference with {BRANCHES} guesses: their cost is not measured"
     wait = parts.knowledge.verdict_seconds or profile.verify_seconds
     return branches(profile.batch_seconds, wait, max(choice.gamma, FAR))
-
-
-def _watch(knowledge: Knowledge | None, plan: GenerationPlan) -> Watch:
-    """Tells of each round to all who measure."""
-
-    def told(chunk: Chunk, written: int, verdict: Verdict | None, drafting: float, waiting: float) -> None:
-        if knowledge is not None and verdict is not None and len(chunk) and not chunk.retrieved:
-            knowledge.waited(waiting)
-        if plan.branches and verdict is not None:
-            plan.acceptance.told(chunk, verdict.accepted)
-        if plan.first is not None:
-            plan.first.watch(chunk, written, verdict, drafting, waiting)
-
-    return told

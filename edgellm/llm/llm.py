@@ -15,12 +15,13 @@ from edgellm.engine import Message, Model
 from edgellm.engine.abort_flag import ShouldStop, never
 from edgellm.errors import InvalidOption
 from edgellm.llm.drafter_pool import Drafters
-from edgellm.llm.generation import Components, telling, write
+from edgellm.llm.generation import Components, reporting, write
 from edgellm.llm.messages import compose
 from edgellm.llm.model_loading import (
     DRAFT,
     VERIFIER,
     Named,
+    OpenedVerifier,
     Progress,
     check_vocabularies,
     is_remote,
@@ -61,23 +62,23 @@ class Pair:
         threads: int | None = None,
         extra: int = 0,
         model_hash: Callable[[], str] | None = None,
+        remote: OpenedVerifier | None = None,
         profile: Path | None = None,
         history: bool = True,
         closing: ExitStack | None = None,
     ) -> None:
         """Of parts that are already there; `open` is the usual way.
 
-        `text` is the model whose tokenizer and chat template are used; `extra` as in `Limits`; `model_hash` tells the
-        hash of a verifier's model that is not in this process; `profile` is a file; `history` as for `open`; `closing`
-        is closed with the pair, and closes what the pair shall own.
+        `text` is the model whose tokenizer and chat template are used; `extra` as in `GenerationLimits`; `model_hash`
+        tells the hash of a verifier's model that is not in this process, and `remote` how the verifier was found where
+        it is across a link; `profile` is a file; `history` as for `open`; `closing` is closed with the pair, and closes
+        what the pair shall own.
 
         Raises:
             InvalidOption: both left out, or `n_ctx` is more than the draft model was trained for.
             ProfileUnusable: the given profile is not this pair's.
         """
-        self.verifier_reason = ""  # where "auto" has chosen it
-        self.verifier_at = ""  # its address, where it is across a link
-        self.verifier_up: Callable[[], bool] | None = None  # whether it is there, where it is across a link
+        self._remote = remote
         self._text = text
         self._replies: weakref.WeakSet[Reply] = weakref.WeakSet()
         self._closing = closing or ExitStack()
@@ -144,25 +145,22 @@ class Pair:
         try:
             small = loaded(draft) if draft is not None else None
             checker: Verifier | None = None
-            extra, model_hash, reason, up, where = 0, None, "", None, ""
+            remote: OpenedVerifier | None = None
             if verifier is None or is_remote(verifier):
                 text = small if small is not None else loaded(tokenizer)
                 if verifier is not None:
                     remote = remote_verifier(str(verifier), peers, text, closing)
-                    checker, model_hash, reason = remote.verifier, remote.model_hash, remote.reason
-                    up, where = remote.up, remote.address
-                    extra = _AT_ONCE
+                    checker = remote.verifier
             else:
                 text = loaded(verifier)
                 if small is not None:
                     check_vocabularies(small, text)
                 checker = local_verifier(text, positions(text, n_ctx), threads, closing)
-            pair = cls(
-                text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, extra=extra, model_hash=model_hash,
-                profile=profile, history=history, closing=closing,
+            return cls(
+                text, draft=small, verifier=checker, n_ctx=n_ctx, threads=threads, profile=profile, history=history,
+                remote=remote, extra=_AT_ONCE if remote else 0, model_hash=remote.model_hash if remote else None,
+                closing=closing,
             )  # fmt: skip
-            pair.verifier_reason, pair.verifier_up, pair.verifier_at = reason, up, where
-            return pair
         except BaseException:
             closing.close()
             raise
@@ -212,7 +210,7 @@ class Pair:
     def _reply(self, ids: Ids, options: ReplyOptions, began: float) -> Reply:
         sampling = options.sampling()
         if options.logprobs is not None:
-            telling(self._parts, options)  # or says now why not
+            reporting(self._parts, options)  # or says now why not
         reply = Reply(
             partial(write, self._parts, ids, options, sampling),
             prompt_tokens=len(ids),
@@ -288,6 +286,21 @@ class Pair:
     @property
     def verifier_name(self) -> str | None:
         return None if self._parts.verifier is None else self._parts.verifier.name
+
+    @property
+    def verifier_reason(self) -> str:
+        """Why "auto" has chosen the verifier; "" where it was asked for."""
+        return self._remote.reason if self._remote is not None else ""
+
+    @property
+    def verifier_at(self) -> str:
+        """The verifier's address; "" where it is not across a link."""
+        return self._remote.address if self._remote is not None else ""
+
+    @property
+    def verifier_up(self) -> Callable[[], bool] | None:
+        """What tells whether the verifier is there; None where it is not across a link."""
+        return self._remote.up if self._remote is not None else None
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to a text. They need not be whole UTF-8."""

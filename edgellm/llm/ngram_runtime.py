@@ -20,11 +20,12 @@ from edgellm.llm.model_loading import verifier_of
 from edgellm.mesh.profiling.device_profiler import processor
 from edgellm.rpc.versions import program
 from edgellm.spec.draft_length import DRIFT, KNOTS, CostCurve, LengthRule
-from edgellm.spec.drafters.hybrid import MixedAheadDrafter, MixedDrafter
+from edgellm.spec.drafters.hybrid import HybridDrafter
 from edgellm.spec.ngram.draft_index import Memory, PastConversation, recent
 from edgellm.spec.ngram.drafter import RetrievalDrafter
-from edgellm.spec.protocols import Drafter, LooksAhead, Suggests, Verifier, VerifierSession
-from edgellm.spec.types import Expected, Ids, Sampling
+from edgellm.spec.protocols import Drafter, Verifier
+from edgellm.spec.state import Filling, Suggestions
+from edgellm.spec.types import Ids
 from edgellm.storage import History, fingerprint
 from edgellm.storage.decode_cost_cache import CHANGE_MOST, KeptCurve, curve_path, keep_curve, read_curve
 from edgellm.verifier.in_process import LocalVerifier
@@ -58,7 +59,7 @@ class Retrieval:
         self._curve: CostCurve | None = None
         self._path: Path | None = None  # where it is kept
         self._waiting = CpuWait()
-        self._local: LocalVerifier | None = None  # of the last reply
+        self._verifier: Verifier | None = None  # of the last reply
         self._shared = 0  # decodes of it that shared the cores, before the last correction
         self._past: list[PastConversation] = []
         self._texts: list[tuple[str, str]] = []  # not yet tokens
@@ -108,9 +109,9 @@ class Retrieval:
                 self._waiting = CpuWait()
             return self._curve
 
-    def uses(self, verifier: LocalVerifier) -> None:
+    def uses(self, verifier: Verifier) -> None:
         """`verifier` computes the decodes that the curve is corrected by."""
-        self._local, self._shared = verifier, verifier.shared
+        self._verifier, self._shared = verifier, verifier.shared
 
     def correct(self, rule: LengthRule) -> None:
         """Keep the curve that decodes really followed, where that is another one, and not for the load of the
@@ -118,7 +119,7 @@ class Retrieval:
         with self._lock:
             if self._path is None or self._curve is None or not rule.drifted:
                 return
-            waited, shared = self._waiting.share(), self._local.shared if self._local is not None else 0
+            waited, shared = self._waiting.share(), self._verifier.shared if self._verifier is not None else 0
             if shared > self._shared:
                 waited = max(waited, SHARED)
             self._shared = shared
@@ -136,10 +137,10 @@ class Retrieval:
         """For which rows of a check the verifier's head is computed, and why; "" where it is across a link."""
         return "" if self._linked else f"; {why_late(self.model)[1]}"
 
-    def begin(self, prompt: Ids, sources: tuple[str, ...]) -> Copying | None:
-        """Return retrieval for the reply to `prompt` (n,); None while another reply has it."""
+    def begin(self, sources: tuple[str, ...]) -> Copying | None:
+        """Return retrieval for one reply; None while another reply has it."""
         memory = self.memory(sources)
-        drafter = memory.take(prompt)
+        drafter = memory.take()
         return None if drafter is None else Copying(self, memory, drafter)
 
     def itself(self) -> LocalVerifier:
@@ -256,31 +257,24 @@ class Copying:
         self._retrieval, self._memory, self._drafter = retrieval, memory, drafter
 
     @property
-    def suggests(self) -> Suggests:
-        """What the small model is to try first."""
+    def suggestions(self) -> Suggestions:
+        """What the models that write the reply are told."""
         return self._drafter
 
-    def floors(self) -> list[float]:
-        """With less chance to survive, no drafted token in that place pays."""
-        return self._drafter.floors()
+    @property
+    def filling(self) -> Filling:
+        """To how many rows the verifier's decodes are filled up."""
+        return self._retrieval.curve().filling()
 
-    def beside(self, model: Drafter | None, gamma: int, explain: bool) -> Drafter:
-        """A drafter that copies, and asks `model`, if there is one, for up to `gamma` tokens where that is better."""
-        self._drafter.explain = explain
-        if model is None:
-            return self._drafter
-        if isinstance(model, LooksAhead):
-            return MixedAheadDrafter(self._drafter, model, model, gamma, self._memory.rounds)
-        return MixedDrafter(self._drafter, model, gamma, self._memory.rounds)
+    def beside(self, model: Drafter | None, gamma: int) -> Drafter:
+        """Return a drafter that copies, and asks `model`, if there is one, for up to `gamma` tokens where that is
+        better."""
+        return self._drafter if model is None else HybridDrafter(self._drafter, model, gamma, self._memory.rounds)
 
     def verifier(self, given: Verifier | None) -> Verifier:
-        """The verifier of the reply: the one given, or the model itself. It tells what it expects, where it can."""
+        """Return the verifier of the reply: the one given, or the model itself."""
         verifier = given or self._retrieval.itself()
-        if isinstance(verifier, LocalVerifier):
-            self._retrieval.uses(verifier)
-            verifier.filling = self._retrieval.curve().filling()
-        if self._memory.calibrates and isinstance(verifier, LocalVerifier):
-            return Foretelling(verifier, self._memory.expect)
+        self._retrieval.uses(verifier)
         return verifier
 
     @property
@@ -291,20 +285,6 @@ class Copying:
     def close(self) -> None:
         self._retrieval.correct(self._memory.length)
         self._memory.give()
-
-
-class Foretelling:
-    """A verifier that tells what it expects behind the positions of a prompt."""
-
-    def __init__(self, verifier: LocalVerifier, foretold: Callable[[Expected], None]) -> None:
-        self._verifier, self._foretold = verifier, foretold
-        self.name, self.context_length = verifier.name, verifier.context_length
-
-    def open(self, sampling: Sampling) -> VerifierSession:
-        return self._verifier.open(sampling, self._foretold)
-
-    def close(self) -> None:
-        """The verifier is somebody else's."""
 
 
 def inside_of(model: Model) -> Callable[[int], bool]:

@@ -95,10 +95,10 @@ class Knowledge:
             self._first_file().unlink(missing_ok=True)
         return path
 
-    def waited(self, seconds: float) -> None:
-        """A verdict on a drafted chunk took so long."""
+    def waited(self, seconds: float, verdicts: int) -> None:
+        """Take in what the last `verdicts` on drafted chunks took, in the mean."""
         before = seconds if self.verdict_seconds is None else self.verdict_seconds
-        self.verdict_seconds = before + _LAST * (seconds - before)
+        self.verdict_seconds = seconds + (1.0 - _LAST) ** verdicts * (before - seconds)
 
     def ledger(self, options: ReplyOptions) -> Ledger:
         """What this budget was spent on so far, by this gate and with chunks of this length."""
@@ -108,8 +108,9 @@ class Knowledge:
         """Of tokens in chunks that this gate has verified at this budget: it chooses those that are often wrong."""
         return self._acceptances.setdefault(_terms(options), Acceptance())
 
-    def begin_first(self) -> tuple[FirstReply, list[Notice]]:
-        """One of the pair's first replies begins: watch it, and tell this once."""
+    def begin_first(self, layers: tuple[int, ...]) -> tuple[FirstReply, list[Notice]]:
+        """Return the gate of one of the pair's first replies, for which the attention of `layers` is measured; and what
+        the user is to hear of once."""
         news = []
         if not self._told:
             self._told = True
@@ -121,7 +122,7 @@ class Knowledge:
                     " and only then the budget is kept. `edgellm profile` makes a better one from prompts of yours."
                 )
             )
-        return self.first.begin(), news
+        return FirstReply(layers), news
 
     def end_first(self, watched: FirstReply, gamma: int, layers: tuple[int, ...]) -> Notice | None:
         """One of the first replies is over; what to tell, where they now make a profile."""

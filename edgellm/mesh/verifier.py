@@ -8,18 +8,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgellm.engine import common_prefix
+from edgellm.engine import ShouldStop, common_prefix
 from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import MOST_ROWS, StageAnswer
 from edgellm.mesh.runtime.pipeline import Lane
 from edgellm.spec.futures import settled
-from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
+from edgellm.spec.protocols import Verifier, VerifierSession
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import NO_IDS, Chunk, Ids, Verdict
 from edgellm.verifier.requests import VerifyRequest
 
 
-class MeshVerifier:
-    """See `edgellm.spec.protocols.Verifier`. `mesh` is closed with it."""
+class MeshVerifier(Verifier):
+    """See `Verifier`. `mesh` is closed with it."""
 
     def __init__(self, mesh: Mesh, is_eog: Callable[[int], bool], rows: int = MOST_ROWS) -> None:
         """`rows` of a prompt go through the stages together."""
@@ -38,10 +40,10 @@ class MeshVerifier:
     def model_hash(self) -> str:
         return self.mesh.work.model
 
-    def open(self, sampling: Sampling) -> MeshSession:
-        """A session for one reply. The stages begin to load now, if they have not. Raises PlanImpossible."""
+    def open(self, state: GenerationState) -> MeshSession:
+        """See `Verifier.open`. The stages begin to load now, if they have not. Raises PlanImpossible."""
         self.mesh.pipeline()
-        return MeshSession(self.mesh, sampling, self.rows, self._is_eog)
+        return MeshSession(self.mesh, state, self.rows, self._is_eog)
 
     def measured(self, session: int = 0) -> list[Lane]:
         """What every stage of the pipeline did since this was asked last; nothing where there is none any more."""
@@ -52,22 +54,22 @@ class MeshVerifier:
         self.mesh.close()
 
 
-class MeshSession:
+class MeshSession(VerifierSession):
     """One reply: a sequence in the cache of every stage."""
 
-    def __init__(self, mesh: Mesh, sampling: Sampling, rows: int, is_eog: Callable[[int], bool]) -> None:
-        self._mesh, self._sampling, self._rows, self._is_eog = mesh, sampling, rows, is_eog
+    def __init__(self, mesh: Mesh, state: GenerationState, rows: int, is_eog: Callable[[int], bool]) -> None:
+        self._mesh, self._state, self._rows, self._is_eog = mesh, state, rows, is_eog
         self._slot: int | None = None
         self._closed = False
-        self.stopped: Callable[[], bool] | None = None
 
     def ready(self) -> bool:
         """Whether there is a place for it: as many sessions as the stages have sequences can ask at a time."""
         return self._slot is not None or self._mesh.free()
 
-    def heed(self, stopped: Callable[[], bool] | None) -> None:
-        """See `Heeds.heed`. What was sent goes through the stages all the same, and is there for who asks next."""
-        self.stopped = stopped
+    @property
+    def stopped(self) -> ShouldStop:
+        """Whether the reply was cancelled. What was sent crosses the stages all the same."""
+        return self._state.stopped
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> MeshPending:
         """See `VerifierSession.submit`. A verdict that was not waited for is given up."""
@@ -92,7 +94,7 @@ class MeshSession:
         start = common_prefix(self._mesh.held(self._slot, generation), prefix[:-1])
         ids = np.concatenate((prefix, chunk.ids)).astype(np.int32)
         self._mesh.hold(self._slot, generation, ids)
-        request = VerifyRequest(self._slot, self._sampling, len(prefix), NO_IDS, chunk)
+        request = VerifyRequest(self._slot, self._state.sampling, len(prefix), NO_IDS, chunk)
         return pipeline.ask(self._slot, start, ids[start:], request, self._rows)
 
     def proved(self) -> None:

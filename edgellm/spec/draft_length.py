@@ -104,9 +104,6 @@ class CostCurve:
         return [0.0, *found.tolist()]
 
 
-NOT_FILLED: tuple[Sequence[int], Sequence[float]] = (), ()
-
-
 def floors(curve: CostCurve) -> list[float]:
     """How likely a token must be for a row more in a decode to pay, behind rows of the same decode, beside a decode of
     its own later on.

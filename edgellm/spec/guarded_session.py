@@ -1,15 +1,16 @@
-"""The way to the verifier, as the loop uses it: asks, notices when it is cut or busy, and when it is whole again."""
+"""The session at the verifier as the loop uses it: notices when the verifier is lost or busy, and when it is back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic, sleep
 
 from edgellm.errors import MeshBroken, ProtocolError, VerifierBusy, VerifierLost, VerifierSlow
-from edgellm.spec.protocols import Heeds, Pending, VerifierSession
-from edgellm.spec.types import Chunk, Decision, Ids, Notice, Verdict
+from edgellm.spec.protocols import Drafter, Pending, Verifier
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Decision, Notice, Verdict
 
 LOST = Notice("The verifier is gone: the reply goes on from the draft model alone, and what it writes is not checked.")
 SLOW = Notice(
@@ -31,20 +32,15 @@ _LONGER = 1.5  # a busy verifier may take so much longer than it said, and a sec
 
 
 class GuardedSession:
-    """To one session, or to nobody."""
+    """Over one session, or none."""
 
-    def __init__(
-        self,
-        session: VerifierSession | None,
-        alone: bool,
-        stopped: Callable[[], bool],
-        prompt: Ids | None = None,
-    ) -> None:
-        """`alone`: nobody drafts, so that without the verifier there is no reply. The verifier begins to read `prompt`,
-        while the device reads it too, and drafts: who asks later finds it read. `stopped`: nobody waits any more.
+    def __init__(self, verifier: Verifier | None, state: GenerationState, *, alone: bool, announce: bool) -> None:
+        """Of the reply `state`. `alone`: nobody drafts, so that without the verifier there is no reply. `announce`: the
+        verifier begins to read the prompt while the device reads it too, and drafts: it is read before the first
+        verdict is asked for. Raises what `Verifier.open` raises.
         """
-        self._session = session
-        self._alone, self._stopped = alone, stopped
+        self._session = None if verifier is None else verifier.open(state)
+        self._alone, self._stopped = alone, state.stopped
         self._lost = False
         self._reason: VerifierLost | None = None  # why it is lost, where that says more than that it is gone
         self._busy: float | None = None  # seconds, as it was told
@@ -52,31 +48,29 @@ class GuardedSession:
         self._heard = monotonic()  # when a verdict came last
         self._news: list[Notice] = []
         self._reading: Pending | None = None
-        if isinstance(session, Heeds):
-            session.heed(stopped)
-        if session is not None and prompt is not None and session.ready():
-            with suppress(VerifierBusy, VerifierLost):  # which who asks will hear
-                self._reading = session.submit(prompt, _NOTHING)
+        if self._session is not None and announce and self._session.ready():
+            with suppress(VerifierBusy, VerifierLost):  # the first verdict will raise it
+                self._reading = self._session.submit(state.ids, _NOTHING)
 
-    def shut(self) -> Decision | None:
-        """Why nothing can be asked now, or None where something can."""
+    def unavailable(self) -> Decision | None:
+        """Return why no verdict can be asked for now, or None where one can."""
         if self._session is None:
             return _NO_VERIFIER
         ready = self._session.ready()
         if ready and self._lost:
-            self._tell(BACK)
+            self._note(BACK)
         elif ready and self._busy is not None:
-            self._tell(FREE)
+            self._note(FREE)
         elif not ready and not self._lost and self._busy is None:
-            self._tell(LOST)
+            self._note(LOST)
             self._lost = True
         if ready:
             self._lost, self._busy = False, None
             return None
         return _BUSY if self._busy is not None else _AWAY
 
-    def ask(self, prefix: Ids, chunk: Chunk, extra: int, ahead: Callable[..., None] | None) -> Verdict | None:
-        """The verdict on `chunk`, or None where none comes. The device drafts `ahead` meanwhile."""
+    def verify(self, state: GenerationState, chunk: Chunk, drafter: Drafter) -> Verdict | None:
+        """Return the verdict on `chunk`, or None where none comes. `drafter` looks ahead meanwhile."""
         if self._session is None:
             return None
         try:
@@ -85,9 +79,10 @@ class GuardedSession:
                 reading, self._reading = self._reading, None
                 read = reading.result()
                 sent = read.bytes_up, read.bytes_down
-            pending = self._session.submit(prefix, chunk, extra)
-            if ahead is not None and len(chunk):
-                ahead(prefix, chunk, until=pending.done)
+            extra = 0 if len(chunk) else min(state.limits.extra, state.room - 1)
+            pending = self._session.submit(state.ids, chunk, extra)
+            if len(chunk):
+                drafter.look_ahead(state, chunk, state.limits.gamma, pending.done)
             verdict = pending.result()
             if any(sent):
                 up, down = verdict.bytes_up + sent[0], verdict.bytes_down + sent[1]
@@ -103,7 +98,7 @@ class GuardedSession:
         except VerifierLost as error:
             self._lost = True
             self._reason = error if isinstance(error, MeshBroken) else None
-            self._tell(LOST)
+            self._note(LOST)
         return None
 
     def _slow(self, error: VerifierSlow) -> None:
@@ -113,14 +108,14 @@ class GuardedSession:
             self._busy = _AGAIN
             return
         self._lost, self._reason = True, error
-        self._tell(SLOW)
+        self._note(SLOW)
 
-    def tell(self) -> Iterator[Notice]:
-        """What has happened since it was asked last."""
+    def notices(self) -> Iterator[Notice]:
+        """Yield what has happened since this was asked last."""
         while self._news:
             yield self._news.pop(0)
 
-    def wait(self, verdict: Verdict | None) -> Generator[Notice, None, bool]:
+    def wait_until_ready(self, verdict: Verdict | None) -> Generator[Notice, None, bool]:
         """A round brought no token. True: now it may, for the verifier was busy. False: there was nobody to ask.
 
         Raises:
@@ -131,7 +126,7 @@ class GuardedSession:
                 "The verifier answered without a token.", "Run the same version of edgellm on both sides."
             )
         if self._session is not None and self._busy is not None:
-            yield from self.tell()
+            yield from self.notices()
             if (waited := monotonic() - self._heard) > _STARVED:
                 raise VerifierLost(
                     f"The verifier has been too busy for {waited:.0f} seconds, and no draft model is there to go on.",
@@ -156,6 +151,6 @@ class GuardedSession:
         if self._session is not None:
             self._session.close()
 
-    def _tell(self, news: Notice) -> None:
+    def _note(self, news: Notice) -> None:
         if not self._alone:  # what happens to who is alone ends the reply, with an error
             self._news.append(news)

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
 from itertools import count
 from time import perf_counter
 from typing import NamedTuple, Protocol, TypeAlias
 
-import numpy as np
-
 from edgellm.spec.guarded_session import GuardedSession
-from edgellm.spec.protocols import Copies, Drafter, Gate, Learns, LooksAhead, Verifier
+from edgellm.spec.protocols import Drafter, Gate, Verifier
+from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
-from edgellm.spec.types import (
-    Chunk,
-    Decision,
-    Explanation,
-    Ids,
-    Logprobs,
-    Notice,
-    Sampling,
-    Source,
-    Token,
-    Verdict,
-)
+from edgellm.spec.types import Chunk, Decision, Explanation, Logprobs, Notice, Round, Source, Token, Verdict
 
 Event: TypeAlias = Token | Notice | Explanation
 
 
-class Alphabet(Protocol):
+class Detokenizer(Protocol):
     """What the loop must know of tokens. A model knows it."""
 
     def piece(self, token: int) -> bytes: ...
@@ -38,107 +24,91 @@ class Alphabet(Protocol):
     def is_eog(self, token: int) -> bool: ...
 
 
-# Told of a round: the chunk, tokens before it, the verdict if there is one, seconds of drafting, and of waiting for it.
-Watch: TypeAlias = Callable[[Chunk, int, Verdict | None, float, float], None]
+class NoDrafter(Drafter):
+    """The verifier writes alone."""
 
+    @property
+    def needs_verdict(self) -> bool:
+        """See `Drafter.needs_verdict`."""
+        return True
 
-def _nobody(*_: object) -> None:
-    """Watches nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationLimits:
-    """`max_tokens` of a reply; `context` positions for prompt and reply together; `gamma` drafted tokens a chunk.
-
-    Where nothing is drafted, up to `extra` tokens beyond the next one are asked for at once: fewer round trips on a
-    link.
-    """
-
-    max_tokens: int
-    context: int
-    gamma: int = 4
-    extra: int = 0
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:  # noqa: ARG002
+        """See `Drafter.propose`: nothing."""
+        return _NOTHING
 
 
 def generate(
-    prompt: Ids,
+    state: GenerationState,
     *,
-    alphabet: Alphabet,
+    vocabulary: Detokenizer,
     drafter: Drafter | None,
     gate: Gate,
     verifier: Verifier | None,
-    sampling: Sampling,
-    limits: GenerationLimits,
     stats: Stats,
-    explain: bool = False,
-    stopped: Callable[[], bool] = lambda: False,
-    watch: Watch = _nobody,
     announce: bool = False,
 ) -> Iterator[Event]:
-    """Writes the reply to `prompt` (n,), token by token; the token that ends the turn is not among them.
+    """Write the reply to `state.prompt`, token by token; the token that ends the turn is not among them.
 
-    Without a drafter the verifier writes alone, without a verifier the draft model. A drafter that looks ahead does so
-    while a verdict is on its way. `announce`: the verifier reads the prompt at once, and not when it is asked first.
-    `stats` is filled on the way, and `watch` is told of every round. The iterator may be closed at any point; `stopped`
-    is asked between tokens, and by what can heed it also meanwhile. A busy verifier is waited for where nobody drafts.
+    Without a drafter the verifier writes alone, without a verifier the draft model. `announce`: the verifier reads the
+    prompt at once, and not when it is asked first. `stats` is filled on the way. The iterator may be closed at any
+    point; `state.stopped` is polled between tokens, and during long computations. Without a draft model, a busy
+    verifier is waited for.
 
     Raises:
         VerifierUnreachable, VocabularyMismatch: from opening the session, before the first token.
         VerifierLost: the verifier is gone, and no draft model is there to go on.
-        Stopped: `stopped` said so in the middle of a computation.
+        Stopped: `state.stopped` said so in the middle of a computation.
     """
-    text = _Text(prompt, limits)
-    copies = drafter if isinstance(drafter, Copies) else None
-    alone = drafter is None or (copies is not None and copies.only)
-    session = verifier.open(sampling) if verifier is not None else None
-    line = GuardedSession(session, alone, stopped, prompt if announce else None)
-    ahead = (
-        partial(drafter.look_ahead, gamma=limits.gamma, sampling=sampling) if isinstance(drafter, LooksAhead) else None
-    )
-    learns = drafter if isinstance(drafter, Learns) else None
+    drafter, limits = drafter or NoDrafter(), state.limits
+    session = GuardedSession(verifier, state, alone=drafter.needs_verdict, announce=announce)
+    drafter.begin(state)
     try:
         for number in count():
-            if stopped():
+            if state.stopped():
                 return
-            if not (room := text.room()):
+            if not (room := state.room):
                 yield from _full(stats, limits)
                 return
+            gamma = min(limits.gamma, room)
             began = perf_counter()
-            chunk = drafter.draft(text.ids(), min(limits.gamma, room), sampling) if drafter is not None else _NOTHING
-            decision = line.shut() or (gate.decide(chunk, stats.tokens, limits.max_tokens) if len(chunk) else _ALONE)
-            extra = 0 if len(chunk) else min(limits.extra, room - 1)
+            chunk = drafter.propose(state, gamma)
+            decision = session.unavailable() or _decided(state, chunk, drafter, gate)
             asked = perf_counter()
-            verdict = line.ask(text.ids(), chunk, extra, ahead) if decision.offload else None
-            if verdict is None and copies is not None:
-                chunk = copies.unchecked(chunk, text.ids(), min(limits.gamma, room), sampling)
+            verdict = session.verify(state, chunk, drafter) if decision.offload else None
+            if verdict is None:
+                chunk = drafter.unverified(state, chunk, gamma)
             words = merge(chunk, verdict)
-            now = perf_counter()
-            stats.round(chunk, verdict, began, asked, now)
-            watch(chunk, stats.tokens, verdict, asked - began, now - asked)
-            if learns is not None and verdict is not None:
-                learns.told(chunk, verdict, now - began)
+            turn = Round(number, chunk, decision, verdict, began, asked, perf_counter())
+            stats.observe(turn)
+            drafter.observe(state, turn)
+            gate.observe(state, turn)
             if not words:
-                if (yield from line.wait(verdict)):
+                if (yield from session.wait_until_ready(verdict)):
                     continue
-                stats.finish_reason = "stop"
+                stats.finish("stop")
                 return
-            yield from line.tell()
-            if explain:
-                yield Explanation(number, _explanation(chunk, decision, verdict))
+            yield from session.notices()
+            if state.explain:
+                yield Explanation(number, _explanation(turn))
             for word in words[:room]:
-                if alphabet.is_eog(word.id):
+                if vocabulary.is_eog(word.id):
                     stats.stop(word.id, word.source)
                     return
-                text.append(word.id)
-                token, source, confidence, importance, exit_layer, said = word
-                piece = alphabet.piece(token)
-                written = Token(token, piece, source, confidence, importance, exit_layer, number, said)
+                state.append(word.id)
+                written = Token(word.id, vocabulary.piece(word.id), *word[1:5], number, word.logprobs)
                 stats.token(written)
                 yield written
-                if stopped():
+                if state.stopped():
                     return
     finally:
-        line.close()
+        drafter.end()
+        session.close()
+
+
+def _decided(state: GenerationState, chunk: Chunk, drafter: Drafter, gate: Gate) -> Decision:
+    if not len(chunk):
+        return _UNDRAFTED
+    return _UNCHECKED if drafter.needs_verdict else gate.decide(state, chunk)
 
 
 class Word(NamedTuple):
@@ -174,35 +144,15 @@ def merge(chunk: Chunk, verdict: Verdict | None) -> list[Word]:
     return words
 
 
-class _Text:
-    """Prompt and reply so far. Only ever appended to, so the views it has given out keep their values."""
-
-    def __init__(self, prompt: Ids, limits: GenerationLimits) -> None:
-        self._length = len(prompt)
-        self._end = max(self._length, min(limits.context, self._length + limits.max_tokens))
-        self._ids = np.empty(self._end, dtype=np.int32)
-        self._ids[: self._length] = prompt
-
-    def ids(self) -> Ids:
-        return self._ids[: self._length]
-
-    def room(self) -> int:
-        """Tokens that may still be written."""
-        return self._end - self._length
-
-    def append(self, token: int) -> None:
-        self._ids[self._length] = token
-        self._length += 1
-
-
 def _full(stats: Stats, limits: GenerationLimits) -> Iterator[Notice]:
     """No room is left."""
-    stats.finish_reason = "length"
+    stats.finish("length")
     if stats.tokens < limits.max_tokens:
         yield Notice(f"The context of {limits.context} tokens is full, and the reply ends here.")
 
 
-def _explanation(chunk: Chunk, decision: Decision, verdict: Verdict | None) -> str:
+def _explanation(turn: Round) -> str:
+    chunk, decision, verdict = turn.chunk, turn.decision, turn.verdict
     drafted = f"{'retrieved' if chunk.retrieved else 'drafted'} {len(chunk)}"
     if chunk.reason:
         drafted += f" ({chunk.reason})"
@@ -221,4 +171,5 @@ def _explanation(chunk: Chunk, decision: Decision, verdict: Verdict | None) -> s
 
 
 _NOTHING = Chunk()
-_ALONE = Decision(True, "nothing was drafted")
+_UNDRAFTED = Decision(True, "nothing was drafted")
+_UNCHECKED = Decision(True, "what is copied never stands unverified")

@@ -8,7 +8,7 @@ import warnings
 from dataclasses import InitVar, dataclass
 
 from edgellm.errors import InvalidOption
-from edgellm.spec.protocols import Gate
+from edgellm.spec.protocols import Drafter, Gate
 from edgellm.spec.types import Sampling
 
 GATES = ("auto", "synera", "confidence", "importance", "random", "hybrid", "edgefm", "always", "never")
@@ -41,6 +41,8 @@ class ReplyOptions:
     `budget` in [0, 1] is the share of chunks that the verifier is asked about (of tokens with the gate `hybrid`, of
     replies with `edgefm`), kept over all replies of a pair. `gate` is one of `GATES` or a gate of your own; `auto`
     is the one for which the pair's profile has the best evidence, and verifies everything where no budget is given.
+    `drafter` is one of your own, in place of the draft model and of copies; with the gates `auto` without a budget,
+    `always`, `never`, or one of your own.
     `parallel`: drafts on while a verdict is on its way, where the verifier is across a link. `early_exit`: leaves
     the draft model's last layers out for a token that `exit_threshold` calls sure (top-1 minus top-2 probability),
     `auto` where the profile says that it pays. `precedents`: with a budget below 1 and the fitted gate, what
@@ -63,6 +65,7 @@ class ReplyOptions:
     top_p: float = 0.95
     seed: int | None = None
     gate: str | Gate = "auto"
+    drafter: Drafter | None = None
     budget: float | None = None
     parallel: bool = True
     early_exit: str = "auto"
@@ -118,6 +121,12 @@ class ReplyOptions:
         return tuple(name for name in SOURCES if name in wanted)
 
     def _check_budget(self) -> None:
+        plain = self.budget is None and self.gate in ("auto", "always", "never")
+        if self.drafter is not None and isinstance(self.gate, str) and not plain:
+            raise InvalidOption(
+                f"The gate {self.gate} with the budget {self.budget} knows only the draft model's chunks.",
+                "Beside a drafter of your own leave the budget out, or bring a gate of your own, too.",
+            )
         if self.budget is None:
             if isinstance(self.gate, str) and self.gate not in _FREE:
                 raise InvalidOption(f"The gate {self.gate} needs a budget.", "Give one, such as 0.2.")

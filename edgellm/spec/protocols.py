@@ -1,105 +1,102 @@
-"""The seams of decoding: any drafter, any gate and any verifier compose."""
+"""The seams of decoding: any drafter, any gate and any verifier compose.
+
+A reply goes through *propose* (drafter), *decide* (gate), *verify* (verifier's session) and *observe* (drafter and
+gate). Methods that a mechanism does not need do nothing where it leaves them out; `examples/` has one of each.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
-from edgellm.spec.ngram.context_lookup import Precedents
-from edgellm.spec.types import Chunk, Decision, Ids, Sampling, Verdict
-
-
-class Drafter(Protocol):
-    """Proposes what comes next: a small model, retrieval, or both."""
-
-    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
-        """Up to `gamma` tokens to follow `prefix` (all tokens so far, prompt included, shape (n,)).
-
-        The drafter brings its own cache in line with `prefix`, whatever it was asked before: rejected drafts are
-        rolled back, corrections taken over. A chunk ends at an end-of-generation token. Empty: nothing to say.
-        """
-        ...
-
-    def close(self) -> None:
-        """Gives memory back. The drafter is not used again."""
-        ...
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Decision, Ids, Round, Verdict
 
 
-@runtime_checkable
-class LooksAhead(Protocol):
-    """A drafter that drafts on while a verdict is on its way."""
-
-    def look_ahead(
-        self, prefix: Ids, chunk: Chunk, *, gamma: int, sampling: Sampling, until: Callable[[], bool]
-    ) -> None:
-        """Drafts behind guesses at the verdict on `chunk`, which follows `prefix`, until `until` says that it came.
-
-        The next `draft` takes over what it can use.
-        """
-        ...
-
-
-@runtime_checkable
-class Copies(Protocol):
-    """A drafter whose drafts may be copied, from what no model wrote: those never stand without a verdict."""
+class Drafter(ABC):
+    """Proposes what comes next: a small model, retrieval, or both. It serves one reply at a time."""
 
     @property
-    def only(self) -> bool:
-        """Whether it has nothing else, so that without a verifier nobody writes."""
-        ...
+    def needs_verdict(self) -> bool:
+        """Whether nothing of it ever stands without a verdict, so that without a verifier nobody writes."""
+        return False
 
-    def unchecked(self, chunk: Chunk, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
-        """What may stand where no verdict came on `chunk`: nothing copied. Empty where it only copies."""
-        ...
+    def begin(self, state: GenerationState) -> None:
+        """A reply begins."""
+        return
 
+    @abstractmethod
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        """Return up to `gamma` tokens to follow `state.ids`; empty: nothing to say.
 
-class Suggests(Protocol):
-    """Knows what may come next, without a model."""
+        The drafter brings its own cache in line with the text, whatever it was asked before: rejected drafts are rolled
+        back, corrections taken over. A chunk ends at an end-of-generation token.
 
-    def suggest(self, prefix: Ids, drafted: Sequence[int], floors: Sequence[float]) -> Sequence[int]:
-        """Tokens that may follow `prefix` and `drafted`, each with at least the chance that stands in its place."""
-        ...
-
-
-@runtime_checkable
-class Learns(Protocol):
-    """A drafter that learns from verdicts how much to draft."""
-
-    def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
-        """The verdict on the last chunk, empty or not, `seconds` after drafting it began."""
-        ...
-
-
-class Gate(Protocol):
-    """Decides whether a chunk is worth the verifier's time.
-
-    One that wants importance measured names the layers whose attention it is, as `layers: tuple[int, ...]`.
-    """
-
-    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:
-        """`written` tokens of at most `max_tokens` stand before `chunk`."""
-        ...
-
-
-@runtime_checkable
-class AsksContext(Protocol):
-    """A drafter that may take what the context says where its model hesitates."""
-
-    precedents: Precedents | None
-    """Of the reply; None: it does not ask the context."""
-    hesitates: float
-    """The confidence below which it takes what the context says."""
-
-
-@runtime_checkable
-class Heeds(Protocol):
-    """A drafter or a session that may compute, or wait, for long, and leaves off where nobody wants that any more."""
-
-    def heed(self, stopped: Callable[[], bool] | None) -> None:
-        """From now on `stopped` is asked meanwhile. Where it says so, what is under way raises Stopped, and all is as
-        sound as before. None: nobody is asked.
+        Raises:
+            Stopped: `state.stopped` said so meanwhile.
         """
-        ...
+
+    def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:
+        """The verdict on `chunk` is on its way: draft up to `gamma` tokens behind guesses at it, until `until` says
+        that it came."""
+        return
+
+    def unverified(self, state: GenerationState, chunk: Chunk, gamma: int) -> Chunk:
+        """Return what may stand where no verdict came on `chunk`: nothing that needs one."""
+        return Chunk() if self.needs_verdict else chunk
+
+    def observe(self, state: GenerationState, turn: Round) -> None:
+        """A round is over, and its tokens are about to be committed."""
+        return
+
+    def end(self) -> None:
+        """The reply is over."""
+        return
+
+    def close(self) -> None:
+        """Give memory back. The drafter is not used again."""
+        return
+
+
+class BranchingDrafter(Drafter):
+    """A drafter that can go on behind several prefixes at once, up to `room` of them."""
+
+    @property
+    @abstractmethod
+    def room(self) -> int:
+        """How many prefixes it can follow at once."""
+
+    @abstractmethod
+    def draft_many(
+        self,
+        state: GenerationState,
+        prefixes: Sequence[Ids],
+        gamma: int,
+        until: Callable[[], bool],
+        *,
+        whole: Ids,
+        tail: int,
+    ) -> list[tuple[Ids, Chunk]]:
+        """Return up to `gamma` tokens behind each prefix, and behind `whole` with each of its `tail` likeliest next
+        tokens, drafted in one batch a token; it ends early when `until` says so. Later drafts behind one of the
+        returned prefixes go on from what was computed.
+        """
+
+
+class Gate(ABC):
+    """Decides whether a chunk is worth the verifier's time. It serves one reply."""
+
+    layers: tuple[int, ...] = ()
+    """Layers of the draft model whose attention it needs as the importance of drafted tokens."""
+
+    @abstractmethod
+    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
+        """Return whether `chunk`, which is not empty and follows `state.ids`, goes to the verifier, and why."""
+
+    def observe(self, state: GenerationState, turn: Round) -> None:
+        """As `Drafter.observe`."""
+        return
 
 
 class Pending(Protocol):
@@ -108,74 +105,96 @@ class Pending(Protocol):
     def done(self) -> bool: ...
 
     def result(self) -> Verdict:
-        """Waits for the verdict.
+        """Wait for the verdict.
 
         Raises:
             VerifierLost: the verifier is gone or makes no progress. The session stays usable: it reconnects by itself
                 with backoff, and `VerifierSession.ready` says when asking again makes sense.
+            Stopped: the reply was cancelled meanwhile.
         """
         ...
 
 
-class VerifierSession(Protocol):
+class VerifierSession(ABC):
     """One reply's state at the verifier."""
 
     def ready(self) -> bool:
-        """Whether a chunk can be submitted now. Costs nothing; False while the verifier is away."""
-        ...
+        """Return whether a chunk can be submitted now. Costs nothing; False while the verifier is away."""
+        return True
 
+    @abstractmethod
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Pending:
-        """Asks for a verdict on `chunk` after `prefix` (all tokens so far, prompt included, shape (n,)).
+        """Ask for a verdict on `chunk` after `prefix` (all tokens so far, prompt included, shape (n,)).
 
         The session works out which tokens of `prefix` the verifier has not seen. An empty chunk asks for the
         verifier's own next token; `extra` asks for up to that many further tokens written by the verifier alone.
         """
-        ...
 
     def close(self) -> None:
-        """Ends the reply; abandons what is in flight."""
-        ...
+        """End the reply; abandon what is in flight."""
+        return
 
 
-class Verifier(Protocol):
+class BlockingSession(VerifierSession):
+    """A session that computes a verdict in the thread that waits for it."""
+
+    @abstractmethod
+    def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:
+        """Return the verdict that `submit` asks for."""
+
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Pending:
+        """As `VerifierSession.submit`; nothing is computed before the verdict is waited for."""
+        return _Deferred(self, prefix, chunk, extra)
+
+
+class _Deferred:
+    """A verdict that is computed once, when it is asked for."""
+
+    def __init__(self, session: BlockingSession, prefix: Ids, chunk: Chunk, extra: int) -> None:
+        self._session, self._asked = session, (prefix, chunk, extra)
+        self._verdict: Verdict | None = None
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Verdict:
+        if self._verdict is None:
+            self._verdict = self._session.verify(*self._asked)
+        return self._verdict
+
+
+class Verifier(ABC):
     """Scores chunks: in this process, over a link, or a mesh of layer workers."""
 
     @property
-    def name(self) -> str: ...
+    @abstractmethod
+    def name(self) -> str:
+        """The model's name."""
 
     @property
+    @abstractmethod
     def context_length(self) -> int:
         """Positions one session can hold."""
-        ...
 
-    def open(self, sampling: Sampling) -> VerifierSession:
-        """A session for one reply.
+    @property
+    def reports_logprobs(self) -> bool:
+        """Whether verdicts can bring the probabilities of their tokens."""
+        return False
+
+    @property
+    def shared(self) -> int:
+        """Decodes in this process that shared the cores with others, so that their time says little."""
+        return 0
+
+    @abstractmethod
+    def open(self, state: GenerationState) -> VerifierSession:
+        """Return a session for the reply.
 
         Raises:
             VerifierUnreachable: nobody answers.
             VocabularyMismatch: the two vocabularies differ; names the first differing token.
         """
-        ...
 
-    def close(self) -> None: ...
-
-
-@runtime_checkable
-class Tells(Protocol):
-    """A verifier whose verdicts can bring the probabilities of their tokens."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def context_length(self) -> int: ...
-
-    @property
-    def tells(self) -> bool:
-        """Whether they do; of one across a link its version says so."""
-        ...
-
-    def open(self, sampling: Sampling, *, logprobs: int | None = None) -> VerifierSession:
-        """As `Verifier.open`. Verdicts bring the `logprobs` of their tokens, and of so many others, where a number is
-        given."""
-        ...
+    def close(self) -> None:
+        """Give memory back."""
+        return

@@ -7,7 +7,7 @@ from time import perf_counter
 
 from edgellm.spec.drafters.verdict_prediction import Guessed
 from edgellm.spec.gates.budget import Ledger
-from edgellm.spec.types import Chunk, Source, Summary, Token, Verdict
+from edgellm.spec.types import Round, Source, Summary, Token
 
 _VOUCHED = frozenset(Source) - {Source.DRAFT, Source.PARALLEL}
 _DRAFTED = frozenset({Source.ACCEPTED, Source.RETRIEVED})
@@ -26,24 +26,36 @@ class Stats:
         self.tokens = self.first_burst = self.rounds = self.drafted = self.vouched = 0
         self.verified = self.tested = self.accepted = self.accepted_whole = self.acceptance_length = 0
         self.passes = self.bytes_up = self.bytes_down = self.exits = self.heeded = 0
-        self.waited = 0.0
-        self.guessed: Guessed | None = None  # kept by the drafter, where it looks ahead
-        self.copied: dict[str, int] = {}  # kept by the drafter, where it retrieves
+        self.waited = self.waited_drafted = 0.0  # for verdicts on chunks, and on those of the draft model
+        self.verified_drafted = 0
+        self.guessed: Guessed | None = None
+        self.copied: dict[str, int] = {}
         self.retrieved = 0
         self.accepted_at: list[int] = []
         self.away: list[float] = []  # seconds of each wait across a link in which the verifier did not compute
         self.stopped_by = ""
-        self.ledger: Ledger | None = None  # of the pair, where chunks are counted
+        self.ledger: Ledger | None = None
 
-    def round(self, chunk: Chunk, verdict: Verdict | None, began: float, asked: float, now: float) -> None:
-        """What a round brings is known, and about to go out. Times in seconds of `perf_counter`: `began` to draft,
-        `asked` for the verdict.
-        """
+    def count_with(
+        self, ledger: Ledger | None = None, guessed: Guessed | None = None, copied: dict[str, int] | None = None
+    ) -> None:
+        """Report the figures of these, too, which others keep: what the budget was spent on, guesses at verdicts, and
+        accepted copies by source."""
+        self.ledger, self.guessed, self.copied = ledger, guessed, copied if copied is not None else {}
+
+    @property
+    def verdict_seconds(self) -> float | None:
+        """Mean seconds from asking for the verdict on a drafted chunk to having it; None without any."""
+        return self.waited_drafted / self.verified_drafted if self.verified_drafted else None
+
+    def observe(self, turn: Round) -> None:
+        """A round is over, and its tokens are about to go out."""
+        chunk, verdict = turn.chunk, turn.verdict
         self.rounds += 1
         if self.ttft is None:
-            self.ttft = now - self.started
+            self.ttft = turn.answered - self.started
         else:
-            self.seconds += now - began
+            self.seconds += turn.seconds
         n = len(chunk)
         self.drafted += n
         self.exits += sum(layer is not None for layer in chunk.exit_layers or ())
@@ -54,9 +66,12 @@ class Stats:
         self.bytes_up += verdict.bytes_up
         self.bytes_down += verdict.bytes_down
         if verdict.bytes_up:
-            self.away.append(max(0.0, now - asked - verdict.seconds))
+            self.away.append(max(0.0, turn.waiting - verdict.seconds))
         if n:
-            self.waited += now - asked
+            self.waited += turn.waiting
+            if not chunk.retrieved:
+                self.waited_drafted += turn.waiting
+                self.verified_drafted += 1
             self.verified += 1
             self.tested += min(verdict.accepted + 1, n)
             self.accepted += verdict.accepted
@@ -81,6 +96,10 @@ class Stats:
         self.vouched += token.source in _VOUCHED
         self.retrieved += token.source is Source.RETRIEVED
         self.first_burst += token.round == 0
+
+    def finish(self, reason: str) -> None:
+        """The reply ends for this `reason`; see `Summary.finish_reason`."""
+        self.finish_reason = reason
 
     def stop(self, token: int, source: Source) -> None:
         """The turn was ended by `token` from `source`. An accepted one leaves no place for the bonus behind it."""

@@ -21,9 +21,7 @@ Writer: TypeAlias = Callable[[Stats, bool, Callable[[], bool]], Generator[Event,
 class Reply(Iterator[Token]):
     """Iterates the tokens of one reply. Nothing is computed before the first is asked for.
 
-    `on_notice` and `on_explain` are called between tokens, in the thread that iterates; explanations are made only
-    where `on_explain` is set before the first token. `cancel` may come from any thread. A reply that is dropped
-    half-way leaves everything sound.
+    `cancel` may come from any thread. A reply that is dropped half-way leaves everything sound.
     """
 
     def __init__(
@@ -35,8 +33,8 @@ class Reply(Iterator[Token]):
         prepared: float = 0.0,
     ) -> None:
         """`prepared` seconds went into the request before."""
-        self.on_notice: Callable[[Notice], None] | None = None
-        self.on_explain: Callable[[Explanation], None] | None = None
+        self._on_notice: Callable[[Notice], None] | None = None
+        self._on_explain: Callable[[Explanation], None] | None = None
         self._write = write
         self._prompt_tokens = prompt_tokens
         self._seed = seed
@@ -69,6 +67,15 @@ class Reply(Iterator[Token]):
         """The reply in figures: final after the last token, so far before it."""
         return (self._stats or Stats()).summary(self._prompt_tokens, self._seed)
 
+    def listen(
+        self,
+        on_notice: Callable[[Notice], None] | None = None,
+        on_explain: Callable[[Explanation], None] | None = None,
+    ) -> None:
+        """Have these called between tokens, in the thread that iterates. Explanations are made only where `on_explain`
+        is given before the first token."""
+        self._on_notice, self._on_explain = on_notice or self._on_notice, on_explain or self._on_explain
+
     def when_over(self, call: Callable[[], None]) -> None:
         """Calls `call` once, when the reply has ended, or was cancelled, closed or dropped."""
         self._endings.append(weakref.finalize(self, call))
@@ -97,14 +104,14 @@ class Reply(Iterator[Token]):
     def _start(self) -> None:
         if not self._stopped():
             self._stats = Stats(self._prepared)
-            self._events = self._write(self._stats, self.on_explain is not None, self._stopped)
+            self._events = self._write(self._stats, self._on_explain is not None, self._stopped)
 
     def _tell(self, event: Notice | Explanation) -> None:
         if isinstance(event, Notice):
-            if self.on_notice is not None:
-                self.on_notice(event)
-        elif self.on_explain is not None:
-            self.on_explain(event)
+            if self._on_notice is not None:
+                self._on_notice(event)
+        elif self._on_explain is not None:
+            self._on_explain(event)
 
     def _finish(self) -> None:
         """The lock is held; but a signal handler may have come in while this very thread computes."""

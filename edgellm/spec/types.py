@@ -179,6 +179,36 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """One round of draft, gate and verdict: the `number` of it, counted from 0, and when it `began`, when the verdict
+    was `asked` for and when it was there, in seconds of `perf_counter`. `verdict` is None where none came.
+    """
+
+    number: int
+    chunk: Chunk
+    decision: Decision
+    verdict: Verdict | None
+    began: float
+    asked: float
+    answered: float
+
+    @property
+    def drafting(self) -> float:
+        """Seconds of drafting and deciding."""
+        return self.asked - self.began
+
+    @property
+    def waiting(self) -> float:
+        """Seconds of waiting for the verdict."""
+        return self.answered - self.asked
+
+    @property
+    def seconds(self) -> float:
+        """Seconds in all."""
+        return self.answered - self.began
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """Something the user should hear of once: the verifier is lost, it is back, a request was adjusted."""
 

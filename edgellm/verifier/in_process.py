@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from edgellm.engine import Context, Model
 from edgellm.errors import EdgeError, ProtocolError
 from edgellm.spec.context_pool import ContextPool
-from edgellm.spec.draft_length import NOT_FILLED
+from edgellm.spec.protocols import BlockingSession, Verifier
 from edgellm.spec.sampling import likeliest
-from edgellm.spec.types import Chunk, Expected, Ids, Sampling, Verdict
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Expected, Ids, Verdict
 from edgellm.verifier.engine import VerifierEngine
 from edgellm.verifier.requests import MissingPrefix, VerifyRequest
 from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
 
 
-class LocalVerifier:
+class LocalVerifier(Verifier):
     """Each session has a context of its own; contexts are used again."""
 
     def __init__(self, model: Model, contexts: ContextPool, context_length: int) -> None:
@@ -23,84 +24,56 @@ class LocalVerifier:
         self._model = model
         self._contexts = contexts
         self._context_length = context_length
-        self.filling = NOT_FILLED
-        """Of sessions from now on; see `Context.fill`."""
-
-    @property
-    def shared(self) -> int:
-        """Decodes that shared the cores with others; what they took is not what a decode alone takes."""
-        return self._contexts.shared
 
     @property
     def name(self) -> str:
+        """See `Verifier.name`."""
         return self._model.name
 
     @property
-    def tells(self) -> bool:
-        """See `Tells`."""
+    def context_length(self) -> int:
+        """See `Verifier.context_length`."""
+        return self._context_length
+
+    @property
+    def reports_logprobs(self) -> bool:
+        """See `Verifier.reports_logprobs`."""
         return True
 
     @property
-    def context_length(self) -> int:
-        return self._context_length
+    def shared(self) -> int:
+        """See `Verifier.shared`."""
+        return self._contexts.shared
 
-    def open(
-        self,
-        sampling: Sampling,
-        foretold: Callable[[Expected], None] | None = None,
-        logprobs: int | None = None,
-    ) -> LocalSession:
-        """A session for one reply. It never fails: the model is here.
-
-        `foretold` hears what the model expects behind the positions of the prompt, as they are computed. Verdicts
-        bring the `logprobs` of their tokens, and of so many others, where a number is given.
-        """
-        session = LocalSession(self._model, self._contexts, sampling, foretold, logprobs)
-        session.fill(*self.filling)
-        return session
+    def open(self, state: GenerationState) -> LocalSession:
+        """See `Verifier.open`. It never fails: the model is here."""
+        return LocalSession(self._model, self._contexts, state)
 
     def close(self) -> None:
+        """See `Verifier.close`."""
         self._contexts.close()
 
 
-class LocalSession:
+class LocalSession(BlockingSession):
     """One reply's state: a context whose cache follows the reply."""
 
-    def __init__(
-        self,
-        model: Model,
-        contexts: ContextPool,
-        sampling: Sampling,
-        foretold: Callable[[Expected], None] | None = None,
-        logprobs: int | None = None,
-    ) -> None:
-        self._contexts = contexts
+    def __init__(self, model: Model, contexts: ContextPool, state: GenerationState) -> None:
+        self._contexts, self._state = contexts, state
         self._context: Context | None = contexts.take()
+        self._context.heed(state.stopped)
+        self._context.fill(*state.filling)
         self._engine = VerifierEngine(self._context, 1, model.is_eog, Scheduler(WHOLE))
-        self._sampling = sampling
-        self._foretold, self._logprobs = foretold, logprobs
 
-    def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
-        """See `Context.fill`."""
-        if self._context is not None:
-            self._context.fill(widths, heads)
-
-    def ready(self) -> bool:
-        return True
-
-    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> LocalPending:
-        """Nothing is computed before the verdict is asked for."""
-        return LocalPending(self, prefix, chunk, extra)
-
-    def verify(self, prefix: Ids, chunk: Chunk, extra: int) -> Verdict:
+    def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:
         """Return the verdict: one pass over what the cache lacks of `prefix` and over `chunk`, then `extra` single
         tokens at most."""
         if self._context is None:
             raise RuntimeError("this session is closed")
-        request = VerifyRequest(0, self._sampling, 0, prefix, chunk, extra, self._logprobs)
+        state = self._state
+        request = VerifyRequest(0, state.sampling, 0, prefix, chunk, extra, state.logprobs)
         try:
-            if self._foretold is not None:
-                foretell(self._context, prefix, self._context.sync(prefix), self._foretold)
+            if state.suggestions is not None and state.suggestions.wants_expected:
+                foretell(self._context, prefix, self._context.sync(prefix), state.suggestions.expect)
             answer = self._engine.answer(request)
         except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
             self._engine.drop(request.session)
@@ -112,33 +85,12 @@ class LocalSession:
             raise ProtocolError("The verifier lacks what it was given.", "Report this.")
         return answer
 
-    def heed(self, stopped: Callable[[], bool] | None) -> None:
-        """See `Heeds`."""
-        if self._context is not None:
-            self._context.heed(stopped)
-
     def close(self) -> None:
+        """See `VerifierSession.close`."""
         if self._context is not None:
-            self.heed(None)
+            self._context.heed(None)
             self._contexts.give(self._context)
             self._context = None
-
-
-class LocalPending:
-    """A verdict that is computed when it is asked for, once."""
-
-    def __init__(self, session: LocalSession, prefix: Ids, chunk: Chunk, extra: int) -> None:
-        self._ask = (prefix, chunk, extra)
-        self._session = session
-        self._verdict: Verdict | None = None
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> Verdict:
-        if self._verdict is None:
-            self._verdict = self._session.verify(*self._ask)
-        return self._verdict
 
 
 def foretell(context: Context, prefix: Ids, known: int, foretold: Callable[[Expected], None]) -> None:

@@ -2,57 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from itertools import count
 
 import numpy as np
 
-from edgellm.engine import common_prefix
+from edgellm.engine import ShouldStop, common_prefix
 from edgellm.errors import EdgeError, ProtocolError
 from edgellm.spec.futures import settled
-from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
+from edgellm.spec.protocols import Verifier, VerifierSession
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import NO_IDS, Chunk, Ids, Verdict
 from edgellm.verifier.requests import Answer, MissingPrefix, VerifyRequest
 from edgellm.verifier.worker import VerifierWorker
 
 
-class InsideVerifier:
-    """See `Verifier` and `Tells`. Sessions are numbered below zero, those of devices above."""
-
-    tells = True
+class InsideVerifier(Verifier):
+    """See `Verifier`. Sessions are numbered below zero, those of devices above."""
 
     def __init__(self, worker: VerifierWorker, name: str, context_length: int) -> None:
         """The worker stays the server's to close."""
-        self.name, self.context_length = name, context_length
-        self._worker = worker
+        self._worker, self._name, self._context_length = worker, name, context_length
         self._numbers: Iterator[int] = count(-1, -1)
 
-    def open(self, sampling: Sampling, *, logprobs: int | None = None) -> InsideSession:
-        """A session for one reply."""
-        return InsideSession(self._worker, next(self._numbers), sampling, logprobs)
+    @property
+    def name(self) -> str:
+        """See `Verifier.name`."""
+        return self._name
 
-    def close(self) -> None:
-        """The verifier is the server's."""
+    @property
+    def context_length(self) -> int:
+        """See `Verifier.context_length`."""
+        return self._context_length
+
+    @property
+    def reports_logprobs(self) -> bool:
+        """See `Verifier.reports_logprobs`."""
+        return True
+
+    def open(self, state: GenerationState) -> InsideSession:
+        """See `Verifier.open`."""
+        return InsideSession(self._worker, next(self._numbers), state)
 
 
-class InsideSession:
+class InsideSession(VerifierSession):
     """One reply's state: what the worker holds of it, for as long as it has room."""
 
-    def __init__(self, worker: VerifierWorker, number: int, sampling: Sampling, logprobs: int | None = None) -> None:
-        self._worker, self._number, self._sampling, self._logprobs = worker, number, sampling, logprobs
-        self.held = NO_IDS
-        self.stopped: Callable[[], bool] | None = None
-
-    def heed(self, stopped: Callable[[], bool] | None) -> None:
-        """See `Heeds`. The worker hears of it between two batches, when the session is closed."""
-        self.stopped = stopped
-
-    def ready(self) -> bool:
-        return True
+    def __init__(self, worker: VerifierWorker, number: int, state: GenerationState) -> None:
+        self._worker, self._number, self._state = worker, number, state
+        self._held = NO_IDS
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> InsidePending:
         """See `VerifierSession.submit`."""
         return InsidePending(self, prefix, chunk, extra)
+
+    @property
+    def stopped(self) -> ShouldStop:
+        """Whether the reply was cancelled; the worker learns of it between two batches, when the session is closed."""
+        return self._state.stopped
+
+    @property
+    def held(self) -> Ids:
+        """The tokens that the worker holds."""
+        return self._held
+
+    def hold(self, ids: Ids) -> None:
+        """The worker holds `ids` now."""
+        self._held = ids
 
     def ask(self, prefix: Ids, chunk: Chunk, extra: int, position: int) -> Future[Answer]:
         """Have the worker judge `chunk` behind `prefix`, of which it holds the first `position` tokens."""
@@ -62,7 +79,8 @@ class InsideSession:
             if not answer.done():
                 answer.set_result(what)
 
-        request = VerifyRequest(self._number, self._sampling, position, prefix[position:], chunk, extra, self._logprobs)
+        sampling, logprobs = self._state.sampling, self._state.logprobs
+        request = VerifyRequest(self._number, sampling, position, prefix[position:], chunk, extra, logprobs)
         self._worker.submit(request, deliver)
         return answer
 
@@ -93,11 +111,11 @@ class InsidePending:
             self._answer = self._session.ask(*self._ask, answer.position)
             answer = settled(self._answer, self._session.stopped)
         if isinstance(answer, EdgeError):
-            self._session.held = NO_IDS
+            self._session.hold(NO_IDS)
             raise answer
         if isinstance(answer, MissingPrefix):
             raise ProtocolError(
                 "The verifier evicted the session twice in one request.", "Serve it with more sessions."
             )
-        self._session.held = np.concatenate((prefix, chunk.ids[: answer.accepted], answer.tokens[:-1]))
+        self._session.hold(np.concatenate((prefix, chunk.ids[: answer.accepted], answer.tokens[:-1])))
         return answer

@@ -83,7 +83,7 @@ def test_layers_that_differ_are_planned_exactly_for_both_objectives(family: str,
 
 
 @given(st.integers(0, 10_000), st.sampled_from(OVERLAPS))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_layers_are_planned_exactly_where_they_lie(seed: int, overlap: Overlap) -> None:
     """Some layers are nowhere on some devices, and some are loaded."""
     rng = np.random.default_rng(seed)
@@ -112,7 +112,7 @@ def test_layers_are_planned_exactly_where_they_lie(seed: int, overlap: Overlap) 
 
 
 @given(st.integers(0, 10_000), st.sampled_from(sorted(FAMILIES)), st.sampled_from(OVERLAPS))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_no_bound_is_ever_below_what_a_plan_shows_to_be_possible(seed: int, family: str, overlap: Overlap) -> None:
     """Of a real plan cut anywhere, the bound must allow the layers that the plan has before the cut."""
     rng = np.random.default_rng(seed)
@@ -135,7 +135,7 @@ def test_no_bound_is_ever_below_what_a_plan_shows_to_be_possible(seed: int, fami
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_parts_of_the_sending_never_exceed_it(seed: int) -> None:
     send = np.random.default_rng(seed).uniform(0.0, 1.0, (6, 6))
     before, behind = potentials(send)

@@ -45,7 +45,6 @@ def planned(draw: st.DrawFn) -> tuple[Instance, Plan]:
 
 
 @given(planned())
-@settings(deadline=None)
 def test_whatever_the_plan_nothing_overlaps_and_everything_is_done(case: tuple[Instance, Plan]) -> None:
     instance, plan = case
     line = simulate(instance, plan)
@@ -66,7 +65,6 @@ def test_whatever_the_plan_nothing_overlaps_and_everything_is_done(case: tuple[I
 
 
 @given(planned())
-@settings(deadline=None)
 def test_loads_keep_to_their_step_and_nothing_waits_without_a_cause(case: tuple[Instance, Plan]) -> None:
     instance, plan = case
     line = simulate(instance, plan)
@@ -166,7 +164,6 @@ def test_what_no_round_is_left_for_comes_after_the_prefill() -> None:
 
 
 @given(instances())
-@settings(deadline=None)
 def test_the_greedy_loads_the_last_block_not_switched(instance: Instance) -> None:
     left = set(range(instance.blocks))
     for switch in progressive(instance)[0]:
@@ -214,7 +211,6 @@ def test_a_search_that_would_not_end_is_refused() -> None:
 
 
 @given(instances(), st.integers(1, 3))
-@settings(deadline=None)
 @example(Instance((3.0, 0.0), (6.0, 4.0), (0.0, 0.0), chunks=2), 1)
 def test_nothing_undercuts_the_optimum_and_the_better_ways_are_never_worse(instance: Instance, width: int) -> None:
     taken = {name: latency(instance, way(instance)[0]) for name, way in WAYS.items()}
@@ -242,7 +238,7 @@ def tried(instance: Instance) -> float:
 
 
 @given(instances(blocks=3, chunks=2, most=5))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @example(Instance((2.0, 1.0, 0.0), (5.0, 3.0, 2.0), (5.0, 2.0, 3.0), chunks=2))
 @example(Instance((3.0, 2.0, 1.0), (6.0, 3.0, 1.0), (1.0, 4.0, 4.0), chunks=1))
 def test_the_optimum_is_the_best_of_all_plans(instance: Instance) -> None:
@@ -250,7 +246,7 @@ def test_the_optimum_is_the_best_of_all_plans(instance: Instance) -> None:
 
 
 @given(instances(blocks=3, chunks=3, most=3))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_optimum_is_the_best_there_is_even_without_plans(instance: Instance) -> None:
     assert latency(instance, optimum(instance)[0]) == pytest.approx(least_ticks(instance))
 
@@ -267,7 +263,7 @@ def test_a_beginning_that_waits_for_another_block_is_not_beaten(instance: Instan
 
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=5))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_hiding_every_load_is_number_partitioning(items: list[int]) -> None:
     """Appendix A."""
     instance = partition(items)
@@ -278,7 +274,7 @@ def test_hiding_every_load_is_number_partitioning(items: list[int]) -> None:
 
 @pytest.mark.parametrize("way", [*WAYS.values(), optimum])
 @given(instances(blocks=4, chunks=3))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_every_way_tells_what_its_plan_takes(way: Callable[[Instance], tuple[Plan, str]], instance: Instance) -> None:
     plan, reason = way(instance)
     assert f": {latency(instance, plan):.4g}, where a prefill" in reason

@@ -45,7 +45,7 @@ names = st.sampled_from([START, END, "<|endoftext|>", "<|im_", "start|>", "|>", 
 contents = st.lists(names | st.text(max_size=5), max_size=8).map("".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(contents, min_size=1, max_size=3))
 def test_nobody_injects_control_tokens(draft_model: Model, texts: list[str]) -> None:
     own = [
@@ -93,7 +93,7 @@ def test_what_only_becomes_a_control_token_is_refused(make_model: MakeModel, exp
         model.chat_prompt([Message("user", hostile)])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=contents)
 def test_a_rewriting_template_lets_nothing_in(rewriting: Model, content: str) -> None:
     expected = controls(rewriting, rewriting.chat_prompt([Message("user", "x")]))

@@ -176,7 +176,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(steps)
 def test_any_history_ends_in_the_same_logits(exact_model: Model, steps: list[tuple[str, int]]) -> None:
     """A random walk over the operations, with lists of ids as the model of what should be cached."""

@@ -194,12 +194,12 @@ def test_the_stop_can_be_lifted_and_set_again(exact_model: Model) -> None:
             assert context.decode(IDS[:9]).shape[0] == 0
             rows = recorder(context).output(stop).copy()
             context.clear()
-            recorder(context).stops = False
+            recorder(context).stop(False)
             np.testing.assert_allclose(
                 context.decode(IDS[:9], outputs=2), plain.decode(IDS[:9], outputs=2), rtol=0, atol=1e-4
             )
             np.testing.assert_allclose(recorder(context).output(stop), rows, rtol=0, atol=1e-5)
-            recorder(context).stops = True
+            recorder(context).stop(True)
             assert context.decode(IDS[:9]).shape[0] == 0
 
 

@@ -223,7 +223,7 @@ def test_who_has_another_head_or_a_small_one_has_none(make_model: MakeModel, ver
     assert head_of(make_model(TINY)) is not None
     assert head_of(make_model(replace(TINY, tied=False))) is not None
     other = make_model(replace(TINY, tied=False))
-    other.head_is_plain = False
+    other.found_head(False)
     assert head_of(other) is None
     assert LMHead.open(other, 1) is None
     gone = make_model(TINY)

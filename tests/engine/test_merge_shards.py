@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.random_gguf import write
@@ -49,7 +49,6 @@ def test_layers_of_two_models_are_not_joined(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=20), st.data())
-@settings(deadline=None)
 def test_an_array_by_layer_is_put_together_again(values: list[int], data: st.DataObject) -> None:
     key, at = "llama.attention.head_count", data.draw(st.integers(1, len(values) - 1))
     raw = struct.pack("<Q", len(key)) + key.encode() + struct.pack("<IIQ", 9, 4, len(values))

@@ -34,7 +34,7 @@ def test_a_model_without_a_name_has_its_files(tmp_path: Path, make_model: MakeMo
         assert model.name == "other"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text())
 def test_text_comes_back_byte_by_byte(draft_model: Model, text: str) -> None:
     ids = draft_model.tokenize(text)
@@ -42,7 +42,7 @@ def test_text_comes_back_byte_by_byte(draft_model: Model, text: str) -> None:
     assert b"".join(draft_model.piece(token) for token in ids.tolist()) == text.encode()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.text())
 def test_plain_text_never_holds_control_tokens(draft_model: Model, text: str) -> None:
     names = [draft_model.vocabulary.token_bytes(i).decode() for i in hidden(draft_model)]

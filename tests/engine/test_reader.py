@@ -200,7 +200,7 @@ def test_every_cut_is_noticed(check: Check, tiny_path: Path) -> None:
             check(whole[:cut])
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_mutation_gets_past(check: Check, tiny_path: Path, data: st.DataObject) -> None:
     """Mutated real headers: one of two errors, or a header that keeps its promises."""
@@ -235,7 +235,7 @@ def test_no_mutation_gets_past(check: Check, tiny_path: Path, data: st.DataObjec
     assert all(offset <= len(mutated) for offset in header.value_offsets.values())
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300))
 def test_noise_is_no_model(check: Check, noise: bytes) -> None:
     for data in (noise, b"GGUF" + struct.pack("<I", 3) + noise):

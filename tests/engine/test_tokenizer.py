@@ -77,7 +77,7 @@ WORDS = st.sampled_from(
 GAPS = st.sampled_from([" ", " ", "\n", "  ", "\r\n", "\t", "", "\u00a0", " \n "])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(WORDS, GAPS), max_size=40).map(lambda pairs: "".join(map("".join, pairs))), st.booleans())
 def test_a_text_in_slices_has_the_ids_of_the_whole_text(model_of: ModelOf, text: str, special: bool) -> None:
     for pre in PRE_TOKENIZERS:

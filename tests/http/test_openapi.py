@@ -45,7 +45,7 @@ def test_answers_are_as_described(described: Any, method: str, path: str, mode: 
     strategy = described[path][method].as_strategy(generation_mode=mode)
 
     @given(case=strategy)
-    @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
     def check(case: schemathesis.Case[Any]) -> None:
         assert case.call_and_validate(excluded_checks=NOT_PROMISED).status_code < 500
 

@@ -189,7 +189,8 @@ def test_metrics_count_what_was_written(ask: Ask) -> None:
     assert grown[:5] == [
         usage["prompt_tokens"], usage["completion_tokens"], timings["draft_n"], timings["draft_n_accepted"], 1.0,
     ]  # fmt: skip
-    assert all(grown[at] > 0 for at in (0, 1, 5, 6))
+    assert all(grown[at] > 0 for at in (0, 1, 6))
+    assert (grown[5] > 0) == (timings["draft_n"] > 0)  # a busy machine may find that no draft pays
     assert (grown[7] > 0) == (timings["draft_n_accepted"] > 0)  # whether drafts pay is a matter of the machine's load
     assert value("edgellm_requests_running") == 0
     assert value('edgellm_peer_bytes_total{dir="up"}') == 0

@@ -102,7 +102,7 @@ def test_cancelling_from_another_thread(pair: Pair) -> None:
 
 def test_cancelling_from_a_hook(pair: Pair) -> None:
     reply = pair.reply(case(14), max_tokens=40)
-    reply.on_explain = lambda _: reply.cancel()
+    reply.listen(on_explain=lambda _: reply.cancel())
     assert list(reply) == []
     assert reply.summary.finish_reason == "cancelled"
 
@@ -139,7 +139,7 @@ def test_a_reply_that_fills_the_context_ends_with_a_notice(f32_pair: tuple[Path,
     with Pair.open(*f32_pair, n_ctx=prompt + room, threads=1) as tight:
         notices: list[Notice] = []
         reply = tight.reply(messages)
-        reply.on_notice = notices.append
+        reply.listen(on_notice=notices.append)
         assert ids(reply) == reference
         assert reply.summary.finish_reason == "length"
         assert [str(prompt + room) in notice.text for notice in notices] == [True]
@@ -183,7 +183,7 @@ def test_a_prompt_that_is_no_text_is_refused(pair: Pair) -> None:
 def test_explanations_only_where_somebody_listens(pair: Pair) -> None:
     heard: list[Explanation] = []
     reply = pair.reply(case(5), max_tokens=8)
-    reply.on_explain = heard.append
+    reply.listen(on_explain=heard.append)
     list(reply)
     assert [each.round for each in heard if each.round is not None] == list(range(reply.summary.rounds))
     assert "everything is verified" in heard[0].text  # why the reply is written as it is comes first, and once

@@ -16,7 +16,8 @@ from edgellm.llm import Pair
 from edgellm.llm.ngram_runtime import MEMORIES, Retrieval, measure_curve
 from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.draft_length import KNOTS, LengthRule
-from edgellm.spec.ngram.draft_index import MOST_TOKENS, Memory
+from edgellm.spec.ngram.draft_index import MOST_TOKENS
+from edgellm.spec.ngram.drafter import RetrievalDrafter
 from edgellm.spec.params import SOURCES
 from edgellm.spec.types import Explanation, Ids, Source, Token
 from edgellm.storage import fingerprint
@@ -143,7 +144,7 @@ def test_two_replies_at_once_are_both_right(f32_pair: tuple[Path, Path], alone: 
 def test_it_says_whether_and_from_what_it_copies(pair: Pair, options: dict[str, Any], reason: str) -> None:
     heard: list[Explanation] = []
     reply = pair.reply(case(5), max_tokens=8, **options)
-    reply.on_explain = heard.append
+    reply.listen(on_explain=heard.append)
     sources = {token.source for token in reply}
     assert any(reason in explanation.text for explanation in heard)
     if "context" not in str(options):
@@ -292,7 +293,7 @@ def test_calibration_is_done_where_it_is_asked_for(
     f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[int] = []
-    monkeypatch.setattr(Memory, "expect", lambda _self, expected: told.append(len(expected.ids)))
+    monkeypatch.setattr(RetrievalDrafter, "expect", lambda _self, expected: told.append(len(expected.ids)))
     with Pair.open("none", f32_pair[1], threads=1) as pair:
         assert len(ids(pair.reply(case(2), max_tokens=2))) == 2
         assert not told

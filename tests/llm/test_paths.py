@@ -68,7 +68,7 @@ def test_a_verifier_that_is_killed_and_comes_back(
         assert ids(pair.reply(case(2), max_tokens=MOST, budget=1.0)) == wanted[2]
         news: list[Notice] = []
         reply = pair.reply(case(5), max_tokens=MOST, budget=1.0)
-        reply.on_notice = news.append
+        reply.listen(on_notice=news.append)
         written = [next(reply) for _ in range(3)]
         server.stop(0)
         written += reply
@@ -100,7 +100,7 @@ def test_a_busy_verifier_is_told_as_busy_and_asked_again(
         for with_draft, who in ((True, pair), (False, bare)):
             news: list[Notice] = []
             reply = who.reply(case(5), max_tokens=MOST, budget=1.0)
-            reply.on_notice = news.append
+            reply.listen(on_notice=news.append)
             written = [next(reply)]
             full.append(True)  # once
             written += reply

@@ -134,7 +134,7 @@ def test_a_pair_without_a_profile_makes_one_of_its_first_replies(
         with Pair.open(*f32_pair, threads=1) as pair:  # as one process after the other
             for _ in range(2):
                 reply = pair.reply(next(asked), max_tokens=24, budget=0.2)
-                reply.on_notice = news.append
+                reply.listen(on_notice=news.append)
                 list(reply)
                 if find_profile(*hashes(f32_pair)) is None:
                     assert reply.summary.chunks_verified == reply.summary.rounds
@@ -152,7 +152,7 @@ def test_a_pair_without_a_profile_makes_one_of_its_first_replies(
     with Pair.open(*f32_pair, threads=1) as pair:
         heard: list[Explanation] = []
         reply = pair.reply(case(1), max_tokens=24, budget=0.2)
-        reply.on_notice, reply.on_explain = news.append, heard.append
+        reply.listen(on_notice=news.append, on_explain=heard.append)
         list(reply)
         assert "of profiled replies" in heard[0].text
     assert "has a profile now" in news[-1].text
@@ -166,7 +166,7 @@ def test_a_place_that_cannot_be_written_does_not_stop_a_reply(
     news: list[Notice] = []
     with Pair.open(*f32_pair, threads=1) as pair:
         reply = pair.reply(case(1), max_tokens=12, budget=0.2)
-        reply.on_notice = news.append
+        reply.listen(on_notice=news.append)
         assert list(reply)
     assert "cannot be kept" in news[-1].text
 
@@ -227,7 +227,7 @@ def test_replies_at_the_same_time_make_one_profile(
     with Pair.open(f32_pair[0], address, threads=1) as pair:
         replies = [pair.reply(messages, max_tokens=24, budget=0.2) for messages in prompts(ASKED, 1)]
         for reply in replies:
-            reply.on_notice = news.append
+            reply.listen(on_notice=news.append)
             next(reply)
         for reply in replies:
             list(reply)

@@ -58,7 +58,7 @@ def test_with_a_budget_of_nothing_the_draft_model_writes(local: Pair, f32_pair: 
 def test_the_default_is_lossless_and_says_why(local: Pair) -> None:
     heard: list[Explanation] = []
     reply = local.reply(case(5), max_tokens=12, retrieval="off")
-    reply.on_explain = heard.append
+    reply.listen(on_explain=heard.append)
     sources = {token.source for token in reply}
     assert sources <= {Source.ACCEPTED, Source.CORRECTED, Source.BONUS}
     assert (heard[0].round, heard[0].text) == (None, "no budget is given, so everything is verified")
@@ -68,7 +68,7 @@ def test_the_default_is_lossless_and_says_why(local: Pair) -> None:
 def test_auto_says_on_what_evidence(local: Pair) -> None:
     heard: list[Explanation] = []
     reply = local.reply(case(5), max_tokens=12, budget=0.2)
-    reply.on_explain = heard.append
+    reply.listen(on_explain=heard.append)
     list(reply)
     assert "of profiled replies the verifier's own" in heard[0].text
     assert "random" in heard[0].text
@@ -146,7 +146,7 @@ def test_a_budget_without_a_verifier_is_told(f32_pair: tuple[Path, Path]) -> Non
     with Pair.open(f32_pair[0], None, threads=1) as small:
         heard: list[Notice] = []
         reply = small.reply("Hello", max_tokens=4, budget=0.2)
-        reply.on_notice = heard.append
+        reply.listen(on_notice=heard.append)
         assert list(reply)
         assert "the draft model writes alone" in heard[0].text
 

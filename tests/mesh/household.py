@@ -18,6 +18,7 @@ from edgellm.mesh.runtime.layer_sources import Layers
 from edgellm.mesh.runtime.pipeline import LocalSeat, Pipeline, Post, Seat
 from edgellm.mesh.runtime.weight_cache import Shelf
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
+from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Sampling
 from tests.mesh.folder import FolderLayers
 from tests.verifier.asking import judged
@@ -133,7 +134,7 @@ def all_at_once(verifier: MeshVerifier, sampling: Sampling, prompts: Sequence[Id
     def reply(session: MeshSession, prompt: Ids) -> list[int]:
         return write(lambda text: int(session.submit(text, NOTHING).result().tokens[0]), prompt, n)
 
-    sessions = [verifier.open(sampling) for _ in prompts]
+    sessions = [verifier.open(GenerationState(sampling=sampling)) for _ in prompts]
     with ThreadPoolExecutor(len(prompts)) as pool:
         found = list(pool.map(reply, sessions, prompts))
     for session in sessions:

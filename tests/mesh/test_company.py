@@ -16,6 +16,7 @@ from edgellm.mesh.messages import Event, Failed, Parcel, StageAnswer, Times, Tra
 from edgellm.mesh.runtime.stage import Stage
 from edgellm.mesh.runtime.weight_cache import Shelf
 from edgellm.mesh.verifier import MeshVerifier
+from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Sampling
 from tests.engine.logits import some_ids
 from tests.mesh.household import NOTHING, Cut, Device, Whole, all_at_once, even
@@ -71,7 +72,7 @@ def test_drafts_are_judged_as_alone(verifier_cut: Cut, whole: Whole) -> None:
     verifier = opened(verifier_cut, 2)
     own = [whole.text(prompt, 8) for prompt in PROMPTS]
     drafts = [own[0][:4], [*own[1][:2], 7, 8], [9, *own[2][1:4]], []]
-    sessions = [verifier.open(GREEDY) for _ in PROMPTS]
+    sessions = [verifier.open(GenerationState()) for _ in PROMPTS]
     for _ in range(2):  # the second time over what the first one has left behind
         pending = [
             session.submit(prompt, Chunk(np.array(draft, dtype=np.int32)))

@@ -17,7 +17,8 @@ from edgellm.mesh.placement.failover_planner import Able, cover
 from edgellm.mesh.placement.split import Share
 from edgellm.mesh.runtime.pipeline import Pipeline
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
-from edgellm.spec.types import GREEDY, Chunk
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk
 from tests.engine.logits import some_ids
 from tests.mesh.household import NOTHING, Cut, Device, Whole, even, write
 
@@ -50,7 +51,7 @@ PROMPT = some_ids(40, 2000, 5)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_device_is_lost_at_a_random_moment(home: Home, whole: Whole, seed: int) -> None:
     rng = random.Random(seed)
-    session = home.verifier.open(GREEDY)
+    session = home.verifier.open(GenerationState())
     victim, after = rng.choice(list(home.devices)), rng.randrange(30)
     ask = home.asker(session)
 
@@ -69,7 +70,7 @@ def test_a_device_is_lost_at_a_random_moment(home: Home, whole: Whole, seed: int
 
 
 def test_two_replies_go_on_when_two_of_three_devices_are_lost(home: Home, whole: Whole) -> None:
-    one, other = home.verifier.open(GREEDY), home.verifier.open(GREEDY)
+    one, other = home.verifier.open(GenerationState()), home.verifier.open(GenerationState())
     prompts = PROMPT, PROMPT[::-1].copy()
     texts = [prompts[0], prompts[1]]
     for at in range(20):
@@ -85,7 +86,7 @@ def test_two_replies_go_on_when_two_of_three_devices_are_lost(home: Home, whole:
 
 def test_where_nobody_holds_what_is_lost_it_says_what_is_needed(verifier_cut: Cut) -> None:
     home = Home(verifier_cut, {"a": range(8), "b": range(6, 12)})
-    session = home.verifier.open(GREEDY)
+    session = home.verifier.open(GenerationState())
     home.asker(session)(PROMPT)
     home.devices["b"].lose()
     with pytest.raises(MeshBroken, match=r"Layers 9-12 of .* are on no device that is left \(lost: b\)"):
@@ -97,7 +98,7 @@ def test_where_nobody_holds_what_is_lost_it_says_what_is_needed(verifier_cut: Cu
 
 def test_a_device_that_is_lost_again_and_again_is_given_up(verifier_cut: Cut) -> None:
     home = Home(verifier_cut, {"a": range(6), "b": range(6, 12)})
-    session = home.verifier.open(GREEDY)
+    session = home.verifier.open(GenerationState())
     device = home.devices["b"]
     seat = device.seat
 
@@ -115,7 +116,7 @@ def test_a_device_that_is_lost_again_and_again_is_given_up(verifier_cut: Cut) ->
 
 
 def test_a_stage_that_nobody_is_blamed_for_comes_back_on_the_same_device(home: Home, whole: Whole) -> None:
-    session = home.verifier.open(GREEDY)
+    session = home.verifier.open(GenerationState())
     ask = home.asker(session)
     first = write(ask, PROMPT, 3)
     home.devices["b"].posts[-1](Gone(DeviceLost("nothing was asked for a while.", ""), blamed=False))
@@ -135,7 +136,7 @@ def test_what_is_held_is_not_sent_again(home: Home, whole: Whole, monkeypatch: p
         return ask(self, session, start, ids, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Pipeline, "ask", noting)
-    session = home.verifier.open(GREEDY)
+    session = home.verifier.open(GenerationState())
     own = whole.text(PROMPT, 8)
     chunk = Chunk(np.array([*own[:3], 1], dtype=np.int32))
     verdict = session.submit(PROMPT, chunk).result()
@@ -144,14 +145,14 @@ def test_what_is_held_is_not_sent_again(home: Home, whole: Whole, monkeypatch: p
     verdict = session.submit(text, NOTHING, extra=3).result()
     assert (verdict.tokens.tolist(), verdict.passes) == (own[4:8], 4)
     session.close()
-    again = home.verifier.open(GREEDY)  # the next turn finds what the last one has left
+    again = home.verifier.open(GenerationState())  # the next turn finds what the last one has left
     again.submit(np.concatenate((text, own[4:8], [5])).astype(np.int32), NOTHING).result()
     assert sent == [(0, 44), (43, 1), (44, 1), (45, 1), (46, 1), (47, 2)]
     home.verifier.close()
 
 
 def test_a_verdict_that_is_not_waited_for_changes_nothing(home: Home, whole: Whole) -> None:
-    session = home.verifier.open(GREEDY)
+    session = home.verifier.open(GenerationState())
     session.submit(PROMPT, Chunk(some_ids(9, 2000, 1)))
     session.submit(PROMPT[:30], Chunk(some_ids(4, 2000, 2)))
     assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
@@ -169,19 +170,18 @@ def test_who_leaves_does_not_wait_for_the_stages_and_the_next_reply_is_as_ever(
         return forward(self, passages)
 
     monkeypatch.setattr(Block, "forward_together", slow)
-    session = home.verifier.open(GREEDY)
-    session.heed(lambda: True)
+    session = home.verifier.open(GenerationState(stopped=lambda: True))
     with pytest.raises(Stopped):
         session.submit(PROMPT, NOTHING).result()
     session.close()
     open_again.set()
-    again = home.verifier.open(GREEDY)
+    again = home.verifier.open(GenerationState())
     assert write(home.asker(again), PROMPT, 10) == whole.text(PROMPT, 10)
     home.verifier.close()
 
 
 def test_sequences_are_used_again(home: Home, whole: Whole) -> None:
-    sessions = [home.verifier.open(GREEDY) for _ in range(3)]  # and two sequences
+    sessions = [home.verifier.open(GenerationState()) for _ in range(3)]  # and two sequences
     for session in sessions:
         assert write(home.asker(session), PROMPT, 2) == whole.text(PROMPT, 2)
         session.close()
@@ -189,7 +189,7 @@ def test_sequences_are_used_again(home: Home, whole: Whole) -> None:
 
 
 def test_who_finds_no_sequence_is_told_that_the_mesh_is_busy(home: Home, whole: Whole) -> None:
-    one, two, three = (home.verifier.open(GREEDY) for _ in range(3))
+    one, two, three = (home.verifier.open(GenerationState()) for _ in range(3))
     for session in (one, two):
         session.submit(PROMPT, NOTHING).result()
     assert not three.ready()
@@ -275,7 +275,7 @@ def test_a_split_that_cannot_be_meant(shares: list[Share], says: str) -> None:
 
 
 def test_a_closed_mesh_says_so(home: Home) -> None:
-    session = home.verifier.open(GREEDY)
+    session = home.verifier.open(GenerationState())
     home.verifier.close()
     with pytest.raises(MeshBroken, match="closed"):
         session.submit(PROMPT, NOTHING).result()
@@ -288,7 +288,7 @@ def test_what_two_texts_share() -> None:
 
 
 def test_a_text_that_does_not_fit_is_refused(home: Home) -> None:
-    session = home.verifier.open(GREEDY)
+    session = home.verifier.open(GenerationState())
     with pytest.raises(ContextFull, match="400 tokens and 0 drafted ones do not fit the 256"):
         session.submit(some_ids(400), NOTHING).result()
     home.verifier.close()

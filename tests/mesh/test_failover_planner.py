@@ -37,7 +37,7 @@ def in_whole_pieces(held: list[tuple[int, int]], first: int, last: int) -> bool:
 
 
 @given(st.lists(st.tuples(pieces(), st.floats(0.0, 0.1)), min_size=1, max_size=3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_range_cuts_a_piece_and_none_is_missed(held: list[tuple[list[tuple[int, int]], float]]) -> None:
     devices = [able("abc"[at], some, hop) for at, (some, hop) in enumerate(held)]
     found = cover(devices, LAYERS)

@@ -113,7 +113,7 @@ def test_pieces_of_several_layers_are_not_cut_in_two() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_lies_where_only_that_is_used_and_nothing_that_is_there_is_faster(data: st.DataObject) -> None:
     """Against every split of two devices."""
     held = data.draw(st.frozensets(st.integers(0, 11)))

@@ -83,7 +83,7 @@ def test_a_token_goes_ahead_of_a_part_that_is_under_way_but_once() -> None:
     made.put(parcel(1, 2))
     for _ in range(9):
         (moving,) = made.next(3)
-        moving.at += 1
+        moving.passed()
         order.append(moving.parcel.number)
         if moving.at == 3:
             made.leave(moving)
@@ -97,7 +97,7 @@ def test_nobody_goes_where_no_block_is_there() -> None:
 def test_who_is_further_goes_first_and_who_is_not_at_its_block_stays() -> None:
     made = line((0, 1), (1, 1))
     for moving in made.next(2):
-        moving.at = 1
+        moving.passed()
     made.put(parcel(2, 2))
     assert numbers(made, blocks=2) == [0, 1]
     assert numbers(made, blocks=1) == [2]  # the second block is still loading
@@ -141,7 +141,7 @@ def test_whatever_comes_nobody_overtakes_and_nobody_is_left(steps: list[tuple[in
     def move() -> bool:
         group = made.next(blocks)
         for moving in group:
-            moving.at += 1
+            moving.passed()
             if moving.at == 3:
                 made.leave(moving)
                 done.setdefault(moving.parcel.session, []).append(moving.parcel.number)

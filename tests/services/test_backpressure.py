@@ -17,6 +17,7 @@ from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.verification_service import Happened, ServerEvent
 from edgellm.services.server.verifier_server import VerifierServer
 from edgellm.services.verification_codec import write_open
+from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
 from edgellm.verifier.fairness import ServiceRate
 from edgellm.verifier.scheduler import SchedulerLimits
@@ -74,7 +75,7 @@ def test_a_device_that_does_not_read_is_dropped_and_nobody_else_notices(
     ):
         deaf = Deaf(channel, write_open(GREEDY, exact.vocabulary.fingerprint).SerializeToString())
         remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
-        session = remote.open(GREEDY)
+        session = remote.open(GenerationState())
         assert session.submit(prompt, Chunk(), extra=3).result().tokens.tolist() == alone(prompt, 4)
         assert "has not read its stream for 0.3 seconds" in eventually(Happened.REFUSED, events)
         done = server.counters.verdicts
@@ -128,9 +129,9 @@ def test_the_real_estimate_grows_with_the_queue(exact: Model, prompt: Ids) -> No
     with VerifierServer(exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1) as server:
         remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
         worker = server._worker
-        remote.open(GREEDY).submit(prompt, Chunk(), extra=20).result()
+        remote.open(GenerationState()).submit(prompt, Chunk(), extra=20).result()
         assert worker.wait_seconds() == 0.0
-        pending = [remote.open(GREEDY).submit(prompt, Chunk(), extra=100) for _ in range(4)]
+        pending = [remote.open(GenerationState()).submit(prompt, Chunk(), extra=100) for _ in range(4)]
         while worker.waiting < 4:
             time.sleep(0.001)
         four = worker.wait_seconds()
@@ -150,9 +151,9 @@ def test_a_device_goes_on_alone_and_asks_again_after_the_time_it_was_told(
     with VerifierServer(exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1, max_waiting=1) as server:
         remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
         other = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
-        session = remote.open(GREEDY)
+        session = remote.open(GenerationState())
         token = session.submit(long, Chunk()).result().tokens
-        blocking = other.open(GREEDY).submit(prompt, Chunk(), extra=300)
+        blocking = other.open(GenerationState()).submit(prompt, Chunk(), extra=300)
         batches = server.counters.batches
         while not server.counters.batches > batches + 3:
             time.sleep(0.001)
@@ -176,6 +177,10 @@ def test_more_sessions_than_rows_of_a_batch(exact: Model, prompt: Ids, alone: Al
     limits = SchedulerLimits(rows=2)
     with VerifierServer(exact, ANYWHERE, sessions=4, context=POSITIONS, threads=1, limits=limits) as server:
         remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
-        verdict = remote.open(GREEDY).submit(prompt, Chunk(ids=np.array(alone(prompt, 8), dtype=np.int32))).result()
+        verdict = (
+            remote.open(GenerationState())
+            .submit(prompt, Chunk(ids=np.array(alone(prompt, 8), dtype=np.int32)))
+            .result()
+        )
         assert verdict.accepted == 8
         remote.close()

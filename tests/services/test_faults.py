@@ -21,7 +21,8 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemoteSession, RemoteVerifier
 from edgellm.services.client.verifier_stream import RemotePending
-from edgellm.spec.types import GREEDY, Chunk, Ids
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Ids
 from tests.services.scripted import Script, scripted, until_cancelled, verdict, working
 
 Rounds = Iterator[pb.Verify]
@@ -43,7 +44,7 @@ def asking(
     with scripted(vocabulary, script, hello) as address:
         verifier = RemoteVerifier(address, vocabulary, timing=timing)
         try:
-            yield verifier.open(GREEDY)
+            yield verifier.open(GenerationState())
         finally:
             verifier.close()
 

@@ -13,7 +13,7 @@ from edgellm.mesh.verifier import MeshVerifier
 from edgellm.services.client.stage_client import Endpoint, RemoteMember
 from edgellm.services.server import mesh_service
 from edgellm.services.server.worker_server import WorkerServer
-from edgellm.spec.types import GREEDY
+from edgellm.spec.state import GenerationState
 from tests.mesh.conftest import verifier_cut, whole
 from tests.mesh.household import NOTHING, Cut, Device, Whole
 from tests.services.conftest import ANYWHERE
@@ -47,7 +47,7 @@ def test_the_others_take_over_from_one_that_lies(
         names = ("here", "liar") if last else ("liar", "here")
         mesh = Mesh(members, [Share(names[0], 0, 5), Share(names[1], 6, 11)], verifier_cut.work, tell=told.append)
         verifier = MeshVerifier(mesh, lambda _token: False, rows=16)
-        session = verifier.open(GREEDY)
+        session = verifier.open(GenerationState())
         assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
         verifier.close()
     assert [share.name for share in mesh.shares] == ["here"]
@@ -67,7 +67,7 @@ def test_who_gives_nothing_back_is_found_where_two_might_be_to_blame(
             shares = [Share("a", 0, 5), Share("liar", 6, 8), Share("c", 9, 11)]
             mesh = Mesh(members, shares, verifier_cut.work)
             verifier = MeshVerifier(mesh, lambda _token: False, rows=16)
-            session = verifier.open(GREEDY)
+            session = verifier.open(GenerationState())
             assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
             assert "liar" not in [share.name for share in mesh.shares]
             verifier.close()

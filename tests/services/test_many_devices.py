@@ -13,7 +13,8 @@ from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.verifier_server import VerifierServer
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import GenerationLimits, generate
+from edgellm.spec.loop import generate
+from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Ids, Sampling, Token
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
@@ -32,13 +33,11 @@ def reply(draft: Model, remote: RemoteVerifier, prompt: Ids, sampling: Sampling)
     """One device's reply, drafted by the draft model."""
     drafter = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, threads=1))
     events = generate(
-        prompt,
-        alphabet=draft,
+        GenerationState(prompt, sampling, GenerationLimits(TOKENS, POSITIONS)),
+        vocabulary=draft,
         drafter=drafter,
         gate=AlwaysGate(),
         verifier=remote,
-        sampling=sampling,
-        limits=GenerationLimits(TOKENS, POSITIONS),
         stats=Stats(),
     )
     written = [event.id for event in events if isinstance(event, Token)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import Ids
@@ -40,7 +40,6 @@ def asked(n: int, start: int, chosen: Sampling, logits: bool) -> VerifyRequest:
     return judged(Chunk(np.arange(n, dtype=np.int32), retrieved=bool(n % 2)), chosen, start + 1, logits)
 
 
-@settings(deadline=None)
 @given(session, number, st.integers(0, 30), ids, sampling, st.booleans())
 def test_ids_and_questions_arrive(
     session: int, number: int, start: int, data: Ids, chosen: Sampling, logits: bool
@@ -56,7 +55,6 @@ def test_ids_and_questions_arrive(
     assert got.request.draft.retrieved == sent.request.draft.retrieved
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.floats(-60_000, 60_000, width=32), min_size=6, max_size=6), min_size=1, max_size=8))
 def test_rows_arrive_to_the_bit_where_they_are_wide_and_nearly_else(rows: list[list[float]]) -> None:
     data = np.array(rows, np.float32)
@@ -65,7 +63,6 @@ def test_rows_arrive_to_the_bit_where_they_are_wide_and_nearly_else(rows: list[l
         np.testing.assert_allclose(got, data, rtol=0.0 if wide else 1e-3, atol=0.0 if wide else 1e-7)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_whatever_comes_is_read_or_refused(data: bytes) -> None:
     with suppress(DecodeError, EdgeError):

@@ -28,7 +28,8 @@ from edgellm.services.client.verifier_client import RemoteSession, RemoteVerifie
 from edgellm.services.client.verifier_selection import choose_verifier, trust_for
 from edgellm.services.server.verification_service import Happened, ServerEvent
 from edgellm.services.server.verifier_server import VerifierServer
-from edgellm.spec.types import GREEDY, Chunk, Ids
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Ids
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE, POSITIONS, Alone
 from tests.services.test_hello import different
@@ -58,7 +59,7 @@ def remote(server: VerifierServer, guest: Trust) -> Iterator[RemoteVerifier]:
 
 
 def test_a_reply_over_mutual_tls_is_the_verifiers_own(remote: RemoteVerifier, prompt: Ids, alone: Alone) -> None:
-    session = remote.open(GREEDY)
+    session = remote.open(GenerationState())
     verdict = session.submit(prompt, Chunk(), extra=7).result()
     assert verdict.tokens.tolist() == alone(prompt, 8)
     session.close()
@@ -80,7 +81,7 @@ def test_what_the_verifier_revokes_ends_in_the_middle_of_a_reply(
     told: list[ServerEvent],
     end: str,
 ) -> None:
-    session = remote.open(GREEDY)
+    session = remote.open(GenerationState())
     session.submit(prompt, Chunk()).result()
     if end == "removed":
         host.peers.remove(guest.identity.id)
@@ -97,7 +98,7 @@ def test_what_the_verifier_revokes_ends_in_the_middle_of_a_reply(
 def test_a_device_hangs_up_on_a_verifier_that_it_no_longer_trusts(
     server: VerifierServer, remote: RemoteVerifier, host: Trust, guest: Trust, prompt: Ids
 ) -> None:
-    session = remote.open(GREEDY)
+    session = remote.open(GenerationState())
     session.submit(prompt, Chunk()).result()
     guest.peers.remove(host.identity.id)
     with pytest.raises(VerifierLost):

@@ -15,7 +15,8 @@ from edgellm.rpc import channel
 from edgellm.rpc.channel import COMPARE_VOCABULARY, MAX_MESSAGE, SESSION
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.verifier_server import VerifierServer
-from edgellm.spec.types import GREEDY, Chunk, Ids
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Ids
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 from tests.services.raw import PREFACE, Raw
 
@@ -41,7 +42,7 @@ def test_messages_that_drip_cost_nothing_and_hold_nobody_up(
         for one in slow:
             one.begin(SESSION)
             one.say(prefix(MAX_MESSAGE - 1))
-        session, text = remote.open(GREEDY), prompt
+        session, text = remote.open(GenerationState()), prompt
         for _ in range(8):
             for one in slow:
                 one.say(b"\x12")
@@ -87,7 +88,7 @@ def test_who_never_finishes_the_first_word_is_hung_up_on(
         for one in silent[::2]:
             one.socket.sendall(PREFACE[:5])
         remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
-        assert remote.open(GREEDY).submit(prompt, Chunk()).result().tokens.tolist() == alone(prompt, 1)
+        assert remote.open(GenerationState()).submit(prompt, Chunk()).result().tokens.tolist() == alone(prompt, 1)
         remote.close()
         for one in silent:
             one.hear()  # ends where the server hangs up; the test's own time limit says where it does not

@@ -14,6 +14,7 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.verifier_server import VerifierServer
 from edgellm.services.verification_codec import write_open
+from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
 from tests.services.conftest import Alone
 
@@ -161,7 +162,7 @@ def test_a_broken_rule_closes_the_stream_and_nothing_else(
     channel: grpc.Channel, opening: pb.DeviceFrame, remote: RemoteVerifier, prompt: Ids, alone: Alone,
     frames: list[object], code: grpc.StatusCode,
 ) -> None:  # fmt: skip
-    neighbour = remote.open(GREEDY)
+    neighbour = remote.open(GenerationState())
     first = neighbour.submit(prompt, Chunk()).result().tokens
     rude = Device(channel)
     for frame in frames:

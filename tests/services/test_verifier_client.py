@@ -11,6 +11,7 @@ from edgellm.services.client.verifier_client import RemoteSession, RemoteVerifie
 from edgellm.services.server.verifier_server import VerifierServer
 from edgellm.spec.protocols import VerifierSession
 from edgellm.spec.sampling import Purpose, draw, rounded, uniforms
+from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Distribution, Ids, Sampling, Verdict
 from edgellm.verifier.in_process import LocalVerifier
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
@@ -37,7 +38,7 @@ def same(one: list[Verdict], other: list[Verdict]) -> bool:
 def test_the_link_changes_nothing(
     remote: RemoteVerifier, local: LocalVerifier, prompt: Ids, exact: Model, sampling: Sampling
 ) -> None:
-    here, there = local.open(sampling), remote.open(sampling)
+    here, there = local.open(GenerationState(sampling=sampling)), remote.open(GenerationState(sampling=sampling))
     wanted = write(here, prompt, 12, np.random.default_rng(5), exact.n_vocab)
     got = write(there, prompt, 12, np.random.default_rng(5), exact.n_vocab)
     here.close()
@@ -54,7 +55,7 @@ def test_what_drafts_were_drawn_from_reaches_the_rule(
     sampling = Sampling(temperature=1.5, top_k=0, top_p=1.0, seed=3)
     outcomes = []
     for verifier in (local, remote):
-        session, prefix, verdicts = verifier.open(sampling), prompt, []
+        session, prefix, verdicts = verifier.open(GenerationState(sampling=sampling)), prompt, []
         for _ in range(8):
             drawn = [draw(q, u) for u in uniforms(3, len(prefix), 4, Purpose.DRAFT)[:, 0]]
             chunk = Chunk(ids=np.array(drawn, dtype=np.int32), distributions=(q,) * 4)
@@ -73,7 +74,7 @@ def test_what_of_a_copied_chunk_may_still_come_is_said_over_the_link_too(
     wrong[1] = 300 if right[1] != 300 else 301  # a random token
     marks = []
     for verifier in (local, remote):
-        session = verifier.open(GREEDY)
+        session = verifier.open(GenerationState())
         marks += [
             session.submit(prompt, Chunk(ids=wrong, retrieved=copied)).result().plausible for copied in (True, False)
         ]
@@ -85,7 +86,7 @@ def test_what_of_a_copied_chunk_may_still_come_is_said_over_the_link_too(
 
 
 def test_the_verifier_alone_over_the_link(remote: RemoteVerifier, prompt: Ids, alone: Alone) -> None:
-    session = remote.open(GREEDY)
+    session = remote.open(GenerationState())
     written: list[int] = []
     while len(written) < 24:
         prefix = np.concatenate((prompt, np.array(written, dtype=np.int32)))
@@ -95,7 +96,7 @@ def test_the_verifier_alone_over_the_link(remote: RemoteVerifier, prompt: Ids, a
 
 
 def test_only_new_tokens_travel(remote: RemoteVerifier, prompt: Ids) -> None:
-    session = remote.open(GREEDY)
+    session = remote.open(GenerationState())
     long = np.concatenate([prompt] * 8)
     first = session.submit(long, Chunk()).result()
     second = session.submit(np.concatenate((long, first.tokens)), Chunk()).result()
@@ -106,7 +107,7 @@ def test_only_new_tokens_travel(remote: RemoteVerifier, prompt: Ids) -> None:
 
 
 def test_a_prefix_that_goes_back_is_followed(remote: RemoteVerifier, prompt: Ids, alone: Alone) -> None:
-    session = remote.open(GREEDY)
+    session = remote.open(GenerationState())
     session.submit(np.concatenate((prompt, prompt)), Chunk()).result()
     verdict = session.submit(prompt, Chunk(), extra=3).result()
     shorter = session.submit(prompt[:5], Chunk()).result()
@@ -118,7 +119,7 @@ def test_a_prefix_that_goes_back_is_followed(remote: RemoteVerifier, prompt: Ids
 def test_an_evicted_session_is_rebuilt_from_resent_tokens(
     remote: RemoteVerifier, server: VerifierServer, prompt: Ids, alone: Alone
 ) -> None:
-    sessions = [remote.open(GREEDY) for _ in range(server.sessions + 2)]
+    sessions = [remote.open(GenerationState()) for _ in range(server.sessions + 2)]
     wanted = alone(prompt, 6)
     before = server.counters.evictions
     for step in range(6):
@@ -132,7 +133,7 @@ def test_an_evicted_session_is_rebuilt_from_resent_tokens(
 
 
 def test_a_verdict_that_nobody_waited_for_is_given_up(remote: RemoteVerifier, prompt: Ids, alone: Alone) -> None:
-    session = remote.open(GREEDY)
+    session = remote.open(GenerationState())
     forgotten = session.submit(np.concatenate([prompt] * 8), Chunk(), extra=50)
     verdict = session.submit(prompt, Chunk()).result()
     assert verdict.tokens.tolist() == alone(prompt, 1)
@@ -143,7 +144,7 @@ def test_a_verdict_that_nobody_waited_for_is_given_up(remote: RemoteVerifier, pr
 
 
 def test_close_abandons_what_is_in_flight(remote: RemoteVerifier, prompt: Ids) -> None:
-    session = remote.open(GREEDY)
+    session = remote.open(GenerationState())
     pending = session.submit(np.concatenate([prompt] * 8), Chunk(), extra=200)
     session.close()
     with pytest.raises(VerifierLost, match="over"):
@@ -152,7 +153,7 @@ def test_close_abandons_what_is_in_flight(remote: RemoteVerifier, prompt: Ids) -
 
 def test_a_closed_connection_loses_everything_in_flight(server: VerifierServer, prompt: Ids) -> None:
     verifier = RemoteVerifier(server.address, server.model.vocabulary, timing=PATIENT)
-    session = verifier.open(GREEDY)
+    session = verifier.open(GenerationState())
     pending = session.submit(np.concatenate([prompt] * 8), Chunk(), extra=200)
     verifier.close()
     with pytest.raises(VerifierLost):
@@ -164,7 +165,7 @@ def test_a_closed_connection_loses_everything_in_flight(server: VerifierServer, 
 
 
 def test_done_becomes_true(remote: RemoteVerifier, prompt: Ids) -> None:
-    session: RemoteSession = remote.open(GREEDY)
+    session: RemoteSession = remote.open(GenerationState())
     pending = session.submit(prompt, Chunk())
     verdict = pending.result()
     assert pending.done()
@@ -174,7 +175,7 @@ def test_done_becomes_true(remote: RemoteVerifier, prompt: Ids) -> None:
 
 def test_distributions_that_cannot_be_sent_are_refused_here(remote: RemoteVerifier, prompt: Ids) -> None:
     wide = Distribution(np.arange(2**20, dtype=np.int32), np.full(2**20, 2.0**-20, dtype=np.float32))
-    session = remote.open(Sampling(temperature=1.0, top_k=0))
+    session = remote.open(GenerationState(sampling=Sampling(temperature=1.0, top_k=0)))
     with pytest.raises(InvalidOption, match="top-k"):
         session.submit(prompt, Chunk(ids=np.arange(4, dtype=np.int32), distributions=(wide,) * 4))
     session.submit(prompt, Chunk()).result()  # and nothing is broken
@@ -216,7 +217,7 @@ def test_connections_and_servers_come_and_go_without_a_trace(
         with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1) as short:
             lines = [RemoteVerifier(short.address, exact.vocabulary, timing=PATIENT) for _ in range(2)]
             for line in lines:
-                session = line.open(GREEDY)
+                session = line.open(GenerationState())
                 session.submit(prompt, Chunk()).result()
                 session.close()
                 line.close()

@@ -23,6 +23,7 @@ from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.verification_service import Happened, ServerEvent
 from edgellm.services.server.verifier_server import VerifierServer, serve_verifier
 from edgellm.services.verification_codec import write_open
+from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 from tests.services.test_verification_service import Device, verify
@@ -53,7 +54,7 @@ def test_stopping_finishes_what_is_in_flight(
     own: VerifierServer, events: list[ServerEvent], prompt: Ids, alone: Alone
 ) -> None:
     remote = RemoteVerifier(own.address, own.model.vocabulary, timing=NEVER)
-    busy, idle = remote.open(GREEDY), remote.open(GREEDY)
+    busy, idle = remote.open(GenerationState()), remote.open(GenerationState())
     idle.submit(prompt, Chunk()).result()
     pending = busy.submit(prompt, Chunk(), extra=150)
     while not own.counters.batches > 3:
@@ -81,7 +82,7 @@ def test_an_idle_session_is_told_that_the_verifier_goes(own: VerifierServer, pro
 
 def test_an_end_is_noticed_while_no_session_is_open(own: VerifierServer) -> None:
     remote = RemoteVerifier(own.address, own.model.vocabulary, timing=NEVER)
-    session = remote.open(GREEDY)
+    session = remote.open(GenerationState())
     assert session.ready()
     own.stop()
     end = time.monotonic() + 120
@@ -93,7 +94,7 @@ def test_an_end_is_noticed_while_no_session_is_open(own: VerifierServer) -> None
 
 def test_a_second_wish_forces_the_end(own: VerifierServer, events: list[ServerEvent], prompt: Ids) -> None:
     remote = RemoteVerifier(own.address, own.model.vocabulary, timing=NEVER)
-    pending = remote.open(GREEDY).submit(prompt, Chunk(), extra=POSITIONS - len(prompt))
+    pending = remote.open(GenerationState()).submit(prompt, Chunk(), extra=POSITIONS - len(prompt))
     while not own.counters.batches > 3:
         time.sleep(0.001)
     own.request_stop(grace=60)
@@ -107,7 +108,7 @@ def test_a_second_wish_forces_the_end(own: VerifierServer, events: list[ServerEv
 
 def test_grace_is_a_deadline(own: VerifierServer, prompt: Ids) -> None:
     remote = RemoteVerifier(own.address, own.model.vocabulary, timing=NEVER)
-    pending = remote.open(GREEDY).submit(prompt, Chunk(), extra=POSITIONS - len(prompt))
+    pending = remote.open(GenerationState()).submit(prompt, Chunk(), extra=POSITIONS - len(prompt))
     while not own.counters.batches > 3:
         time.sleep(0.001)
     own.stop(grace=0.02)
@@ -118,7 +119,7 @@ def test_grace_is_a_deadline(own: VerifierServer, prompt: Ids) -> None:
 
 def test_nothing_new_is_taken_while_stopping(own: VerifierServer, events: list[ServerEvent], prompt: Ids) -> None:
     remote = RemoteVerifier(own.address, own.model.vocabulary, timing=NEVER)
-    session, late = remote.open(GREEDY), remote.open(GREEDY)
+    session, late = remote.open(GenerationState()), remote.open(GenerationState())
     pending = session.submit(prompt, Chunk(), extra=150)
     while not own.counters.batches > 3:
         time.sleep(0.001)
@@ -134,7 +135,7 @@ def test_the_same_port_can_be_served_again_at_once(exact: Model, prompt: Ids) ->
     with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1) as first:
         address = first.address
         remote = RemoteVerifier(address, exact.vocabulary, timing=replace(PATIENT, retry=0.02, retry_most=0.05))
-        session = remote.open(GREEDY)
+        session = remote.open(GenerationState())
         before = session.submit(prompt, Chunk()).result()
     with VerifierServer(exact, address, sessions=1, context=POSITIONS, threads=1):
         end = time.monotonic() + 120
@@ -175,7 +176,7 @@ def test_sizes_that_cannot_be_meant(exact: Model, wrong: dict[str, int]) -> None
 def test_more_requests_than_may_wait_are_answered_busy(exact: Model, prompt: Ids) -> None:
     with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1, max_waiting=1) as server:
         remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
-        first, second = remote.open(GREEDY), remote.open(GREEDY)
+        first, second = remote.open(GenerationState()), remote.open(GenerationState())
         pending = first.submit(prompt, Chunk(), extra=200)
         while not server.counters.batches > 3:
             time.sleep(0.001)
@@ -190,7 +191,7 @@ def test_events_tell_what_happened_and_never_what_was_said(
     own: VerifierServer, events: list[ServerEvent], exact: Model, prompt: Ids
 ) -> None:
     remote = RemoteVerifier(own.address, exact.vocabulary, timing=PATIENT)
-    session = remote.open(GREEDY)
+    session = remote.open(GenerationState())
     session.submit(prompt, Chunk()).result()
     session.close()
     wait_for(Happened.ENDED, events)
@@ -208,7 +209,7 @@ def test_an_engine_that_fails_costs_one_round(
     own: VerifierServer, prompt: Ids, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote = RemoteVerifier(own.address, own.model.vocabulary, timing=replace(PATIENT, retry=0.01))
-    session = remote.open(GREEDY)
+    session = remote.open(GenerationState())
 
     def broken(*_args: object, **_more: object) -> None:
         raise EngineFailed("It is broken.", "Mend it.")
@@ -260,9 +261,9 @@ def test_a_device_that_never_closes_can_still_leave(own: VerifierServer) -> None
     code = (
         "import sys, pathlib; from edgellm.engine import Model\n"
         "from edgellm.services.client.verifier_client import RemoteVerifier\n"
-        "from edgellm.spec.types import *\n"
+        "from edgellm.spec.types import *; from edgellm.spec.state import GenerationState\n"
         "model = Model.load(pathlib.Path(sys.argv[1]))\n"
-        "session = RemoteVerifier(sys.argv[2], model.vocabulary).open(GREEDY)\n"
+        "session = RemoteVerifier(sys.argv[2], model.vocabulary).open(GenerationState())\n"
         "print(len(session.submit(model.tokenize('Hello.'), Chunk()).result().tokens))"
     )
     run = [sys.executable, "-c", code, str(own.model.path), str(own.address)]

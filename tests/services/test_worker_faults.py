@@ -35,6 +35,7 @@ from edgellm.services.mesh_codec import write_work
 from edgellm.services.server import stage_forwarder
 from edgellm.services.server.mesh_service import WORK
 from edgellm.services.server.worker_server import WorkerServer
+from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY
 from edgellm.storage import fingerprint
 from tests.mesh.conftest import verifier_cut, whole
@@ -56,7 +57,7 @@ def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
         assert member.able(verifier_cut.work.model).holds == frozenset(range(4))
         assert member.able("0" * 64).holds == frozenset()
         mesh = Mesh([member], [Share("a", 0, 11)], verifier_cut.work)
-        session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
+        session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
         with pytest.raises(MeshBroken, match=r"Layers 5-12 of .* are on no device that is left"):
             session.submit(PROMPT, NOTHING).result()
         mesh.close()
@@ -65,7 +66,7 @@ def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
 def test_memory_that_is_short_is_said(verifier_cut: Cut) -> None:
     with WorkerServer(Shelf(verifier_cut.layers, memory=2_000_000), ANYWHERE, threads=1) as worker:
         mesh = Mesh([RemoteMember(Endpoint("a", worker.address))], [Share("a", 0, 11)], verifier_cut.work)
-        session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
+        session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
         with pytest.raises(MeshBroken, match="a: Layer"):
             session.submit(PROMPT, NOTHING).result()
         mesh.close()
@@ -77,7 +78,7 @@ def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_
         mesh = Mesh(
             [RemoteMember(Endpoint("a", worker.address))], [Share("a", 0, 11)], verifier_cut.work, tell=told.append
         )
-        session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
+        session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
         own = whole.text(PROMPT, 2)
         assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == own[:1]
         end = time.monotonic() + 120
@@ -116,7 +117,7 @@ def test_who_says_nothing_is_lost(workers: list[WorkerServer], verifier_cut: Cut
         RemoteMember(Endpoint("a", workers[0].address)),
     ]
     mesh = Mesh(members, even(verifier_cut.work, ["dead", "a"]), verifier_cut.work, tell=told.append)
-    session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
+    session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
     assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
     assert "dead: it gives no sign of life" in told[0]
     mesh.close()
@@ -183,7 +184,7 @@ def test_over_a_link_only_who_may_compute_is_answered(
     member = RemoteMember(Endpoint("host", paired_worker.address, guest))
     host.peers.grant(guest.identity.id, [Right.COMPUTE])
     mesh = Mesh([member], [Share("host", 0, 11)], verifier_cut.work)
-    session = MeshVerifier(mesh, lambda _token: False).open(GREEDY)
+    session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
     assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
     host.peers.revoke(guest.identity.id, [Right.COMPUTE])
     end = time.monotonic() + 120

@@ -24,6 +24,7 @@ from edgellm.mesh.verifier import MeshVerifier
 from edgellm.services.client.stage_client import Endpoint, RemoteMember
 from edgellm.services.server import stage_forwarder
 from edgellm.services.server.worker_server import WorkerServer
+from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk
 from tests.engine.logits import some_ids
 from tests.mesh.conftest import verifier_cut, whole
@@ -96,7 +97,7 @@ def test_the_stages_are_met_directly_and_rows_do_not_cross_the_coordinator(
 
     monkeypatch.setattr(Pipeline, "_happened", watching)
     verifier = meshed(workers, verifier_cut.work)
-    session = verifier.open(GREEDY)
+    session = verifier.open(GenerationState())
     assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
     verifier.close()
     assert StageAnswer in passed
@@ -111,7 +112,7 @@ def test_where_the_next_stage_cannot_be_reached_the_coordinator_passes_on(
 
     monkeypatch.setattr(stage_forwarder.StageForwarder, "met", nobody)
     verifier = meshed(workers, verifier_cut.work)
-    session = verifier.open(GREEDY)
+    session = verifier.open(GenerationState())
 
     def ask(text: Ids) -> int:
         return int(session.submit(text, NOTHING).result().tokens[0])
@@ -138,7 +139,7 @@ def test_this_process_may_be_a_stage_too(workers: list[WorkerServer], verifier_c
 def test_a_worker_that_stops_is_replaced(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:
     told: list[str] = []
     verifier = meshed(workers, verifier_cut.work, told.append)
-    session = verifier.open(GREEDY)
+    session = verifier.open(GenerationState())
     own, text = whole.text(PROMPT, 12), PROMPT
     for at in range(12):
         if at == 4:
@@ -153,7 +154,7 @@ def test_a_worker_that_stops_is_replaced(workers: list[WorkerServer], verifier_c
 
 def test_weights_stay_warm_for_the_next_coordinator(workers: list[WorkerServer], verifier_cut: Cut) -> None:
     verifier = meshed(workers[:1], verifier_cut.work)
-    verifier.open(GREEDY).submit(PROMPT, NOTHING).result()
+    verifier.open(GenerationState()).submit(PROMPT, NOTHING).result()
     verifier.close()
     member = RemoteMember(Endpoint("a", workers[0].address))
     assert member.able(verifier_cut.work.model).warm == frozenset(range(12))
@@ -202,7 +203,7 @@ def test_pieces_of_several_layers_are_not_cut_when_it_is_planned_anew(
         assert (b.able(work.model).begins, b.able(work.model).ends) == (None, None)
         mesh = Mesh([a, b, c], [Share("a", 0, 2), Share("b", 3, 8), Share("c", 9, 11)], work)
         verifier = MeshVerifier(mesh, lambda _token: False)
-        session = verifier.open(GREEDY)
+        session = verifier.open(GenerationState())
         own = whole.text(PROMPT, 2)
         assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == own[:1]
         lost.stop()
@@ -215,7 +216,7 @@ def test_pieces_of_several_layers_are_not_cut_when_it_is_planned_anew(
 
 def test_drafts_cross_the_mesh_in_blocks(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:
     verifier = meshed(workers, verifier_cut.work)
-    session = verifier.open(GREEDY)
+    session = verifier.open(GenerationState())
     own = whole.text(PROMPT, 9)
     verdict = session.submit(PROMPT, Chunk(np.array(own[:8], np.int32))).result()
     assert (verdict.accepted, verdict.tokens.tolist()) == (8, own[8:])

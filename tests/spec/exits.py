@@ -13,7 +13,8 @@ from edgellm.spec.drafters.early_exit import ExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.sampling import Purpose, distribution, draw, uniforms
-from edgellm.spec.types import GREEDY, Chunk, Sampling
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Sampling
 
 EXIT, N_CTX = 5, 768
 CLOSE = 1e-4
@@ -91,7 +92,7 @@ def verdicts(drafter: Drafter, prompt: Ids, rounds: int, seed: int, n_vocab: int
     rng = np.random.default_rng(seed)
     prefix = prompt
     for _ in range(rounds):
-        chunk = drafter.draft(prefix, int(rng.integers(1, 7)), GREEDY)
+        chunk = drafter.propose(GenerationState(prefix), int(rng.integers(1, 7)))
         yield prefix, chunk
         accepted = chunk.ids[: rng.integers(0, len(chunk) + 1)]
         prefix = np.concatenate((prefix, accepted, rng.integers(2, n_vocab, 1))).astype(np.int32)

@@ -8,11 +8,22 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgellm.errors import VerifierLost
+from edgellm.spec.protocols import Drafter, Verifier, VerifierSession
 from edgellm.spec.sampling import Purpose, distribution, draw, uniforms
+from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Distribution, Floats, Ids, Sampling, Verdict
 from edgellm.spec.verification import judge
 
 EOG = 0
+
+
+def at(written: int, most: int = 10**9) -> GenerationState:
+    """A reply of which so many of at most so many tokens are written."""
+    state = GenerationState(limits=GenerationLimits(most, written + 1))
+    for _ in range(written):
+        state.append(1)
+    return state
+
 
 Logits = Callable[[Ids], Floats]  # of the token after a prefix
 
@@ -54,13 +65,14 @@ def chain(seed: int, n_vocab: int = 20, eog_at: int | None = None, like: Logits 
 
 
 @dataclass
-class FakeDrafter:
+class FakeDrafter(Drafter):
     logits: Logits
     prefixes: list[Ids] = field(default_factory=list)
     closed: bool = False
     silent: bool = False
 
-    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        prefix, sampling = state.ids, state.sampling
         self.prefixes.append(prefix.copy())
         if self.silent:
             return Chunk()
@@ -79,7 +91,7 @@ class FakeDrafter:
 
 
 @dataclass
-class FakeVerifier:
+class FakeVerifier(Verifier):
     """Loses the verdicts whose number (from 0) is in `lost`, and is away for `absence` looks after each."""
 
     logits: Logits
@@ -89,15 +101,13 @@ class FakeVerifier:
     name: str = "fake"
     sessions: list[FakeSession] = field(default_factory=list)
 
-    def open(self, sampling: Sampling) -> FakeSession:
-        self.sessions.append(FakeSession(self, sampling))
+    def open(self, state: GenerationState) -> FakeSession:
+        self.sessions.append(FakeSession(self, state.sampling))
         return self.sessions[-1]
-
-    def close(self) -> None: ...
 
 
 @dataclass
-class FakeSession:
+class FakeSession(VerifierSession):
     verifier: FakeVerifier
     sampling: Sampling
     asked: int = 0

@@ -7,8 +7,9 @@ from itertools import pairwise
 import numpy as np
 
 from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import Event, GenerationLimits, generate
+from edgellm.spec.loop import Event, generate
 from edgellm.spec.protocols import Gate
+from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Chunk, Decision, Ids, Notice, Source, Summary, Token
 from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, Letters, Logits, chain
@@ -18,15 +19,15 @@ BIG = chain(1)
 SMALL = chain(2, like=BIG)
 
 
-class CoinGate:
+class CoinGate(Gate):
     """Open and shut as the given list says, again and again."""
 
     def __init__(self, sides: list[bool]) -> None:
         self.sides = sides
         self.turn = 0
 
-    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:
-        assert written < max_tokens
+    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
+        assert state.written < state.limits.max_tokens
         self.turn += 1
         return Decision(self.sides[self.turn % len(self.sides)], "the coin said so")
 
@@ -45,15 +46,12 @@ def run(
     stats = Stats()
     events = list(
         generate(
-            PROMPT,
-            alphabet=Letters(),
+            GenerationState(PROMPT, GREEDY, GenerationLimits(max_tokens, context, gamma, extra), explain=explain),
+            vocabulary=Letters(),
             drafter=drafter,
             gate=gate or AlwaysGate(),
             verifier=verifier,
-            sampling=GREEDY,
-            limits=GenerationLimits(max_tokens, context, gamma, extra),
             stats=stats,
-            explain=explain,
         )
     )
     assert verifier is None or all(session.closed for session in verifier.sessions)

@@ -9,7 +9,8 @@ import pytest
 
 from edgellm.errors import VerifierBusy, VerifierLost, VerifierSlow
 from edgellm.spec.guarded_session import FREE, LOST, SLOW
-from edgellm.spec.types import Chunk, Ids, Sampling, Source, Verdict
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Ids, Source, Verdict
 from tests.spec.fakes import FakeDrafter, FakePending, FakeSession, FakeVerifier
 from tests.spec.running import BIG, SMALL, alone, ids, notices, run, tokens
 
@@ -49,8 +50,8 @@ class Busy(FakeVerifier):
     comes_back: bool = True
     slow: bool = False  # it says nothing of being busy
 
-    def open(self, sampling: Sampling) -> FakeSession:
-        self.sessions.append(BusySession(self, sampling))
+    def open(self, state: GenerationState) -> FakeSession:
+        self.sessions.append(BusySession(self, state.sampling))
         return self.sessions[-1]
 
 

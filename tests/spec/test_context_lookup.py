@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Context, Model, top2
 from edgellm.llm import Pair
-from edgellm.spec.drafters.chunk_builder import Drafting
+from edgellm.spec.drafters.chunk_builder import ChunkBuilder
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import joined, part
 from edgellm.spec.gates.features import NAMES, signals
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.ngram.context_lookup import MATCHED, Precedents, Seen, differed, hesitation
+from edgellm.spec.ngram.context_lookup import MATCHED, ContextLookup, Seen, differed, hesitation
 from edgellm.spec.ngram.sources import ContextIndex as Text
+from edgellm.spec.state import DraftRules, GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Precedent, Sampling, Verdict
 from tests.spec.real import case, ids
 
@@ -33,25 +34,23 @@ def of(*some: int) -> np.ndarray:
 def test_it_says_what_the_text_says_whatever_was_on_trial_meanwhile(
     prompt: list[int], steps: list[list[int]], data: st.DataObject
 ) -> None:
-    precedents = Precedents()
-    precedents.begin(of(*prompt))
+    lookup = ContextLookup(of(*prompt))
     text = list(prompt)
     for step in steps:
         trial = data.draw(tokens)
-        precedents.cursor(of(*text, *trial), stands=data.draw(st.booleans()))  # what is rejected later
+        lookup.cursor(of(*text, *trial), stands=data.draw(st.booleans()))  # what is rejected later
         text += step
-        found = precedents.cursor(of(*text)).offer()
+        found = lookup.cursor(of(*text)).offer()
         plain = Text()
         plain.begin(text)
         known = plain.cursor().offer()
         assert found[1] <= known[1]  # the newest tokens are matched, and not yet found
         assert (found[0] >= 0) <= (known[0] >= 0)
-        assert precedents._context.text == text[: len(precedents._context.text)]
+        assert lookup._context.text == text[: len(lookup._context.text)]
 
 
 def test_a_copy_takes_the_place_of_a_token_that_is_doubted() -> None:
-    said = Precedents()
-    said.begin(of(7, 8, 9, 1, 2, 7, 8))  # behind 7 8 there was a 9
+    said = ContextLookup(of(7, 8, 9, 1, 2, 7, 8))  # behind 7 8 there was a 9
     for p1, hesitates, sampling, wanted in (
         (0.5, 0.6, GREEDY, 9),
         (0.5, 0.4, GREEDY, 3),
@@ -60,19 +59,20 @@ def test_a_copy_takes_the_place_of_a_token_that_is_doubted() -> None:
         logits = np.full(12, -50.0, dtype=np.float32)
         logits[3], logits[4] = np.log(p1), np.log(1.0 - p1 - 1e-3)
         cursor = said.cursor(of(7, 8, 9, 1, 2, 7, 8))
-        drafting = Drafting(7, 4, sampling, doubt=0.7, cursor=cursor, hesitates=hesitates)
+        rules = DraftRules(stop_below=0.7, lookup_below=hesitates)
+        drafting = ChunkBuilder(GenerationState(of(7), sampling, rules=rules), 4, cursor=cursor)
         assert drafting.add(logits, top2(logits)) == wanted
         assert drafting.full() == (wanted != 9)  # a copy is no doubtful token any more
-        heard = drafting.chunk(None).precedent
+        heard = drafting.build(None).precedent
         assert heard is not None
         assert (heard.said.tolist(), heard.matched.tolist(), heard.copied.tolist()) == ([9], [2], [wanted == 9])
 
 
 def test_one_matched_token_is_no_precedent() -> None:
-    said = Precedents()
-    said.begin(of(8, 9, 1, 2, 7, 8))
+    said = ContextLookup(of(8, 9, 1, 2, 7, 8))
     logits = np.zeros(12, dtype=np.float32)
-    drafting = Drafting(6, 4, GREEDY, cursor=said.cursor(of(8, 9, 1, 2, 7, 8)), hesitates=1.0)
+    state = GenerationState(of(8), rules=DraftRules(lookup_below=1.0))
+    drafting = ChunkBuilder(state, 4, cursor=said.cursor(of(8, 9, 1, 2, 7, 8)))
     assert drafting.add(logits, top2(logits)) == 0
     assert MATCHED == 2
 
@@ -137,7 +137,7 @@ def test_a_pair_with_a_budget_copies_and_says_so(budgeted: Pair) -> None:
         for precedents in (True, False):
             heard: list[Explanation] = []
             reply = budgeted.reply(case(number), max_tokens=32, budget=0.01, precedents=precedents)
-            reply.on_explain = heard.append
+            reply.listen(on_explain=heard.append)
             written.append(ids(reply))
             said, heeded = " ".join(each.text for each in heard), reply.summary.heeded
             assert ("what the context says is drafted" in said) == precedents
@@ -151,7 +151,7 @@ def test_a_pair_with_a_budget_copies_and_says_so(budgeted: Pair) -> None:
 def test_a_token_that_was_drawn_stays_and_nothing_else_is_said(budgeted: Pair) -> None:
     heard: list[Explanation] = []
     reply = budgeted.reply(case(31), max_tokens=24, budget=0.2, temperature=0.8, seed=1)
-    reply.on_explain = heard.append
+    reply.listen(on_explain=heard.append)
     assert ids(reply)
     assert "context says" not in " ".join(each.text for each in heard)
 
@@ -160,7 +160,7 @@ def test_a_token_that_was_drawn_stays_and_nothing_else_is_said(budgeted: Pair) -
 def test_other_gates_do_without(budgeted: Pair, gate: str) -> None:
     heard: list[Explanation] = []
     reply = budgeted.reply(case(31), max_tokens=24, budget=0.2, gate=gate)
-    reply.on_explain = heard.append
+    reply.listen(on_explain=heard.append)
     assert ids(reply)
     assert "context says" not in " ".join(each.text for each in heard)
 
@@ -175,11 +175,10 @@ def test_what_is_drafted_ahead_heeds_the_context_too(draft_model: Model) -> None
     prompt = draft_model.chat_prompt(case(5))
     with Context(draft_model, n_ctx=512, n_seq=3, threads=1) as context:
         drafter = ModelDrafter(draft_model, context, alternatives=3)
-        drafter.precedents, drafter.hesitates = Precedents(), 1.0
-        drafter.precedents.begin(prompt)
-        plain = drafter.draft(prompt, 8, GREEDY)
+        state = GenerationState(prompt, rules=DraftRules(lookup_below=1.0), context=ContextLookup(prompt))
+        plain = drafter.propose(state, 8)
         assert plain.precedent is not None
-        ahead = drafter.draft_many([prompt], 8, GREEDY, lambda: False, whole=prompt, tail=0)
+        ahead = drafter.draft_many(state, [prompt], 8, lambda: False, whole=prompt, tail=0)
         assert ahead[0][1].ids.tolist() == plain.ids.tolist()
         heard = ahead[0][1].precedent
         assert heard is not None

@@ -16,9 +16,10 @@ from edgellm.errors import InvalidOption
 from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters.early_exit import ExitDrafter
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
-from edgellm.spec.loop import GenerationLimits, generate
-from edgellm.spec.ngram.context_lookup import Precedents
+from edgellm.spec.loop import generate
+from edgellm.spec.ngram.context_lookup import ContextLookup
 from edgellm.spec.protocols import Drafter, Gate
+from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Chunk, Sampling, Source, Token
 from edgellm.verifier.in_process import LocalVerifier
@@ -48,7 +49,7 @@ def test_with_a_threshold_of_1_it_is_the_uncut_model(parts: Parts, prompts: list
     cut_in_two, whole = parts.drafter(1.0), parts.plain()
     for number, prompt in enumerate(prompts):  # on one cache, so each prompt rolls the one before back
         for prefix, chunk in verdicts(cut_in_two, prompt, 6, number, parts.whole.n_vocab):
-            expected = whole.draft(prefix, len(chunk), GREEDY)
+            expected = whole.propose(GenerationState(prefix), len(chunk))
             assert chunk.exit_layers == (None,) * len(chunk)
             assert expected.exit_layers is None
             assert chunk.ids.tolist() == expected.ids.tolist()
@@ -60,10 +61,10 @@ def test_with_a_threshold_of_1_it_is_the_uncut_model(parts: Parts, prompts: list
 def test_it_asks_the_context_as_the_uncut_model_does(parts: Parts, prompts: list[Ids]) -> None:
     cut_in_two, whole, copied = parts.drafter(1.0), parts.plain(), 0
     for prompt in prompts:
-        for drafter in (cut_in_two, whole):
-            drafter.precedents, drafter.hesitates = Precedents(), 0.95
-            drafter.precedents.begin(prompt)
-        ours, theirs = cut_in_two.draft(prompt, 24, GREEDY), whole.draft(prompt, 24, GREEDY)
+        rules = DraftRules(lookup_below=0.95)
+        state = GenerationState(prompt, rules=rules, context=ContextLookup(prompt))
+        other = GenerationState(prompt, rules=rules, context=ContextLookup(prompt))
+        ours, theirs = cut_in_two.propose(state, 24), whole.propose(other, 24)
         assert ours.ids.tolist() == theirs.ids.tolist()
         assert ours.precedent is not None
         assert theirs.precedent is not None
@@ -110,7 +111,7 @@ operations = st.one_of(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(
     steps=st.lists(st.tuples(operations, st.integers(1, 5)), min_size=1, max_size=7),
     threshold=st.sampled_from([0.3, 0.7, 0.95]),
@@ -129,7 +130,7 @@ def test_whatever_prefixes_come_it_drafts_as_if_nothing_were_cached(
             prefix = prefix[: max(1, len(prefix) - a)]
         else:
             prefix = prompts[a][:b]
-        chunk = drafter.draft(prefix, gamma, sampling)
+        chunk = drafter.propose(GenerationState(prefix, sampling), gamma)
         check_same(chunk, parts.naive(prefix, gamma, sampling, threshold))
         assert drafter._upper.length() <= drafter._lower.length() == len(prefix) + len(chunk) - 1
     drafter.close()
@@ -139,7 +140,7 @@ def test_whatever_prefixes_come_it_drafts_as_if_nothing_were_cached(
 def test_prompts_of_every_length(parts: Parts, prompts: list[Ids], length: int) -> None:
     drafter = parts.drafter(0.7)
     prefix = np.concatenate(prompts)[:length]
-    check_same(drafter.draft(prefix, 3, GREEDY), parts.naive(prefix, 3, GREEDY, 0.7))
+    check_same(drafter.propose(GenerationState(prefix), 3), parts.naive(prefix, 3, GREEDY, 0.7))
     drafter.close()
 
 
@@ -149,13 +150,13 @@ def test_prompts_of_every_length(parts: Parts, prompts: list[Ids], length: int) 
 def test_rows_wait_and_then_go_through_the_deeper_layers_in_one_batch(parts: Parts, prompts: list[Ids]) -> None:
     drafter, lower, upper = counted(parts, 0.0)
     n = len(prompts[1])
-    chunk = drafter.draft(prompts[1], 6, GREEDY)
+    chunk = drafter.propose(GenerationState(prompts[1]), 6)
     assert chunk.exit_layers == (EXIT,) * 6
     assert (sum(lower.calls), lower.calls[-5:]) == (n + 5, [1] * 5)
     assert upper.calls == [n - 4]  # the prompt, but for the few rows that were read with the head
     drafter._threshold = 1.0
     prefix = np.concatenate((prompts[1], chunk.ids[:5], [7])).astype(np.int32)
-    deep = drafter.draft(prefix, 3, GREEDY)
+    deep = drafter.propose(GenerationState(prefix), 3)
     assert deep.exit_layers == (None,) * 3
     assert lower.calls[-3:] == [1, 1, 1]  # the correction and two drafted tokens; nothing a second time
     assert upper.calls[1:] == [4 + 5 + 1, 1, 1]  # all that had waited with the correction; nothing a second time
@@ -164,10 +165,10 @@ def test_rows_wait_and_then_go_through_the_deeper_layers_in_one_batch(parts: Par
 
 def test_rows_of_rejected_tokens_are_forgotten(parts: Parts, prompts: list[Ids]) -> None:
     drafter, lower, upper = counted(parts, 0.0)
-    drafter.draft(prompts[1], 6, GREEDY)
+    drafter.propose(GenerationState(prompts[1]), 6)
     drafter._threshold = 1.0
     upper.calls.clear()
-    drafter.draft(np.append(prompts[1], 7).astype(np.int32), 1, GREEDY)
+    drafter.propose(GenerationState(np.append(prompts[1], 7).astype(np.int32)), 1)
     assert upper.calls == [4 + 1]
     assert lower.length() == upper.length() == len(prompts[1]) + 1
     drafter.close()
@@ -186,7 +187,7 @@ def test_in_a_prefill_the_head_stays_out(parts: Parts, prompts: list[Ids], monke
 
     monkeypatch.setattr(Counted, "decode", noted)
     prompt = np.concatenate(prompts)[:100]
-    drafter.draft(prompt, 2, GREEDY)
+    drafter.propose(GenerationState(prompt), 2)
     assert stops == [(True, 32), (True, 32), (True, 32), (False, 4), (False, 1)]
     drafter.close()
 
@@ -200,7 +201,7 @@ def test_an_interrupted_decode_leaves_nothing_behind(
     parts: Parts, prompts: list[Ids], where: str, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = parts.drafter(0.7)
-    drafter.draft(prompts[2], 4, GREEDY)
+    drafter.propose(GenerationState(prompts[2]), 4)
     context = getattr(drafter, where)
     name = "decode" if where == "_lower" else "decode_embeddings"
     call, calls = getattr(context, name), [0]
@@ -215,11 +216,11 @@ def test_an_interrupted_decode_leaves_nothing_behind(
     monkeypatch.setattr(context, name, interrupted)
     drafter._threshold = 1.0
     with pytest.raises(KeyboardInterrupt):
-        drafter.draft(prompts[3], 5, GREEDY)
+        drafter.propose(GenerationState(prompts[3]), 5)
     monkeypatch.undo()
     assert drafter._lower.length() == drafter._upper.length() == 0
     drafter._threshold = 0.7
-    check_same(drafter.draft(prompts[3], 4, GREEDY), parts.naive(prompts[3], 4, GREEDY, 0.7))
+    check_same(drafter.propose(GenerationState(prompts[3]), 4), parts.naive(prompts[3], 4, GREEDY, 0.7))
     drafter.close()
 
 
@@ -227,13 +228,11 @@ def written(
     parts: Parts, drafter: Drafter | None, gate: Gate, verifier: LocalVerifier | None, prompt: Ids
 ) -> list[Token]:
     events = generate(
-        prompt,
-        alphabet=parts.whole,
+        GenerationState(prompt, GREEDY, GenerationLimits(24, N_CTX)),
+        vocabulary=parts.whole,
         drafter=drafter,
         gate=gate,
         verifier=verifier,
-        sampling=GREEDY,
-        limits=GenerationLimits(24, N_CTX),
         stats=Stats(),
     )
     return [event for event in events if isinstance(event, Token)]
@@ -262,7 +261,7 @@ def test_quantised_shards(draft_path: Path, tmp_path: Path) -> None:
     lower, upper = shards(draft_path, tmp_path)
     with lower, upper:
         drafter = ExitDrafter.open(lower, upper, n_ctx=128, threads=1)
-        chunk = drafter.draft(lower.tokenize("Where is the mug?"), 4, GREEDY)
+        chunk = drafter.propose(GenerationState(lower.tokenize("Where is the mug?")), 4)
         assert len(chunk) == len(chunk.exit_layers or ()) == 4
         drafter.close()
 

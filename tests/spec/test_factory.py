@@ -18,6 +18,7 @@ from edgellm.spec.gates.rules import ImportanceGate, NeverGate, RandomGate
 from edgellm.spec.params import GATES, ReplyOptions
 from edgellm.spec.protocols import Gate
 from edgellm.spec.types import Chunk
+from tests.spec.fakes import at
 
 RNG = np.random.default_rng(3)
 CONFIDENCE = tuple(RNG.beta(5, 1, 300).tolist())
@@ -52,8 +53,8 @@ def test_every_gate_keeps_its_budget_on_chunks_that_were_not_profiled(gate: str,
     ledger, rng = Ledger(), np.random.default_rng(5)
     for _ in range(60):  # replies
         choice = chosen(gate, budget, ledger)
-        for at in range(8):
-            choice.gate.decide(drafted(rng, ahead=4 * (at % 3 == 1)), 5 * at, 10**9)
+        for place in range(8):
+            choice.gate.decide(at(5 * place), drafted(rng, ahead=4 * (place % 3 == 1)))
     assert ledger.share == pytest.approx(budget, abs=0.03)
 
 
@@ -88,7 +89,7 @@ def test_hybrid_drafts_single_tokens_and_a_gate_of_your_own_is_counted() -> None
     assert chosen("hybrid", 0.2).gamma == 1
     ledger = Ledger()
     own = choose(ReplyOptions(gate=NeverGate()), 1, profile=None, ledger=ledger)
-    own.gate.decide(drafted(RNG), 0, 9)
+    own.gate.decide(at(0), drafted(RNG))
     assert (ledger.decided, ledger.share) == (1, 0.0)
 
 
@@ -96,8 +97,8 @@ def test_the_tail_counts_too_and_is_made_up_for() -> None:
     ledger, rng = Ledger(), np.random.default_rng(5)
     for _ in range(60):
         choice = chosen("random", 0.3, ledger)
-        for at in range(10):
-            assert not (choice.gate.decide(drafted(rng), at, 10).offload and at >= 8)
+        for place in range(10):
+            assert not (choice.gate.decide(at(place, 10), drafted(rng)).offload and place >= 8)
     assert ledger.share == pytest.approx(0.3, abs=0.03)
 
 
@@ -105,17 +106,17 @@ def test_an_overspent_budget_closes_any_gate_and_an_unspent_one_opens_it() -> No
     for offloaded, wanted in ((100, False), (0, True)):
         ledger = Ledger(decided=100, offloaded=offloaded)
         gate = BudgetGate(lambda share: RandomGate(share, 1), 0.6, ledger)
-        assert gate.decide(drafted(RNG), 0, 9).offload == wanted
+        assert gate.decide(at(0), drafted(RNG)).offload == wanted
 
 
 def test_importance_that_was_not_measured_counts_as_the_usual_one() -> None:
     chunk = drafted(RNG, ahead=4)
-    assert not ImportanceGate(0.2, 1).decide(chunk, 0, 9).offload
-    assert ImportanceGate(0.2, 1, usual=0.3).decide(chunk, 0, 9).offload
-    at = NAMES.index("mean importance")
-    assert signals(chunk, 0, 0.3)[at] == 0.3
+    assert not ImportanceGate(0.2, 1).judge(chunk, 0).offload
+    assert ImportanceGate(0.2, 1, usual=0.3).judge(chunk, 0).offload
+    importance = NAMES.index("mean importance")
+    assert signals(chunk, 0, 0.3)[importance] == 0.3
     half = replace(drafted(RNG), ahead=2)
-    assert signals(half, 0, 0.3)[at] == pytest.approx((0.6 + half.importance[2:].sum()) / 4)
+    assert signals(half, 0, 0.3)[importance] == pytest.approx((0.6 + half.importance[2:].sum()) / 4)
 
 
 def test_as_many_guesses_as_a_verdict_leaves_time_for() -> None:

@@ -63,7 +63,7 @@ def test_no_tree_at_all_says_the_share() -> None:
     assert trees.scores(X[:3]) == pytest.approx(EITHER.mean())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 3))
 def test_they_come_back_from_json(seed: int, rounds: int) -> None:
     rng = np.random.default_rng(seed)

@@ -17,7 +17,8 @@ from edgellm.spec.drafters.early_exit import ExitDrafter
 from edgellm.spec.drafters.importance import ColumnSums, entropy, importance, prompt_share, without_sink
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import NeverGate
-from edgellm.spec.loop import GenerationLimits, generate
+from edgellm.spec.loop import generate
+from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Chunk, Token
 from tests.spec.real import case
@@ -118,7 +119,10 @@ def test_it_is_the_attention_of_the_drafted_tokens_whatever_was_rolled_back(mode
     for prompt in prompts:
         prefix = prompt
         for gamma in (4, 1, 6, 3, 4):
-            chunk, expected = drafter.draft(prefix, gamma, GREEDY), plain.draft(prefix, gamma, GREEDY)
+            chunk, expected = (
+                drafter.propose(GenerationState(prefix), gamma),
+                plain.propose(GenerationState(prefix), gamma),
+            )
             # with flash attention switched off by the capture, float32 stays float32
             assert chunk.ids.tolist() == expected.ids.tolist()
             np.testing.assert_allclose(chunk.confidence, expected.confidence, atol=1e-4)
@@ -146,7 +150,7 @@ def test_other_sequences_in_the_context_do_not_matter(model: Model, prompts: lis
     context.decode(prompts[2][:20], seq=2)  # in the first cells
     prefix, moved = prompts[1], False
     for turn in range(6):
-        chunk, expected = drafter.draft(prefix, 5, GREEDY), alone.draft(prefix, 5, GREEDY)
+        chunk, expected = drafter.propose(GenerationState(prefix), 5), alone.propose(GenerationState(prefix), 5)
         np.testing.assert_allclose(chunk.importance, expected.importance, atol=1e-5)
         moved |= any(cell != len(prefix) + i for i, cell in enumerate(drafter._meter._cells))
         if unified:  # a branch goes on behind the prompt, and takes cells there
@@ -178,13 +182,13 @@ def test_nothing_is_read_before_the_chunk_and_little_in_it(
     drafter = ModelDrafter(model, watching(model), LAYERS)
     for _ in range(2):
         shapes.clear()
-        drafter.draft(prompts[0], 4, GREEDY)
+        drafter.propose(GenerationState(prompts[0]), 4)
         heads = int(model.metadata["llama.attention.head_count"])
         assert shapes == [(heads, 1, 4)] * (3 * len(LAYERS))
     drafter.close()
     idle = ModelDrafter(model, watching(model))  # captured, and not asked for
     shapes.clear()
-    assert len(idle.draft(prompts[0], 4, GREEDY).importance) == 0
+    assert len(idle.propose(GenerationState(prompts[0]), 4).importance) == 0
     assert shapes == []
     idle.close()
 
@@ -198,7 +202,7 @@ def test_a_drafter_that_exits_measures_in_its_lower_layers(
         drafter = ExitDrafter.open(lower, upper, n_ctx=N_CTX, threads=1, threshold=0.5, layers=LAYERS)
         exits = 0
         for prompt in prompts:
-            chunk = drafter.draft(prompt, 5, GREEDY)
+            chunk = drafter.propose(GenerationState(prompt), 5)
             rows = whole_rows(model, prompt, chunk)
             exits += sum(layer is not None for layer in chunk.exit_layers or ())
             np.testing.assert_allclose(chunk.importance, importance(rows, len(prompt), len(chunk)), atol=1e-5)
@@ -209,17 +213,15 @@ def test_a_drafter_that_exits_measures_in_its_lower_layers(
 def test_it_travels_with_the_token(model: Model, prompts: list[Ids]) -> None:
     drafter = ModelDrafter(model, watching(model), LAYERS)
     events = generate(
-        prompts[1],
-        alphabet=model,
+        GenerationState(prompts[1], GREEDY, GenerationLimits(4, N_CTX)),
+        vocabulary=model,
         drafter=drafter,
         gate=NeverGate(),
         verifier=None,
-        sampling=GREEDY,
-        limits=GenerationLimits(4, N_CTX),
         stats=Stats(),
     )
     written = [event for event in events if isinstance(event, Token)]
-    chunk = drafter.draft(prompts[1], 4, GREEDY)
+    chunk = drafter.propose(GenerationState(prompts[1]), 4)
     np.testing.assert_allclose([token.importance or 0.0 for token in written], chunk.importance, atol=1e-5)
     assert all(token.importance is not None for token in written)
     drafter.close()

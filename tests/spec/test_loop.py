@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
-from edgellm.spec.loop import GenerationLimits, Word, generate, merge
+from edgellm.spec.loop import Word, generate, merge
 from edgellm.spec.protocols import Gate
+from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import (
     GREEDY,
     Chunk,
     Explanation,
-    Ids,
     Source,
     Token,
     Verdict,
@@ -135,8 +135,8 @@ def test_a_full_context_ends_the_reply_with_a_notice(room: int) -> None:
 
 def test_a_drafter_that_says_too_much_is_cut() -> None:
     class Chatty(FakeDrafter):
-        def draft(self, prefix: Ids, gamma: int, sampling: object) -> Chunk:
-            return super().draft(prefix, gamma + 3, GREEDY)
+        def propose(self, state: GenerationState, gamma: int) -> Chunk:
+            return super().propose(state, gamma + 3)
 
     assert ids(run(Chatty(SMALL), None, max_tokens=6)[0]) == alone(SMALL, 6)
     assert ids(run(Chatty(SMALL), FakeVerifier(BIG), max_tokens=6)[0]) == alone(BIG, 6)
@@ -199,9 +199,14 @@ def test_a_verifier_that_reads_the_prompt_at_once_changes_nothing(lost: tuple[in
 
     def written(announce: bool, verifier: FakeVerifier) -> list[int]:
         events = generate(
-            prompt, alphabet=Letters(), drafter=FakeDrafter(chain(9, like=model)), gate=AlwaysGate(),
-            verifier=verifier, sampling=GREEDY, limits=GenerationLimits(40, 200), stats=Stats(), announce=announce,
-        )  # fmt: skip
+            GenerationState(prompt, GREEDY, GenerationLimits(40, 200)),
+            vocabulary=Letters(),
+            drafter=FakeDrafter(chain(9, like=model)),
+            gate=AlwaysGate(),
+            verifier=verifier,
+            stats=Stats(),
+            announce=announce,
+        )
         return [event.id for event in events if isinstance(event, Token)]
 
     verifier = FakeVerifier(model, lost=lost)

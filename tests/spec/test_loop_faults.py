@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from edgellm.errors import ProtocolError, VerifierLost
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.guarded_session import BACK, LOST
-from edgellm.spec.loop import GenerationLimits, generate
+from edgellm.spec.loop import generate
+from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import (
     GREEDY,
@@ -74,7 +75,7 @@ def test_whatever_fails_each_token_follows_from_all_before_it(
 def test_a_verifier_that_is_away_from_the_start() -> None:
     class Late(FakeVerifier):
         def open(self, sampling: object) -> FakeSession:
-            session = super().open(GREEDY)
+            session = super().open(GenerationState())
             session.away = 3
             return session
 
@@ -90,9 +91,13 @@ def test_without_a_draft_model_a_lost_verifier_is_an_error(lost: int, drafter: F
     verifier = FakeVerifier(BIG, lost=[lost])
     stats = Stats()
     reply = generate(
-        PROMPT, alphabet=Letters(), drafter=drafter, gate=AlwaysGate(), verifier=verifier, sampling=GREEDY,
-        limits=GenerationLimits(30, 1000), stats=stats,
-    )  # fmt: skip
+        GenerationState(PROMPT, GREEDY, GenerationLimits(30, 1000)),
+        vocabulary=Letters(),
+        drafter=drafter,
+        gate=AlwaysGate(),
+        verifier=verifier,
+        stats=stats,
+    )
     written: list[int] = []
     with pytest.raises(VerifierLost, match="no draft model"):
         written.extend(event.id for event in reply if isinstance(event, Token) or pytest.fail(str(event)))
@@ -104,7 +109,7 @@ def test_without_a_draft_model_a_lost_verifier_is_an_error(lost: int, drafter: F
 def test_a_verdict_without_a_token_is_an_error_and_no_endless_loop() -> None:
     class Mute(FakeVerifier):
         def open(self, sampling: object) -> FakeSession:
-            session = super().open(GREEDY)
+            session = super().open(GenerationState())
             session.submit = lambda *_: Said(Verdict(0, np.empty(0, np.int32)))  # type: ignore[method-assign, assignment]
             return session
 
@@ -127,9 +132,13 @@ class Said:
 def test_closing_after_any_token(after: int) -> None:
     verifier, stats = FakeVerifier(BIG), Stats()
     reply = generate(
-        PROMPT, alphabet=Letters(), drafter=FakeDrafter(SMALL), gate=AlwaysGate(), verifier=verifier, sampling=GREEDY,
-        limits=GenerationLimits(30, 1000), stats=stats,
-    )  # fmt: skip
+        GenerationState(PROMPT, GREEDY, GenerationLimits(30, 1000)),
+        vocabulary=Letters(),
+        drafter=FakeDrafter(SMALL),
+        gate=AlwaysGate(),
+        verifier=verifier,
+        stats=stats,
+    )
     written = [next(reply) for _ in range(after)]
     reply.close()  # type: ignore[attr-defined]
     assert ids(written) == alone(BIG, after)
@@ -141,9 +150,13 @@ def test_closing_after_any_token(after: int) -> None:
 def test_stopping_between_tokens_stops_in_the_middle_of_a_chunk(after: int) -> None:
     stats, verifier = Stats(), FakeVerifier(BIG)
     reply = generate(
-        PROMPT, alphabet=Letters(), drafter=FakeDrafter(SMALL), gate=AlwaysGate(), verifier=verifier, sampling=GREEDY,
-        limits=GenerationLimits(30, 1000), stats=stats, stopped=lambda: stats.tokens == after,
-    )  # fmt: skip
+        GenerationState(PROMPT, GREEDY, GenerationLimits(30, 1000), stopped=lambda: stats.tokens == after),
+        vocabulary=Letters(),
+        drafter=FakeDrafter(SMALL),
+        gate=AlwaysGate(),
+        verifier=verifier,
+        stats=stats,
+    )
     assert ids(list(reply)) == alone(BIG, after)
     assert stats.finish_reason == "cancelled"
     assert verifier.sessions[0].closed

@@ -16,8 +16,9 @@ from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import FAR, AheadDrafter
 from edgellm.spec.gates.rules import AlwaysGate, RandomGate
-from edgellm.spec.loop import GenerationLimits, generate
-from edgellm.spec.protocols import Gate
+from edgellm.spec.loop import generate
+from edgellm.spec.protocols import Gate, VerifierSession
+from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Chunk, Ids, Sampling, Source, Token, Verdict
 from edgellm.verifier.in_process import LocalSession, LocalVerifier
@@ -41,12 +42,9 @@ class Late:
         return self._session.verify(*self._ask)
 
 
-class LateSession:
+class LateSession(VerifierSession):
     def __init__(self, session: LocalSession, patience: int) -> None:
         self._session, self._patience = session, patience
-
-    def ready(self) -> bool:
-        return True
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Late:
         return Late(self._session, (prefix.copy(), chunk, extra), self._patience)
@@ -58,8 +56,8 @@ class LateSession:
 class LateVerifier(LocalVerifier):
     patience = 0
 
-    def open(self, sampling: Sampling) -> LateSession:  # type: ignore[override]
-        return LateSession(super().open(sampling), self.patience)
+    def open(self, state: GenerationState) -> LateSession:  # type: ignore[override]
+        return LateSession(super().open(state), self.patience)
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +83,13 @@ def write(
     verifier = LateVerifier(model, ContextPool(lambda: Context(model, n_ctx=POSITIONS, threads=1)), POSITIONS)
     verifier.patience = patience
     events = generate(
-        prompt, alphabet=draft, drafter=ahead or own, gate=gate, verifier=verifier, sampling=sampling,
-        limits=GenerationLimits(24, POSITIONS), stats=Stats(),
-    )  # fmt: skip
+        GenerationState(prompt, sampling, GenerationLimits(24, POSITIONS)),
+        vocabulary=draft,
+        drafter=ahead or own,
+        gate=gate,
+        verifier=verifier,
+        stats=Stats(),
+    )
     written = [event for event in events if isinstance(event, Token)]
     (ahead or own).close()
     verifier.close()
@@ -146,10 +148,10 @@ def test_nor_is_it_where_it_is_to_be_verified_itself(models: tuple[Model, Model]
     draft, prompt = models[0], prompts[0]
     context = Context(draft, n_ctx=POSITIONS, n_seq=4, threads=1)
     drafter = ModelDrafter(draft, context, alternatives=2)
-    chunk = drafter.draft(prompt, 2, GREEDY)
+    chunk = drafter.propose(GenerationState(prompt), 2)
     others = [np.append(prompt, token).astype(np.int32) for token in chunk.alternatives[0][0]]  # type: ignore[index]
     (_, first), (right, second) = drafter.draft_many(
-        others, 4, GREEDY, lambda: False, whole=np.concatenate((prompt, chunk.ids)), tail=0
+        GenerationState(prompt), others, 4, lambda: False, whole=np.concatenate((prompt, chunk.ids)), tail=0
     )
     assert len(first) == len(second) == 4
     whole = np.concatenate((right, second.ids[:2]))
@@ -157,7 +159,7 @@ def test_nor_is_it_where_it_is_to_be_verified_itself(models: tuple[Model, Model]
     rows = context.decode_rows
     context.decode_rows = lambda asked, **more: decoded.append([len(row.ids) for row in asked]) or rows(asked, **more)  # type: ignore[method-assign, func-returns-value]
     corrected = np.append(right, second.alternatives[0][0][:1]).astype(np.int32)  # type: ignore[index]
-    drafter.draft_many([corrected], 1, GREEDY, lambda: False, whole=whole, tail=1)
+    drafter.draft_many(GenerationState(prompt), [corrected], 1, lambda: False, whole=whole, tail=1)
     assert decoded == [[1, 1], [1]]
 
 
@@ -165,22 +167,24 @@ def test_what_was_drafted_ahead_is_not_computed_again(models: tuple[Model, Model
     draft, prompt = models[0], prompts[0]
     context = Context(draft, n_ctx=POSITIONS, n_seq=3, threads=1)
     drafter = ModelDrafter(draft, context, alternatives=2)
-    chunk = drafter.draft(prompt, 4, GREEDY)
+    chunk = drafter.propose(GenerationState(prompt), 4)
     behind = np.concatenate((prompt, chunk.ids))
     other = np.append(prompt, chunk.alternatives[0][0][:1]).astype(np.int32) if chunk.alternatives else prompt
-    many = drafter.draft_many([other], 2, GREEDY, lambda: False, whole=behind, tail=1)
+    many = drafter.draft_many(GenerationState(prompt), [other], 2, lambda: False, whole=behind, tail=1)
     assert np.array_equal(many[0][0], other)
     assert np.array_equal(many[1][0][:-1], behind)
     decoded: list[int] = []
     whole = context.decode
     context.decode = lambda ids, **more: decoded.append(len(ids)) or whole(ids, **more)  # type: ignore[method-assign, func-returns-value]
-    rest = drafter.draft(np.concatenate((many[1][0], many[1][1].ids)), 1, GREEDY)
+    rest = drafter.propose(GenerationState(np.concatenate((many[1][0], many[1][1].ids))), 1)
     assert decoded == [1]
     fresh = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, threads=1))
-    assert int(many[1][0][-1]) == int(fresh.draft(behind, 1, GREEDY).ids[0])  # the likeliest token behind the chunk
+    assert int(many[1][0][-1]) == int(
+        fresh.propose(GenerationState(behind), 1).ids[0]
+    )  # the likeliest token behind the chunk
     for prefix, drafted in many:
-        assert fresh.draft(prefix, 2, GREEDY).ids.tolist() == drafted.ids.tolist()
-    assert fresh.draft(many[1][0], 3, GREEDY).ids.tolist() == [*many[1][1].ids.tolist(), *rest.ids.tolist()]
+        assert fresh.propose(GenerationState(prefix), 2).ids.tolist() == drafted.ids.tolist()
+    assert fresh.propose(GenerationState(many[1][0]), 3).ids.tolist() == [*many[1][1].ids.tolist(), *rest.ids.tolist()]
     fresh.close()
     drafter.close()
 
@@ -188,11 +192,16 @@ def test_what_was_drafted_ahead_is_not_computed_again(models: tuple[Model, Model
 def test_a_stop_from_another_thread_is_heard(models: tuple[Model, Model], prompts: list[Ids]) -> None:
     draft = models[0]
     drafter = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, n_seq=2, threads=1))
-    drafter.draft(prompts[0], 1, GREEDY)
+    drafter.propose(GenerationState(prompts[0]), 1)
     came = threading.Event()
     threading.Timer(0.02, came.set).start()
     ((_, chunk),) = drafter.draft_many(
-        [np.append(prompts[0], 9).astype(np.int32)], 400, GREEDY, came.is_set, whole=prompts[0], tail=0
+        GenerationState(prompts[0]),
+        [np.append(prompts[0], 9).astype(np.int32)],
+        400,
+        came.is_set,
+        whole=prompts[0],
+        tail=0,
     )
     assert 0 < len(chunk) < 400 or draft.is_eog(int(chunk.ids[-1]))
     drafter.close()
@@ -203,9 +212,9 @@ def test_nothing_is_drafted_ahead_beyond_the_context(models: tuple[Model, Model]
     for left in (0, 1, 3):
         context = Context(draft, n_ctx=len(prompt) + left, n_seq=2, spare=8, threads=1)
         drafter = ModelDrafter(draft, context, alternatives=1)
-        drafter.draft(prompt, 1, GREEDY)
+        drafter.propose(GenerationState(prompt), 1)
         ((_, chunk),) = drafter.draft_many(
-            [np.append(prompt, 9).astype(np.int32)], 4, GREEDY, lambda: False, whole=prompt, tail=0
+            GenerationState(prompt), [np.append(prompt, 9).astype(np.int32)], 4, lambda: False, whole=prompt, tail=0
         )
         assert len(chunk) <= left
         drafter.close()
@@ -219,17 +228,18 @@ def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next_one(
     draft, prompt = models[0], prompts[0]
     own = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, n_seq=3, threads=1), alternatives=2)
     fresh = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, threads=1))
-    own.doubt = fresh.doubt = doubt
+    rules = DraftRules(stop_below=doubt)
     ahead = AheadDrafter(own, is_eog=lambda _token: False, rejection=Acceptance().rejection)
-    chunk = ahead.draft(prompt, 2, GREEDY)
-    ahead.look_ahead(prompt, chunk, gamma=2, sampling=GREEDY, until=lambda: False)
-    token = fresh.draft(np.concatenate((prompt, chunk.ids)), 1, GREEDY).ids
+    state = GenerationState(prompt, rules=rules)
+    chunk = ahead.propose(state, 2)
+    ahead.look_ahead(state, chunk, 2, lambda: False)
+    token = fresh.propose(GenerationState(np.concatenate((prompt, chunk.ids))), 1).ids
     text = np.concatenate((prompt, chunk.ids, token))
     taken = 0
-    while (next_one := ahead.draft(text, 2, GREEDY)).ahead:
+    while (next_one := ahead.propose(GenerationState(text, rules=rules), 2)).ahead:
         if draft.is_eog(int(next_one.ids[0])):
             break
-        assert next_one.ids.tolist() == fresh.draft(text, 2, GREEDY).ids.tolist()
+        assert next_one.ids.tolist() == fresh.propose(GenerationState(text, rules=rules), 2).ids.tolist()
         text = np.concatenate((text, next_one.ids))
         taken += next_one.ahead
     assert 2 < taken <= FAR

@@ -17,9 +17,9 @@ from edgellm.spec.gates.features import NAMES
 from edgellm.spec.gates.learned import WorthGate
 from edgellm.spec.gates.profile import Profile, alpha_of, build
 from edgellm.spec.gates.profiler import Run, Watcher
-from edgellm.spec.gates.rules import CountingGate, ImportanceGate, SyneraGate, p_conf
-from edgellm.spec.protocols import Gate
-from edgellm.spec.types import GREEDY, Ids
+from edgellm.spec.gates.rules import CountingGate, ImportanceGate, Rule, SyneraGate, p_conf
+from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.types import Ids
 from edgellm.verifier.in_process import LocalVerifier
 from models.corpus import held_out
 from models.families import FAMILIES
@@ -57,8 +57,8 @@ def drafter(draft_model: Model) -> Iterator[ModelDrafter]:
 def runs(draft_model: Model, verifier_model: Model, drafter: ModelDrafter) -> list[Run]:
     pool = ContextPool(lambda: Context(verifier_model, n_ctx=1024, threads=1))
     verifier = LocalVerifier(verifier_model, pool, 1024)
-    session = verifier.open(GREEDY)
-    watcher = Watcher(drafter, session, draft_model.is_eog, GAMMA, MOST)
+    session = verifier.open(GenerationState())
+    watcher = Watcher(drafter, session, draft_model.is_eog, GenerationLimits(MOST, gamma=GAMMA))
     found = [watcher.run(prompt) for prompt in prompts(draft_model, seed=31, count=4)]
     session.close()
     verifier.close()
@@ -109,11 +109,11 @@ def test_it_comes_back_from_disk(profile: Profile, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("budget", [0.1, 0.2, 0.4])
 def test_thresholds_give_the_budget_as_the_whole_gates_share(profile: Profile, budget: float) -> None:
-    def share(gate: Gate) -> float:
+    def share(gate: Rule) -> float:
         from edgellm.spec.types import Chunk
 
         taken = [
-            gate.decide(
+            gate.judge(
                 Chunk(
                     np.zeros(1, np.int32),
                     np.array([c], np.float32),
@@ -121,7 +121,6 @@ def test_thresholds_give_the_budget_as_the_whole_gates_share(profile: Profile, b
                     importance=np.array([i], np.float32),
                 ),
                 at,
-                9**9,
             )
             for at in range(20)
             for c, i in zip(profile.confidence, profile.importance, strict=True)
@@ -140,12 +139,14 @@ def test_the_budget_is_spent_on_prompts_that_were_not_profiled(
 ) -> None:
     ledger = Ledger()
     for prompt in prompts(draft_model, seed=47, count=4):
-        ids, gate = prompt, WorthGate(profile, budget, ledger, seed=1)  # one for each reply
-        while len(ids) < len(prompt) + MOST:
-            chunk = drafter.draft(ids, GAMMA, GREEDY)
-            gate.decide(chunk, len(ids) - len(prompt), MOST)
-            ids = np.concatenate((ids, chunk.ids))
-            if draft_model.is_eog(int(ids[-1])):
+        gate = WorthGate(profile, budget, ledger, seed=1)  # one for each reply
+        state = GenerationState(prompt, limits=GenerationLimits(MOST))
+        while state.room:
+            chunk = drafter.propose(state, min(GAMMA, state.room))
+            gate.decide(state, chunk)
+            for token in chunk.ids.tolist():
+                state.append(token)
+            if draft_model.is_eog(int(state.ids[-1])):
                 break
     assert ledger.decided > 80
     assert ledger.share == pytest.approx(budget, abs=0.03)
@@ -167,5 +168,5 @@ def test_a_gate_is_counted() -> None:
     from edgellm.spec.gates.rules import AlwaysGate
     from edgellm.spec.types import Chunk
 
-    CountingGate(AlwaysGate(), ledger).decide(Chunk(), 0, 9)
+    CountingGate(AlwaysGate(), ledger).decide(GenerationState(), Chunk())
     assert (ledger.decided, ledger.offloaded) == (1, 1)

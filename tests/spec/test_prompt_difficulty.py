@@ -29,7 +29,7 @@ def test_the_word_that_tells_is_found() -> None:
     assert trouble.of(np.array([HARD, 999])) > trouble.usual > trouble.of(np.array([EASY, 999]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=3, max_size=12), st.integers(0, 999))
 def test_what_is_said_of_a_prompt_is_said_without_it(words: list[list[int]], seed: int) -> None:
     """The short way and the long one: leaving each reply out of the fit."""

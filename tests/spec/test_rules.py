@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from edgellm.errors import InvalidOption
 from edgellm.spec.gates.rules import AlwaysGate, ConfidenceGate, NeverGate, p_conf
 from edgellm.spec.types import Chunk
+from tests.spec.fakes import at
 
 
 def chunk(*confidence: float) -> Chunk:
@@ -37,7 +38,7 @@ def test_p_conf_is_a_probability_that_falls_with_confidence(c: float, c_th: floa
 def test_the_share_of_chunks_offloaded_is_p_conf() -> None:
     gate = ConfidenceGate(0.6, seed=3)
     some = chunk(0.75, 0.85, 0.95)
-    share = sum(gate.decide(some, written, 5000).offload for written in range(4000)) / 4000
+    share = sum(gate.judge(some, written).offload for written in range(4000)) / 4000
     assert share == pytest.approx(p_conf(0.85, 0.6), abs=0.03)
     assert 0.2 < share < 0.3
 
@@ -46,17 +47,17 @@ def test_the_draws_can_be_repeated_and_depend_on_seed_and_place_alone() -> None:
     some = chunk(0.8)
 
     def draws(seed: int) -> list[bool]:
-        return [ConfidenceGate(0.6, seed).decide(some, written, 100).offload for written in range(64)]
+        return [ConfidenceGate(0.6, seed).judge(some, written).offload for written in range(64)]
 
     assert draws(1) == draws(1)
     assert draws(1) != draws(2)
 
 
 def test_each_decision_has_its_reason() -> None:
-    assert "0.50 is not above 0.70" in ConfidenceGate(0.7).decide(chunk(0.4, 0.6), 0, 9).reason
-    assert "a chance of" in ConfidenceGate(0.7).decide(chunk(0.9), 0, 9).reason
-    assert AlwaysGate().decide(chunk(1.0), 0, 9).offload
-    assert not NeverGate().decide(chunk(0.1), 0, 9).offload
+    assert "0.50 is not above 0.70" in ConfidenceGate(0.7).judge(chunk(0.4, 0.6), 0).reason
+    assert "a chance of" in ConfidenceGate(0.7).judge(chunk(0.9), 0).reason
+    assert AlwaysGate().decide(at(0), chunk(1.0)).offload
+    assert not NeverGate().decide(at(0), chunk(0.1)).offload
 
 
 @pytest.mark.parametrize("c_th", [-0.1, 1.1, math.nan])

@@ -9,21 +9,26 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, Floats, Ids, Model
+from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.state import DraftRules, GenerationState, Suggestions
 from edgellm.spec.types import GREEDY, Sampling
 from tests.spec.real import case
 
 GAMMA = 12
-FREE = [0.0] * GAMMA
+FREE = CostCurve((1, 64), (1.0, 1.0))  # rows beyond the first cost nothing
 
 
-class Known:
+class Known(Suggestions):
     """Suggests what stands in `text`; from place `wrong` of it on, other tokens."""
 
-    def __init__(self, text: Sequence[int], wrong: int) -> None:
-        self._text, self._wrong = text, wrong
+    def __init__(self, text: Sequence[int] = (), wrong: int = 0, least: Sequence[float] = ()) -> None:
+        self._text, self._wrong, self._least = text, wrong, least
 
-    def suggest(self, prefix: Ids, drafted: Sequence[int], floors: Sequence[float]) -> list[int]:
+    def floors(self) -> Sequence[float]:
+        return self._least
+
+    def suggest(self, state: GenerationState, drafted: Sequence[int], floors: Sequence[float]) -> list[int]:
         here = list(enumerate(self._text))[len(drafted) : len(drafted) + len(floors)]
         return [token if at < self._wrong else token ^ 1 for at, token in here]
 
@@ -50,27 +55,31 @@ def exact(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
 def test_a_suggested_chunk_is_the_chunk(exact: Model, sampling: Sampling, wrong: int, number: int) -> None:
     prompt = exact.chat_prompt(case(number))
     with Counting(exact, n_ctx=512, threads=1) as one, Counting(exact, n_ctx=512, threads=1) as other:
-        alone, helped = ModelDrafter(exact, one), ModelDrafter(exact, other)
-        wanted = alone.draft(prompt, GAMMA, sampling)
-        helped.suggests, helped.floors = Known(wanted.ids.tolist(), wrong), FREE
-        found = helped.draft(prompt, GAMMA, sampling)
+        alone, helped = ModelDrafter(exact, one), ModelDrafter(exact, other, curve=lambda: FREE)
+        wanted = alone.propose(GenerationState(prompt, sampling), GAMMA)
+        state = GenerationState(prompt, sampling, suggestions=Known(wanted.ids.tolist(), wrong))
+        helped.begin(state)
+        found = helped.propose(state, GAMMA)
         assert found.ids.tolist() == wanted.ids.tolist()
         assert np.allclose(found.confidence, wanted.confidence, atol=1e-4)
         assert np.allclose(found.margin, wanted.margin, atol=1e-4)
         assert other.decodes == max(1, one.decodes - min(wrong, len(wanted) - 1))
         behind = np.concatenate((prompt, wanted.ids[:2]))  # the cache is sound for what comes next
-        helped.suggests = None
-        assert helped.draft(behind, 4, sampling).ids.tolist() == alone.draft(behind, 4, sampling).ids.tolist()
+        assert (
+            helped.propose(GenerationState(behind, sampling), 4).ids.tolist()
+            == alone.propose(GenerationState(behind, sampling), 4).ids.tolist()
+        )
 
 
 def test_a_chunk_ends_where_its_chance_is_too_small(exact: Model) -> None:
     prompt = exact.chat_prompt(case(2))
     with Context(exact, n_ctx=512, threads=1) as context:
         drafter = ModelDrafter(exact, context)
-        whole = drafter.draft(prompt, GAMMA, GREEDY)
+        whole = drafter.propose(GenerationState(prompt), GAMMA)
         alive = np.cumprod(whole.confidence)
         cut = int(np.argmax(alive < alive[0]))  # the first place that is surer to be wrong than the first
-        drafter.least = lambda: [0.0] * cut + [float(alive[cut]) + 1e-3]
-        short = drafter.draft(prompt, GAMMA, GREEDY)
+        known = Known(least=[0.0] * cut + [float(alive[cut]) + 1e-3])
+        rules = DraftRules(while_it_pays=True)
+        short = drafter.propose(GenerationState(prompt, rules=rules, suggestions=known), GAMMA)
         assert short.ids.tolist() == whole.ids[: cut + 1].tolist()
         assert 0 < len(short) < len(whole)

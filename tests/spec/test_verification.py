@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from edgellm.errors import EngineFailed, ProtocolError
 from edgellm.spec import verification
 from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import GenerationLimits, generate
+from edgellm.spec.loop import generate
 from edgellm.spec.sampling import distribution, draw, exact_distribution, uniforms
+from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import Chunk, Distribution, Sampling, Token
 from edgellm.spec.verification import check_chunk, judge, residual, verify_greedy, verify_sampling
@@ -163,13 +164,15 @@ def pairs(
     drafter = PointDrafter(drafts) if point else FakeDrafter(drafts)
     for seed in range(n):
         reply = generate(
-            PROMPT,
-            alphabet=NoEnd(),
+            GenerationState(
+                PROMPT,
+                Sampling(sampling.temperature, sampling.top_k, sampling.top_p, seed),
+                GenerationLimits(max_tokens=2, context=100, gamma=gamma),
+            ),
+            vocabulary=NoEnd(),
             drafter=drafter,
             gate=AlwaysGate(),
             verifier=FakeVerifier(model),
-            sampling=Sampling(sampling.temperature, sampling.top_k, sampling.top_p, seed),
-            limits=GenerationLimits(max_tokens=2, context=100, gamma=gamma),
             stats=Stats(),
         )
         seen[tuple(event.id for event in reply if isinstance(event, Token))] += 1
@@ -247,8 +250,9 @@ def test_the_same_statistic_rejects_drafts_from_the_wrong_q(monkeypatch: pytest.
     setting = SETTINGS["truncated"]
 
     class Careless(FakeDrafter):
-        def draft(self, prefix: np.ndarray, gamma: int, sampling: Sampling) -> Chunk:
-            honest = super().draft(prefix, 1, sampling)
+        def propose(self, state: GenerationState, gamma: int) -> Chunk:
+            prefix, sampling = state.ids, state.sampling
+            honest = super().propose(state, 1)
             assert honest.distributions is not None
             whole = distribution(self.logits(prefix), Sampling(sampling.temperature, 0, 1.0))
             token = draw(whole, float(uniforms(sampling.seed, len(prefix), 1)[0, 3]))
@@ -289,4 +293,6 @@ def test_an_honest_chunk_passes() -> None:
     check_chunk(Chunk(), N_VOCAB)
     check_chunk(Chunk(ids(1, 2)), N_VOCAB)
     for seed in range(20):
-        check_chunk(FakeDrafter(markov(seed, N_VOCAB)).draft(PROMPT, 4, Sampling(1.0, seed=seed)), N_VOCAB)
+        check_chunk(
+            FakeDrafter(markov(seed, N_VOCAB)).propose(GenerationState(PROMPT, Sampling(1.0, seed=seed)), 4), N_VOCAB
+        )

@@ -51,7 +51,7 @@ TEXTS = st.text() | st.text(st.sampled_from('a\ud800\udfff\0\n\r\u2028"\\'))
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS), max_size=4))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_every_text_comes_back(texts: list[tuple[str, str]]) -> None:
     """Whole, but for lone surrogates, which no UTF-8 can hold."""
 

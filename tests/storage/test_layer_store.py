@@ -289,7 +289,7 @@ def test_recipes_that_cannot_be_meant_are_refused(recipe: Recipe) -> None:
         LayerStore(limit=0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cuts=st.lists(st.integers(0, 100), max_size=8), seed=st.integers(0, 1000))
 def test_in_whatever_portions_it_comes_the_file_is_the_same(
     cuts: list[int], seed: int, draft_path: Path, recipe: Recipe, tmp_path_factory: pytest.TempPathFactory

@@ -14,7 +14,8 @@ from edgellm.errors import EngineFailed
 from edgellm.llm import Pair
 from edgellm.rpc.address import Address
 from edgellm.services.server.verifier_server import VerifierServer
-from edgellm.spec.types import GREEDY, NO_IDS, Chunk
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import NO_IDS, Chunk
 from tests.spec.real import case, ids
 
 
@@ -74,7 +75,7 @@ def test_what_is_asked_of_an_ended_server_fails(f32_pair: tuple[Path, Path]) -> 
     with Model.load(f32_pair[1]) as model:
         server = VerifierServer(model, Address.parse("127.0.0.1:0"), context=64, sessions=1, threads=1)
         server.start()
-        session = server.inside().open(GREEDY)
+        session = server.inside().open(GenerationState())
         prompt = np.ones(4, dtype=np.int32)
         assert len(session.submit(prompt, Chunk(NO_IDS)).result().tokens) == 1
         server.stop()

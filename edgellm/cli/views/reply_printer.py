@@ -29,7 +29,7 @@ def speak(reply: Reply, *, as_json: bool, explain: bool, stats: bool) -> Summary
     show = _json if as_json else _words
     reasons: list[Explanation] = []
     if explain:
-        reply.on_explain = reasons.append
+        reply.listen(on_explain=reasons.append)
     with stoppable(reply):
         sources = show(reply)
     summary = reply.summary
@@ -53,7 +53,7 @@ def _words(reply: Reply) -> Counter[str]:
         painter.end_line()
         say(news.text, style="yellow")
 
-    reply.on_notice = notice
+    reply.listen(on_notice=notice)
     try:
         for token in reply:
             last = token.source
@@ -67,7 +67,7 @@ def _words(reply: Reply) -> Counter[str]:
 
 def _json(reply: Reply) -> Counter[str]:
     """A token that leaves a character half-done waits for the next one, and takes the rest if there is none."""
-    reply.on_notice = lambda news: say(news.text)
+    reply.listen(on_notice=lambda news: say(news.text))
     text, waiting = Utf8(), None
     for token in reply:
         if waiting is not None:

@@ -74,7 +74,7 @@ class Context(Passes):
         if late.kept != outputs:
             return rows
         if model.head_is_plain is None:  # the first time both ways, to see whether they say the same
-            model.head_is_plain = late.agrees(rows)
+            model.found_head(late.agrees(rows))
             return rows
         return LateRows(late, outputs, reached or [0.5**row for row in range(1, outputs)])
 

@@ -64,8 +64,7 @@ class _Tensor(ctypes.Structure):
 class Recorder:
     """Keeps what one decode call shows. Rows of several llama.cpp batches are joined in the order of the tokens.
 
-    What it returns is valid until the next decode, which uses the same memory again. `stops` may be set between
-    decodes: whether the graph stops after `Capture.stop_after`, or goes on to the logits this time.
+    What it returns is valid until the next decode, which uses the same memory again.
     """
 
     def __init__(self, capture: Capture, n_seq: int, unified: bool) -> None:
@@ -74,9 +73,9 @@ class Recorder:
         self.shared = unified and n_seq > 1
         self._one_graph = unified or n_seq == 1  # for each of its batches; streams may need several
         self._visible = np.empty(0, dtype=np.bool_)
-        self.stops = capture.stop_after is not None
-        self.rows = 0  # of the batch that is to come
-        self.copies = 0  # rows at its end that are not to be seen
+        self._stops = capture.stop_after is not None
+        self._rows = 0  # of the batch that is to come
+        self._copies = 0  # rows at its end that are not to be seen
         self.error: BaseException | None = None
         self._to_come = 0
         self._parts: dict[bytes, list[Floats]] = {}
@@ -90,6 +89,19 @@ class Recorder:
         self.callback = lib.ggml_backend_sched_eval_callback(self._see)
         self.attend(slice(None))
         self.clear()
+
+    @property
+    def stops(self) -> bool:
+        """Whether the graph stops after `Capture.stop_after`, or goes on to the logits."""
+        return self._stops
+
+    def stop(self, early: bool) -> None:
+        """Have the next decodes stop after `Capture.stop_after`, or go on to the logits."""
+        self._stops = early
+
+    def begin(self, rows: int, copies: int) -> None:
+        """A batch of so many rows is to come; the last `copies` of them are not to be seen."""
+        self._rows, self._copies = rows, copies
 
     def attend(self, keys: slice | None) -> None:
         """From the next decode on keeps attention to these `keys` only; None: reads none (in a prefill it is much)."""
@@ -107,8 +119,8 @@ class Recorder:
     def __enter__(self) -> Self:
         """A llama.cpp batch begins: all that is asked for will come, once."""
         self._to_come = len(self._asked) if self._one_graph or not self._asked else -1
-        small = self._one_graph and self.rows <= _SMALL
-        self._others = self._graphs.setdefault((self.rows, self._asked), set()) if small else set()
+        small = self._one_graph and self._rows <= _SMALL
+        self._others = self._graphs.setdefault((self._rows, self._asked), set()) if small else set()
         return self
 
     def __exit__(self, *_raised: object) -> None:
@@ -190,7 +202,7 @@ class Recorder:
             self._library.ggml_backend_tensor_get(address, data.ctypes.data, 0, data.nbytes)
             return data
         if self.shared:
-            self._visible = self._mask(tensor.src[1], cols, rows - 1 - self.copies)
+            self._visible = self._mask(tensor.src[1], cols, rows - 1 - self._copies)
         first, end, _ = (self._keys or slice(None)).indices(cols)
         width = max(0, end - first)
         data = self._room.take((streams * heads, rows, width))
@@ -198,8 +210,8 @@ class Recorder:
             self._library.ggml_backend_tensor_get_2d(
                 address, data.ctypes.data, 4 * first, 4 * width, streams * heads * rows, 4 * cols, 4 * width
             )
-        if self.copies:
-            return data[:, : rows - self.copies]
+        if self._copies:
+            return data[:, : rows - self._copies]
         # several streams hold one sequence each: their rows follow each other
         return np.concatenate(np.split(data, streams), axis=1) if streams > 1 else data
 

@@ -30,7 +30,7 @@ class Late:
 
     def __init__(self, head: LMHead) -> None:
         self.head = head
-        self.seconds: Sequence[float] = _USUAL
+        self._seconds: Sequence[float] = _USUAL
         """Of heads of `HEADS` rows together, or what is in proportion to them."""
         self.kept = 0
         """Rows of the last pass, from the first on; 0 where there were not as many as were expected."""
@@ -43,6 +43,15 @@ class Late:
         self._bytes = native.at_once(library.ggml_nbytes, ctypes.c_size_t, ctypes.c_void_p)
         self._get = library.ggml_backend_tensor_get
         self.callback: Any = lib.ggml_backend_sched_eval_callback(self._see)
+
+    @property
+    def seconds(self) -> Sequence[float]:
+        """What heads of `HEADS` rows take together."""
+        return self._seconds
+
+    def take(self, seconds: Sequence[float]) -> None:
+        """From now on heads of `HEADS` rows are taken to take so long."""
+        self._seconds = seconds
 
     def close(self) -> None:
         """For when the context is closed: nothing holds on to the model's file any more."""

@@ -110,7 +110,7 @@ class Passes(Cache):
         which late ones go by.
         """
         if self.late is not None and heads:
-            self.late.seconds = heads
+            self.late.take(heads)
         self._widths = widths if self.captured is None else ()
 
     @property
@@ -152,7 +152,7 @@ class Passes(Cache):
         if self._stopped is not None and self._stopped():
             raise Stopped
         if self.captured is not None:
-            self.captured.rows, self.captured.copies = n, copies
+            self.captured.begin(n, copies)
         context = self._open()
         with self.captured or self._late or _UNWATCHED, sharing.computing(self.threads) as share:
             if share != self.threads_used:

@@ -14,7 +14,7 @@ from edgellm.llm.drafter_pool import DrafterKind, Drafters, exit_layers
 from edgellm.spec.drafters.verdict_prediction import MOST_BRANCHES
 from edgellm.spec.gates.profile import ExitPoint
 from edgellm.spec.protocols import Drafter
-from edgellm.spec.types import GREEDY
+from edgellm.spec.state import GenerationState
 
 _REPEATS = 12
 _PROMPTS = 12  # of those given, for the early exit
@@ -83,16 +83,17 @@ def _written(drafter: Drafter, model: Model, prompt: Ids, gamma: int, most: int)
     """The draft model's own reply to `prompt`, of at least one token."""
     ids = prompt
     while len(ids) - len(prompt) < most and not model.is_eog(int(ids[-1])):
-        ids = np.concatenate((ids, drafter.draft(ids, min(gamma, most - len(ids) + len(prompt)), GREEDY).ids))
+        gamma_now = min(gamma, most - len(ids) + len(prompt))
+        ids = np.concatenate((ids, drafter.propose(GenerationState(ids), gamma_now).ids))
     return ids[len(prompt) :]
 
 
 def _seconds(drafter: Drafter, prompt: Ids, reply: Ids, gamma: int) -> float:
     """Seconds of a drafted token along a reply, the prompt's own decoding left out."""
-    drafter.draft(prompt, 1, GREEDY)
-    drafted, began = 0, perf_counter()
-    for at in range(0, len(reply), gamma):
-        drafted += len(drafter.draft(np.concatenate((prompt, reply[:at])), gamma, GREEDY))
+    drafter.propose(GenerationState(prompt), 1)
+    texts = [GenerationState(np.concatenate((prompt, reply[:at]))) for at in range(0, len(reply), gamma)]
+    began = perf_counter()
+    drafted = sum(len(drafter.propose(text, gamma)) for text in texts)
     return (perf_counter() - began) / max(1, drafted)
 
 

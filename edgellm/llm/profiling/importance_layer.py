@@ -12,8 +12,9 @@ from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.logistic import auc
 from edgellm.spec.gates.profiler import Watcher
 from edgellm.spec.params import CHUNK
-from edgellm.spec.protocols import VerifierSession
-from edgellm.spec.types import Chunk, Floats, Sampling
+from edgellm.spec.protocols import Drafter, VerifierSession
+from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.types import Chunk, Floats
 
 PROMPTS = 80
 """That are read for it, at most: with some four hundred chunks an AUC is known to about 0.03."""
@@ -44,12 +45,11 @@ def telling_layer(
     if not isinstance(drafter, ModelDrafter):
         raise TypeError("a drafter without an early exit was asked for")
     noting = _Noting(drafter)
-    watcher = Watcher(noting, session, draft.is_eog, CHUNK, most)
+    watcher = Watcher(noting, session, draft.is_eog, GenerationLimits(most, context, CHUNK))
     rejected: list[bool] = []
     try:
         for done, prompt in enumerate(prompts):
             reached(done)
-            watcher.most = min(most, context - len(prompt))
             rejected += [not chunk.whole for chunk in watcher.verified(prompt) if chunk.tokens == CHUNK]
     finally:
         drafters.give(kind, drafter)
@@ -58,19 +58,16 @@ def telling_layer(
     return int(np.nan_to_num(np.array(found), nan=0.0).argmax()), tuple(found)
 
 
-class _Noting:
+class _Noting(Drafter):
     """A drafter whose full chunks' importance is noted, layer by layer."""
 
     def __init__(self, drafter: ModelDrafter) -> None:
         self._drafter = drafter
         self.layers: list[Floats] = []
 
-    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
-        chunk = self._drafter.draft(prefix, gamma, sampling)
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        chunk = self._drafter.propose(state, gamma)
         layers = self._drafter.importance_by_layer(len(chunk))
         if layers is not None and len(chunk) == CHUNK:
             self.layers.append(layers.mean(axis=1))
         return chunk
-
-    def close(self) -> None:
-        """Nothing: the drafter is somebody else's."""

@@ -16,7 +16,7 @@ from edgellm.spec.drafters.early_exit import THRESHOLD
 from edgellm.spec.gates.profile import Profile, build
 from edgellm.spec.gates.profiler import Run, Watcher
 from edgellm.spec.ngram.context_lookup import Seen, hesitation
-from edgellm.spec.types import GREEDY
+from edgellm.spec.state import GenerationLimits, GenerationState
 
 ASKED = 64
 """Prompts by which it is found out when the draft model had better heed the context."""
@@ -46,7 +46,7 @@ def profile_pair(
         if progress is not None:
             progress(done, total)
 
-    session = verifier.open(GREEDY)
+    session = verifier.open(GenerationState())
     told: tuple[float, ...] = ()
     try:
         if layers is None:
@@ -56,16 +56,14 @@ def profile_pair(
         drafter = drafters.take(kind)
         try:
             runs: list[Run] = []
-            watcher = Watcher(drafter, session, draft.is_eog, gamma, most)
+            watcher = Watcher(drafter, session, draft.is_eog, GenerationLimits(most, parts.context, gamma))
             seen: list[Seen] = []
             for prompt in prompts[:: max(1, len(prompts) // ASKED)] if precedents else ():
-                watcher.most = min(most, parts.context - len(prompt))
                 seen += watcher.ask(prompt)
-            watcher.hesitates = hesitation(seen)
+            lookup_below = hesitation(seen)
             for done, prompt in enumerate(prompts, len(few)):
                 reached(done)
-                watcher.most = min(most, parts.context - len(prompt))
-                runs.append(watcher.run(prompt))
+                runs.append(watcher.run(prompt, lookup_below))
         finally:
             drafters.give(kind, drafter)
     finally:
@@ -73,7 +71,7 @@ def profile_pair(
     points = exit_points(draft, drafters, prompts, threshold=THRESHOLD, gamma=gamma, most=most, threads=parts.threads)
     profile = build(
         runs, draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=kind.layers,
-        batch_seconds=batch_seconds(draft, prompts[0], parts.threads), exits=points, hesitates=watcher.hesitates,
+        batch_seconds=batch_seconds(draft, prompts[0], parts.threads), exits=points, hesitates=lookup_below,
     )  # fmt: skip
     by_layer = {f"auc importance, layer {at}": round(value, 4) for at, value in enumerate(told) if isfinite(value)}
     profile = replace(profile, evidence=profile.evidence | by_layer)

@@ -216,14 +216,13 @@ class Stage:
         last = self._ends[at] == self.work.last
         results: list[Event | None] = []
         for moving, rows in zip(group, found, strict=True):
-            moving.at += 1
+            # a block shows rows in memory that it uses again, and not all may go on at once
+            moving.passed(None if last else rows.copy())
             if last:
                 results.append(self._result(moving, rows, begin))
-            else:  # a block shows rows in memory that it uses again, and not all may go on at once
-                moving.data = rows.copy()
         end = self.clock
         for moving in group:
-            moving.seconds += end - begin  # of each all: that long it was computed, in company or not
+            moving.took(end - begin)
         with self._news:
             self._note(TraceSpan("compute", group[0].parcel.number, begin, end))
         for moving, result in zip(group, results, strict=False):

@@ -36,6 +36,16 @@ class Moving:
     at: int = 0
     seconds: float = 0.0
 
+    def passed(self, data: Floats | None = None) -> None:
+        """It has gone through one more block, which has made `data` of it; None: the last one."""
+        self.at += 1
+        if data is not None:
+            self.data = data
+
+    def took(self, seconds: float) -> None:
+        """That took so many seconds, in company or not."""
+        self.seconds += seconds
+
     @property
     def passage(self) -> Passage:
         """What its next block is given."""

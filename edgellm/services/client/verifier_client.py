@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from edgellm.engine import Vocabulary, common_prefix
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.device_id import DeviceID
@@ -11,11 +9,13 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.services.client.connection import Connection, Timing
 from edgellm.services.client.verifier_stream import RemotePending, Stream, lost
 from edgellm.services.verification_codec import write_open
-from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling
+from edgellm.spec.protocols import Verifier, VerifierSession
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import NO_IDS, Chunk, Ids
 from edgellm.verifier.requests import VerifyRequest
 
 
-class RemoteVerifier:
+class RemoteVerifier(Verifier):
     """Asks a verifier over the link. Lost, it is found again in the background, and sessions are rebuilt there."""
 
     def __init__(
@@ -60,35 +60,27 @@ class RemoteVerifier:
         return self._connection.ready()
 
     @property
-    def tells(self) -> bool:
-        """See `Tells`: older verifiers do not."""
+    def reports_logprobs(self) -> bool:
+        """See `Verifier.reports_logprobs`: older verifiers do not."""
         return self._connection.peer.tells
 
-    def open(self, sampling: Sampling, *, logprobs: int | None = None) -> RemoteSession:
-        """A session for one reply. Where the verifier is away by now, it is not ready, and will be."""
-        return RemoteSession(self._connection, self._vocabulary, sampling, logprobs)
+    def open(self, state: GenerationState) -> RemoteSession:
+        """See `Verifier.open`. Where the verifier is away by now, the session is not ready, and will be."""
+        return RemoteSession(self._connection, self._vocabulary, state)
 
     def close(self) -> None:
         self._connection.close()
 
 
-class RemoteSession:
+class RemoteSession(VerifierSession):
     """One reply at the verifier: a stream, and the knowledge of which tokens are held at its other end."""
 
-    def __init__(
-        self, connection: Connection, vocabulary: Vocabulary, sampling: Sampling, logprobs: int | None = None
-    ) -> None:
-        self._connection, self._sampling, self._logprobs = connection, sampling, logprobs
-        self._vocabulary = vocabulary
-        self._opening = write_open(sampling, vocabulary.fingerprint).SerializeToString()
+    def __init__(self, connection: Connection, vocabulary: Vocabulary, state: GenerationState) -> None:
+        self._connection, self._state, self._vocabulary = connection, state, vocabulary
+        self._opening = write_open(state.sampling, vocabulary.fingerprint).SerializeToString()
         self._stream: Stream | None = None
         self._last: RemotePending | None = None
         self._round = 0
-        self._stopped: Callable[[], bool] | None = None
-
-    def heed(self, stopped: Callable[[], bool] | None) -> None:
-        """See `Heeds`: the wait for a verdict is given up, and with the session what is computed for it."""
-        self._stopped = stopped
 
     def ready(self) -> bool:
         return self._connection.ready()
@@ -104,8 +96,9 @@ class RemoteSession:
             self._end_stream()
             stream, held = Stream(self._connection, self._opening, self._vocabulary.size), NO_IDS
         self._round += 1
-        request = VerifyRequest(0, self._sampling, len(prefix), prefix, chunk, extra, self._logprobs, self._round)
-        pending = RemotePending(request, self._connection.alive, self._stopped)
+        state = self._state
+        request = VerifyRequest(0, state.sampling, len(prefix), prefix, chunk, extra, state.logprobs, self._round)
+        pending = RemotePending(request, self._connection.alive, state.stopped)
         data = pending.request(common_prefix(held, prefix))
         self._stream, self._last = stream, pending
         if not self._connection.post(stream.send, pending, data):

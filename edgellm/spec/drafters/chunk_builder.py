@@ -13,41 +13,42 @@ from edgellm.spec.drafters.verdict_prediction import likeliest
 from edgellm.spec.ngram.context_lookup import MATCHED
 from edgellm.spec.ngram.sources import SILENT, Cursor
 from edgellm.spec.sampling import Purpose, distribution, draw, exact_distribution, uniforms
-from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Distribution, Floats, Ids, Precedent, Sampling
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Distribution, Floats, Ids, Precedent
 
 _NO_KEYS = slice(0, 0)
 
 
-class Drafting:
+class ChunkBuilder:
     """A chunk under way: chooses each token from its logits, and notes what is known of it."""
 
     def __init__(
         self,
-        position: int,
+        state: GenerationState,
         gamma: int,
-        sampling: Sampling,
         alternatives: int = 0,
-        doubt: float = 0.0,
-        floors: Sequence[float] = (),
-        alone: bool = False,
+        *,
+        position: int | None = None,
         cursor: Cursor = SILENT,
-        hesitates: float = 0.0,
         known: Ids = NO_IDS,
+        floors: Sequence[float] = (),
+        stops: bool = True,
     ) -> None:
-        """For up to `gamma` tokens from `position` on, where the reply goes on, with `alternatives` for each, which are
-        likelier among the `known` tokens of the text so far (`guess.likeliest`).
+        """For up to `gamma` tokens from `position` on (where the reply goes on), with `alternatives` for each, which
+        are likelier among the `known` tokens of the text so far (`verdict_prediction.likeliest`).
 
-        It also ends behind a token whose confidence is below `doubt`, or where that of all tokens so far, multiplied,
-        is below what `floors` has in its place. `alone`: nobody verifies, so tokens are drawn as a verifier draws its
-        own; a seed then writes what it writes where this model verifies what is copied for it. `cursor` says what
-        followed the same words before: where greedy drafts are less sure than `hesitates`, it is taken instead.
+        It keeps to `state.rules`, but for doubt where it never `stops` early. It also ends where the confidence of all
+        tokens so far, multiplied, is below what `floors` has in its place. `cursor` says what followed the same words
+        before.
         """
-        self._alive, self._floors, self._alone = 1.0, floors, alone
-        self._gamma, self._doubt = gamma, doubt
+        rules, sampling = state.rules, state.sampling
+        self._alive, self._floors, self._alone = 1.0, floors, rules.alone
+        self._gamma, self._stop_below = gamma, rules.stop_below if stops else 0.0
         self._sampling = sampling
-        purpose, column = (Purpose.VERIFY, 1) if alone else (Purpose.DRAFT, 0)
-        self._numbers = None if sampling.greedy else uniforms(sampling.seed, position, gamma, purpose)[:, column]
-        self._cursor, self._hesitates = cursor, hesitates
+        purpose, column = (Purpose.VERIFY, 1) if rules.alone else (Purpose.DRAFT, 0)
+        at = len(state.ids) if position is None else position
+        self._numbers = None if sampling.greedy else uniforms(sampling.seed, at, gamma, purpose)[:, column]
+        self._cursor, self._lookup_below = cursor, rules.lookup_below
         self._said: list[tuple[int, int, bool]] = []
         self.ids: list[int] = []
         self._facts: list[Top2] = []
@@ -63,7 +64,7 @@ class Drafting:
             self._drawn.append((exact_distribution if self._alone else distribution)(logits, self._sampling))
             token = draw(self._drawn[-1], float(self._numbers[len(self.ids)]))
         if self._cursor is not SILENT:
-            token = self._heed(token, facts.p1)
+            token = self._look_up(token, facts.p1)
         self.ids.append(token)
         self._facts.append(facts)
         self._alive *= facts.p1
@@ -78,11 +79,11 @@ class Drafting:
         others = np.flatnonzero(ids != token)[: self._wanted]
         return ids[others], weights[others]
 
-    def _heed(self, token: int, confidence: float) -> int:
-        """`token`, or what the context says where the model hesitates. A token that was drawn stays."""
+    def _look_up(self, token: int, confidence: float) -> int:
+        """Return `token`, or what the context says where the model hesitates. A token that was drawn stays."""
         said, matched, _ = self._cursor.offer()
         differs = said >= 0 and said != token and matched >= MATCHED
-        copied = differs and confidence < self._hesitates and self._numbers is None
+        copied = differs and confidence < self._lookup_below and self._numbers is None
         if copied:
             token = said
         self._said.append((said, matched, copied))
@@ -98,12 +99,12 @@ class Drafting:
         at = len(self.ids)
         if at >= self._gamma:
             return True
-        if self._facts[-1].p1 < self._doubt and not (self._said and self._said[-1][2]):
+        if self._facts[-1].p1 < self._stop_below and not (self._said and self._said[-1][2]):
             return True
         return at <= len(self._floors) and self._alive < self._floors[at - 1]
 
-    def chunk(self, importance: Floats | None, exits: bool = False) -> Chunk:
-        """The finished chunk; `exits`: whether its drafter stops early at all."""
+    def build(self, importance: Floats | None, exits: bool = False) -> Chunk:
+        """Return the finished chunk; `exits`: whether its drafter stops early at all."""
         n = len(self.ids)
         return Chunk(
             ids=np.array(self.ids, dtype=np.int32),

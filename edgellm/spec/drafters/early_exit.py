@@ -9,23 +9,23 @@ the uncut model would say.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Self
 
 import numpy as np
 
 from edgellm.engine import Capture, Context, Floats, Ids, Model, Recorder, top2
 from edgellm.errors import InvalidOption
-from edgellm.spec.drafters.chunk_builder import Drafting, Meter
-from edgellm.spec.ngram.context_lookup import Precedents, said_before
-from edgellm.spec.types import Chunk, Sampling
+from edgellm.spec.drafters.chunk_builder import ChunkBuilder, Meter
+from edgellm.spec.protocols import Drafter
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk
 
 THRESHOLD = 0.7  # the paper's
 _PREFILL = 32  # rows at once: llama.cpp reserves logits for each, also where it stops before the head
 _HEADED = 4  # up to so many rows go through the head together, where one is needed: cheaper than two batches
 
 
-class ExitDrafter:
+class ExitDrafter(Drafter):
     """Drafts with a model that is cut in two. Both contexts are the drafter's alone, and are closed with it."""
 
     def __init__(
@@ -56,9 +56,6 @@ class ExitDrafter:
         self._recorder: Recorder = recorder
         self._lower, self._upper, self._threshold = lower, upper, threshold
         self._meter = Meter(lower, layers)
-        self.doubt = 0.0  # see ModelDrafter
-        self.precedents: Precedents | None = None
-        self.hesitates = 0.0
         # the lower shard's output at each position; those from the upper cache's length on wait
         self._rows = np.empty((lower.n_ctx, below.n_embd), dtype=np.float32)
         self._clear()
@@ -90,10 +87,20 @@ class ExitDrafter:
             below.close()
             raise
 
-    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
-        """See `Drafter.draft`. The last token of a chunk is decoded in no layer before a later prefix holds it."""
-        said = said_before(self.precedents, prefix)
-        drafting = Drafting(len(prefix), gamma, sampling, doubt=self.doubt, cursor=said, hesitates=self.hesitates)
+    def begin(self, state: GenerationState) -> None:
+        """See `Drafter.begin`."""
+        for context in (self._lower, self._upper):
+            context.heed(state.stopped)
+
+    def end(self) -> None:
+        """See `Drafter.end`."""
+        for context in (self._lower, self._upper):
+            context.heed(None)
+
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        """See `Drafter.propose`. The last token of a chunk is decoded in no layer before a later text holds it."""
+        prefix = state.ids
+        chunk = ChunkBuilder(state, gamma, cursor=state.lookup(prefix))
         try:
             common = self._lower.sync(prefix)
             self._upper.rollback(min(common, self._upper.length()))
@@ -106,20 +113,15 @@ class ExitDrafter:
                 if not exits:
                     logits = self._deepen(outputs=1)[0]
                     facts = top2(logits)
-                token = drafting.add(logits, facts, layer if exits else None)
-                if drafting.full() or self._lower.model.is_eog(token):
+                token = chunk.add(logits, facts, layer if exits else None)
+                if chunk.full() or self._lower.model.is_eog(token):
                     break
                 logits = self._step(np.array([token], dtype=np.int32))[0]
                 self._meter.look()
         except BaseException:  # an interrupted decode leaves caches that cannot be trusted
             self._clear()
             raise
-        return drafting.chunk(self._meter.importance(), exits=True)
-
-    def heed(self, stopped: Callable[[], bool] | None) -> None:
-        """See `Heeds`. Set for a reply."""
-        for context in (self._lower, self._upper):
-            context.heed(stopped)
+        return chunk.build(self._meter.importance(), exits=True)
 
     def close(self) -> None:
         self._lower.close()
@@ -137,7 +139,7 @@ class ExitDrafter:
 
     def _step(self, ids: Ids, head: bool = True) -> Floats:
         """Through the lower shard; the rows wait from here on. Logits of the last one, (1, n_vocab), with `head`."""
-        self._recorder.stops = not head
+        self._recorder.stop(not head)
         start = self._lower.length()
         logits = self._lower.decode(ids)
         self._rows[start : start + len(ids)] = self._recorder.output(self._layer)

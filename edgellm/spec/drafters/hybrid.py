@@ -1,4 +1,4 @@
-"""Mixed drafting: retrieval first, and the small model where retrieval has nothing better to say."""
+"""Hybrid drafting: retrieval first, and the small model where retrieval has nothing better to say."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from edgellm.spec.draft_length import EXPLORED
 from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.parallel import first
 from edgellm.spec.ngram.drafter import RetrievalDrafter
-from edgellm.spec.protocols import Drafter, LooksAhead
-from edgellm.spec.types import Chunk, Ids, Sampling, Verdict
+from edgellm.spec.protocols import Drafter
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Round
 
 TRIED = 4
 """Rounds with the small model that its worth is judged by, at least."""
@@ -128,31 +129,40 @@ class Mean:
 _RESTS = "the small model rests: replies took longer with it of late"
 
 
-class MixedDrafter:
+class HybridDrafter(Drafter):
     """Copies where that brings more tokens for its time than asking the small model, by what both brought of late."""
 
     def __init__(self, retrieval: RetrievalDrafter, model: Drafter, gamma: int, rounds: Rounds | None = None) -> None:
         """`gamma`: tokens that the model drafts, at most; retrieval may draft more. `rounds` of earlier replies."""
         self._retrieval, self._model, self._gamma = retrieval, model, gamma
         self._rounds = rounds or Rounds()
-        self._prompt = self._number = 0  # its tokens; of the round
+        self._number = 0  # of the round
         self._reads = self._knows = False  # the prompt: whether the small model does this time, or has done so
         self.asked = False
         """Whether the small model has drafted last time, also where nothing of that pays."""
 
-    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
-        """See `Drafter.draft`."""
-        rounds = self._rounds
+    def begin(self, state: GenerationState) -> None:
+        """See `Drafter.begin`."""
+        self._number, self._reads, self._knows = 0, False, False
+        self._retrieval.begin(state)
+        self._model.begin(state)
+
+    def end(self) -> None:
+        """See `Drafter.end`."""
+        self._model.end()
+
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        """See `Drafter.propose`."""
+        rounds, prompt, written = self._rounds, state.prompt_tokens, state.written
         if not self._number:
-            self._prompt = len(prefix)
             rounds.stretch()
-        written, self.asked = len(prefix) - self._prompt, False
+        self.asked = False
         if not rounds.uses:
-            chunk = self._retrieval.draft(prefix, gamma, sampling)
+            chunk = self._retrieval.propose(state, gamma)
             return replace(chunk, reason=f"{chunk.reason}; {_RESTS}") if chunk.reason and not len(chunk) else chunk
-        due = rounds.due(0 if self._knows else len(prefix))
-        asks = self._knows or due or rounds.worth_reading(len(prefix), written)
-        chunk = self._retrieval.draft(prefix, gamma, sampling, instead=None if due else rounds.usual)
+        due = rounds.due(0 if self._knows else prompt + written)
+        asks = self._knows or due or rounds.worth_reading(prompt + written, written)
+        chunk = self._retrieval.propose(state, gamma, instead=None if due else rounds.usual)
         pays = due or self._retrieval.pays(rounds.usual)
         now = due and self._number > 0  # what the first round takes is the verifier's prompt, too
         self.asked = asks and (now or (pays and not len(chunk)))
@@ -160,9 +170,9 @@ class MixedDrafter:
             return chunk
         self._reads, self._knows = not self._knows, True
         began = perf_counter()
-        drafted = self._model.draft(prefix, min(gamma, self._gamma), sampling)
+        drafted = self._model.propose(state, min(gamma, self._gamma))
         took = perf_counter() - began
-        rounds.drafted(took, self._prompt if self._reads else 0)
+        rounds.drafted(took, prompt if self._reads else 0)
         if not self._number:
             rounds.wrote(0, took)
         if len(drafted) and drafted.distributions is None:
@@ -178,45 +188,31 @@ class MixedDrafter:
         n = self._retrieval.worth(survives)
         return first(drafted, n) if n < len(drafted) else self._retrieval.behind(drafted, gamma, survives[-1])
 
-    @property
-    def only(self) -> bool:
-        """See `Copies.only`."""
-        return False
+    def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:
+        """See `Drafter.look_ahead`. Behind a retrieved chunk there is nothing to guess with."""
+        if not chunk.retrieved:
+            self._model.look_ahead(state, chunk, min(gamma, self._gamma), until)
 
-    def unchecked(self, chunk: Chunk, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
-        """See `Copies.unchecked`: what the small model drafted, or drafts now."""
+    def unverified(self, state: GenerationState, chunk: Chunk, gamma: int) -> Chunk:
+        """See `Drafter.unverified`: what the small model drafted, or drafts now."""
         if chunk.retrieved or not len(chunk):
-            return self._model.draft(prefix, min(gamma, self._gamma), sampling)
+            return self._model.propose(state, min(gamma, self._gamma))
         return first(chunk, len(chunk) - chunk.tail)
 
-    def told(self, chunk: Chunk, verdict: Verdict, seconds: float) -> None:
-        """See `Learns.told`."""
-        self._retrieval.told(chunk, verdict, seconds, shared=self.asked)
+    def observe(self, state: GenerationState, turn: Round) -> None:
+        """See `Drafter.observe`."""
+        self._model.observe(state, turn)
+        self._retrieval.observe(state, turn, shared=self.asked)
+        if (verdict := turn.verdict) is None:
+            return
         tokens = verdict.accepted + len(verdict.tokens)
-        self._rounds.acceptance.told(chunk, verdict.accepted)
+        self._rounds.acceptance.told(turn.chunk, verdict.accepted)
         if self._number and not self._reads:  # else the time is a prompt's, too
-            (self._rounds.took if self.asked else self._rounds.other)(tokens, seconds)
+            (self._rounds.took if self.asked else self._rounds.other)(tokens, turn.seconds)
         if self._number:
-            self._rounds.wrote(tokens, seconds)
+            self._rounds.wrote(tokens, turn.seconds)
         self._number += 1
         self._reads = False
 
     def close(self) -> None:
         self._model.close()
-
-
-class MixedAheadDrafter(MixedDrafter):
-    """One whose small model drafts on while a verdict on a draft of its own is on its way."""
-
-    def __init__(
-        self, retrieval: RetrievalDrafter, model: Drafter, ahead: LooksAhead, gamma: int, rounds: Rounds | None = None
-    ) -> None:
-        super().__init__(retrieval, model, gamma, rounds)
-        self._ahead = ahead
-
-    def look_ahead(
-        self, prefix: Ids, chunk: Chunk, *, gamma: int, sampling: Sampling, until: Callable[[], bool]
-    ) -> None:
-        """See `LooksAhead.look_ahead`. Behind a retrieved chunk there is nothing to guess with."""
-        if not chunk.retrieved:
-            self._ahead.look_ahead(prefix, chunk, gamma=min(gamma, self._gamma), sampling=sampling, until=until)

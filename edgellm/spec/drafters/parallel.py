@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from edgellm.spec.drafters.acceptance import Probabilities
+from edgellm.spec.drafters.acceptance import Acceptance, Probabilities
 from edgellm.spec.drafters.verdict_prediction import Guess, Guessed, guesses
-from edgellm.spec.protocols import Drafter
-from edgellm.spec.types import Chunk, Floats, Ids, Precedent, Sampling
+from edgellm.spec.protocols import BranchingDrafter, Drafter
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Floats, Ids, Precedent, Round
 
 T = TypeVar("T")
 ALTERNATIVES = 15
@@ -21,46 +22,21 @@ FAR = 8
 """Tokens that are drafted ahead at most, where the verdict leaves time: more than a chunk has, for those behind it."""
 
 
-class Parallel(Drafter, Protocol):
-    """A drafter that can say what may come next, and go on behind several prefixes at once, up to `room` of them."""
-
-    doubt: float
-    """A chunk ends behind a token of less confidence."""
-
-    @property
-    def room(self) -> int: ...
-
-    def draft_many(
-        self,
-        prefixes: Sequence[Ids],
-        gamma: int,
-        sampling: Sampling,
-        until: Callable[[], bool],
-        *,
-        whole: Ids,
-        tail: int,
-    ) -> list[tuple[Ids, Chunk]]:
-        """Up to `gamma` tokens behind each prefix, and behind `whole` with each of its `tail` likeliest next tokens.
-
-        All in one batch a token; it ends early when `until` says so. Later drafts behind one of the prefixes that are
-        returned find what was computed.
-        """
-        ...
-
-
-class AheadDrafter:
+class AheadDrafter(Drafter):
     """A drafter that drafts on while a verdict is on its way. What it has drafted is kept where the guess was right."""
 
     def __init__(
         self,
-        drafter: Parallel,
+        drafter: BranchingDrafter,
         *,
         is_eog: Callable[[int], bool],
         rejection: Callable[[Sequence[float]], Probabilities],
         branches: int | None = None,
+        acceptance: Acceptance | None = None,
     ) -> None:
         """`branches` guesses are followed at once, as many as `drafter` has room for where nothing is said; `rejection`
-        says from the confidence of a chunk's tokens where it will be rejected, as `guess.rejection` does.
+        says from the confidence of a chunk's tokens where it will be rejected, as `verdict_prediction.rejection` does.
+        `acceptance` learns from the verdicts.
         """
         room = drafter.room
         self._drafter, self._rejection, self._is_eog = drafter, rejection, is_eog
@@ -68,34 +44,47 @@ class AheadDrafter:
         self._ahead: list[tuple[Ids, Chunk]] = []
         self._left: tuple[Ids, Chunk] | None = None  # of what was taken over: more than went into the chunk
         self._seconds = 0.0
+        self._acceptance = acceptance
         self.guessed = Guessed()
 
-    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
-        """See `Drafter.draft`. What was drafted ahead behind just this prefix is taken over."""
+    def begin(self, state: GenerationState) -> None:
+        """See `Drafter.begin`."""
+        self._drafter.begin(state)
+
+    def end(self) -> None:
+        """See `Drafter.end`."""
+        self._drafter.end()
+
+    def observe(self, state: GenerationState, turn: Round) -> None:
+        """See `Drafter.observe`."""
+        self._drafter.observe(state, turn)
+        if self._acceptance is not None and turn.verdict is not None:
+            self._acceptance.told(turn.chunk, turn.verdict.accepted)
+
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        """See `Drafter.propose`. What was drafted ahead behind just this text is taken over."""
+        prefix = state.ids
         ready = next((chunk for known, chunk in self._ahead if len(chunk) and np.array_equal(known, prefix)), None)
         if self._ahead:
-            self.guessed.tries += 1
-            self.guessed.hits += ready is not None
-            self.guessed.hidden_seconds += self._seconds if ready is not None else 0.0
+            self.guessed.tried(ready is not None, self._seconds)
         elif self._left is not None and np.array_equal(self._left[0], prefix):
             ready = self._left[1]
         self._ahead, self._left = [], None
         if ready is None:
-            return self._drafter.draft(prefix, gamma, sampling)
-        doubtful = np.flatnonzero(ready.confidence[:gamma] < self._drafter.doubt)
+            return self._drafter.propose(state, gamma)
+        doubtful = np.flatnonzero(ready.confidence[:gamma] < state.rules.stop_below)
         n = int(doubtful[0]) + 1 if len(doubtful) else gamma
         if len(ready) > n:
             self._left = np.concatenate((prefix, ready.ids[:n])), part(ready, n, len(ready))
             ready = part(ready, 0, n)
         if len(ready) == n or self._is_eog(int(ready.ids[-1])):
             return replace(ready, ahead=len(ready))
-        rest = self._drafter.draft(np.concatenate((prefix, ready.ids)), gamma - len(ready), sampling)
+        rest = self._drafter.propose(state.behind(ready.ids), gamma - len(ready))
         return replace(joined(ready, rest), ahead=len(ready))
 
-    def look_ahead(
-        self, prefix: Ids, chunk: Chunk, *, gamma: int, sampling: Sampling, until: Callable[[], bool]
-    ) -> None:
-        """See `LooksAhead.look_ahead`: behind the likeliest verdicts, as many as there is room for."""
+    def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:
+        """See `Drafter.look_ahead`: behind the likeliest verdicts, as many as there is room for."""
+        prefix = state.ids
         began = perf_counter()
         self._ahead, self._left = [], None
         if until() or not (likely := self.likely(chunk)):
@@ -103,7 +92,7 @@ class AheadDrafter:
         whole = np.concatenate((prefix, chunk.ids))
         prefixes = [_behind(prefix, chunk, guess) for guess in likely if guess.accepted < len(chunk)]
         self._ahead = self._drafter.draft_many(
-            prefixes, max(gamma, FAR), sampling, until, whole=whole, tail=len(likely) - len(prefixes)
+            state, prefixes, max(gamma, FAR), until, whole=whole, tail=len(likely) - len(prefixes)
         )
         self._seconds = perf_counter() - began
 

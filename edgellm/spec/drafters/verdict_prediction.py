@@ -32,6 +32,12 @@ class Guessed:
     hits: int = 0
     hidden_seconds: float = 0.0
 
+    def tried(self, hit: bool, seconds: float) -> None:
+        """A verdict has come, and guesses at it had been followed for so many `seconds`."""
+        self.tries += 1
+        self.hits += hit
+        self.hidden_seconds += seconds if hit else 0.0
+
 
 def rejection(confidence: Sequence[float] | Floats, alpha: float) -> Probabilities:
     """Chances that a chunk's tokens 0..t-1 are accepted and token t is not, for t in 0..gamma; shape (gamma + 1,).

@@ -19,11 +19,13 @@ from edgellm.spec.gates.rules import (
     ImportanceGate,
     NeverGate,
     RandomGate,
+    Rule,
     SyneraGate,
     TailGate,
 )
 from edgellm.spec.params import CHUNK, ReplyOptions
 from edgellm.spec.protocols import Gate
+from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Decision, Ids
 
 AUTO = ("worth", "confidence", "importance", "synera", "random")
@@ -42,8 +44,8 @@ class GateChoice:
 
     `gamma` drafted tokens a chunk; `layers`: whose attention the gate needs; `rewrite` is the perplexity above which
     the verifier writes the whole reply anew (edgefm), None elsewhere; `ledger` counts, where a share is to be kept.
-    A chunk ends early behind a token whose confidence is below `doubt`. Where it is below `hesitates`, what the context
-    says is drafted instead.
+    A chunk ends early behind a token whose confidence is below `stop_below`. Where it is below `lookup_below`, what the
+    context says is drafted instead.
     """
 
     gate: Gate
@@ -52,22 +54,23 @@ class GateChoice:
     layers: tuple[int, ...] = ()
     rewrite: float | None = None
     ledger: Ledger | None = None
-    doubt: float = 0.0
-    hesitates: float = 0.0
+    stop_below: float = 0.0
+    lookup_below: float = 0.0
 
 
-class BudgetGate:
+class BudgetGate(Gate):
     """A gate with one dial, turned with every chunk so that the share really offloaded stays the budget."""
 
-    def __init__(self, at: Callable[[float], Gate], budget: float, ledger: Ledger) -> None:
+    def __init__(self, at: Callable[[float], Rule], budget: float, ledger: Ledger) -> None:
         """`at` gives the gate that offloads a share in (0, 1) of chunks such as the profiled ones."""
         self._at, self._budget, self._ledger = at, budget, ledger
 
-    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:  # noqa: ARG002
+    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
+        """See `Gate.decide`."""
         aim = self._ledger.aim(self._budget)
         if 0.0 < aim < 1.0:
             # drawn by the place in the pair's history, not in the reply: with one seed all replies would draw the same
-            decision = self._at(aim).decide(chunk, self._ledger.decided, max_tokens)
+            decision = self._at(aim).judge(chunk, self._ledger.decided)
         else:
             decision = Decision(aim >= 1.0, "too much of the budget is left" if aim else "the budget is overspent")
         self._ledger.enter(decision.offload)
@@ -132,7 +135,7 @@ def choose(
     heeds = profile.hesitates if options.precedents else 0.0
     copies = heeds > 0.0 and options.temperature <= 0.0  # a drawn token stays; the gate hears the context all the same
     said = f"; below a confidence of {heeds:.2f} what the context says is drafted" if copies else ""
-    return replace(limited, doubt=DOUBT if linked else 0.0, hesitates=heeds, reason=limited.reason + said)
+    return replace(limited, stop_below=DOUBT if linked else 0.0, lookup_below=heeds, reason=limited.reason + said)
 
 
 def best_gate(profile: Profile, budget: float) -> tuple[str, str]:
@@ -146,11 +149,11 @@ def best_gate(profile: Profile, budget: float) -> tuple[str, str]:
     return best, f"{shown}: {found} ({others})"
 
 
-def _dial(gate: str, profile: Profile, seed: int) -> Callable[[float], Gate]:
+def _dial(gate: str, profile: Profile, seed: int) -> Callable[[float], Rule]:
     """The gate of that name for a share of chunks."""
 
     @lru_cache(maxsize=_STEPS + 1)
-    def at(step: int) -> Gate:
+    def at(step: int) -> Rule:
         share = step / _STEPS
         if gate == "hybrid":
             return HybridGate(profile.token_threshold(share))
@@ -164,8 +167,7 @@ def _dial(gate: str, profile: Profile, seed: int) -> Callable[[float], Gate]:
 
 
 def _counted(gate: Gate, reason: str, gamma: int, ledger: Ledger) -> GateChoice:
-    layers = getattr(gate, "layers", ())  # whose attention a gate of one's own needs
-    return GateChoice(CountingGate(gate, ledger), reason, gamma, layers, ledger=ledger)
+    return GateChoice(CountingGate(gate, ledger), reason, gamma, gate.layers, ledger=ledger)
 
 
 def _limited(gate: Gate, reason: str, gamma: int, ledger: Ledger, layers: tuple[int, ...] = ()) -> GateChoice:

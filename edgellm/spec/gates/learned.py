@@ -5,11 +5,13 @@ from __future__ import annotations
 from edgellm.spec.gates.budget import Ledger, Threshold
 from edgellm.spec.gates.features import signals, surprise
 from edgellm.spec.gates.profile import Profile
+from edgellm.spec.protocols import Gate
 from edgellm.spec.sampling import Purpose, uniforms
+from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Decision, Ids
 
 
-class WorthGate:
+class WorthGate(Gate):
     """Offloads the chunks of highest worth (`offload_policy.py`); how many is the budget. One gate serves one reply."""
 
     def __init__(self, profile: Profile, budget: float, ledger: Ledger, seed: int = 0, prompt: Ids = NO_IDS) -> None:
@@ -21,7 +23,9 @@ class WorthGate:
         self._so_far = 0.0
         self._alive = 1.0  # the chance that what stands in the reply is what the verifier would have written
 
-    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:  # noqa: ARG002
+    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
+        """See `Gate.decide`."""
+        written = state.written
         tie = float(uniforms(self._seed, written, 1, Purpose.GATE)[0, 2])
         rejected, hope = self._policy.judge(signals(chunk, written, self._usual, self._so_far, self._trouble))
         offload, reason = self._threshold.decide(self._alive * rejected * hope, tie)

@@ -13,7 +13,9 @@ from edgellm.errors import StateDamaged
 from edgellm.spec.gates.features import NAMES, surprise
 from edgellm.spec.gates.profile import Profile, build
 from edgellm.spec.gates.profiler import Observed, Run, observed
-from edgellm.spec.types import Chunk, Verdict
+from edgellm.spec.protocols import Gate
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Decision, Round
 from edgellm.storage.state import fields_from_json, read_json_lines, write_state
 
 ENOUGH = 64
@@ -31,10 +33,6 @@ class FirstReplies:
     @property
     def ready(self) -> bool:
         return self.chunks >= self.enough
-
-    def begin(self) -> FirstReply:
-        """Watches one more reply."""
-        return FirstReply()
 
     def add(self, reply: FirstReply) -> None:
         """A reply is over, or was left."""
@@ -68,25 +66,32 @@ class FirstReplies:
         self.chunks += sum(len(run.verified) for run in runs)
 
 
-class FirstReply:
-    """One of the first replies under way; `watch` is for the loop."""
+class FirstReply(Gate):
+    """The gate of one of the first replies: every chunk is verified, and what comes of it is noted."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: tuple[int, ...] = ()) -> None:
+        """`layers`: whose attention is noted as importance."""
+        self.layers = layers
         self._seen: list[Observed] = []
         self._confidence: list[float] = []
         self._draft_seconds: list[float] = []
         self._verify_seconds: list[float] = []
         self._so_far = 0.0
 
-    def watch(self, chunk: Chunk, written: int, verdict: Verdict | None, drafting: float, _waiting: float) -> None:
-        """A `Watch`."""
+    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
+        """See `Gate.decide`."""
+        return _FIRST
+
+    def observe(self, state: GenerationState, turn: Round) -> None:
+        """See `Gate.observe`."""
+        chunk, verdict = turn.chunk, turn.verdict
         if not len(chunk) or verdict is None:
             return
-        self._seen.append(observed(chunk, written, verdict, self._so_far))
+        self._seen.append(observed(chunk, state.written, verdict, self._so_far))
         self._so_far += surprise(chunk)
         self._confidence += chunk.confidence.tolist()
         if fresh := len(chunk) - chunk.ahead:
-            self._draft_seconds.append(drafting / fresh)
+            self._draft_seconds.append(turn.drafting / fresh)
         self._verify_seconds.append(verdict.seconds)
 
     def run(self) -> Run | None:
@@ -96,6 +101,9 @@ class FirstReply:
         seen = tuple(self._seen)
         times = tuple(self._draft_seconds), tuple(self._verify_seconds)
         return Run(seen, seen, tuple(self._confidence), *times)
+
+
+_FIRST = Decision(True, "the pair has no profile yet, and every chunk of its first replies is verified")
 
 
 def _run(fields: dict[str, Any]) -> Run:

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from edgellm.errors import VerifierBusy
 from edgellm.spec.gates.features import NAMES, signals, surprise
-from edgellm.spec.ngram.context_lookup import Precedents, Seen, differed
-from edgellm.spec.protocols import AsksContext, Drafter, VerifierSession
-from edgellm.spec.types import GREEDY, Chunk, Ids, Verdict
+from edgellm.spec.ngram.context_lookup import ContextLookup, Seen, differed
+from edgellm.spec.protocols import Drafter, VerifierSession
+from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
+from edgellm.spec.types import Chunk, Ids, Verdict
 
 _LONGER = 1.3  # as a session waits a little longer than it is told
 
@@ -74,79 +75,78 @@ class Watcher:
     """Runs prompts through a pair, greedily, in chunks of `gamma`."""
 
     def __init__(
-        self, drafter: Drafter, session: VerifierSession, is_eog: Callable[[int], bool], gamma: int, most: int
+        self, drafter: Drafter, session: VerifierSession, is_eog: Callable[[int], bool], limits: GenerationLimits
     ) -> None:
-        """Replies have at most `most` tokens."""
-        self.hesitates = 0.0
-        """Below this confidence the draft model takes what the context says, in one more reply to each prompt."""
-        self._precedents = Precedents()
-        self._drafter, self._session, self._is_eog = drafter, session, is_eog
-        self._gamma, self.most = gamma, most
+        """Replies keep to `limits`."""
+        self._drafter, self._session, self._is_eog, self._limits = drafter, session, is_eog, limits
         self._draft_seconds: list[float] = []
         self._verify_seconds: list[float] = []
 
-    def run(self, prompt: Ids) -> Run:
-        """See the module."""
+    def run(self, prompt: Ids, lookup_below: float = 0.0) -> Run:
+        """Return what came of `prompt`, see the module. With `lookup_below` one more reply is written, in which drafts
+        of less confidence give way to what the context says."""
         self._draft_seconds, self._verify_seconds = [], []
-        verified = self.verified(prompt)
-        heeded = self._heeding(prompt, self.hesitates) if self.hesitates else []
-        reply, chunks = self._alone(prompt)
-        seen = []
-        at, so_far = 0, 0.0
-        for chunk in chunks:
-            verdict = self._verify(np.concatenate((prompt, reply[:at])), chunk)
-            seen.append(observed(chunk, at, verdict, so_far))
-            at, so_far = at + len(chunk), so_far + surprise(chunk)
-        confidence = tuple(float(c) for chunk in chunks for c in chunk.confidence)
+        verified = self._verified(GenerationState(prompt, limits=self._limits))
+        heeded = self._verified(self._looking_up(prompt, lookup_below)) if lookup_below else []
+        seen, confidence, so_far = [], [], 0.0
+        state = GenerationState(prompt, limits=self._limits)
+        for chunk in self._alone(prompt):
+            verdict = self._verify(state.ids, chunk)
+            seen.append(observed(chunk, state.written, verdict, so_far))
+            so_far += surprise(chunk)
+            confidence += chunk.confidence.tolist()
+            self._commit(state, chunk.ids)
         times = tuple(self._draft_seconds), tuple(self._verify_seconds)
-        return Run(tuple(verified), tuple(seen), confidence, *times, tuple(heeded), tuple(prompt.tolist()))
+        return Run(
+            tuple(verified), tuple(seen), tuple(confidence), *times, tuple(heeded), tuple(prompt.tolist())
+        )  # fmt: skip
+
+    def verified(self, prompt: Ids) -> list[Observed]:
+        """Return the chunks of the verifier's own reply."""
+        return self._verified(GenerationState(prompt, limits=self._limits))
 
     def ask(self, prompt: Ids) -> list[Seen]:
-        """Where the context would have said another token than the draft model, in the verifier's own reply."""
+        """Return where the context would have said another token than the draft model, in the verifier's own reply."""
         seen: list[Seen] = []
-        self._heeding(prompt, 0.0, seen)
+        self._verified(self._looking_up(prompt, 0.0), seen)
         return seen
 
-    def _heeding(self, prompt: Ids, hesitates: float, seen: list[Seen] | None = None) -> list[Observed]:
-        """`verified`, while the draft model heeds the context."""
-        if not isinstance(self._drafter, AsksContext):
-            return []
-        self._precedents.begin(prompt)
-        self._drafter.precedents, self._drafter.hesitates = self._precedents, hesitates
-        try:
-            return self.verified(prompt, seen)
-        finally:
-            self._drafter.precedents, self._drafter.hesitates = None, 0.0
+    def _looking_up(self, prompt: Ids, below: float) -> GenerationState:
+        rules = DraftRules(lookup_below=below)
+        return GenerationState(prompt, limits=self._limits, rules=rules, context=ContextLookup(prompt))
 
-    def verified(self, prompt: Ids, differences: list[Seen] | None = None) -> list[Observed]:
+    def _verified(self, state: GenerationState, differences: list[Seen] | None = None) -> list[Observed]:
         """The chunks of the verifier's own reply. Where context and draft model differ is added to `differences`."""
-        ids, seen, start, so_far = prompt, [], len(prompt), 0.0
-        while (room := self.most - (len(ids) - start)) > 0:
-            chunk = self._draft(ids, min(self._gamma, room))
-            verdict = self._verify(ids, chunk)
-            seen.append(observed(chunk, len(ids) - start, verdict, so_far))
+        seen, so_far = [], 0.0
+        while room := state.room:
+            chunk = self._draft(state, room)
+            verdict = self._verify(state.ids, chunk)
+            seen.append(observed(chunk, state.written, verdict, so_far))
             if differences is not None:
                 differences += differed(chunk, verdict)
             so_far += surprise(chunk)
-            ids = np.concatenate((ids, chunk.ids[: verdict.accepted], verdict.tokens[:1]))
-            if any(map(self._is_eog, ids[-verdict.accepted - 1 :].tolist())):
+            if self._commit(state, np.append(chunk.ids[: verdict.accepted], verdict.tokens[:1])):
                 break
         return seen
 
-    def _alone(self, prompt: Ids) -> tuple[Ids, list[Chunk]]:
-        """The draft model's own reply to `prompt`, and its chunks."""
-        ids, chunks, start = prompt, [], len(prompt)
-        while (room := self.most - (len(ids) - start)) > 0:
-            chunk = self._draft(ids, min(self._gamma, room))
-            chunks.append(chunk)
-            ids = np.concatenate((ids, chunk.ids))
-            if self._is_eog(int(ids[-1])):
+    def _alone(self, prompt: Ids) -> list[Chunk]:
+        """The chunks of the draft model's own reply to `prompt`."""
+        state, chunks = GenerationState(prompt, limits=self._limits), []
+        while room := state.room:
+            chunks.append(self._draft(state, room))
+            if self._commit(state, chunks[-1].ids):
                 break
-        return ids[start:], chunks
+        return chunks
 
-    def _draft(self, ids: Ids, gamma: int) -> Chunk:
+    def _commit(self, state: GenerationState, ids: Ids) -> bool:
+        """Append `ids` as far as there is room; whether one of them ends the turn."""
+        for token in ids[: state.room].tolist():
+            state.append(token)
+        return any(map(self._is_eog, ids.tolist()))
+
+    def _draft(self, state: GenerationState, room: int) -> Chunk:
         began = perf_counter()
-        chunk = self._drafter.draft(ids, gamma, GREEDY)
+        chunk = self._drafter.propose(state, min(self._limits.gamma, room))
         self._draft_seconds.append((perf_counter() - began) / len(chunk))
         return chunk
 

@@ -3,43 +3,57 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 
 from edgellm.errors import InvalidOption
 from edgellm.spec.gates.budget import Ledger
 from edgellm.spec.protocols import Gate
 from edgellm.spec.sampling import Purpose, uniforms
-from edgellm.spec.types import Chunk, Decision
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Decision, Round
 
 _ALWAYS = Decision(True, "the gate is always open")
 _NEVER = Decision(False, "the gate is never open")
 
 
-class AlwaysGate:
+class AlwaysGate(Gate):
     """Every chunk is verified: the reply is the verifier's own."""
 
-    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:  # noqa: ARG002
+    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
         return _ALWAYS
 
 
-class NeverGate:
+class NeverGate(Gate):
     """No chunk is verified: the reply is the draft model's own (the paper's edge-centric baseline)."""
 
-    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:  # noqa: ARG002
+    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
         return _NEVER
 
 
-class RandomGate:
+class Rule(Gate):
+    """A gate that decides by the chunk and its place alone, so that a run can be repeated."""
+
+    @abstractmethod
+    def judge(self, chunk: Chunk, place: int) -> Decision:
+        """Return the decision on `chunk`; what is drawn for it depends on the seed and `place`."""
+
+    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
+        """See `Gate.decide`; its place is that in the reply."""
+        return self.judge(chunk, state.written)
+
+
+class RandomGate(Rule):
     """Any chunk, with the budget as its chance."""
 
     def __init__(self, budget: float, seed: int = 0) -> None:
         self._budget, self._seed = checked_share(budget, "budget"), seed
 
-    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:  # noqa: ARG002
-        number = _draws(self._seed, written)[0]
+    def judge(self, chunk: Chunk, place: int) -> Decision:  # noqa: ARG002
+        number = _draws(self._seed, place)[0]
         return Decision(number < self._budget, f"a chance of {self._budget:.2f}, and {number:.2f} was drawn")
 
 
-class ConfidenceGate:
+class ConfidenceGate(Rule):
     """Synera's coarse filter (section 4.2): confident chunks stay here, the others go with probability P_conf.
 
     The draw depends on the seed and on the place in the reply alone, so a run can be repeated.
@@ -53,19 +67,19 @@ class ConfidenceGate:
         """
         self._c_th, self._seed = checked_share(c_th, "confidence threshold"), seed
 
-    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:  # noqa: ARG002
+    def judge(self, chunk: Chunk, place: int) -> Decision:
         confidence = float(chunk.confidence.sum()) / len(chunk)
         chance = p_conf(confidence, self._c_th)
         if chance >= 1.0:
             return Decision(True, f"confidence {confidence:.2f} is not above {self._c_th:.2f}")
-        number = _draws(self._seed, written)[0]
+        number = _draws(self._seed, place)[0]
         return Decision(
             number < chance,
             f"confidence {confidence:.2f}: a chance of {chance:.2f} to verify, and {number:.2f} was drawn",
         )
 
 
-class ImportanceGate:
+class ImportanceGate(Rule):
     """Synera's fine filter alone (section 4.2): chunks that later tokens attend to go with probability P_imp."""
 
     def __init__(self, i_th: float, seed: int = 0, usual: float = 0.0) -> None:
@@ -74,33 +88,33 @@ class ImportanceGate:
         """
         self._i_th, self._seed, self._usual = i_th, seed, usual
 
-    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:  # noqa: ARG002
+    def judge(self, chunk: Chunk, place: int) -> Decision:
         measured = chunk.importance[chunk.ahead :]
         importance = float(measured.sum()) / len(measured) if len(measured) else self._usual
         chance = p_imp(importance, self._i_th)
-        number = _draws(self._seed, written)[1]
+        number = _draws(self._seed, place)[1]
         return Decision(
             number < chance,
             f"importance {importance:.2f}: a chance of {chance:.2f} to verify, and {number:.2f} was drawn",
         )
 
 
-class SyneraGate:
+class SyneraGate(Rule):
     """The paper's gate (section 4.2): a chunk goes when a draw from P_conf and then one from P_imp both say so."""
 
     def __init__(self, c_th: float, i_th: float, seed: int = 0, usual: float = 0.0) -> None:
         """`c_th` as for `ConfidenceGate`, the others as for `ImportanceGate`."""
         self._coarse, self._fine = ConfidenceGate(c_th, seed), ImportanceGate(i_th, seed, usual)
 
-    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:
-        coarse = self._coarse.decide(chunk, written, max_tokens)
+    def judge(self, chunk: Chunk, place: int) -> Decision:
+        coarse = self._coarse.judge(chunk, place)
         if not coarse.offload:
             return coarse
-        fine = self._fine.decide(chunk, written, max_tokens)
+        fine = self._fine.judge(chunk, place)
         return Decision(fine.offload, f"{coarse.reason}; {fine.reason}")
 
 
-class HybridGate:
+class HybridGate(Rule):
     """Hybrid SLM and LLM inference (Hao et al. 2024): each token under a confidence threshold goes.
 
     It decides token by token, so it is used with chunks of one token.
@@ -109,38 +123,47 @@ class HybridGate:
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
 
-    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:  # noqa: ARG002
+    def judge(self, chunk: Chunk, place: int) -> Decision:  # noqa: ARG002
         least = float(chunk.confidence.min())
         return Decision(least < self._threshold, f"confidence {least:.2f} against {self._threshold:.2f}")
 
 
-class TailGate:
+class TailGate(Gate):
     """Sequence-wise early exit (Synera, 4.3): behind a share of `max_tokens` nothing is verified any more."""
 
     def __init__(self, gate: Gate, share: float = 0.8, ledger: Ledger | None = None) -> None:
         """`ledger`, if the gate keeps one, counts these chunks too: its budget is a share of all."""
         self._gate, self._share, self._ledger = gate, checked_share(share, "share of max_tokens"), ledger
 
-    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:
+    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
+        written, max_tokens = state.written, state.limits.max_tokens
         if written >= self._share * max_tokens:
             if self._ledger is not None:
                 self._ledger.enter(False)
             return Decision(
                 False, f"{written} of at most {max_tokens} tokens are written, and the rest is not verified"
             )
-        return self._gate.decide(chunk, written, max_tokens)
+        return self._gate.decide(state, chunk)
+
+    def observe(self, state: GenerationState, turn: Round) -> None:
+        """See `Gate.observe`."""
+        self._gate.observe(state, turn)
 
 
-class CountingGate:
+class CountingGate(Gate):
     """Keeps a ledger for a gate that keeps none itself."""
 
     def __init__(self, gate: Gate, ledger: Ledger) -> None:
         self._gate, self._ledger = gate, ledger
 
-    def decide(self, chunk: Chunk, written: int, max_tokens: int) -> Decision:
-        decision = self._gate.decide(chunk, written, max_tokens)
+    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
+        decision = self._gate.decide(state, chunk)
         self._ledger.enter(decision.offload)
         return decision
+
+    def observe(self, state: GenerationState, turn: Round) -> None:
+        """See `Gate.observe`."""
+        self._gate.observe(state, turn)
 
 
 def p_conf(c: float, c_th: float, k: float = 10.0) -> float:
@@ -173,7 +196,7 @@ def checked_share(value: float, name: str) -> float:
     return value
 
 
-def _draws(seed: int, written: int) -> tuple[float, float]:
-    """The numbers of this place of the reply: one for the coarse filter, one for the fine one."""
-    row = uniforms(seed, written, 1, Purpose.GATE)[0]
+def _draws(seed: int, place: int) -> tuple[float, float]:
+    """The numbers of this place: one for the coarse filter, one for the fine one."""
+    row = uniforms(seed, place, 1, Purpose.GATE)[0]
     return float(row[0]), float(row[1])

@@ -36,9 +36,10 @@ class Calibration:
     occurs in the context, nearest behind first (search), and on from there.
     """
 
-    def __init__(self, context: ContextIndex) -> None:
-        """`context` says where the reply's end occurs; begin and extend that one first."""
-        self._context = context
+    def __init__(self, context: ContextIndex, owns: bool = False) -> None:
+        """`context` says where the reply's end occurs; it is a source of its own, which comes first, or this one `owns`
+        it."""
+        self._context, self._owns = context, owns
         self._ids: list[list[int]] = []
         self._probs: list[list[float]] = []
         self._places: dict[int, list[int]] = {}
@@ -46,6 +47,8 @@ class Calibration:
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Keeps what is known of positions that `prompt` begins with, as a cache does."""
+        if self._owns:
+            self._context.begin(prompt)
         same = common_prefix(np.asarray(self._prompt, np.int32), np.asarray(prompt, np.int32))
         del self._ids[same:], self._probs[same:]
         self._prompt = prompt
@@ -64,7 +67,9 @@ class Calibration:
         self._probs += expected.probs.tolist()
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Nothing: the tree is of the prompt."""
+        """The tree is of the prompt; only where it is read from moves on."""
+        if self._owns:
+            self._context.extend(tokens)
 
     def cursor(self) -> Cursor:
         if not self._ids:

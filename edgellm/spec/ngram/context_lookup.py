@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgellm.engine import common_prefix
-from edgellm.spec.ngram.sources import SILENT, ContextIndex, Cursor
+from edgellm.spec.ngram.sources import ContextIndex, Cursor
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Verdict
 
 MATCHED = 2
@@ -30,22 +30,20 @@ class Seen:
     said: bool
 
 
-class Precedents:
-    """Of one text at a time: its prompt, and the reply so far."""
+class ContextLookup:
+    """Of one text: a prompt, and the reply to it so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompt: Ids) -> None:
+        """Of the reply to `prompt` (n,)."""
         self._context = ContextIndex()
+        self._context.begin(prompt.tolist())
         self._tail = NO_IDS  # of the last prefix, behind what is indexed
 
-    def begin(self, prompt: Ids) -> None:
-        """A reply to `prompt` (n,) begins."""
-        self._context.begin(prompt.tolist())
-        self._tail = NO_IDS
-
     def cursor(self, prefix: Ids, stands: bool = True) -> Cursor:
-        """From the end of `prefix` (n,) on, which begins with the prompt. What it has in common with the last one that
-        `stands` is indexed: it may end with drafts on trial.
-        """
+        """Return a cursor at the end of `prefix` (n,), which begins with the prompt.
+
+        The part that it shares with the last one that `stands` is indexed; the rest may be speculative, and is only
+        read."""
         context = self._context
         tail = prefix[len(context.text) :]
         if stands:
@@ -56,11 +54,6 @@ class Precedents:
         for token in tail.tolist():
             cursor.advance(token)
         return cursor
-
-
-def said_before(precedents: Precedents | None, prefix: Ids, stands: bool = True) -> Cursor:
-    """`Precedents.cursor` where there are any, else one that says nothing."""
-    return SILENT if precedents is None else precedents.cursor(prefix, stands)
 
 
 def differed(chunk: Chunk, verdict: Verdict) -> list[Seen]:

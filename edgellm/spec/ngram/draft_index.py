@@ -16,7 +16,6 @@ from edgellm.spec.ngram.reuse import Reuse
 from edgellm.spec.ngram.sources import ContextIndex, DraftSource, HistoryIndex
 from edgellm.spec.ngram.template_replay import Analogy
 from edgellm.spec.params import SOURCES
-from edgellm.spec.types import Expected, Ids
 
 PRIORS = {"context": 0.35, "history": 0.5, "analogy": 0.5, "calibration": 0.3, "reuse": 0.4}
 MOST_TOKENS = 60_000
@@ -52,27 +51,28 @@ class Memory:
         curve: CostCurve,
         inside: Callable[[int], bool],
         is_eog: Callable[[int], bool],
+        length: LengthRule | None = None,
     ) -> None:
         """`sources` of `SOURCES`; `inside` says whether a token goes on with the word before it, `is_eog` whether it
-        ends the turn.
+        ends the turn. `length` chooses how much is drafted, by default as much as pays by `curve`.
         """
         self._names = [name for name in SOURCES if name in set(sources)]
         self._inside, self._is_eog = inside, is_eog
         self._context = ContextIndex()
         self._history = HistoryIndex()
         self._analogy = Analogy()
-        self._calibration = Calibration(self._context)
+        self._calibration = Calibration(self._context, owns="context" not in self._names)
         self._reuse = Reuse(inside)
         self._chances = Chances([PRIORS[name] for name in self._names])
-        self.length = LengthRule(curve)
+        self.length = length or LengthRule(curve)
         self.rounds = Rounds()
         self._looks = Looks()
         self._talks: list[PastConversation] = []
         self._new: list[PastConversation] = []
         self._busy = threading.Lock()
 
-    def take(self, prompt: Ids) -> RetrievalDrafter | None:
-        """A drafter for the reply to `prompt` (n,), to be given back; None while another reply has it."""
+    def take(self) -> RetrievalDrafter | None:
+        """Return a drafter for one reply, to be given back; None while another reply has it."""
         if not self._busy.acquire(blocking=False):
             return None
         self._index()
@@ -83,7 +83,7 @@ class Memory:
             "calibration": self._calibration,
             "reuse": self._reuse,
         }
-        drafter = RetrievalDrafter(
+        return RetrievalDrafter(
             {name: by_name[name] for name in self._names},
             self._chances,
             self.length,
@@ -91,20 +91,12 @@ class Memory:
             is_eog=self._is_eog,
             reuse=self._reuse if "reuse" in self._names else None,
             looks=self._looks,
+            calibration=self._calibration if "calibration" in self._names else None,
         )
-        ids = prompt.tolist()
-        if "context" not in self._names and "calibration" in self._names:
-            self._context.begin(ids)
-        drafter.begin(ids)
-        return drafter
 
     def give(self) -> None:
         """The reply is over."""
         self._busy.release()
-
-    @property
-    def calibrates(self) -> bool:
-        return "calibration" in self._names
 
     @property
     def remembers(self) -> bool:
@@ -115,10 +107,6 @@ class Memory:
     def tokens(self) -> int:
         """Of past conversations that are kept."""
         return sum(map(_size, (*self._talks, *self._new)))
-
-    def expect(self, expected: Expected) -> None:
-        """What the verifier expects behind positions of the prompt."""
-        self._calibration.expect(expected)
 
     def add(self, talk: PastConversation) -> None:
         """A conversation is over; it is searched from the next reply on."""

@@ -12,10 +12,13 @@ import numpy as np
 
 from edgellm.spec.draft_length import LengthRule
 from edgellm.spec.ngram.acceptance_model import Chances, agrees, evidence
+from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.lookup_throttle import Looks
 from edgellm.spec.ngram.reuse import Reuse
 from edgellm.spec.ngram.sources import SILENT, Cursor, DraftSource
-from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Ids, Sampling, Verdict
+from edgellm.spec.protocols import Drafter
+from edgellm.spec.state import GenerationState, Suggestions
+from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Expected, Ids, Round
 
 HOPELESS = 0.02
 Candidate: TypeAlias = tuple[int, float, int]
@@ -24,7 +27,7 @@ Options: TypeAlias = list[list[Candidate]]
 """What is offered for one place after another, the likeliest first."""
 
 
-class RetrievalDrafter:
+class RetrievalDrafter(Drafter, Suggestions):
     """Drafts what the sources offer: of several tokens the likeliest, as long as that pays by the cost curve."""
 
     def __init__(
@@ -38,28 +41,29 @@ class RetrievalDrafter:
         reuse: Reuse | None = None,
         hopeless: float = HOPELESS,
         looks: Looks | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
-        """`sources` by name, in the order of the priors of `chances`; `reuse` is one of them, where drafts are used
-        again. `inside` says whether a token goes on with the word before it, `is_eog` whether it ends the turn. A draft
-        ends where its next token would be reached and accepted with less than `hopeless`. Without `looks` it looks
-        every time.
+        """`sources` by name, in the order of the priors of `chances`; `reuse` and `calibration` are among them where
+        they are wanted. `inside` says whether a token goes on with the word before it, `is_eog` whether it ends the
+        turn. A draft ends where its next token would be reached and accepted with less than `hopeless`. Without `looks`
+        it looks every time.
         """
         self._sources = tuple(sources.values())
         self._chances, self._length, self._inside, self._is_eog = chances, length, inside, is_eog
-        self._reuse, self._hopeless = reuse, hopeless
+        self._reuse, self._calibration, self._hopeless = reuse, calibration, hopeless
         self._looks = looks
         self._looked = -1.0  # seconds that the last look took; below 0: there was none
         self._known = 0  # tokens of the text that the sources know
         self._options: Options = []  # of the last draft, from place `_from` of its chunk on
         self._from = 0
         self._found: tuple[int, list[int], list[float]] = 0, [], []  # behind a text of that length, by the last draft
-        self._first = True
-        self.explain = False
+        self._first = True  # no verdict of the reply has come yet
         self.copied = dict.fromkeys(sources, 0)
         """Of the reply, by source: accepted tokens that it offered."""
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """A reply to `prompt` begins."""
+    def begin(self, state: GenerationState) -> None:
+        """See `Drafter.begin`."""
+        prompt = state.ids.tolist()
         for source in self._sources:
             source.begin(prompt)
         self.copied = dict.fromkeys(self.copied, 0)
@@ -68,36 +72,29 @@ class RetrievalDrafter:
         if self._looks is not None:
             self._looks.begin()
 
-    def draft(
-        self,
-        prefix: Ids,
-        gamma: int,
-        sampling: Sampling,  # noqa: ARG002
-        *,
-        instead: tuple[float, float] | None = None,
-    ) -> Chunk:
-        """See `Drafter.draft`. `begin` has been told of the prompt. `instead` is what an empty chunk leads to: tokens,
-        and seconds for them; None: the verifier's next token.
+    def propose(self, state: GenerationState, gamma: int, *, instead: tuple[float, float] | None = None) -> Chunk:
+        """See `Drafter.propose`. `instead` is what an empty chunk leads to: tokens, and seconds for them; None: the
+        verifier's next token.
         """
         self._from = 0
         if self._looks is None:
-            return self._draft(prefix, gamma, instead)
+            return self._draft(state, gamma, instead)
         if not self._looks.due:
             self._options, self._looked = [], -1.0
-            return _RESTS if self.explain else _NOTHING
+            return _RESTS if state.explain else _NOTHING
         began = perf_counter()
-        chunk = self._draft(prefix, gamma, instead)
+        chunk = self._draft(state, gamma, instead)
         self._looked = perf_counter() - began
         return chunk
 
-    def _draft(self, prefix: Ids, gamma: int, instead: tuple[float, float] | None) -> Chunk:
-        self._read(prefix)
+    def _draft(self, state: GenerationState, gamma: int, instead: tuple[float, float] | None) -> Chunk:
+        self._read(state.committed)
         ids, survives, self._options = self._retrieve(gamma)
         trust = self._chances.trust
         survives = [trust * chance for chance in survives]
-        self._found = len(prefix), ids, survives
+        self._found = len(state.ids), ids, survives
         n = self._length.choose(survives, instead)
-        reason = self._length.reason(survives, n, instead) if self.explain else ""
+        reason = self._length.reason(survives, n, instead) if state.explain else ""
         if not n:
             return Chunk(reason=reason) if reason else _NOTHING
         if (more := n - len(ids)) > 0:
@@ -150,20 +147,27 @@ class RetrievalDrafter:
             self._known = len(prefix)
 
     @property
-    def only(self) -> bool:
-        """See `Copies.only`."""
+    def needs_verdict(self) -> bool:
+        """See `Drafter.needs_verdict`."""
         return True
 
-    def unchecked(self, chunk: Chunk, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:  # noqa: ARG002
-        """See `Copies.unchecked`."""
-        return _NOTHING
+    @property
+    def wants_expected(self) -> bool:  # type: ignore[override]
+        """See `Suggestions.wants_expected`."""
+        return self._calibration is not None
 
-    def suggest(self, prefix: Ids, drafted: Sequence[int], floors: Sequence[float]) -> list[int]:
-        """See `Suggests.suggest`."""
-        self._read(prefix)
+    def expect(self, expected: Expected) -> None:
+        """See `Suggestions.expect`."""
+        if self._calibration is not None:
+            self._calibration.expect(expected)
+
+    def suggest(self, state: GenerationState, drafted: Sequence[int], floors: Sequence[float]) -> list[int]:
+        """See `Suggestions.suggest`."""
+        self._read(state.committed)
         length, ids, survives = self._found
-        if drafted or length != len(prefix):
-            ids, survives, _ = self._retrieve(len(floors), drafted, floors=floors)
+        if drafted or length != len(state.ids):
+            on_trial = state.ids[len(state.committed) :].tolist()
+            ids, survives, _ = self._retrieve(len(floors), [*on_trial, *drafted], floors=floors)
         pays = [chance >= floor for chance, floor in zip(survives, floors, strict=False)]
         return ids[: pays.index(False) if False in pays else len(pays)]
 
@@ -229,18 +233,20 @@ class RetrievalDrafter:
             found.sort(key=_chance, reverse=True)
         return found
 
-    def told(self, chunk: Chunk, verdict: Verdict, seconds: float, *, shared: bool = False) -> None:
-        """The verdict on the last chunk is here, `seconds` after it was asked for (drafting included). `shared`:
-        another drafter has used some of them, even where its draft was dropped."""
+    def observe(self, state: GenerationState, turn: Round, *, shared: bool = False) -> None:  # noqa: ARG002
+        """See `Drafter.observe`. `shared`: another drafter has used some of the round's time, even where its draft was
+        dropped."""
+        if turn.verdict is None:
+            return
+        chunk, verdict, seconds = turn.chunk, turn.verdict, turn.seconds
         began = perf_counter()
         n, accepted = len(chunk), verdict.accepted
-        first = self._first
+        first, self._first = self._first, False
         if not first:  # whose time is the prompt's
             drafts = None if shared or (n and not chunk.retrieved) else n
             self._length.learn(drafts, accepted + len(verdict.tokens), seconds)
             if self._looks is not None:
                 self._looks.passed(seconds)
-        self._first = False
         if chunk.retrieved or not n:
             self._chances.judged(float(chunk.confidence.sum()) / self._chances.trust, accepted)
         copied = 0 if chunk.retrieved else n - chunk.tail  # from which place on
@@ -258,9 +264,6 @@ class RetrievalDrafter:
         if self._looks is not None and self._looked >= 0.0 and not first:
             brought = self._length.saved(accepted + len(verdict.tokens), seconds - self._looked) if copied < n else 0.0
             self._looks.looked(self._looked + perf_counter() - began, brought)
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
 
 _chance = itemgetter(1)

@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from edgellm.errors import VerifierLost
 from edgellm.spec.draft_length import CostCurve
-from edgellm.spec.drafters.hybrid import MixedDrafter
+from edgellm.spec.drafters.hybrid import HybridDrafter
 from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import GenerationLimits, generate, merge
+from edgellm.spec.loop import generate, merge
 from edgellm.spec.ngram.draft_index import MOST_TOKENS, Memory, PastConversation
 from edgellm.spec.params import SOURCES
+from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
-from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Expected, Explanation, Ids, Sampling, Source, Token, Verdict
+from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Expected, Explanation, Sampling, Source, Token, Verdict
 from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, Letters, chain, markov
+from tests.spec.ngram.rounds import taken, told
 
 CHEAP = CostCurve((1, 64), (1.0, 1.1))
 
@@ -31,19 +33,16 @@ def reply(
     known: Memory, prompt: list[int], verifier: FakeVerifier, *, sampling: Sampling = GREEDY, model: bool = False
 ) -> tuple[list[Token], Stats]:
     ids = np.array(prompt, dtype=np.int32)
-    own = known.take(ids)
-    assert own is not None
-    drafter = MixedDrafter(own, FakeDrafter(verifier.logits), 3) if model else own
+    own = taken(known, ids)
+    drafter = HybridDrafter(own, FakeDrafter(verifier.logits), 3) if model else own
     stats = Stats()
     try:
         events = generate(
-            ids,
-            alphabet=Letters(),
+            GenerationState(ids, sampling, GenerationLimits(40, 200, 63)),
+            vocabulary=Letters(),
             drafter=drafter,
             gate=AlwaysGate(),
             verifier=verifier,
-            sampling=sampling,
-            limits=GenerationLimits(40, 200, 63),
             stats=stats,
         )
         tokens = [event for event in events if isinstance(event, Token)]
@@ -55,19 +54,17 @@ def reply(
 
 def plain(prompt: list[int], verifier: FakeVerifier, sampling: Sampling = GREEDY) -> list[int]:
     events = generate(
-        np.array(prompt, dtype=np.int32),
-        alphabet=Letters(),
+        GenerationState(np.array(prompt, dtype=np.int32), sampling, GenerationLimits(40, 200)),
+        vocabulary=Letters(),
         drafter=None,
         gate=AlwaysGate(),
         verifier=verifier,
-        sampling=sampling,
-        limits=GenerationLimits(40, 200),
         stats=Stats(),
     )
     return [event.id for event in events if isinstance(event, Token)]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.sets(st.sampled_from(SOURCES), min_size=1),
     st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=12), min_size=1, max_size=4),
@@ -104,11 +101,10 @@ def test_each_source_alone_finds_what_it_is_for() -> None:
 
 def test_what_the_verifier_expects_while_it_reads_is_drafted() -> None:
     known = memory("calibration")
-    drafter = known.take(np.array([1, 2, 3, 1], dtype=np.int32))
-    assert drafter is not None
+    drafter = taken(known, np.array([1, 2, 3, 1], dtype=np.int32))
     ids = np.array([[3], [9], [8], [9]], dtype=np.int32)
-    known.expect(Expected(0, ids, np.full((4, 1), 0.9, dtype=np.float32)))
-    chunk = drafter.draft(np.array([1, 2, 3, 1], dtype=np.int32), 3, GREEDY)
+    drafter.expect(Expected(0, ids, np.full((4, 1), 0.9, dtype=np.float32)))
+    chunk = drafter.propose(GenerationState(np.array([1, 2, 3, 1], dtype=np.int32)), 3)
     assert chunk.ids.tolist() == [3, 8]  # behind 1 it expects 3, and behind 3 it expects 8
     known.give()
 
@@ -116,13 +112,12 @@ def test_what_the_verifier_expects_while_it_reads_is_drafted() -> None:
 def test_a_rejected_draft_is_used_again_behind_its_correction() -> None:
     known = memory("context", "reuse")
     prompt = np.array([1, 2, 4, 5, 7, 8, 1], dtype=np.int32)
-    drafter = known.take(prompt)
-    assert drafter is not None
-    chunk = drafter.draft(prompt, 5, GREEDY)
+    drafter = taken(known, prompt)
+    chunk = drafter.propose(GenerationState(prompt), 5)
     assert chunk.ids.tolist() == [2, 4, 5, 7, 8]
     verdict = Verdict(0, np.array([10], dtype=np.int32), plausible=(False, True, True, True, False))
-    drafter.told(chunk, verdict, 1.0)
-    again = drafter.draft(np.append(prompt, 10).astype(np.int32), 5, GREEDY)
+    told(drafter, chunk, verdict, 1.0)
+    again = drafter.propose(GenerationState(np.append(prompt, 10).astype(np.int32)), 5)
     assert again.ids.tolist()[:3] == [4, 5, 7]
     known.give()
 
@@ -130,10 +125,8 @@ def test_a_rejected_draft_is_used_again_behind_its_correction() -> None:
 def test_where_copying_does_not_pay_nothing_is_copied_and_the_reason_says_so() -> None:
     known = memory(curve=CostCurve((1, 2, 64), (1.0, 4.0, 200.0)))
     prompt = np.array([1, 2, 3, 1, 2], dtype=np.int32)
-    drafter = known.take(prompt)
-    assert drafter is not None
-    drafter.explain = True
-    chunk = drafter.draft(prompt, 10, GREEDY)
+    drafter = taken(known, prompt)
+    chunk = drafter.propose(GenerationState(prompt, explain=True), 10)
     assert len(chunk) == 0
     assert "costs 300%" in chunk.reason
     known.give()
@@ -141,22 +134,21 @@ def test_where_copying_does_not_pay_nothing_is_copied_and_the_reason_says_so() -
 
 def test_beside_a_small_model_the_better_of_the_two_drafts() -> None:
     class Slow(FakeDrafter):
-        def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
+        def propose(self, state: GenerationState, gamma: int) -> Chunk:
             asked.append(gamma)
-            return super().draft(prefix, gamma, sampling)
+            return super().propose(state, gamma)
 
     asked: list[int] = []
     known = memory("context")
     prompt = np.array([1, 2, 3, 4, 9], dtype=np.int32)
-    own = known.take(prompt)
-    assert own is not None
-    mixed = MixedDrafter(own, Slow(markov(1, 10)), 3)
-    first = mixed.draft(prompt, 63, GREEDY)
+    own = taken(known, prompt)
+    mixed = HybridDrafter(own, Slow(markov(1, 10)), 3)
+    first = mixed.propose(GenerationState(prompt), 63)
     assert asked == [3]  # nothing to copy, and no more than the model's own length
     assert not first.retrieved
     for _ in range(8):
-        mixed.told(first, Verdict(0, np.array([1], dtype=np.int32)), 5.0)
-    copied = mixed.draft(np.array([1, 2, 3, 4, 9, 1, 2], dtype=np.int32), 63, GREEDY)
+        told(mixed, first, Verdict(0, np.array([1], dtype=np.int32)), 5.0)
+    copied = mixed.propose(GenerationState(np.array([1, 2, 3, 4, 9, 1, 2], dtype=np.int32)), 63)
     assert copied.retrieved
     assert asked == [3]
     known.give()
@@ -167,17 +159,14 @@ def test_what_is_copied_never_stands_unchecked(model: bool) -> None:
     known = memory()
     reply(known, [1, 2, 3], FakeVerifier(chain(3, eog_at=30)), model=model)
     verifier = FakeVerifier(chain(3, eog_at=30), lost={1, 3}, absence=2)
-    own = known.take(np.array([1, 2, 3], dtype=np.int32))
-    assert own is not None
+    own = taken(known, np.array([1, 2, 3], dtype=np.int32))
     small = FakeDrafter(chain(99))  # disagrees with the verifier, and with all that can be copied
     events = generate(
-        np.array([1, 2, 3], dtype=np.int32),
-        alphabet=Letters(),
-        drafter=MixedDrafter(own, small, 3) if model else own,
+        GenerationState(np.array([1, 2, 3], dtype=np.int32), GREEDY, GenerationLimits(40, 200, 5)),
+        vocabulary=Letters(),
+        drafter=HybridDrafter(own, small, 3) if model else own,
         gate=AlwaysGate(),
         verifier=verifier,
-        sampling=GREEDY,
-        limits=GenerationLimits(40, 200, 5),
         stats=Stats(),
     )
     text = [1, 2, 3]
@@ -197,46 +186,43 @@ def test_what_is_copied_never_stands_unchecked(model: bool) -> None:
     assert lost is not model  # who only copies has nobody to go on with
 
 
-def follows(prompt: list[int]) -> MixedDrafter:
+def follows(prompt: list[int]) -> HybridDrafter:
     """A small model that says 1 + (last mod 9), beside a context that goes on otherwise behind 4."""
-    own = memory("context").take(np.array(prompt, dtype=np.int32))
-    assert own is not None
-    return MixedDrafter(own, FakeDrafter(lambda prefix: 9 * np.eye(20, dtype=np.float32)[1 + int(prefix[-1]) % 9]), 3)
+    own = taken(memory("context"), prompt)
+    return HybridDrafter(own, FakeDrafter(lambda prefix: 9 * np.eye(20, dtype=np.float32)[1 + int(prefix[-1]) % 9]), 3)
 
 
 def test_what_the_small_model_drafts_is_continued_by_a_copy() -> None:
     prompt = np.array([2, 3, 4, 15, 16, 17, 18, 19, 1], dtype=np.int32)
     mixed = follows(prompt.tolist())
-    chunk = mixed.draft(prompt, 63, GREEDY)
+    chunk = mixed.propose(GenerationState(prompt), 63)
     assert chunk.ids.tolist()[:7] == [2, 3, 4, 15, 16, 17, 18]
     assert chunk.tail == len(chunk) - 3
     assert not chunk.retrieved
     words = merge(chunk, Verdict(5, np.array([7], dtype=np.int32)))
     assert [word.source for word in words] == [Source.ACCEPTED] * 3 + [Source.RETRIEVED] * 2 + [Source.CORRECTED]
-    alone = mixed.unchecked(chunk, prompt, 63, GREEDY)
+    alone = mixed.unverified(GenerationState(prompt), chunk, 63)
     assert (alone.ids.tolist(), alone.tail) == ([2, 3, 4], 0)
 
 
 def test_behind_the_end_of_a_turn_nothing_is_copied() -> None:
     known = memory("context")
     prompt = np.array([5, 6, EOG, 7, 8, 5], dtype=np.int32)
-    own = known.take(prompt)
-    assert own is not None
-    assert own.draft(prompt, 10, GREEDY).ids.tolist() == [6, EOG]
+    own = taken(known, prompt)
+    assert own.propose(GenerationState(prompt), 10).ids.tolist() == [6, EOG]
     known.give()
 
 
 def test_one_reply_at_a_time_has_it() -> None:
     known = memory()
-    prompt = np.array([1, 2], dtype=np.int32)
-    assert known.take(prompt) is not None
+    assert known.take() is not None
     found: list[object] = []
-    thread = threading.Thread(target=lambda: found.append(known.take(prompt)))
+    thread = threading.Thread(target=lambda: found.append(known.take()))
     thread.start()
     thread.join()
     assert found == [None]
     known.give()
-    assert known.take(prompt) is not None
+    assert known.take() is not None
     known.give()
 
 
@@ -246,15 +232,15 @@ def test_the_past_is_bounded() -> None:
     for at in range(4 * MOST_TOKENS // 400):
         known.add(talk)
         if at % 50 == 0:
-            known.take(np.array([1], dtype=np.int32))
+            known.take()
             known.give()
         assert known.tokens <= MOST_TOKENS + 51 * 400
-    known.take(np.array([1], dtype=np.int32))
+    known.take()
     known.give()
     assert MOST_TOKENS // 4 <= known.tokens <= MOST_TOKENS
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32), st.floats(0.3, 2.0))
 def test_a_sampled_reply_with_copies_is_the_one_that_is_drawn_without(seed: int, temperature: float) -> None:
     verifier, sampling = FakeVerifier(markov(5, 6, sharpness=1.5)), Sampling(temperature, top_k=0, top_p=1.0, seed=seed)
@@ -267,19 +253,14 @@ def test_explanations_name_what_was_retrieved() -> None:
     known, verifier = memory(), FakeVerifier(chain(3, eog_at=20))
     reply(known, [1, 2, 3], verifier)
     ids = np.array([1, 2, 3], dtype=np.int32)
-    own = known.take(ids)
-    assert own is not None
-    own.explain = True
+    own = taken(known, ids)
     events = generate(
-        ids,
-        alphabet=Letters(),
+        GenerationState(ids, GREEDY, GenerationLimits(40, 200, 63), explain=True),
+        vocabulary=Letters(),
         drafter=own,
         gate=AlwaysGate(),
         verifier=verifier,
-        sampling=GREEDY,
-        limits=GenerationLimits(40, 200, 63),
         stats=Stats(),
-        explain=True,
     )
     texts = [event.text for event in events if isinstance(event, Explanation)]
     known.give()
@@ -289,15 +270,18 @@ def test_explanations_name_what_was_retrieved() -> None:
 def test_the_prompts_time_is_not_taken_for_a_decodes() -> None:
     known = memory("context")
     for _ in range(20):  # short replies behind long prompts
-        own = known.take(np.array([1, 2, 3], dtype=np.int32))
-        assert own is not None
-        own.told(own.draft(np.array([1, 2, 3], dtype=np.int32), 8, GREEDY), Verdict(0, NO_IDS[:0], 0.0), 1000.0)
+        own = taken(known, np.array([1, 2, 3], dtype=np.int32))
+        told(
+            own,
+            own.propose(GenerationState(np.array([1, 2, 3], dtype=np.int32)), 8),
+            Verdict(0, NO_IDS[:0], 0.0),
+            1000.0,
+        )
         before = known.length.rate
         known.give()
     assert known.length.rate == before
-    own = known.take(np.array([1, 2, 3], dtype=np.int32))
-    assert own is not None
+    own = taken(known, np.array([1, 2, 3], dtype=np.int32))
     for seconds in (1000.0, 0.1):
-        own.told(Chunk(), Verdict(0, np.array([7], dtype=np.int32)), seconds)
+        told(own, Chunk(), Verdict(0, np.array([7], dtype=np.int32)), seconds)
     assert known.length.rate > before
     known.give()

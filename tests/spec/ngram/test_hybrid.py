@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from edgellm.spec.draft_length import EXPLORED, CostCurve
-from edgellm.spec.drafters.hybrid import STRETCH, TRIED, MixedDrafter, Rounds
+from edgellm.spec.drafters.hybrid import STRETCH, TRIED, HybridDrafter, Rounds
 from edgellm.spec.ngram.draft_index import Memory
-from edgellm.spec.types import GREEDY, Chunk, Ids, Sampling, Verdict
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Verdict
 from tests.spec.fakes import EOG, FakeDrafter, markov
+from tests.spec.ngram.rounds import taken, told
 
 CURVE = CostCurve((1, 2, 64), (1.0, 1.1, 8.0))
 PROMPT = np.array([1, 2, 3, 4, 9], dtype=np.int32)
@@ -19,8 +21,8 @@ class Sure(FakeDrafter):
 
     sure = 0.99
 
-    def draft(self, prefix: Ids, gamma: int, sampling: Sampling) -> Chunk:
-        chunk = super().draft(prefix, gamma, sampling)
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        chunk = super().propose(state, gamma)
         confidence = np.full(len(chunk), self.sure, dtype=np.float32)
         return Chunk(chunk.ids, confidence, confidence, chunk.distributions)
 
@@ -35,28 +37,26 @@ def verdict(accepted: int) -> Verdict:
 
 def test_a_round_with_the_small_model_says_nothing_of_a_decode() -> None:
     known = memory()
-    own = known.take(PROMPT)
-    assert own is not None
-    mixed = MixedDrafter(own, Sure(markov(1, 10)), 3, known.rounds)
+    own = taken(known, PROMPT)
+    mixed = HybridDrafter(own, Sure(markov(1, 10)), 3, known.rounds)
     for _ in range(60):
-        chunk = mixed.draft(PROMPT, 8, GREEDY)
+        chunk = mixed.propose(GenerationState(PROMPT), 8)
         if len(chunk):
             assert not chunk.retrieved
-            mixed.told(chunk, verdict(len(chunk)), 50.0)  # so slow is the model, and not the verifier
+            told(mixed, chunk, verdict(len(chunk)), 50.0)  # so slow is the model, and not the verifier
         else:
-            mixed.told(chunk, verdict(0), CURVE.seconds[0])
+            told(mixed, chunk, verdict(0), CURVE.seconds[0])
     assert not known.length.drifted
     known.give()
 
 
 def test_as_much_of_a_draft_as_pays_is_sent() -> None:
     dear = Memory(("context",), CostCurve((1, 64), (1.0, 50.0)), lambda _token: False, lambda token: token == EOG)
-    own = dear.take(PROMPT)
-    assert own is not None
+    own = taken(dear, PROMPT)
     doubting = Sure(markov(1, 10))
     doubting.sure = 0.1
-    assert len(MixedDrafter(own, doubting, 6, dear.rounds).draft(PROMPT, 8, GREEDY)) < 3
-    assert len(MixedDrafter(own, Sure(markov(1, 10)), 6, dear.rounds).draft(PROMPT, 8, GREEDY)) == 6
+    assert len(HybridDrafter(own, doubting, 6, dear.rounds).propose(GenerationState(PROMPT), 8)) < 3
+    assert len(HybridDrafter(own, Sure(markov(1, 10)), 6, dear.rounds).propose(GenerationState(PROMPT), 8)) == 6
     dear.give()
 
 
@@ -92,12 +92,11 @@ def test_what_rounds_bring_is_kept_from_reply_to_reply() -> None:
     known = memory()
     slow = Sure(markov(1, 10))
     for number in range(3):
-        own = known.take(PROMPT)
-        assert own is not None
-        mixed = MixedDrafter(own, slow, 3, known.rounds)
+        own = taken(known, PROMPT)
+        mixed = HybridDrafter(own, slow, 3, known.rounds)
         for _ in range(TRIED + 2):
-            chunk = mixed.draft(PROMPT, 8, GREEDY)
-            mixed.told(chunk, verdict(0), 90.0 if len(chunk) else 1.0)
+            chunk = mixed.propose(GenerationState(PROMPT), 8)
+            told(mixed, chunk, verdict(0), 90.0 if len(chunk) else 1.0)
         known.give()
         if not number:
             asked = len(slow.prefixes)
@@ -107,15 +106,14 @@ def test_what_rounds_bring_is_kept_from_reply_to_reply() -> None:
 
 def test_a_draft_of_which_nothing_pays_was_a_try() -> None:
     dear = Memory(("context",), CostCurve((1, 64), (1.0, 90.0)), lambda _token: False, lambda token: token == EOG)
-    own = dear.take(PROMPT)
-    assert own is not None
+    own = taken(dear, PROMPT)
     doubting = Sure(markov(1, 10))
     doubting.sure = 0.05
-    mixed = MixedDrafter(own, doubting, 6, dear.rounds)
+    mixed = HybridDrafter(own, doubting, 6, dear.rounds)
     for _ in range(20):
-        chunk = mixed.draft(PROMPT, 8, GREEDY)
+        chunk = mixed.propose(GenerationState(PROMPT), 8)
         assert not len(chunk)
-        mixed.told(chunk, verdict(0), 9.0 if mixed.asked else 1.0)
+        told(mixed, chunk, verdict(0), 9.0 if mixed.asked else 1.0)
     assert not dear.rounds.due()
     assert len(doubting.prefixes) < 8  # else every round would be a try
     dear.give()
@@ -123,12 +121,11 @@ def test_a_draft_of_which_nothing_pays_was_a_try() -> None:
 
 def test_where_nobody_verifies_the_small_model_writes_though_it_did_not_pay() -> None:
     known = memory()
-    own = known.take(PROMPT)
-    assert own is not None
-    mixed = MixedDrafter(own, Sure(markov(1, 10)), 3, known.rounds)
-    assert len(mixed.unchecked(Chunk(), PROMPT, 8, GREEDY)) == 3
+    own = taken(known, PROMPT)
+    mixed = HybridDrafter(own, Sure(markov(1, 10)), 3, known.rounds)
+    assert len(mixed.unverified(GenerationState(PROMPT), Chunk(), 8)) == 3
     copied = Chunk(PROMPT, retrieved=True)
-    assert not mixed.unchecked(copied, PROMPT, 8, GREEDY).retrieved
+    assert not mixed.unverified(GenerationState(PROMPT), copied, 8).retrieved
     known.give()
 
 
@@ -184,11 +181,9 @@ def test_a_small_model_that_rests_is_not_asked_and_says_so() -> None:
     known = memory()
     known.rounds.uses = False
     known.rounds.stretch = lambda: None  # type: ignore[method-assign]
-    own = known.take(PROMPT)
-    assert own is not None
-    own.explain = True
-    mixed = MixedDrafter(own, Sure(markov(1, 10)), 6, known.rounds)
-    chunk = mixed.draft(PROMPT, 8, GREEDY)
+    own = taken(known, PROMPT)
+    mixed = HybridDrafter(own, Sure(markov(1, 10)), 6, known.rounds)
+    chunk = mixed.propose(GenerationState(PROMPT, explain=True), 8)
     assert not len(chunk)
     assert not mixed.asked
     assert "rests" in chunk.reason

@@ -10,7 +10,10 @@ from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.ngram.draft_index import Memory
 from edgellm.spec.ngram.lookup_throttle import FIRST, SHARE, TRIED, Looks
 from edgellm.spec.params import SOURCES
-from edgellm.spec.types import GREEDY, Chunk, Ids, Verdict
+from edgellm.spec.protocols import Drafter
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Ids, Verdict
+from tests.spec.ngram.rounds import taken, told
 
 LOOK = 1e-4  # seconds
 NOWHERE = list(range(1000, 3000))
@@ -52,15 +55,15 @@ def test_every_reply_begins_with_some_looks() -> None:
     assert looked(looks, 50, 0.0, lambda _: 0.0) == []
 
 
-def write(drafter: object, prompt: list[int], reply: list[int], seconds: float) -> list[Chunk]:
+def write(drafter: Drafter, prompt: list[int], reply: list[int], seconds: float) -> list[Chunk]:
     """What is drafted while a verifier writes `reply`, in so many seconds a round."""
     text: Ids = np.array(prompt + reply, dtype=np.int32)
     at, chunks = len(prompt), []
     while at < len(text):
-        chunk = drafter.draft(text[:at], 8, GREEDY)  # type: ignore[attr-defined]
+        chunk = drafter.propose(GenerationState(text[:at], explain=True), 8)
         same = chunk.ids[: len(text) - at - 1] == text[at : at + len(chunk)][: len(text) - at - 1]
         accepted = int(np.cumprod(same).sum())
-        drafter.told(chunk, Verdict(accepted, text[at + accepted :][:1]), seconds)  # type: ignore[attr-defined]
+        told(drafter, chunk, Verdict(accepted, text[at + accepted :][:1]), seconds)
         at += accepted + 1
         chunks.append(chunk)
     return chunks
@@ -69,17 +72,11 @@ def write(drafter: object, prompt: list[int], reply: list[int], seconds: float) 
 def test_a_drafter_rests_where_nothing_can_be_copied_and_copies_when_it_can_again() -> None:
     memory = Memory(SOURCES, CURVE, lambda _: False, lambda _: False)
 
-    def begin(prompt: list[int]) -> object:
-        drafter = memory.take(np.array(prompt, dtype=np.int32))
-        assert drafter is not None
-        drafter.explain = True
-        return drafter
-
     prompt = list(range(50))
-    chunks = write(begin(prompt), prompt, NOWHERE[:400], 1e-5)
+    chunks = write(taken(memory, prompt), prompt, NOWHERE[:400], 1e-5)
     memory.give()
     resting = [chunk for chunk in chunks if "now and then" in chunk.reason]
     assert len(resting) > 200
-    chunks = write(begin(prompt), prompt, prompt[10:] * 3, 1.0)  # rounds of a second: there is time to look
+    chunks = write(taken(memory, prompt), prompt, prompt[10:] * 3, 1.0)  # rounds of a second: there is time to look
     memory.give()
     assert sum(len(chunk) for chunk in chunks) > 50

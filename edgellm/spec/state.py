@@ -1,0 +1,154 @@
+"""The record that travels: one reply under way, from its prompt to its last token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self, TypeAlias
+
+import numpy as np
+
+from edgellm.engine import ShouldStop, never
+from edgellm.spec.ngram.context_lookup import ContextLookup
+from edgellm.spec.ngram.sources import SILENT, Cursor
+from edgellm.spec.types import GREEDY, NO_IDS, Expected, Ids, Sampling
+
+Filling: TypeAlias = tuple[Sequence[int], Sequence[float]]
+"""To how many rows decodes are filled up, and what heads cost; see `Context.fill`."""
+NOT_FILLED: Filling = (), ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationLimits:
+    """`max_tokens` of a reply; `context` positions for prompt and reply together; `gamma` drafted tokens a chunk.
+
+    Where nothing is drafted, up to `extra` tokens beyond the next one are asked for at once: fewer round trips on a
+    link.
+    """
+
+    max_tokens: int = 512
+    context: int = 4096
+    gamma: int = 4
+    extra: int = 0
+
+
+class Suggestions:
+    """What retrieval knows of a reply, for the models that write it; here nothing."""
+
+    wants_expected = False
+    """Whether `expect` is to be called."""
+
+    def suggest(self, state: GenerationState, drafted: Sequence[int], floors: Sequence[float]) -> Sequence[int]:
+        """Return tokens that may follow `state.ids` and `drafted`, each with at least the chance that `floors` has in
+        its place."""
+        return ()
+
+    def floors(self) -> Sequence[float]:
+        """Return for each place of a draft the chance below which no token there pays."""
+        return ()
+
+    def expect(self, expected: Expected) -> None:
+        """Take in what the verifier expects behind positions of the prompt."""
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRules:
+    """What the draft model keeps to in a reply.
+
+    A chunk ends behind a token whose confidence is below `stop_below`, and with `while_it_pays` where its chance to be
+    accepted is below the floors of the reply's suggestions. Greedy drafts of less confidence than `lookup_below` give
+    way to what the context says. `alone`: nobody verifies, so tokens are drawn as a verifier draws its own; a seed then
+    writes what it writes where this model verifies what is copied for it.
+    """
+
+    stop_below: float = 0.0
+    lookup_below: float = 0.0
+    while_it_pays: bool = False
+    alone: bool = False
+
+
+class GenerationState:
+    """A reply under way: its prompt, the committed tokens, how they are drawn, and what is known beside them.
+
+    It goes through `Drafter.propose`, `Gate.decide`, the verifier's session and `observe`; only the decoding loop
+    appends to it. Nothing else in it changes.
+    """
+
+    def __init__(
+        self,
+        prompt: Ids = NO_IDS,
+        sampling: Sampling = GREEDY,
+        limits: GenerationLimits | None = None,
+        *,
+        rules: DraftRules | None = None,
+        stopped: ShouldStop = never,
+        logprobs: int | None = None,
+        explain: bool = False,
+        context: ContextLookup | None = None,
+        suggestions: Suggestions | None = None,
+        filling: Filling = NOT_FILLED,
+    ) -> None:
+        """Of a reply to `prompt` (n,).
+
+        `stopped` is asked between tokens, and by what can be cancelled also meanwhile. With `logprobs` verdicts bring
+        those of their tokens, and of that many others in each place. `explain`: reasons are wanted. `context`: what is
+        looked up where the draft model hesitates. `suggestions` come from retrieval. Verifiers in this process fill
+        their decodes up as `filling` says.
+        """
+        self.sampling, self.limits = sampling, limits or GenerationLimits()
+        self.rules = rules or DraftRules()
+        self.stopped, self.logprobs, self.explain = stopped, logprobs, explain
+        self.context, self.suggestions, self.filling = context, suggestions, filling
+        self.prompt_tokens = self._length = self._committed = len(prompt)
+        self._end = max(self._length, min(self.limits.context, self._length + self.limits.max_tokens))
+        self._ids = np.empty(self._end, dtype=np.int32)
+        self._ids[: self._length] = prompt
+
+    @property
+    def ids(self) -> Ids:
+        """All tokens so far, the prompt included, shape (n,). Only ever appended to, so a view keeps its values."""
+        return self._ids[: self._length]
+
+    @property
+    def committed(self) -> Ids:
+        """Those of `ids` that stand, shape (m,); all but what `behind` was given."""
+        return self._ids[: self._committed]
+
+    @property
+    def written(self) -> int:
+        """Tokens of the reply so far."""
+        return self._length - self.prompt_tokens
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be written."""
+        return self._end - self._length
+
+    def append(self, token: int) -> None:
+        """Commit a token."""
+        self._ids[self._length] = token
+        self._length = self._committed = self._length + 1
+
+    def quietly(self) -> Self:
+        """Return the reply before its first token, without explanations."""
+        other = self._with(self._ids[: self.prompt_tokens], self.prompt_tokens)
+        other.explain = False
+        return other
+
+    def behind(self, ids: Ids) -> Self:
+        """Return the reply as it will be if `ids`, which are on trial, are accepted."""
+        return self._with(np.concatenate((self.ids, ids)), self._committed)
+
+    def _with(self, ids: Ids, committed: int) -> Self:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        other._length, other._committed = len(ids), committed
+        other._end = max(self._end, len(ids))
+        other._ids = np.empty(other._end, dtype=np.int32)
+        other._ids[: len(ids)] = ids
+        return other
+
+    def lookup(self, prefix: Ids, stands: bool = True) -> Cursor:
+        """Return what the context says behind `prefix`; see `ContextLookup.cursor`."""
+        return SILENT if self.context is None else self.context.cursor(prefix, stands)
