@@ -36,7 +36,11 @@ from bench.report import write
 from bench.serve_throughput import scripts
 from bench.served import Paired, acquaint
 from bench.suite import draw
-from edgellm.engine import Model, to_f32
+from edgellm.engine import Ids, Model, to_f32
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk
 from edgellm.storage import resolve
 
 SESSIONS, PROCESSES, TEXTS = 16, 4, 16
@@ -147,12 +151,13 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         kept |= {f"prompt{number}": one.prompt, f"text{number}": one.text}
     np.savez(texts, **kept)
     homes = [folder / f"home-{i}" for i in range(PROCESSES)]
-    acquaint(folder / "host", homes)
+    trusts = acquaint(folder / "host", homes)
     tally, rng = Tally(arguments.devices * 0.75), random.Random(arguments.seed)
     served = Paired(model, folder / "host", SESSIONS)
     while not served.status:
         time.sleep(0.1)
     server = psutil.Process(served.pid)
+    first_verdict(served, trusts[0], work[0].prompt)
     empty = look(server)
     each = str(arguments.devices // PROCESSES)
     households = [
@@ -180,6 +185,18 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "device": {key: drift(samples, f"device_{key}") for key in ("rss", "fds", "threads")},
         "empty": empty, "left": left, "samples": samples, "load_average": os.getloadavg()[0],
     }  # fmt: skip
+
+
+def first_verdict(served: Paired, trust: Trust, prompt: Ids) -> None:
+    """Have the verifier decode once: what it opens for that it keeps."""
+    with Model.load(resolve("edgellm-draft")) as draft:
+        verifier = RemoteVerifier(f"127.0.0.1:{served.port}", draft.vocabulary, trust=trust)
+        session = verifier.open(GenerationState())
+        session.submit(prompt, Chunk()).result()
+        session.close()
+        verifier.close()
+    while served.status["sessions"]:
+        time.sleep(0.1)
 
 
 def _spent(server: psutil.Process, households: list[Household]) -> float:
