@@ -220,3 +220,16 @@ def test_no_public_attribute_is_set_from_outside_its_module() -> None:
         if not (_named(node.value, "request") and node.attr in annotated)
     ]
     assert not found
+
+
+def test_the_page_on_the_architecture_names_what_is_there() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+(?:\.py|/))`", page))
+    assert len(named) > 50
+    missing = [name for name in sorted(named) if not any((folder / name).exists() for folder in (ROOT, PACKAGE))]
+    beside = {path.name for path in sources()}  # "`a/b.py`, `c.py`": in the folder named before
+    assert not [name for name in missing if "/" in name or name not in beside]
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == {*PACKAGES} - {"places", "errors"}
+    terms = re.findall(r"^\| ([\w ,]+) \| ", page.split("## Glossary")[1], re.MULTILINE)[1:]
+    assert len(terms) <= 40
+    assert terms == sorted(terms, key=str.lower)
