@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from time import perf_counter
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -18,6 +20,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgellm.http.schemas.errors import Fault
+
+_log = logging.getLogger(__name__)
 
 MOST_BYTES = 8 * 2**20
 BODY_SECONDS = 30.0  # for a request to arrive
@@ -48,13 +52,18 @@ class SecurityMiddleware:
         headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.lower(), []).append(value)
+        began = perf_counter()
         fault = self._fault(scope, headers)
         if fault is not None:
+            _log.warning("%s %.100r refused: %d %s", scope["method"], scope["path"], fault.status, fault.code)
             await _answer(fault, send)
             return
+        status = [0]
         # what nobody expected has been answered and told by the application, and goes no further
         with suppress(Exception):
-            await self._app(scope, _limited(receive), _marked(send))
+            await self._app(scope, _limited(receive), _marked(send, status))
+        took = 1e3 * (perf_counter() - began)
+        _log.info("%s %.100r %d in %.0f ms", scope["method"], scope["path"], status[0], took)
 
     def _fault(self, scope: Scope, headers: _Headers) -> Fault | None:
         hosts = [value.decode("latin-1") for value in headers.get(b"host", [])]
@@ -139,12 +148,13 @@ def _limited(receive: Receive) -> Receive:
     return read
 
 
-def _marked(send: Send) -> Send:
-    """Tells browsers to take answers for what they say they are, and to keep none."""
+def _marked(send: Send, status: list[int]) -> Send:
+    """Tells browsers to take answers for what they say they are, and to keep none; notes the `status`."""
 
     async def marked(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers: list[Any] = list(message.get("headers", []))
+            status[:] = [message["status"]]
             known = {name.lower() for name, _ in headers}
             more = (*_ALWAYS, (b"cache-control", b"no-store"))
             message["headers"] = [*headers, *((name, value) for name, value in more if name not in known)]

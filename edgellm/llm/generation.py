@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +30,8 @@ from edgellm.spec.state import NOT_FILLED, DraftRules, GenerationLimits, Generat
 from edgellm.spec.stats import Stats
 from edgellm.spec.stop_sequences import until
 from edgellm.spec.types import Explanation, Ids, Notice, Sampling
+
+_log = logging.getLogger(__name__)
 
 LONG = 16
 """Tokens that the small model drafts at most, where each is drafted only if it pays."""
@@ -80,6 +83,7 @@ def write(
     plan = plan_reply(parts, prompt, options, sampling.seed)
     yield from plan.notices
     copying, why = _copying(parts, options, plan)
+    _log.debug("a reply to %d tokens: %s", len(prompt), "; ".join((*plan.reasons, why)))
     try:
         if explain:
             yield from (Explanation(None, reason) for reason in (*plan.reasons, why))
@@ -102,6 +106,7 @@ def write(
         written = _written(parts, state, plan, gate, verifier, copying, stats, options.drafter, drafts=drafts)
         yield from until(options.stop, written, stats) if options.stop else written
     finally:
+        _log.info("a reply of %d tokens to %d: %s", stats.tokens, len(prompt), stats.finish_reason)
         if copying is not None:
             copying.close()
         if parts.knowledge is not None and stats.verdict_seconds is not None:

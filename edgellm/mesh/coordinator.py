@@ -6,6 +6,7 @@ for a verdict asks again, from the beginning, and the same verdict comes. No tok
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from edgellm.mesh.placement.split import Share, ranges
 from edgellm.mesh.runtime.pipeline import Pipeline, Seat
 from edgellm.spec.types import NO_IDS
 
+_log = logging.getLogger(__name__)
 _REVIVALS = 3  # of a device that comes back and is lost again, and of pipelines that nobody is blamed for
 
 
@@ -158,6 +160,7 @@ class Mesh:
             shares = self._replanned()
             who = ", ".join(f"{share.name} {ranges(range(share.first, share.last + 1))}" for share in shares)
             why = "; ".join(f"{name}: {error.what}" for name, error in self._lost.items())
+            _log.warning("a device is lost (%s), the layers are now on %s", why, who)
             self.tell(f"A device is lost ({why}) The layers are now on {who}; the reply goes on.")
         self.generation += 1
         self.shares = shares
@@ -165,6 +168,7 @@ class Mesh:
             (self._members[share.name].seat(), replace(self.work, first=share.first, last=share.last))
             for share in shares
         ]
+        _log.info("pipeline %d over %s", self.generation, ", ".join(share.name for share in shares))
         self._pipeline = Pipeline(stages, direct=self._direct)
 
     def _replanned(self) -> tuple[Share, ...]:

@@ -33,6 +33,7 @@ from edgellm.cli.http_options import (
     until_stopped,
 )
 from edgellm.cli.loading import Loading
+from edgellm.cli.logs import LogLevel, log_to_stderr
 from edgellm.cli.mdns_announce import findable, hosts_of
 from edgellm.cli.views.console import say
 from edgellm.errors import InvalidOption
@@ -123,9 +124,13 @@ def serve(
         typer.Option(metavar="GB", min=0.0, help="A worker's room on disk for layers that others bring.",
                      show_default="a half of what is free"),
     ] = None,
+    log_level: Annotated[
+        LogLevel, typer.Option(help="What is logged to stderr: requests, connections, devices lost. Never a prompt.")
+    ] = LogLevel.off,
 ) -> None:  # fmt: skip
     from edgellm.llm.kept_data import tidy
 
+    log_to_stderr(log_level)
     tidy()
     at_once = replies if replies is not None else {Role.PAIR: 2, Role.VERIFIER: 8, Role.WORKER: 1}[role]
     wanted = HTTPOptions(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting, paired_only)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -121,6 +121,7 @@ class Connection:
     def loop_lost(self, channel: grpc.aio.Channel) -> None:
         """The verifier behind `channel` is gone, or goes: other sessions may still get their verdicts over it."""
         if channel is self._channel:
+            _log.warning("the verifier at %s is gone", self.address)
             self._up, self._channel = False, None
             self.loop_task(channel.close(_LAST_WORDS))
             self.loop_task(self._reconnect())
@@ -166,6 +167,7 @@ class Connection:
                 raise self._unreachable(error) from None
             raise
         self._channel, self._up = channel, True
+        _log.info("connected to the verifier at %s: %s, %d positions", self.address, peer.model, peer.context_length)
         self.loop_task(self._watch(channel))
         if self._trust is not None and self._device is not None:
             self.loop_task(self._watch_trust(channel, self._trust, self._device))
@@ -204,8 +206,10 @@ class Connection:
     async def _reconnect(self) -> None:
         while not self._up:
             await asyncio.sleep(self._backoff())
-            with suppress(EdgeError):
+            try:
                 self.peer = await self._connect()
+            except EdgeError as error:
+                _log.debug("not yet: %s", error.what)
 
     def _backoff(self) -> float:
         longest = min(self.timing.retry * 2.0**self._failures, self.timing.retry_most)
@@ -213,4 +217,5 @@ class Connection:
         return longest * self._jitter.uniform(0.5, 1.0)
 
 
+_log = logging.getLogger(__name__)
 _LAST_WORDS = 10.0  # seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -170,6 +171,7 @@ class Service:
             last, again = request.round, False
             if self._queue.full(tenant.device):
                 busy = pb.Busy(round=request.round, retry_ms=_milliseconds(self._worker.wait_seconds()))
+                _log.info("session %d is told to come back in %d ms", number, busy.retry_ms)
                 await _write(stream, pb.VerifierFrame(busy=busy))
                 await self._hold(tenant, min(busy.retry_ms / 1e3, _HELD_SECONDS))
                 continue
@@ -183,6 +185,8 @@ class Service:
                 await self._hold(tenant)
             else:
                 await _write(stream, write_verdict(request.round, answer))
+                took = 1e3 * answer.seconds
+                _log.debug("session %d: %d of %d accepted, %.1f ms", number, answer.accepted, len(request.draft), took)
         if self._draining.done():
             await _write(stream, pb.VerifierFrame(draining=pb.Draining()))
 
@@ -271,6 +275,7 @@ _STATUS = {
     ContextFull: grpc.StatusCode.OUT_OF_RANGE,
     DeviceStuck: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
+_log = logging.getLogger(__name__)
 _SHORTEST_BUSY_MS = 50
 _HELD_SECONDS = 1.0  # at most, for which a session that was told *busy* is not heard: the queue may be free sooner
 _UPDATE = "Run the same version of edgellm on both sides."

@@ -1,0 +1,97 @@
+"""What a daemon logs: nothing unless it is asked to, and never what was said in it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from edgellm.cli.logs import LogLevel, log_to_stderr
+
+SECRET, KEY = "xylophone", "k" * 40
+
+
+@contextmanager
+def served(tmp_path: Path, *options: str) -> Iterator[tuple[int, list[str]]]:
+    """A pair behind HTTP, its port, and what stood on stderr once it has ended."""
+    key = tmp_path / "key"
+    key.write_text(KEY)
+    key.chmod(0o600)
+    run = [sys.executable, "-m", "edgellm", "serve", "--http-port", "0", "--api-key-file", str(key), *options]
+    said: list[str] = []
+    with subprocess.Popen(
+        run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"}
+    ) as process:
+        assert process.stderr is not None
+        port = 0
+        try:
+            for line in process.stderr:
+                said.append(line)
+                if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+                    port = int(found[1])
+                    break
+            assert port, said
+            yield port, said
+        finally:
+            process.send_signal(signal.SIGTERM)
+            said += process.stderr.readlines()
+
+
+def ask(port: int, path: str, key: str = KEY) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = json.dumps({"messages": [{"role": "user", "content": f"Where is my {SECRET}?"}], "max_tokens": 4})
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    connection.request("POST", path, body, headers)
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status
+
+
+def test_requests_and_replies_are_logged_and_nothing_of_what_they_say(tmp_path: Path) -> None:
+    with served(tmp_path, "--log-level", "debug") as (port, said):
+        assert ask(port, "/v1/chat/completions") == 200
+        assert ask(port, f"/v1/chat/completions?key={KEY}", key="wrong") == 401
+    log = "".join(said)
+    assert re.search(r"INFO +edgellm\.http\.middleware: POST '/v1/chat/completions' 200 in \d+ ms", log), log
+    assert re.search(r"WARNING +edgellm\.http\.middleware: POST '/v1/chat/completions' refused: 401", log), log
+    assert re.search(r"INFO +edgellm\.llm\.generation: a reply of 4 tokens to \d+: length", log), log
+    assert re.search(r"DEBUG +edgellm\.llm\.generation: ", log), log
+    assert SECRET not in log
+    assert KEY not in log
+    assert "wrong" not in log
+
+
+def test_without_the_option_nothing_is_logged(tmp_path: Path) -> None:
+    with served(tmp_path) as (port, said):
+        assert ask(port, "/v1/chat/completions") == 200
+        assert ask(port, "/v1/chat/completions", key="wrong") == 401
+    assert "edgellm.http" not in "".join(said)
+
+
+def test_nobody_forges_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    root, own = logging.getLogger(), logging.getLogger("edgellm")
+    before = root.level, root.handlers[:], own.level, logging.root.manager.disable
+    try:
+        root.handlers = []
+        log_to_stderr(LogLevel.info)
+        logging.getLogger("edgellm.test").warning("lost: %s", "a device\n2026-01-01 INFO edgellm: all is well\x1b[2J")
+        logging.getLogger("edgellm.test").debug("not this")
+        logging.getLogger("another").info("nor that")
+    finally:
+        root.level, root.handlers, own.level, _ = before
+        logging.disable(before[3])
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "\\n2026" in lines[0]
+    assert "\x1b" not in lines[0]
