@@ -65,7 +65,7 @@ def prepare(machines: Sequence[Throttled], splits: Sequence[str]) -> None:
     for machine in machines:
         name = HERE if machine is machines[0] else machine.spec.name
         shares = [share for split in splits for share in read_split(split) if share.name == name]
-        words = (str(machine.home / MODEL), *(f"{share.first}-{share.last}" for share in shares))
+        words = (str(machine.home / MODEL), *(f"{share.layers.start}-{share.layers.last}" for share in shares))
         with machine.hurried():
             _, err = machine.start(*words, module="bench.cold_pieces").communicate(timeout=300)
         assert not err.strip(), err
@@ -127,7 +127,7 @@ def spread_by_rpc(machines: Sequence[Throttled], folder: Path, tokens: int, shar
 
 def shares_of(split: str, machines: Sequence[Throttled]) -> list[float]:
     """The layers that a split gives to each of the other machines; none where it gives them none."""
-    layers = {share.name: share.last - share.first + 1 for share in read_split(split)}
+    layers = {share.name: len(share.layers) for share in read_split(split)}
     found = [float(layers.get(machine.spec.name, 0)) for machine in machines[1:]]
     return found if sum(found) else []
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from edgellm.engine import check_cuttable, check_gguf
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.runtime.layer_sources import WholeModel
 
 
@@ -17,7 +18,7 @@ def main() -> None:
     for part in sys.argv[2:]:
         layer, last = map(int, part.split("-"))
         while layer <= last:
-            path = whole.find(whole.model, layer, last)
+            path = whole.find(whole.model, LayerRange(layer, last + 1))
             assert path is not None, f"there is no layer {layer}"
             layer += check_cuttable(check_gguf(path))
 

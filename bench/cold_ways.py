@@ -30,11 +30,11 @@ def ways(found: Plan) -> dict[str, Way]:
 
 def split_of(way: Way) -> str:
     """As `--split` takes it."""
-    return ",".join(f"{stage.device}:{stage.first_layer}-{stage.last_layer}" for stage in way.stages)
+    return ",".join(f"{stage.device}:{stage.layers}" for stage in way.stages)
 
 
 def told(way: Way) -> dict[str, Any]:
-    return {"split": split_of(way), "ttft_s": way.ttft_s, "stages": [asdict(stage) for stage in way.stages]}
+    return {"split": split_of(way), "ttft_s": way.ttft_s, "stages": [stage.to_json() for stage in way.stages]}
 
 
 def main() -> None:

@@ -65,7 +65,10 @@ def paper(found: Figures, path: Path) -> Path | None:
 
 def _way(found: Figures) -> Way:
     return Way(
-        tuple(PlannedStage(**stage) for stage in found["stages"]), found["ttft_s"], found["token_s"], found["reply_s"]
+        tuple(PlannedStage.from_json(stage) for stage in found["stages"]),
+        found["ttft_s"],
+        found["token_s"],
+        found["reply_s"],
     )
 
 

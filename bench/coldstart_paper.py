@@ -9,7 +9,6 @@ Gantt pictures (Figures 3 to 5 redrawn).
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import statistics
 from typing import Any
 
@@ -44,7 +43,7 @@ def row(tokens: int) -> dict[str, Any]:
 
 def _ways(found: Plan) -> dict[str, Any]:
     ways = {"optimum": found.way, "even": found.even, "heuristic": found.heuristic}
-    return {name: dataclasses.asdict(way) for name, way in ways.items() if way is not None}
+    return {name: way.to_json() for name, way in ways.items() if way is not None}
 
 
 def table(found: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 
 from bench.fuzz_run import Target
 from edgellm.errors import ProtocolError
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import Event, Failed, Loaded, Onward, Parcel, StageAnswer, StageSpec, Times, TraceSpan
 from edgellm.mesh.runtime.stage import check
 from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
@@ -17,8 +18,8 @@ from edgellm.services.mesh_codec import read_event, read_parcel, read_work, writ
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Sampling, Verdict
 from edgellm.verifier.requests import VerifyRequest
 
-WORK = StageSpec("ab" * 32, "big", 2, 7, 8, 16, 300, 512)
-FIRST = StageSpec("ab" * 32, "big", 0, 3, 8, 16, 300, 512)
+WORK = StageSpec("ab" * 32, "big", LayerRange(2, 8), 8, 16, 300, 512)
+FIRST = StageSpec("ab" * 32, "big", LayerRange(0, 4), 8, 16, 300, 512)
 NUMBER = 7
 _CHUNK = Chunk(ids=np.array([5, 6], np.int32))
 _ROWS = np.linspace(-3, 3, 4 * WORK.n_embd, dtype=np.float32).reshape(4, -1)

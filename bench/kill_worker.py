@@ -35,6 +35,7 @@ from bench.report import spread, write
 from bench.traced_reply import Endless
 from edgellm.engine import Context, Ids, Message, Model, to_f32
 from edgellm.errors import EdgeError
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.placement.split import Share
@@ -144,11 +145,19 @@ class Coordinator:
         with Model.load(verifier) as model:
             n = model.n_layer
             self._work = StageSpec(
-                fingerprint(verifier), model.name, 0, n - 1, n, model.n_embd, model.n_vocab, POSITIONS, 2, wide=True
+                fingerprint(verifier),
+                model.name,
+                LayerRange(0, n),
+                n,
+                model.n_embd,
+                model.n_vocab,
+                POSITIONS,
+                2,
+                wide=True,
             )
         ends = [round(n * at / STAGES) for at in range(STAGES + 1)]
         names = list(self.workers)
-        self._shares = [Share(name, a, b - 1) for name, a, b in zip(names, ends, ends[1:], strict=False)]
+        self._shares = [Share(name, LayerRange(a, b)) for name, a, b in zip(names, ends, ends[1:], strict=False)]
 
     def write(self, prompt: Ids, drafts: bool, hit: Callable[[Mesh, list[int]], None] | None = None) -> tuple[Any, ...]:
         """The reply, the seconds that it took, and how often a pipeline was opened anew."""
@@ -203,7 +212,7 @@ def trial(home: Coordinator, big: Model, prompt: Ids, number: int, rng: random.R
     def strike(mesh: Mesh, written: list[int]) -> None:
         time.sleep(moment * seconds)
         lanes = mesh.pipeline()[0].lanes
-        loading = any(lane.loaded <= lane.work.last - lane.work.first for lane in lanes)
+        loading = not all(lane.whole for lane in lanes)
         states.append("loading" if loading else "prefill" if not written else "writing")
         home.workers[victim].hit(kind)
 

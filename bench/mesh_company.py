@@ -33,6 +33,7 @@ from bench.mesh_cost import IN_A_ROW, timed
 from bench.report import alternate, spread, write
 from edgellm.engine import Block, Ids, Model, Passage, check_gguf, cut
 from edgellm.engine.gguf.shard import check_cuttable
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.placement.split import Share
@@ -93,14 +94,14 @@ class Home:
         with Model.load(model) as loaded:
             n = loaded.n_layer
             work = StageSpec(
-                fingerprint(model), loaded.name, 0, n - 1, n, loaded.n_embd, loaded.n_vocab, CONTEXT, SESSIONS
+                fingerprint(model), loaded.name, LayerRange(0, n), n, loaded.n_embd, loaded.n_vocab, CONTEXT, SESSIONS
             )
         self._workers = workers = [Worker(model, folder, 1, first=first) for _ in range(stages)]
         for worker in workers:
             closing.callback(worker.close)
             worker.wait()
         ends = [round(n * at / stages) for at in range(stages + 1)]
-        shares = [Share(str(at), a, b - 1) for at, (a, b) in enumerate(pairwise(ends))]
+        shares = [Share(str(at), LayerRange(a, b)) for at, (a, b) in enumerate(pairwise(ends))]
         mesh = Mesh([worker.member(str(at)) for at, worker in enumerate(workers)], shares, work)
         self._verifier = MeshVerifier(mesh, lambda _token: False)
         closing.callback(self._verifier.close)

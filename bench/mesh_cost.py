@@ -34,6 +34,7 @@ from bench.kill_worker import Worker
 from bench.report import alternate, spread, write
 from edgellm.engine import Block, Context, Ids, Model, check_gguf, cut
 from edgellm.engine.gguf.shard import check_cuttable
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.placement.split import Share
@@ -154,8 +155,8 @@ def stored(model: Path, threads: int | None, repeats: int) -> dict[str, Any]:
 def row(layers: StoredLayers, model: str, count: int) -> list[Path]:
     """The files that a stage of all layers loads."""
     found: list[Path] = []
-    for piece in layers.pieces(model, 0, count - 1):
-        path = layers.find(model, piece.first, count - 1)
+    for piece in layers.pieces(model, LayerRange(0, count)):
+        path = layers.find(model, LayerRange(piece.layers.start, count))
         assert path is not None
         found.append(path)
     return found
@@ -165,7 +166,9 @@ def hops(model: Path, threads: int | None, repeats: int) -> list[dict[str, Any]]
     """Milliseconds from a question to its verdict, through so many workers."""
     with Model.load(model) as loaded:
         n = loaded.n_layer
-        work = StageSpec(fingerprint(model), loaded.name, 0, n - 1, n, loaded.n_embd, loaded.n_vocab, CONTEXT, 1)
+        work = StageSpec(
+            fingerprint(model), loaded.name, LayerRange(0, n), n, loaded.n_embd, loaded.n_vocab, CONTEXT, 1
+        )
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as closing:
         workers = [Worker(model, Path(folder), threads) for _ in range(WORKERS)]
@@ -174,7 +177,7 @@ def hops(model: Path, threads: int | None, repeats: int) -> list[dict[str, Any]]
             worker.wait()
         for count in range(1, WORKERS + 1):
             ends = [round(n * at / count) for at in range(count + 1)]
-            shares = [Share(str(at), a, b - 1) for at, (a, b) in enumerate(pairwise(ends))]
+            shares = [Share(str(at), LayerRange(a, b)) for at, (a, b) in enumerate(pairwise(ends))]
             runs: dict[str, Callable[[], float]] = {}
             with ExitStack() as meshes:
                 for way in ("direct", "passed on")[: 1 if count == 1 else 2]:

@@ -18,7 +18,7 @@ MODULES = 15
 # Who may know whom: a package imports itself and the packages below it.
 PACKAGES = (
     "cli", "http", "diagnostics", "llm", "services", "mesh", "verifier", "spec", "coldstart", "rpc", "storage",
-    "engine", "places", "errors",
+    "engine", "places", "layer_range", "errors",
 )  # fmt: skip
 FORBIDDEN_PAIRS = {("rpc", "spec")}
 LIBRARIES = {
@@ -82,7 +82,7 @@ def test_imports_go_down_the_list(path: Path) -> None:
 def test_the_planner_knows_numbers_and_nothing_else(path: Path) -> None:
     pure = {*sys.stdlib_module_names, "numpy"} - {"os", "pathlib", "random", "socket", "subprocess", "time"}
     for name in imports(path):
-        ours = name.startswith(("edgellm.coldstart.", "edgellm.errors"))
+        ours = name.startswith(("edgellm.coldstart.", "edgellm.errors", "edgellm.layer_range"))
         assert ours or name.split(".")[0] in pure, f"coldstart imports {name}"
 
 
@@ -229,7 +229,7 @@ def test_the_page_on_the_architecture_names_what_is_there() -> None:
     missing = [name for name in sorted(named) if not any((folder / name).exists() for folder in (ROOT, PACKAGE))]
     beside = {path.name for path in sources()}  # "`a/b.py`, `c.py`": in the folder named before
     assert not [name for name in missing if "/" in name or name not in beside]
-    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == {*PACKAGES} - {"places", "errors"}
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == {*PACKAGES} - {"places", "layer_range", "errors"}
     terms = re.findall(r"^\| ([\w ,]+) \| ", page.split("## Glossary")[1], re.MULTILINE)[1:]
     assert len(terms) <= 40
     assert terms == sorted(terms, key=str.lower)

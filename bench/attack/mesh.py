@@ -16,6 +16,7 @@ from bench.attack.liar import EITHER, LAST, MIDDLE
 from bench.kill_worker import Worker, alone
 from edgellm.engine import Ids, Model, to_f32
 from edgellm.errors import EdgeError
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.placement.split import Share
@@ -42,7 +43,9 @@ def lying(quick: bool) -> Found:
             prompt = loaded.tokenize("Where is my red mug? It was in the kitchen this morning.")
             expected = alone(loaded, prompt)[:TOKENS]
             n = loaded.n_layer
-            work = StageSpec(fingerprint(model), "v", 0, n - 1, n, loaded.n_embd, loaded.n_vocab, 256, 2, wide=True)
+            work = StageSpec(
+                fingerprint(model), "v", LayerRange(0, n), n, loaded.n_embd, loaded.n_vocab, 256, 2, wide=True
+            )
         honest = [Worker(model, folder) for _ in range(2)]
         try:
             for lie, last in (one for one in lies if not quick or one[0] in QUICK):
@@ -69,9 +72,9 @@ def reply(
 ) -> tuple[str, float, int]:
     """Return what went wrong in a reply over the first two of these workers, its seconds, and how many were lost."""
     members = [worker.member(name, direct) for worker, name in zip(workers, ("liar", "b", "c"), strict=True)]
-    half = work.layers // 2
+    half = work.n_layers // 2
     names = ("b", "liar") if last else ("liar", "b")
-    mesh = Mesh(members, [Share(names[0], 0, half - 1), Share(names[1], half, work.layers - 1)], work)
+    mesh = Mesh(members, [Share(names[0], LayerRange(0, half)), Share(names[1], LayerRange(half, work.n_layers))], work)
     verifier = MeshVerifier(mesh, lambda _token: False, rows=8)
     found: list[str] = []
 

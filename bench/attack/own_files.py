@@ -27,6 +27,7 @@ from bench.attack.harness import Attack, Found
 from edgellm.cli.entrypoint import run as run_command
 from edgellm.coldstart.cost_model import TransformerShape
 from edgellm.http.api_key import api_key, http_folder
+from edgellm.layer_range import LayerRange
 from edgellm.llm import profile_path
 from edgellm.mesh.placement.split import HERE
 from edgellm.mesh.profiling.fleet_profiler import KeptLine, Speed, keep_lines, keep_speed, known_speed, read_lines
@@ -85,7 +86,7 @@ def sound_home(home: Path) -> None:
     write_state(profile.with_name("pair.first.jsonl"), json.dumps(_FIRST) + "\n")
     api_key()
     web_certificate(http_folder(), ["desk.local"])
-    cut_layers(draft, LayerStore(limit=10**9), layers=(0, 0))
+    cut_layers(draft, LayerStore(limit=10**9), layers=LayerRange(0, 1))
     figures = Figures(1, "never", "ab" * 32, (1, 8), (0.1, 0.2), 1000, 1e6, "", 10**9, "", 2, "a processor", "1")
     keep_speed(HERE, Speed(figures, "a model", TransformerShape(2, 64, 4, 2, 16, 128)))
     keep_lines({(HERE, "x"): KeptLine(LinkSpeed(0.001, 1e6, 1e6), 1, "")})

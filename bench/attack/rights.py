@@ -21,6 +21,7 @@ from bench.attack.harness import Attack, Found
 from bench.attack.layers import MODEL, Home, household
 from edgellm.engine import check_gguf
 from edgellm.errors import EdgeError
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import StageSpec
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, SESSION
@@ -164,7 +165,7 @@ def _work(layers: range, context: int) -> StageSpec:
     """What a stage of the bundled verifier is asked to do."""
     model = resolve(MODEL)
     vocabulary = next(t.shape[-1] for t in check_gguf(model).tensors if t.name == "token_embd.weight")
-    return StageSpec(fingerprint(model), "v", layers[0], layers[-1], 12, 192, vocabulary, context, 1)
+    return StageSpec(fingerprint(model), "v", LayerRange(layers[0], layers[-1] + 1), 12, 192, vocabulary, context, 1)
 
 
 def scan(_quick: bool) -> Found:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.hardware import Device, Links
@@ -24,6 +25,7 @@ from edgellm.coldstart.problem_builder import (
 from edgellm.coldstart.reply_plan import quickest, warm
 from edgellm.coldstart.solver.label_search import Stop
 from edgellm.errors import InvalidOption, PlanImpossible
+from edgellm.layer_range import LayerRange
 
 Objective = Literal["ttft", "reply"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -33,15 +35,14 @@ WORTH = 0.05
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """What one device does: its layers, counted from 1, both ends included, and when, in seconds from the request.
+    """What one device does: its layers, and when, in seconds from the request.
 
     It loads until `load_s`, waits `wait_s` for its predecessor (equation 24), is sent its input in `network_s`, which
     is over at `received_s`, computes for `compute_s` and is done at `finish_s`. `size` are the bytes of its layers.
     """
 
     device: str
-    first_layer: int
-    last_layer: int
+    layers: LayerRange
     load_s: float
     wait_s: float
     network_s: float
@@ -50,6 +51,18 @@ class PlannedStage:
     finish_s: float
     size: float
     reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for a script: the layers as `first_layer` and `last_layer`, counted from 1, both included."""
+        fields = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        del fields["layers"]
+        return {"first_layer": self.layers.start + 1, "last_layer": self.layers.stop, **fields}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """Return what `to_json` was called on."""
+        fields = dict(found)
+        return cls(layers=LayerRange(fields.pop("first_layer") - 1, fields.pop("last_layer")), **fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +77,13 @@ class Way:
     @property
     def alone(self) -> bool:
         return len(self.stages) == 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for a script."""
+        return {
+            "stages": [stage.to_json() for stage in self.stages],
+            "ttft_s": self.ttft_s, "token_s": self.token_s, "reply_s": self.reply_s,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +192,14 @@ def _way(devices: Sequence[Device], model: ModelCosts, task: Task, further: int,
     stages = []
     spans = timeline(task, cut)
     for at, span in enumerate(spans):
-        size = sum(model.layer_bytes[span.first : span.last + 1])
-        size += model.embedding * (span.first == 0) + model.head * (span.last == task.layers - 1)
+        size = sum(model.layer_bytes[span.layers.start : span.layers.stop])
+        size += model.embedding * (span.layers.start == 0) + model.head * (span.layers.stop == task.layers)
         if len(cut) == 1:
             size = model.bytes
         stages.append(
             PlannedStage(
-                devices[span.device].name, span.first + 1, span.last + 1, span.load, span.wait, span.network,
-                span.received, span.compute, span.finish, size, _why(task, span, at, len(cut)),
+                devices[span.device].name, span.layers, span.load, span.wait, span.network, span.received,
+                span.compute, span.finish, size, _why(task, span, at, len(cut)),
             )
         )  # fmt: skip
     return Way(tuple(stages), ttft, token, ttft + further * token)
@@ -189,8 +209,9 @@ def _why(task: Task, span: StageTimes, at: int, stages: int) -> str:
     """What settles how much a stage holds, the one at place `at` of so many."""
     if stages == 1:
         return "holds everything"
-    room = float(task.room[span.device] - task.need[span.first : span.last + 1].sum())
-    if room < task.need[max(0, span.first - 1) : span.last + 2].max():
+    start, stop = span.layers.start, span.layers.stop
+    room = float(task.room[span.device] - task.need[start:stop].sum())
+    if room < task.need[max(0, start - 1) : stop + 1].max():
         return "its memory is full"
     if at == 0:
         return "first: its part is loaded soonest"

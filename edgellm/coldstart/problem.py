@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.errors import InvalidOption
+from edgellm.layer_range import LayerRange
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -109,14 +110,13 @@ Cut = tuple[tuple[int, int], ...]
 class StageTimes:
     """When a stage does what, in seconds from the request (equations 17-21, 24).
 
-    Layers `first` to `last`, counted from 0, both included. The stage loads until `load`, has its input at `received`,
+    The stage holds `layers`, loads until `load`, has its input at `received`,
     of which `network` seconds were the sending, and is done at `finish`; `compute` is the work alone. `wait` is what
     it stood idle between its own load and its predecessor's output (equation 24).
     """
 
     device: int
-    first: int
-    last: int
+    layers: LayerRange
     load: float
     wait: float
     network: float
@@ -144,7 +144,14 @@ def timeline(task: Task, cut: Cut) -> tuple[StageTimes, ...]:
             finish = max(received + compute, own)
         spans.append(
             StageTimes(
-                device, first, first + count - 1, load, max(0.0, before - load), network, received, compute, finish
+                device,
+                LayerRange(first, first + count),
+                load,
+                max(0.0, before - load),
+                network,
+                received,
+                compute,
+                finish,
             )
         )
         first, before, sender = first + count, finish, device

@@ -48,7 +48,9 @@ class Course:
     def told(self) -> dict[str, Any]:
         """Who holds which layers now, counted from 1, and the last reply that can be told of; before it the plan."""
         shares = self._opened.verifier.mesh.shares
-        holders = [{"device": one.name, "first_layer": one.first + 1, "last_layer": one.last + 1} for one in shares]
+        holders = [
+            {"device": one.name, "first_layer": one.layers.start + 1, "last_layer": one.layers.stop} for one in shares
+        ]
         return {"holders": holders, "last": self._last}
 
 

@@ -78,7 +78,7 @@ class Mesh:
         self._slots = [_Slot() for _ in range(work.sessions)]
         self._closed = False
         self._direct = True
-        check_shares(self.shares, work.layers, self._members)
+        check_shares(self.shares, work.n_layers, self._members)
 
     def pipeline(self) -> tuple[Pipeline, int]:
         """The pipeline that is open, or a new one; and its generation.
@@ -158,16 +158,13 @@ class Mesh:
         shares = self.shares
         if any(share.name in self._lost for share in shares):
             shares = self._replanned()
-            who = ", ".join(f"{share.name} {ranges(range(share.first, share.last + 1))}" for share in shares)
+            who = ", ".join(f"{share.name} {share.layers}" for share in shares)
             why = "; ".join(f"{name}: {error.what}" for name, error in self._lost.items())
             _log.warning("a device is lost (%s), the layers are now on %s", why, who)
             self.tell(f"A device is lost ({why}) The layers are now on {who}; the reply goes on.")
         self.generation += 1
         self.shares = shares
-        stages = [
-            (self._members[share.name].seat(), replace(self.work, first=share.first, last=share.last))
-            for share in shares
-        ]
+        stages = [(self._members[share.name].seat(), replace(self.work, layers=share.layers)) for share in shares]
         _log.info("pipeline %d over %s", self.generation, ", ".join(share.name for share in shares))
         self._pipeline = Pipeline(stages, direct=self._direct)
 
@@ -177,12 +174,12 @@ class Mesh:
         for name, member in self._members.items():
             if name not in self._lost:
                 self._ask(member, able)
-        if (shares := cover(able, self.work.layers)) is None:
+        if (shares := cover(able, self.work.n_layers)) is None:
             for name in [name for name in self._lost if self._revived[name] < _REVIVALS]:
                 if self._ask(self._members[name], able):
                     del self._lost[name]
                     self._revived[name] += 1
-            shares = cover(able, self.work.layers)
+            shares = cover(able, self.work.n_layers)
         if shares is None:
             raise self._impossible(able)
         return shares
@@ -197,7 +194,7 @@ class Mesh:
 
     def _impossible(self, able: Sequence[Able]) -> PlanImpossible:
         there = frozenset[int]().union(*(device.holds for device in able))
-        missing = sorted(set(range(self.work.layers)) - there)
+        missing = sorted(set(range(self.work.n_layers)) - there)
         lost = ", ".join(self._lost) or "nobody"
         why = "".join(f" {name}: {error.what}" for name, error in self._lost.items())
         if missing:
@@ -216,12 +213,12 @@ def check_shares(shares: Sequence[Share], layers: int, names: Sequence[str] | di
     for share in shares:
         if share.name not in names:
             raise PlanImpossible(f"Nobody is called {share.name!r}.", f"There are: {', '.join(names) or 'none'}.")
-        if share.first != end or share.last < share.first:
+        if share.layers.start != end or not len(share.layers):
             raise PlanImpossible(
-                f"Behind layer {end} comes the range {share.first + 1}-{share.last + 1} of {share.name}.",
+                f"Behind layer {end} comes the range {share.layers} of {share.name}.",
                 f"Give all layers from 1 to {layers}, in order.",
             )
-        end = share.last + 1
+        end = share.layers.stop
     if end != layers:
         raise PlanImpossible(f"The split ends with layer {end}, and the model has {layers}.", "Give all layers.")
     named = [share.name for share in shares]

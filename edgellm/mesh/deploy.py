@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgellm.errors import DeployFailed, DeviceLost, EdgeError, LayersCorrupt, NotPermitted, VerifierUnreachable
+from edgellm.layer_range import LayerRange
 from edgellm.rpc.discovery.workers import Worker, reach_worker
 from edgellm.rpc.event_loop import run_there
 from edgellm.rpc.layers.upload import Carried, Pace, put
@@ -24,11 +25,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 8.0  # seconds between two of them
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The layers `first` to `last`, counted from 0, both included, for a worker; or for this device, where None."""
+    """Layers for a worker; or for this device, where None."""
 
     worker: Worker | None
-    first: int
-    last: int
+    layers: LayerRange
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ def deploy(
         NotPermitted: a device has no right to copy models from here.
     """
     for part in parts:
-        recipe.covering(part.first, part.last)
+        recipe.covering(part.layers)
         if part.worker is not None:
             check_right(part.worker)
     bringing = _Bringing(model, recipe, trust, Pace(rate), store or LayerStore(), tell)
@@ -109,7 +109,7 @@ class _Bringing:
         return list(await asyncio.gather(*(self._part(part) for part in parts)))
 
     async def _part(self, part: Part) -> Moved:
-        pieces = self._recipe.covering(part.first, part.last)
+        pieces = self._recipe.covering(part.layers)
         state = _State(Moved(part, sum(piece.size for piece in pieces)), self._tell)
         try:
             if part.worker is None:
@@ -125,13 +125,13 @@ class _Bringing:
 
     async def _here(self, part: Part, state: _State) -> None:
         state.say("cutting")
-        held = sum(self._store.arrived(piece) for piece in self._recipe.covering(part.first, part.last))
+        held = sum(self._store.arrived(piece) for piece in self._recipe.covering(part.layers))
         state.carried(Carried(held, state.now.total, 0))
 
         def progress(share: float) -> None:
             state.carried(Carried(max(held, int(share * state.now.total)), state.now.total, 0))
 
-        await asyncio.to_thread(cut_layers, self._model, self._store, progress, (part.first, part.last))
+        await asyncio.to_thread(cut_layers, self._model, self._store, progress, part.layers)
 
     async def _there(self, worker: Worker, places: Sequence[int], state: _State) -> None:
         """Again and again while it gets on; a device that is gone is given some time to come back."""

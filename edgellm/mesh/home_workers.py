@@ -67,7 +67,7 @@ def parts_of(split: Sequence[Share], workers: Mapping[str, Worker]) -> list[Part
     names = [one.name for one in split]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InvalidOption(f"{twice} is named twice.", "Give each device its layers in one part.")
-    return [Part(_worker(one.name, workers), one.first, one.last) for one in split]
+    return [Part(_worker(one.name, workers), one.layers) for one in split]
 
 
 def _worker(name: str, workers: Mapping[str, Worker]) -> Worker | None:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from edgellm.engine import Floats, Ids
 from edgellm.errors import EdgeError
+from edgellm.layer_range import LayerRange
 from edgellm.spec.types import Verdict
 from edgellm.verifier.requests import VerifyRequest
 
@@ -16,7 +17,7 @@ MOST_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """What one stage is to do: the layers `first` to `last` of `layers`, counted from 0, both included.
+    """What one stage is to do: these `layers` of the model's `n_layers`.
 
     `model` is the SHA-256 of the whole model's file in hex, and `recipe` the digest of the recipe of that file's pieces
     (`edgellm.storage.layers.manifest`), empty where nobody needs it: a device without the file computes with pieces of
@@ -27,9 +28,8 @@ class StageSpec:
 
     model: str
     name: str
-    first: int
-    last: int
-    layers: int
+    layers: LayerRange
+    n_layers: int
     n_embd: int
     n_vocab: int
     context: int
@@ -41,7 +41,7 @@ class StageSpec:
     @property
     def ends(self) -> bool:
         """Whether this is the last stage, which has the head and judges."""
-        return self.last == self.layers - 1
+        return self.layers.stop == self.n_layers
 
 
 @dataclass(frozen=True, slots=True)

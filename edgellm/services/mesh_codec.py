@@ -11,6 +11,7 @@ import numpy as np
 
 from edgellm.engine import Floats, Ids
 from edgellm.errors import DeviceLost, InvalidOption, ProtocolError
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import (
     MOST_ROWS,
     Event,
@@ -55,8 +56,8 @@ def most_rows(n_embd: int) -> int:
 
 def write_work(work: StageSpec, stage: bytes) -> pb.Prepare:
     return pb.Prepare(
-        protocol=MESH, model=bytes.fromhex(work.model), name=work.name, first=work.first, last=work.last,
-        layers=work.layers, n_embd=work.n_embd, n_vocab=work.n_vocab, context=work.context, sessions=work.sessions,
+        protocol=MESH, model=bytes.fromhex(work.model), name=work.name, first=work.layers.start, last=work.layers.last,
+        layers=work.n_layers, n_embd=work.n_embd, n_vocab=work.n_vocab, context=work.context, sessions=work.sessions,
         wide=work.wide, stage=stage, version=ENGINE, stages=work.stages, recipe=bytes.fromhex(work.recipe),
     )  # fmt: skip
 
@@ -83,7 +84,8 @@ def read_work(message: pb.Prepare) -> StageSpec:
     if not (0 < message.sessions <= 64 and message.sessions * message.context <= _POSITIONS_MOST):
         _refuse(f"{message.sessions} sessions of {message.context} positions are asked for.")
     return StageSpec(
-        message.model.hex(), message.name[:_TEXT_MOST], message.first, message.last, message.layers, message.n_embd,
+        message.model.hex(), message.name[:_TEXT_MOST], LayerRange(message.first, message.last + 1), message.layers,
+        message.n_embd,
         message.n_vocab, message.context, message.sessions, message.wide, max(1, message.stages),
         message.recipe.hex(),
     )  # fmt: skip
@@ -160,7 +162,7 @@ def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyReque
     """
     kind = message.WhichOneof("report")
     if kind == "loaded":
-        if message.loaded.layers > work.last - work.first + 1 or not math.isfinite(message.loaded.at):
+        if message.loaded.layers > len(work.layers) or not math.isfinite(message.loaded.at):
             _refuse(f"A stage has loaded {message.loaded.layers} layers at {message.loaded.at} seconds.")
         return Loaded(message.loaded.layers, message.loaded.at)
     if kind == "onward":

@@ -13,6 +13,7 @@ import pytest
 
 import edgellm.llm
 from edgellm.engine import Message
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.runtime.layer_sources import SeveralLayers, WholeModel
 from edgellm.mesh.runtime.stored_layers import StoredLayers
 from edgellm.mesh.runtime.weight_cache import Shelf
@@ -146,7 +147,7 @@ def test_a_worker_that_is_served_by_the_command(edge: Edge) -> None:
 def measurable(verifier_path: Path, tmp_path: Path, quick_figures: None) -> Iterator[WorkerServer]:
     """A worker with the layers 7 to 12 in its store, that can be measured."""
     store = LayerStore(tmp_path / "store", 10**9)
-    cut_layers(verifier_path, store, layers=(6, 11))
+    cut_layers(verifier_path, store, layers=LayerRange(6, 12))
     stored = StoredLayers(store)
     with WorkerServer(Shelf(stored), ANYWHERE, threads=1, stored=stored) as running:
         yield running

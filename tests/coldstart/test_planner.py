@@ -227,7 +227,7 @@ def test_the_plan_carries_why_and_what_else_there_is() -> None:
     assert found.best_single is None
     assert dict(found.unused) == {"Device 4": "no plan with it is faster"}
     assert found.advice.startswith("Split it over Device 3, Device 2 and Device 1: 7.03 s. No single device")
-    assert [stage.first_layer for stage in found.way.stages] == [1, 4, 14]
+    assert [stage.layers.start for stage in found.way.stages] == [0, 3, 13]
     assert sum(stage.size for stage in found.way.stages) == pytest.approx(paper_preset.model().bytes)
 
 

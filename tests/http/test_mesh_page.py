@@ -59,7 +59,7 @@ def test_the_status_tells_what_each_device_did_for_the_last_reply(door: Door, op
     ask = asker(door)
     before = ask("GET", "/status").json["mesh"]
     held = [(one["device"], one["first_layer"], one["last_layer"]) for one in before["holders"]]
-    assert held == [(share.name, share.first + 1, share.last + 1) for share in opened.verifier.mesh.shares]
+    assert held == [(share.name, share.layers.start + 1, share.layers.stop) for share in opened.verifier.mesh.shares]
     assert before["last"] is None
     ttft: list[float] = []
     for _ in range(2):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgellm.engine import GgufHeader, check_gguf, cut
 from edgellm.engine.gguf.shard import check_cuttable
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.runtime.layer_sources import CutPoints, Loadable
 from edgellm.storage import fingerprint
 
@@ -17,8 +18,8 @@ class FolderLayers:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def find(self, model: str, layer: int, _last: int) -> Path | None:
-        path = self.path(model, layer)
+    def find(self, model: str, layers: LayerRange) -> Path | None:
+        path = self.path(model, layers.start)
         return path if path.is_file() else None
 
     def held(self, model: str) -> frozenset[int]:
@@ -31,11 +32,11 @@ class FolderLayers:
     def tidy(self, loaded: Collection[Path]) -> None:
         """Nobody removes them."""
 
-    def pieces(self, model: str, first: int, last: int) -> Sequence[Loadable]:
+    def pieces(self, model: str, layers: LayerRange) -> Sequence[Loadable]:
         there = self.held(model)
         return [
-            Loadable(layer, layer, self.path(model, layer).stat().st_size)
-            for layer in range(first, last + 1) if layer in there
+            Loadable(LayerRange(layer, layer + 1), self.path(model, layer).stat().st_size)
+            for layer in layers if layer in there
         ]  # fmt: skip
 
     def header(self, model: str) -> GgufHeader | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from edgellm.engine import Context, Floats, Ids, Model
 from edgellm.errors import DeviceLost, EdgeError
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import Gone, Parcel, StageSpec
 from edgellm.mesh.placement.failover_planner import Able
 from edgellm.mesh.placement.split import Share
@@ -40,7 +41,9 @@ def cut_model(path: Path, folder: Path, context: int = 256, sessions: int = 2) -
     digest = layers.cut(path)
     with Model.load(path) as model:
         n, embd, vocab = model.n_layer, model.n_embd, model.n_vocab
-    return Cut(path, layers, StageSpec(digest, path.stem, 0, n - 1, n, embd, vocab, context, sessions, wide=True))
+    return Cut(
+        path, layers, StageSpec(digest, path.stem, LayerRange(0, n), n, embd, vocab, context, sessions, wide=True)
+    )
 
 
 class Device:
@@ -86,8 +89,8 @@ class DeviceSeat(LocalSeat):
 
 def even(work: StageSpec, names: Sequence[str]) -> tuple[Share, ...]:
     """The layers in about equal parts."""
-    ends = np.linspace(0, work.layers, len(names) + 1).round().astype(int).tolist()
-    return tuple(Share(name, a, b - 1) for name, a, b in zip(names, ends, ends[1:], strict=False))
+    ends = np.linspace(0, work.n_layers, len(names) + 1).round().astype(int).tolist()
+    return tuple(Share(name, LayerRange(a, b)) for name, a, b in zip(names, ends, ends[1:], strict=False))
 
 
 def logits_of(pipeline: Pipeline, session: int, start: int, ids: Ids, outputs: int, rows: int = 256) -> Floats:

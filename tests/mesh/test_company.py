@@ -124,7 +124,7 @@ def test_who_is_there_goes_together(held: Held, whole: Whole, company: list[int]
     for session, text in enumerate(texts):
         held.stage.put(Parcel(session, session, 0, text, judged(NOTHING, GREEDY, 8, logits=True)))
     answers = held.results(SESSIONS)
-    assert company == [SESSIONS] * verifier_cut.work.layers
+    assert company == [SESSIONS] * verifier_cut.work.n_layers
     for session, text in enumerate(texts):
         answer = answers[session]
         assert isinstance(answer, StageAnswer)

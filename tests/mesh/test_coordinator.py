@@ -11,6 +11,7 @@ import pytest
 
 from edgellm.engine import Block, Floats, Ids, Passage, common_prefix
 from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible, Stopped, VerifierBusy
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.coordinator import Mesh, check_shares
 from edgellm.mesh.messages import Gone
 from edgellm.mesh.placement.failover_planner import Able, cover
@@ -245,7 +246,7 @@ def test_the_cover_is_the_best_one(seed: int) -> None:
     check_shares(found, layers, [device.name for device in devices])
     seconds = 0.0
     for share in found:
-        device, held = named[share.name], range(share.first, share.last + 1)
+        device, held = named[share.name], share.layers
         assert set(held) <= device.holds
         assert len(held) <= device.most
         seconds += 8 * (device.hop + len(held) * device.step) + device.load * len(set(held) - device.warm)
@@ -256,17 +257,17 @@ def test_who_has_its_layers_loaded_keeps_them() -> None:
     warm = Able("warm", frozenset(range(8)), frozenset(range(4)))
     cold = Able("cold", frozenset(range(8)))
     other = Able("other", frozenset(range(8)), frozenset(range(4, 8)))
-    assert cover([cold, other, warm], 8) == (Share("warm", 0, 3), Share("other", 4, 7))
+    assert cover([cold, other, warm], 8) == (Share("warm", LayerRange(0, 4)), Share("other", LayerRange(4, 8)))
 
 
 @pytest.mark.parametrize(
     ("shares", "says"),
     [
-        ([Share("a", 0, 3), Share("b", 5, 7)], "range 6-8 of b"),
-        ([Share("a", 0, 3)], "ends with layer 4"),
-        ([Share("a", 0, 3), Share("x", 4, 7)], "Nobody is called 'x'"),
-        ([Share("a", 0, 3), Share("a", 4, 7)], "given two ranges"),
-        ([Share("b", 3, 7)], "range 4-8 of b"),
+        ([Share("a", LayerRange(0, 4)), Share("b", LayerRange(5, 8))], "range 6-8 of b"),
+        ([Share("a", LayerRange(0, 4))], "ends with layer 4"),
+        ([Share("a", LayerRange(0, 4)), Share("x", LayerRange(4, 8))], "Nobody is called 'x'"),
+        ([Share("a", LayerRange(0, 4)), Share("a", LayerRange(4, 8))], "given two ranges"),
+        ([Share("b", LayerRange(3, 8))], "range 4-8 of b"),
     ],
 )
 def test_a_split_that_cannot_be_meant(shares: list[Share], says: str) -> None:

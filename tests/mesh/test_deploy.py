@@ -13,6 +13,7 @@ import pytest
 
 from bench.relay import Network, Relay
 from edgellm.errors import DeployFailed, LayersCorrupt, NotPermitted, PairingRequired, StoreFull
+from edgellm.layer_range import LayerRange
 from edgellm.mesh import deploy as deploying
 from edgellm.mesh.deploy import Moved, Part, deploy
 from edgellm.rpc.address import Address
@@ -64,14 +65,18 @@ def recipe(verifier_path: Path) -> Recipe:
 
 
 def size(recipe: Recipe, first: int, last: int) -> int:
-    return sum(piece.size for piece in recipe.covering(first, last))
+    return sum(piece.size for piece in recipe.covering(LayerRange(first, last + 1)))
 
 
 def test_each_device_gets_its_layers_and_a_new_plan_moves_only_what_is_missing(
     home: Home, verifier_path: Path, recipe: Recipe
 ) -> None:
     found = home.workers()
-    parts = [Part(None, 0, 2), Part(found["desk"], 3, 7), Part(found["phone"], 8, 11)]
+    parts = [
+        Part(None, LayerRange(0, 3)),
+        Part(found["desk"], LayerRange(3, 8)),
+        Part(found["phone"], LayerRange(8, 12)),
+    ]
     heard: list[Moved] = []
     done = deploy(verifier_path, recipe, parts, trust=home.owner, store=home.here, tell=heard.append)
     assert [moved.error for moved in done] == [None] * 3
@@ -79,11 +84,15 @@ def test_each_device_gets_its_layers_and_a_new_plan_moves_only_what_is_missing(
     assert [moved.arrived for moved in done] == [moved.total for moved in done]
     assert {moved.part.name for moved in heard} == {"here", "desk", "phone"}
     for name, part in zip(("desk", "phone"), parts[1:], strict=True):
-        with home.stores[name].using(recipe.covering(part.first, part.last)):
+        with home.stores[name].using(recipe.covering(part.layers)):
             pass
 
     found = home.workers()
-    parts = [Part(None, 0, 3), Part(found["desk"], 4, 9), Part(found["phone"], 10, 11)]
+    parts = [
+        Part(None, LayerRange(0, 4)),
+        Part(found["desk"], LayerRange(4, 10)),
+        Part(found["phone"], LayerRange(10, 12)),
+    ]
     done = deploy(verifier_path, recipe, parts, trust=home.owner, store=home.here)
     assert [moved.sent for moved in done] == [0, size(recipe, 8, 9), 0]
     assert [moved.already for moved in done] == [size(recipe, 0, 2), size(recipe, 4, 7), size(recipe, 10, 11)]
@@ -120,7 +129,9 @@ def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_window(
     places = sorted(rng.randrange(total) for _ in range(6))
     with Relay(home.addresses["desk"].port, Network(80.0, 0.002)) as relay:
         thread = cutting(relay, places)
-        (done,) = deploy(verifier_path, recipe, [Part(through(home, "desk", relay), 0, 11)], trust=home.owner)
+        (done,) = deploy(
+            verifier_path, recipe, [Part(through(home, "desk", relay), LayerRange(0, 12))], trust=home.owner
+        )
         thread.stop()  # type: ignore[attr-defined]
         thread.join()
     assert done.error is None
@@ -137,7 +148,7 @@ def test_a_device_that_is_gone_is_given_time_and_then_said_to_be_so(
     monkeypatch.setattr(deploying, "FIRST_PAUSE", 0.01)
     found = home.workers()
     nowhere = Worker("desk", found["desk"].peer, Address("127.0.0.1", 1))
-    parts = [Part(nowhere, 0, 5), Part(found["phone"], 6, 11)]
+    parts = [Part(nowhere, LayerRange(0, 6)), Part(found["phone"], LayerRange(6, 12))]
     gone, done = deploy(verifier_path, recipe, parts, trust=home.owner)
     assert isinstance(gone.error, DeployFailed)
     assert "0 of" in str(gone.error)
@@ -152,7 +163,7 @@ def test_nothing_leaves_for_a_device_without_the_right_to_files(
     phone = found["phone"].peer
     assert phone is not None
     home.owner.peers.revoke(phone.id, [Right.FILES])
-    parts = [Part(home.workers()["desk"], 0, 5), Part(home.workers()["phone"], 6, 11)]
+    parts = [Part(home.workers()["desk"], LayerRange(0, 6)), Part(home.workers()["phone"], LayerRange(6, 12))]
     with pytest.raises(NotPermitted, match="edgellm peers grant"):
         deploy(verifier_path, recipe, parts, trust=home.owner)
     assert not home.stores["desk"].size
@@ -162,7 +173,10 @@ def test_what_one_device_refuses_stops_no_other(home: Home, verifier_path: Path,
     home.stores["desk"].limit = 10**6
     found = home.workers()
     full, done = deploy(
-        verifier_path, recipe, [Part(found["desk"], 0, 5), Part(found["phone"], 6, 11)], trust=home.owner
+        verifier_path,
+        recipe,
+        [Part(found["desk"], LayerRange(0, 6)), Part(found["phone"], LayerRange(6, 12))],
+        trust=home.owner,
     )
     assert isinstance(full.error, StoreFull)
     assert done.error is None
@@ -174,7 +188,7 @@ def test_a_remembered_recipe_that_is_wrong_is_forgotten(
     forgotten: list[Recipe] = []
     monkeypatch.setattr(deploying, "forget_recipe", forgotten.append)
     monkeypatch.setattr(deploying, "cut_piece", lambda *_: iter([b"other bytes"]))
-    (failed,) = deploy(verifier_path, recipe, [Part(home.workers()["desk"], 1, 1)], trust=home.owner)
+    (failed,) = deploy(verifier_path, recipe, [Part(home.workers()["desk"], LayerRange(1, 2))], trust=home.owner)
     assert isinstance(failed.error, LayersCorrupt)
     assert forgotten == [recipe]
 
@@ -183,10 +197,10 @@ def test_a_worker_of_this_machine_needs_no_pairing(tmp_path: Path, verifier_path
     store = LayerStore(tmp_path, PLENTY)
     with device_taking(store) as address:
         worker = run_there(worker_at(address)).result(60)
-        (done,) = deploy(verifier_path, recipe, [Part(worker, 4, 5)])
+        (done,) = deploy(verifier_path, recipe, [Part(worker, LayerRange(4, 6))])
         assert (done.error, done.sent) == (None, size(recipe, 4, 5))
         elsewhere = Worker("elsewhere", None, Address("192.0.2.1", 50151))
-        (refused,) = deploy(verifier_path, recipe, [Part(elsewhere, 4, 5)])
+        (refused,) = deploy(verifier_path, recipe, [Part(elsewhere, LayerRange(4, 6))])
         assert isinstance(refused.error, PairingRequired)
 
 
@@ -218,7 +232,11 @@ def test_the_rate_holds_for_all_lines_together(
     monkeypatch.setattr(Pace, "take", take)
     found = home.workers()
     done = deploy(
-        verifier_path, recipe, [Part(found["desk"], 1, 2), Part(found["phone"], 3, 4)], trust=home.owner, rate=4e6
+        verifier_path,
+        recipe,
+        [Part(found["desk"], LayerRange(1, 3)), Part(found["phone"], LayerRange(3, 5))],
+        trust=home.owner,
+        rate=4e6,
     )
     assert sum(slept) == sum(moved.sent for moved in done)
     assert max(moved.seconds for moved in done) >= 0.75 * sum(slept) / 4e6

@@ -46,8 +46,8 @@ def test_no_range_cuts_a_piece_and_none_is_missed(held: list[tuple[list[tuple[in
         return
     check_shares(found, LAYERS, [device.name for device in devices])
     for share in found:
-        assert in_whole_pieces(held["abc".index(share.name)][0], share.first, share.last)
-        assert devices["abc".index(share.name)].takes(share.first, share.last)
+        assert in_whole_pieces(held["abc".index(share.name)][0], share.layers.start, share.layers.last)
+        assert devices["abc".index(share.name)].takes(share.layers)
 
 
 def _possible(order: tuple[list[tuple[int, int]], ...], at: int) -> bool:

@@ -94,7 +94,7 @@ def test_the_home_is_measured_once_and_planned_for(owner: Trust, blocks: Blocks,
     assert fleet.links["phone", "desk"].rate == first.lines["desk", "phone"].line.down
     assert ("desk", "attic") not in fleet.links
     best = plan(fleet.devices, model_of(verifier_path), 64, 16, links=fleet.links)
-    assert best.way.stages[-1].last_layer == 12
+    assert best.way.stages[-1].layers.stop == 12
 
     again, heard = look(owner, blocks, verifier_path)
     assert again.lines == first.lines

@@ -12,6 +12,7 @@ from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device
 from edgellm.coldstart.plan import WORTH, foreseen
 from edgellm.errors import PlanImpossible
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.coordinator import check_shares
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.placement.failover_planner import Able
@@ -52,19 +53,19 @@ def test_what_has_to_be_moved_is_said_and_what_is_there_is_run() -> None:
     (lacking,) = found.lacking
     assert found.best is not None
     wanted = {stage.device: stage for stage in found.best.way.stages}["desk"]
-    assert lacking.share == Share("desk", wanted.first_layer - 1, wanted.last_layer - 1)
-    assert lacking.layers == tuple(range(6, wanted.last_layer))
-    assert lacking.size == sum(MODEL.layer_bytes[6 : wanted.last_layer])
-    assert all(share.last < 6 for share in found.shares if share.name == "desk")
+    assert lacking.share == Share("desk", wanted.layers)
+    assert lacking.layers == tuple(range(6, wanted.layers.stop))
+    assert lacking.size == sum(MODEL.layer_bytes[6 : wanted.layers.stop])
+    assert all(share.layers.last < 6 for share in found.shares if share.name == "desk")
     advice = found.advice("user/repo")
-    first, last = lacking.share.first + 1, lacking.share.last + 1
+    first, last = lacking.share.layers.start + 1, lacking.share.layers.last + 1
     assert f"edgellm mesh deploy user/repo --split 127.0.0.1:50151:{first}-{last}" in advice
     assert f"desk {lacking.size / 1e6:,.0f} MB missing" in advice
 
 
 def test_where_nobody_has_anything_this_device_is_used_alone() -> None:
     found = placed(Able("here", ALL), Able("desk", frozenset()), Able("phone", frozenset()))
-    assert found.shares == (Share("here", 0, 11),)
+    assert found.shares == (Share("here", LayerRange(0, 12)),)
     assert dict(found.why())["desk"] == "it has no layers of the model"
     assert "deploy" in found.advice("MODEL")
 
@@ -72,17 +73,19 @@ def test_where_nobody_has_anything_this_device_is_used_alone() -> None:
 def test_what_is_loaded_already_is_not_loaded_again() -> None:
     cold = placed(Able("here", ALL), Able("desk", ALL), tokens_in=16)
     warm = placed(Able("here", ALL), Able("desk", ALL, ALL), tokens_in=16)
-    assert warm.shares == (Share("desk", 0, 11),)
+    assert warm.shares == (Share("desk", LayerRange(0, 12)),)
     assert warm.way.ttft_s < cold.way.ttft_s / 2
     full = Fleet((HOME.devices[0], replace(HOME.devices[1], memory=2e6)))  # what is loaded takes no more
     assert placed(Able("here", ALL), Able("desk", ALL, ALL), home=full, tokens_in=16).shares == warm.shares
-    assert placed(Able("here", ALL), Able("desk", ALL), home=full, tokens_in=16).shares == (Share("here", 0, 11),)
+    assert placed(Able("here", ALL), Able("desk", ALL), home=full, tokens_in=16).shares == (
+        Share("here", LayerRange(0, 12)),
+    )
 
 
 def test_a_worker_takes_no_more_than_it_gives() -> None:
     layer = MODEL.layer_bytes[0]
     found = placed(Able("here", ALL), Able("desk", ALL, memory=int(3.5 * layer)))
-    assert [share.last - share.first < 3 for share in found.shares if share.name == "desk"] == [True]
+    assert [share.layers.last - share.layers.start < 3 for share in found.shares if share.name == "desk"] == [True]
 
 
 def test_what_is_loaded_counts_in_what_a_worker_gives() -> None:
@@ -90,7 +93,7 @@ def test_what_is_loaded_counts_in_what_a_worker_gives() -> None:
     for gives, most in ((8.5, 8), (12.5, 12)):
         desk = Able("desk", ALL, half, memory=int(gives * layer))
         found = placed(Able("here", ALL), desk, tokens_in=16)
-        assert sum(share.last - share.first + 1 for share in found.shares if share.name == "desk") <= most
+        assert sum(len(share.layers) for share in found.shares if share.name == "desk") <= most
         assert found.fleet.devices[1].memory == pytest.approx(gives * layer, abs=1.0)  # when it is planned anew
 
 
@@ -108,8 +111,8 @@ def test_pieces_of_several_layers_are_not_cut_in_two() -> None:
     low = Fleet((device("here", memory=8 * MODEL.layer_bytes[0]), device("desk")))
     found = placed(Able("here", ALL), Able("desk", ALL, **bounds), home=low)  # type: ignore[arg-type]
     share = next(share for share in found.shares if share.name == "desk")
-    assert share.first in bounds["begins"]
-    assert share.last in bounds["ends"]
+    assert share.layers.start in bounds["begins"]
+    assert share.layers.last in bounds["ends"]
 
 
 @given(st.data())
@@ -122,7 +125,7 @@ def test_whatever_lies_where_only_that_is_used_and_nothing_that_is_there_is_fast
     check_shares(found.shares, 12, ["here", "desk"])
     for share in found.shares:
         if share.name == "desk":
-            assert held.issuperset(range(share.first, share.last + 1))
+            assert held.issuperset(share.layers)
     if warm:
         return
     least = [foreseen(HOME.devices, MODEL, ((0, 12),), 512, 8).ttft_s]

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import Parcel, StageSpec
 from edgellm.mesh.runtime import stage_scheduler as waiting
 from edgellm.mesh.runtime.stage_scheduler import COMPANY_ROWS, StageQueue
 
-WORK = StageSpec("ab" * 32, "a model", 0, 5, 6, 8, 100, 512, sessions=8)
+WORK = StageSpec("ab" * 32, "a model", LayerRange(0, 6), 6, 8, 100, 512, sessions=8)
 
 
 def parcel(session: int, number: int, rows: int = 1) -> Parcel:

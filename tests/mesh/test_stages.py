@@ -12,6 +12,7 @@ import pytest
 
 from edgellm.engine import Model, cut
 from edgellm.errors import EdgeError, InvalidOption, LayersMissing, ProtocolError
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import Event, Gone, Loaded, Parcel, StageSpec, Times, TraceSpan
 from edgellm.mesh.placement.split import ranges
 from edgellm.mesh.runtime.layer_sources import CutPoints, Loadable
@@ -32,8 +33,7 @@ def opened(cut: Cut, n: int, **changes: object) -> Pipeline:
     shares = even(cut.work, [f"device {at}" for at in range(n)])
     work = replace(cut.work, **changes)  # type: ignore[arg-type]
     stages: list[tuple[Seat, StageSpec]] = [
-        (LocalSeat(share.name, Shelf(cut.layers), 1), replace(work, first=share.first, last=share.last))
-        for share in shares
+        (LocalSeat(share.name, Shelf(cut.layers), 1), replace(work, layers=share.layers)) for share in shares
     ]
     return Pipeline(stages)
 
@@ -101,11 +101,11 @@ class SlowLayers:
         self.held, self.bounds, self.tidy = layers.held, layers.bounds, layers.tidy
         self.pieces, self.header = layers.pieces, layers.header
 
-    def find(self, model: str, layer: int, last: int) -> Path | None:
-        if layer >= self._slow:
+    def find(self, model: str, layers: LayerRange) -> Path | None:
+        if layers.start >= self._slow:
             self.asked.set()
             assert self.go.wait(60)
-        return self._layers.find(model, layer, last)
+        return self._layers.find(model, layers)
 
 
 class Posted:
@@ -160,7 +160,8 @@ class Pairs:
     def __init__(self, path: Path, folder: Path) -> None:
         self._path, self._folder = path, folder
 
-    def find(self, model: str, layer: int, last: int) -> Path:
+    def find(self, model: str, layers: LayerRange) -> Path:
+        layer = layers.start
         path = self._folder / f"{layer}.gguf"
         cut(self._path, path, layer, layer + 1, head=layer == 10)
         return path
@@ -171,8 +172,8 @@ class Pairs:
     def bounds(self, model: str) -> CutPoints:
         return CutPoints(frozenset(range(0, 12, 2)), frozenset(range(1, 12, 2)))
 
-    def pieces(self, model: str, first: int, last: int) -> list[Loadable]:
-        return [Loadable(layer, layer + 1, 1) for layer in range(first, last, 2)]
+    def pieces(self, model: str, layers: LayerRange) -> list[Loadable]:
+        return [Loadable(LayerRange(layer, layer + 2), 1) for layer in range(layers.start, layers.last, 2)]
 
     def header(self, model: str) -> None:
         return None
@@ -185,7 +186,8 @@ def test_a_piece_may_hold_several_layers(verifier_cut: Cut, whole: Whole, tmp_pa
     work, layers = verifier_cut.work, Pairs(verifier_cut.path, tmp_path)
     shelf = Shelf(layers)
     stages: list[tuple[Seat, StageSpec]] = [
-        (LocalSeat(str(first), shelf, 1), replace(work, first=first, last=last)) for first, last in ((0, 3), (4, 11))
+        (LocalSeat(str(first), shelf, 1), replace(work, layers=LayerRange(first, last + 1)))
+        for first, last in ((0, 3), (4, 11))
     ]
     pipeline, ids = Pipeline(stages), some_ids(20, 2000)
     whole.context.clear()
@@ -195,7 +197,7 @@ def test_a_piece_may_hold_several_layers(verifier_cut: Cut, whole: Whole, tmp_pa
     assert shelf.warm(work.model) == set(range(12))
     pipeline.close()
     posted = Posted()
-    stage = Stage(replace(work, last=4), shelf, posted, threads=1)
+    stage = Stage(replace(work, layers=LayerRange(0, 5)), shelf, posted, threads=1)
     stage.start()
     gone = posted.wait(lambda event: isinstance(event, Gone))
     assert isinstance(gone, Gone)
@@ -263,7 +265,7 @@ ROWS = np.zeros((3, 192), dtype=np.float32)
     ],
 )
 def test_what_no_stage_before_would_send(verifier_cut: Cut, first: int, parcel: Parcel, says: str) -> None:
-    work = replace(verifier_cut.work, first=first)
+    work = replace(verifier_cut.work, layers=LayerRange(first, verifier_cut.work.n_layers))
     with pytest.raises(ProtocolError, match=says):
         check(parcel, work)
 
@@ -280,7 +282,7 @@ def test_what_follows_at_once_is_told_as_one(verifier_cut: Cut) -> None:
 def test_models_close_only_with_their_last_user(verifier_cut: Cut) -> None:
     shelf = Shelf(verifier_cut.layers)
     model = verifier_cut.work.model
-    one, other = shelf.take(model, 3, 5), shelf.take(model, 3, 3)
+    one, other = shelf.take(model, LayerRange(3, 6)), shelf.take(model, LayerRange(3, 4))
     assert one is other
     shelf.give(one)
     assert shelf.tidy(everything=True) == 0

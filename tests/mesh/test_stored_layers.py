@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.engine import Model, check_gguf
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.runtime.layer_sources import CutPoints
 from edgellm.mesh.runtime.stored_layers import StoredLayers
 from edgellm.storage.layers.manifest import LayerPiece, cut_piece, recipe_of
@@ -19,34 +20,34 @@ PLENTY = 10**9
 
 def test_a_layer_that_is_loaded_stays(draft_path: Path, tmp_path: Path) -> None:
     store = LayerStore(tmp_path, PLENTY)
-    recipe = cut_layers(draft_path, store, layers=(2, 4))
+    recipe = cut_layers(draft_path, store, layers=LayerRange(2, 5))
     layers, model = StoredLayers(store), recipe.digest
     assert layers.held(model) == {2, 3, 4}
     assert layers.held("0" * 64) == frozenset()
-    path = layers.find(model, 3, 3)
+    path = layers.find(model, LayerRange(3, 4))
     assert path is not None
     assert path == store.find(recipe.pieces[3])
-    assert layers.find(model, 3, 3) == path
-    assert layers.find(model, 0, 0) is None
-    assert layers.find("0" * 64, 3, 3) is None
+    assert layers.find(model, LayerRange(3, 4)) == path
+    assert layers.find(model, LayerRange(0, 1)) is None
+    assert layers.find("0" * 64, LayerRange(3, 4)) is None
     assert store.clean().in_use == 1
     assert layers.held(model) == {3}
     layers.tidy([path])
     assert store.clean().in_use == 1
     layers.tidy([])
     assert store.clean().in_use == 0
-    assert layers.find(model, 3, 3) is None
+    assert layers.find(model, LayerRange(3, 4)) is None
 
 
 def test_small_layers_in_a_row_are_joined_and_what_they_are_made_of_stays(draft_path: Path, tmp_path: Path) -> None:
     store = LayerStore(tmp_path, PLENTY)
-    recipe = cut_layers(draft_path, store, layers=(2, 7))
+    recipe = cut_layers(draft_path, store, layers=LayerRange(2, 8))
     layers, model = StoredLayers(store), recipe.digest
-    path = layers.find(model, 3, 6)
+    path = layers.find(model, LayerRange(3, 7))
     assert path is not None
     assert check_gguf(path).metadata["llama.block_count"] == 4
-    assert layers.find(model, 3, 6) == path
-    end = layers.find(model, 6, 7)
+    assert layers.find(model, LayerRange(3, 7)) == path
+    end = layers.find(model, LayerRange(6, 8))
     assert end is not None
     with Model.load(end) as loaded:  # with the head
         assert (loaded.n_layer, loaded.n_vocab) == (2, Model.load(draft_path, text_only=True).n_vocab)
@@ -58,9 +59,9 @@ def test_small_layers_in_a_row_are_joined_and_what_they_are_made_of_stays(draft_
 
 def test_where_there_is_no_room_to_join_layers_they_are_loaded_as_they_are(draft_path: Path, tmp_path: Path) -> None:
     store = LayerStore(tmp_path, PLENTY)
-    recipe = cut_layers(draft_path, store, layers=(2, 4))
+    recipe = cut_layers(draft_path, store, layers=LayerRange(2, 5))
     store.limit = store.size
-    path = StoredLayers(store).find(recipe.digest, 2, 4)
+    path = StoredLayers(store).find(recipe.digest, LayerRange(2, 5))
     assert path == store.find(recipe.pieces[2])
     assert store.size == store.limit
 
@@ -74,7 +75,7 @@ def test_pieces_end_where_those_of_other_plans_do(
     monkeypatch.setattr("edgellm.storage.layers.derived_pieces.ENOUGH", 3 * size)
     layers, at, found = StoredLayers(store), 1, []
     while at < 8:
-        path = layers.find(recipe.digest, at, 6)
+        path = layers.find(recipe.digest, LayerRange(at, 7))
         if path is None:
             break
         count = check_gguf(path).metadata["llama.block_count"]
@@ -102,9 +103,9 @@ def test_pieces_of_several_layers_say_where_a_stage_may_begin_and_end(draft_path
     layers, model = StoredLayers(store), recipe.digest
     assert layers.held(model) == set(range(5))
     assert layers.bounds(model) == CutPoints(frozenset({0, 3}), frozenset({2, 4}))
-    assert layers.find(model, 0, 1) is None
-    assert layers.find(model, 1, 4) is None
-    assert layers.find(model, 0, 3) == store.find(pieces[0])
-    joined = layers.find(model, 0, 4)
+    assert layers.find(model, LayerRange(0, 2)) is None
+    assert layers.find(model, LayerRange(1, 5)) is None
+    assert layers.find(model, LayerRange(0, 4)) == store.find(pieces[0])
+    joined = layers.find(model, LayerRange(0, 5))
     assert joined is not None
     assert check_gguf(joined).metadata["llama.block_count"] == 5

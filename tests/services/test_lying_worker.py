@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.attack.liar import LyingStage
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.coordinator import Member, Mesh
 from edgellm.mesh.placement.split import Share
 from edgellm.mesh.runtime import watch
@@ -45,7 +46,12 @@ def test_the_others_take_over_from_one_that_lies(
     with WorkerServer(Shelf(verifier_cut.layers), ANYWHERE, threads=1) as worker:
         members: list[Member] = [RemoteMember(Endpoint("liar", worker.address)), Device("here", verifier_cut.layers)]
         names = ("here", "liar") if last else ("liar", "here")
-        mesh = Mesh(members, [Share(names[0], 0, 5), Share(names[1], 6, 11)], verifier_cut.work, tell=told.append)
+        mesh = Mesh(
+            members,
+            [Share(names[0], LayerRange(0, 6)), Share(names[1], LayerRange(6, 12))],
+            verifier_cut.work,
+            tell=told.append,
+        )
         verifier = MeshVerifier(mesh, lambda _token: False, rows=16)
         session = verifier.open(GenerationState())
         assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
@@ -64,7 +70,7 @@ def test_who_gives_nothing_back_is_found_where_two_might_be_to_blame(
         with WorkerServer(Shelf(verifier_cut.layers), ANYWHERE, threads=1) as liar:
             places = {"a": honest, "liar": liar, "c": honest}
             members = [RemoteMember(Endpoint(name, worker.address)) for name, worker in places.items()]
-            shares = [Share("a", 0, 5), Share("liar", 6, 8), Share("c", 9, 11)]
+            shares = [Share("a", LayerRange(0, 6)), Share("liar", LayerRange(6, 9)), Share("c", LayerRange(9, 12))]
             mesh = Mesh(members, shares, verifier_cut.work)
             verifier = MeshVerifier(mesh, lambda _token: False, rows=16)
             session = verifier.open(GenerationState())
@@ -78,7 +84,7 @@ def _stage_of(lies: dict[int, str]) -> object:
 
     def made(work, *words, **more):  # type: ignore[no-untyped-def]
         stage = LyingStage(work, *words, **more)
-        stage.lie = lies.get(work.first, "the truth")
+        stage.lie = lies.get(work.layers.start, "the truth")
         return stage
 
     return made

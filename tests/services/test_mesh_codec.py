@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Ids
 from edgellm.errors import EdgeError, EngineFailed, InvalidOption, ProtocolError
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import Failed, Gone, Loaded, Onward, Parcel, StageAnswer, StageSpec, Times, TraceSpan
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.services.mesh_codec import (
@@ -28,7 +29,7 @@ from edgellm.spec.types import Chunk, Sampling, Verdict
 from edgellm.verifier.requests import VerifyRequest
 from tests.verifier.asking import judged
 
-WORK = StageSpec("ab" * 32, "a model", 2, 5, 8, 6, 500, 64, 3, stages=2)
+WORK = StageSpec("ab" * 32, "a model", LayerRange(2, 6), 8, 6, 500, 64, 3, stages=2)
 token = st.integers(0, WORK.n_vocab - 1)
 ids = st.lists(token, min_size=1, max_size=20).map(lambda found: np.array(found, np.int32))
 sampling = st.builds(Sampling, st.floats(0.0, 2.0), st.integers(0, 100), st.floats(0.1, 1.0), st.integers(0, 2**63))

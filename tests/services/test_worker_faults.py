@@ -18,6 +18,7 @@ import pytest
 from edgellm.cli.commands.worker import serve_worker
 from edgellm.engine import check_gguf
 from edgellm.errors import DeviceLost, EdgeError, MeshBroken, PlanImpossible
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.placement.split import Share
@@ -56,7 +57,7 @@ def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
         member = RemoteMember(Endpoint("a", worker.address))
         assert member.able(verifier_cut.work.model).holds == frozenset(range(4))
         assert member.able("0" * 64).holds == frozenset()
-        mesh = Mesh([member], [Share("a", 0, 11)], verifier_cut.work)
+        mesh = Mesh([member], [Share("a", LayerRange(0, 12))], verifier_cut.work)
         session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
         with pytest.raises(MeshBroken, match=r"Layers 5-12 of .* are on no device that is left"):
             session.submit(PROMPT, NOTHING).result()
@@ -65,7 +66,7 @@ def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
 
 def test_memory_that_is_short_is_said(verifier_cut: Cut) -> None:
     with WorkerServer(Shelf(verifier_cut.layers, memory=2_000_000), ANYWHERE, threads=1) as worker:
-        mesh = Mesh([RemoteMember(Endpoint("a", worker.address))], [Share("a", 0, 11)], verifier_cut.work)
+        mesh = Mesh([RemoteMember(Endpoint("a", worker.address))], [Share("a", LayerRange(0, 12))], verifier_cut.work)
         session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
         with pytest.raises(MeshBroken, match="a: Layer"):
             session.submit(PROMPT, NOTHING).result()
@@ -76,7 +77,10 @@ def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_
     with WorkerServer(Shelf(verifier_cut.layers, keep=0.3), ANYWHERE, threads=1) as worker:
         told: list[str] = []
         mesh = Mesh(
-            [RemoteMember(Endpoint("a", worker.address))], [Share("a", 0, 11)], verifier_cut.work, tell=told.append
+            [RemoteMember(Endpoint("a", worker.address))],
+            [Share("a", LayerRange(0, 12))],
+            verifier_cut.work,
+            tell=told.append,
         )
         session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
         own = whole.text(PROMPT, 2)
@@ -96,7 +100,7 @@ def test_a_stage_that_waits_for_a_slower_one_is_not_idle(verifier_cut: Cut) -> N
     with WorkerServer(Shelf(verifier_cut.layers, keep=0.4), ANYWHERE, threads=1) as worker:
         seats: list[Seat] = [RemoteMember(Endpoint("a", worker.address)).seat(), LocalSeat("here", Shelf(slow), 1)]
         stages = [
-            (seat, replace(work, first=share.first, last=share.last))
+            (seat, replace(work, layers=share.layers))
             for seat, share in zip(seats, even(work, ["a", "here"]), strict=True)
         ]
         pipeline = Pipeline(stages)
@@ -183,7 +187,7 @@ def test_over_a_link_only_who_may_compute_is_answered(
 ) -> None:
     member = RemoteMember(Endpoint("host", paired_worker.address, guest))
     host.peers.grant(guest.identity.id, [Right.COMPUTE])
-    mesh = Mesh([member], [Share("host", 0, 11)], verifier_cut.work)
+    mesh = Mesh([member], [Share("host", LayerRange(0, 12))], verifier_cut.work)
     session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
     assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
     host.peers.revoke(guest.identity.id, [Right.COMPUTE])
@@ -202,7 +206,7 @@ def test_over_a_link_only_who_may_compute_is_answered(
 
 def test_a_plan_that_names_nobody(verifier_cut: Cut) -> None:
     with pytest.raises(PlanImpossible, match="Nobody is called"):
-        Mesh([], [Share("a", 0, 11)], verifier_cut.work)
+        Mesh([], [Share("a", LayerRange(0, 12))], verifier_cut.work)
 
 
 def test_what_does_not_fit_with_its_caches_is_refused_with_the_numbers(verifier_cut: Cut) -> None:
@@ -230,7 +234,7 @@ def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_f
     worker = serve_worker(verifier_path, "127.0.0.1", 0, paired_only=False, memory=None, keep=1.0)
     try:
         n_vocab = next(t.shape[-1] for t in check_gguf(verifier_path).tensors if t.name == "token_embd.weight")
-        work = StageSpec(fingerprint(verifier_path), "v", 0, 11, 12, 192, n_vocab, 2**20, 1)
+        work = StageSpec(fingerprint(verifier_path), "v", LayerRange(0, 12), 12, 192, n_vocab, 2**20, 1)
         pipeline = Pipeline([(RemoteMember(Endpoint("a", worker.address)).seat(), work)])
         future = pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT)))
         with pytest.raises(DeviceLost, match=r"of 1048576 tokens; of 100 MB for layers"):

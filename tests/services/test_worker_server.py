@@ -14,6 +14,7 @@ import pytest
 
 from bench.kill_worker import Worker, run
 from edgellm.engine import Floats, Ids, cut
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import Onward, StageAnswer, StageSpec
 from edgellm.mesh.placement.split import Share
@@ -47,9 +48,7 @@ def processes(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFact
 
 def opened(members: Sequence[RemoteMember], work: StageSpec) -> Pipeline:
     shares = even(work, [member.name for member in members])
-    return Pipeline(
-        [(m.seat(), replace(work, first=s.first, last=s.last)) for m, s in zip(members, shares, strict=True)]
-    )
+    return Pipeline([(m.seat(), replace(work, layers=s.layers)) for m, s in zip(members, shares, strict=True)])
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
@@ -128,7 +127,7 @@ def test_this_process_may_be_a_stage_too(workers: list[WorkerServer], verifier_c
         at = ("here first", "here between", "here last").index(places)
         seats.insert(at, LocalSeat("here", Shelf(verifier_cut.layers), 1))
         shares = even(work, ["1", "2", "3"])
-        stages = [(seat, replace(work, first=s.first, last=s.last)) for seat, s in zip(seats, shares, strict=True)]
+        stages = [(seat, replace(work, layers=s.layers)) for seat, s in zip(seats, shares, strict=True)]
         pipeline = Pipeline(stages)
         whole.context.clear()
         expected = whole.context.decode(PROMPT)
@@ -168,8 +167,8 @@ class InThrees:
         for first, path in self._files.items():
             cut(whole, path, first, first + 2, head=first == 9)
 
-    def find(self, _model: str, layer: int, last: int) -> Path | None:
-        return self._files.get(layer) if layer + 2 <= last else None
+    def find(self, _model: str, layers: LayerRange) -> Path | None:
+        return self._files.get(layers.start) if len(layers) >= 3 else None
 
     def held(self, _model: str) -> frozenset[int]:
         return frozenset(range(12))
@@ -177,8 +176,8 @@ class InThrees:
     def bounds(self, _model: str) -> CutPoints:
         return CutPoints(frozenset(self._files), frozenset(first + 2 for first in self._files))
 
-    def pieces(self, _model: str, first: int, last: int) -> list[Loadable]:
-        return [Loadable(layer, layer + 2, 1) for layer in range(first, last, 3)]
+    def pieces(self, _model: str, layers: LayerRange) -> list[Loadable]:
+        return [Loadable(LayerRange(layer, layer + 3), 1) for layer in range(layers.start, layers.last, 3)]
 
     def header(self, _model: str) -> None:
         return None
@@ -201,7 +200,9 @@ def test_pieces_of_several_layers_are_not_cut_when_it_is_planned_anew(
         able = a.able(work.model)
         assert (able.begins, able.ends) == (frozenset({0, 3, 6, 9}), frozenset({2, 5, 8, 11}))
         assert (b.able(work.model).begins, b.able(work.model).ends) == (None, None)
-        mesh = Mesh([a, b, c], [Share("a", 0, 2), Share("b", 3, 8), Share("c", 9, 11)], work)
+        mesh = Mesh(
+            [a, b, c], [Share("a", LayerRange(0, 3)), Share("b", LayerRange(3, 9)), Share("c", LayerRange(9, 12))], work
+        )
         verifier = MeshVerifier(mesh, lambda _token: False)
         session = verifier.open(GenerationState())
         own = whole.text(PROMPT, 2)
@@ -210,7 +211,7 @@ def test_pieces_of_several_layers_are_not_cut_when_it_is_planned_anew(
         text = np.append(PROMPT, own[:1]).astype(np.int32)
         assert session.submit(text, NOTHING).result().tokens.tolist() == own[1:]
         assert {share.name for share in mesh.shares} <= {"a", "c"}
-        assert all(able.takes(share.first, share.last) for share in mesh.shares)
+        assert all(able.takes(share.layers) for share in mesh.shares)
         verifier.close()
 
 
@@ -237,7 +238,7 @@ def test_rows_beyond_sixteen_bits_travel_wide(verifier_cut: Cut) -> None:
     from edgellm.services.mesh_codec import read_parcel, write_parcel
 
     rows: Floats = np.zeros((2, 192), np.float32)
-    work = replace(verifier_cut.work, first=4)
+    work = replace(verifier_cut.work, layers=LayerRange(4, verifier_cut.work.n_layers))
     for largest, wide in ((1e4, False), (1e5, True)):
         rows[1, 3] = largest
         message = write_parcel(Parcel(0, 1, 0, rows), wide=False)
@@ -260,7 +261,7 @@ class Telling(Shelf):
 
 
 def test_who_leaves_while_memory_is_waited_for_gets_none(verifier_cut: Cut) -> None:
-    work = replace(verifier_cut.work, first=2, last=5)
+    work = replace(verifier_cut.work, layers=LayerRange(2, 6))
     weights = sum(verifier_cut.layers.path(work.model, layer).stat().st_size for layer in range(2, 6))
     wanted = Shelf(verifier_cut.layers, memory=10**9).reserve(work).size
     shelf = Telling(verifier_cut.layers, weights + wanted)

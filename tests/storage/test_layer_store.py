@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from edgellm.engine import check_gguf, cut
 from edgellm.errors import DiskFull, InvalidOption, LayersMissing, LayersRefused
+from edgellm.layer_range import LayerRange
 from edgellm.storage.layers import store as layers
 from edgellm.storage.layers.manifest import cut_piece, forget_recipe, recipe_of
 from edgellm.storage.layers.store import LayerPiece, LayerStore, Recipe, cut_layers
@@ -72,7 +73,7 @@ def test_layers_are_cut_into_a_store_once(
     draft_path: Path, store: LayerStore, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares: list[float] = []
-    assert cut_layers(draft_path, store, shares.append, (2, 5)) == recipe
+    assert cut_layers(draft_path, store, shares.append, LayerRange(2, 6)) == recipe
     assert shares[-1] == 1.0
     assert [store.find(piece) is not None for piece in recipe.pieces] == [2 <= i <= 5 for i in range(8)]
     (held,) = store.models()
@@ -85,12 +86,12 @@ def test_layers_are_cut_into_a_store_once(
         return cut_piece(model, count, first, last)
 
     monkeypatch.setattr(layers, "cut_piece", watched)
-    cut_layers(draft_path, store, layers=(4, 7))
+    cut_layers(draft_path, store, layers=LayerRange(4, 8))
     assert made == [6, 7]
     with store.using(recipe.pieces[2:]) as paths:
         assert [check_gguf(path).metadata["llama.block_count"] for path in paths] == [1] * 6
     with pytest.raises(InvalidOption, match="from 1 to 8"):
-        cut_layers(draft_path, store, layers=(4, 8))
+        cut_layers(draft_path, store, layers=LayerRange(4, 9))
 
 
 def test_what_has_arrived_is_gone_on_with(draft_path: Path, store: LayerStore, recipe: Recipe) -> None:
@@ -148,11 +149,11 @@ def test_what_is_not_what_was_announced_is_never_whole(
 
 def test_a_piece_of_another_length_is_not_taken_for_whole(draft_path: Path, store: LayerStore, recipe: Recipe) -> None:
     piece = recipe.pieces[2]
-    cut_layers(draft_path, store, layers=(piece.first, piece.last))
+    cut_layers(draft_path, store, layers=piece.layers)
     (path,) = store.root.glob("pieces/*.gguf")
     path.write_bytes(path.read_bytes()[:-1])
     assert store.find(piece) is None
-    cut_layers(draft_path, store, layers=(piece.first, piece.last))
+    cut_layers(draft_path, store, layers=piece.layers)
     assert store.find(piece) == path
 
 
@@ -161,21 +162,21 @@ def test_the_least_used_go_first_and_never_what_is_in_use_or_wanted(
 ) -> None:
     one = recipe.pieces[1].size  # as large as all but the first and the last
     store = LayerStore(tmp_path / "small", 3 * one)
-    cut_layers(draft_path, store, layers=(1, 1))
-    cut_layers(draft_path, store, layers=(2, 2))
-    cut_layers(draft_path, store, layers=(3, 3))
+    cut_layers(draft_path, store, layers=LayerRange(1, 2))
+    cut_layers(draft_path, store, layers=LayerRange(2, 3))
+    cut_layers(draft_path, store, layers=LayerRange(3, 4))
     with store.using(recipe.pieces[1:2]):  # used again, so that layer 2 is now the oldest
         pass
-    cut_layers(draft_path, store, layers=(4, 4))
+    cut_layers(draft_path, store, layers=LayerRange(4, 5))
     assert [store.find(piece) is not None for piece in recipe.pieces[1:5]] == [True, False, True, True]
     with store.using(recipe.pieces[1:2]), store.using(recipe.pieces[3:5]):
         with pytest.raises(LayersRefused, match="in use"):
-            cut_layers(draft_path, store, layers=(2, 2))
+            cut_layers(draft_path, store, layers=LayerRange(2, 3))
         assert store.clean().in_use == 3
-    cut_layers(draft_path, store, layers=(2, 3))
+    cut_layers(draft_path, store, layers=LayerRange(2, 4))
     assert [store.find(piece) is not None for piece in recipe.pieces[1:5]] == [False, True, True, True]
     with pytest.raises(LayersRefused, match="limit"):
-        cut_layers(draft_path, store, layers=(1, 4))
+        cut_layers(draft_path, store, layers=LayerRange(1, 5))
     assert store.size == 3 * one
 
 
@@ -185,8 +186,8 @@ def test_room_is_set_aside_for_what_is_arriving(draft_path: Path, recipe: Recipe
     with store.receiving(recipe, recipe.pieces[1:3]):
         assert store.size == 2 * one
         with pytest.raises(LayersRefused, match="already"):
-            cut_layers(draft_path, store, layers=(3, 3))
-    cut_layers(draft_path, store, layers=(3, 3))  # nobody goes on with the others: the oldest goes
+            cut_layers(draft_path, store, layers=LayerRange(3, 4))
+    cut_layers(draft_path, store, layers=LayerRange(3, 4))  # nobody goes on with the others: the oldest goes
     assert store.size == 2 * one
 
 
@@ -214,7 +215,7 @@ def test_a_full_disk_is_said_before_and_in_the_middle(
     assert store.arrived(piece) == 500
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(10**12, 10**12, layers.SPARE))
     with pytest.raises(DiskFull, match="too full"):
-        cut_layers(draft_path, store, layers=(piece.first, piece.last))
+        cut_layers(draft_path, store, layers=piece.layers)
     assert store.arrived(piece) == 500
 
 
@@ -236,8 +237,8 @@ def test_a_store_that_cannot_be_used_says_so(draft_path: Path, recipe: Recipe, t
 def test_layers_are_listed_and_cleaned(
     draft_path: Path, verifier_path: Path, store: LayerStore, recipe: Recipe
 ) -> None:
-    other = cut_layers(verifier_path, store, layers=(0, 1))
-    cut_layers(draft_path, store, layers=(5, 5))
+    other = cut_layers(verifier_path, store, layers=LayerRange(0, 2))
+    cut_layers(draft_path, store, layers=LayerRange(5, 6))
     assert [held.recipe.name for held in store.models()] == [recipe.name, other.name]
     assert store.recipe(other.digest) == other
     with pytest.raises(LayersMissing):
@@ -251,7 +252,7 @@ def test_layers_are_listed_and_cleaned(
 
 
 def test_what_lies_in_the_folder_by_chance_stays(store: LayerStore, draft_path: Path, recipe: Recipe) -> None:
-    cut_layers(draft_path, store, layers=(1, 1))
+    cut_layers(draft_path, store, layers=LayerRange(1, 2))
     mine = store.root / "pieces" / "notes.txt"
     mine.write_text("mine")
     (store.root / "models" / "x.json").write_text("{")

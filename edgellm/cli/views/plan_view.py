@@ -55,7 +55,7 @@ def _holders(plan: Plan) -> Table:
         table.add_column(name, justify="left" if left else "right", no_wrap=not left)
     for stage in plan.way.stages:
         times = (stage.load_s, stage.wait_s, stage.network_s, stage.compute_s, stage.finish_s)
-        layers = f"{stage.first_layer}-{stage.last_layer}"
+        layers = str(stage.layers)
         table.add_row(one_line(stage.device), layers, size(int(stage.size)), *map(told, times), stage.reason)
     for device, reason in plan.unused:
         table.add_row(one_line(device), "-", *("",) * 6, reason, style="dim")

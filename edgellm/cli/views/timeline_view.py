@@ -41,7 +41,7 @@ def figures(way: Way, plan: Way | None) -> Table:
             _both(getattr(stage, key), None if before is None else getattr(before, key))
             for key in ("load_s", "received_s", "compute_s", "finish_s")
         ]
-        table.add_row(one_line(stage.device), f"{stage.first_layer}-{stage.last_layer}", *both)
+        table.add_row(one_line(stage.device), str(stage.layers), *both)
     ttft = _both(way.ttft_s, None if plan is None else plan.ttft_s)
     token = _both(way.token_s, None if plan is None else plan.token_s)
     table.add_row("first token", "", "", "", "", ttft)

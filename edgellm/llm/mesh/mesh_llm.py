@@ -18,6 +18,7 @@ from edgellm.coldstart.plan import Objective, Plan, Way, foreseen
 from edgellm.coldstart.plan import plan as best_plan
 from edgellm.engine import GgufHeader, Model, check_gguf, costs_of, dimensions
 from edgellm.errors import EdgeError, InvalidOption, NotPaired, NotPermitted
+from edgellm.layer_range import LayerRange
 from edgellm.llm.llm import Pair
 from edgellm.llm.model_loading import Named, check_vocabularies, load, named
 from edgellm.mesh.coordinator import Member, Mesh
@@ -117,7 +118,7 @@ class Opened:
         names = [device.name for device in devices]
         if self.fleet is None or not all(share.name in names for share in shares):
             return None
-        cut = tuple((names.index(share.name), share.last - share.first + 1) for share in shares)
+        cut = tuple((names.index(share.name), len(share.layers)) for share in shares)
         return foreseen(devices, self.model, cut, tokens_in, tokens_out, links=self.fleet.links, cold=cold)
 
     def __enter__(self) -> Self:
@@ -159,8 +160,8 @@ def open_mesh(
         parts = prefill_chunking.PrefillChunks(MOST_ROWS, 0.0, f"parts of {MOST_ROWS} tokens: no device is described")
     vocabulary = next(t.shape[-1] for t in header.tensors if t.name == "token_embd.weight")
     work = StageSpec(
-        whole.model, model.name, 0, model.shape.layers - 1, model.shape.layers, int(model.shape.d_model), vocabulary,
-        positions, options.sessions, options.wide, recipe=recipe,
+        whole.model, model.name, LayerRange(0, model.shape.layers), model.shape.layers, int(model.shape.d_model),
+        vocabulary, positions, options.sessions, options.wide, recipe=recipe,
     )  # fmt: skip
     closing = ExitStack()
     try:
@@ -281,7 +282,7 @@ def _shares(model: planned.ModelCosts, options: Options) -> tuple[Plan | None, t
 
 def _cut(shares: Sequence[Share], fleet: Fleet) -> tuple[tuple[int, int], ...]:
     names = [device.name for device in fleet.devices]
-    return tuple((names.index(one.name), one.last - one.first + 1) for one in shares)
+    return tuple((names.index(one.name), len(one.layers)) for one in shares)
 
 
 def _place(text: str) -> Endpoint:

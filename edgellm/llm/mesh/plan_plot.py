@@ -47,7 +47,7 @@ def lanes(axes: Any, way: Way, title: str) -> None:
         _bar(axes, lane + 0.2, min(stage.load_s, begin), begin, "wait")
         _bar(axes, lane + 0.2, sent, stage.received_s, "network")
         _bar(axes, lane + 0.2, begin, stage.finish_s, "compute")
-    labels = [f"{stage.device}\n{stage.first_layer}-{stage.last_layer}" for stage in way.stages]
+    labels = [f"{stage.device}\n{stage.layers}" for stage in way.stages]
     axes.set_yticks(range(len(labels)), labels, fontsize="small")
     axes.set_ylim(len(labels) - 0.45, -0.55)
     axes.axvline(way.ttft_s, color="black", lw=1.0)

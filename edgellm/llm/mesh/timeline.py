@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from edgellm.coldstart.plan import PlannedStage, Way, told
+from edgellm.layer_range import LayerRange
 from edgellm.llm.mesh.mesh_llm import Opened
 from edgellm.mesh.placement.split import HERE
 from edgellm.mesh.profiling.doubts import disproved
@@ -24,8 +25,7 @@ class Did:
     """What one device really did, in seconds from the request: when it loaded and computed, and got what was sent."""
 
     device: str
-    first_layer: int
-    last_layer: int
+    layers: LayerRange
     loading: tuple[tuple[float, float], ...]
     computing: tuple[tuple[float, float], ...]
     got: tuple[float, ...]
@@ -57,12 +57,8 @@ def measured(opened: Opened, since: float, ttft: float, tokens: int, seconds: fl
         network = max(0.0, got - before) if stages else 0.0
         compute = sum(end - begin for begin, end in computing)
         wait = max(0.0, got - max(load, 0.0))
-        size = sum(opened.model.layer_bytes[one.first_layer - 1 : one.last_layer])
-        stages.append(
-            PlannedStage(
-                one.device, one.first_layer, one.last_layer, load, wait, network, got, compute, finish, size, "measured"
-            )
-        )
+        size = sum(opened.model.layer_bytes[one.layers.start : one.layers.stop])
+        stages.append(PlannedStage(one.device, one.layers, load, wait, network, got, compute, finish, size, "measured"))
         before = finish
     token = (seconds - ttft) / (tokens - 1) if tokens > 1 else 0.0
     return Measured(Way(tuple(stages), ttft, token, seconds), tuple(did))
@@ -77,13 +73,13 @@ def _did(lane: Lane, began: float) -> Did:
 
     work = lane.work
     got = tuple(begin for begin, _ in of("got"))
-    return Did(lane.seat.name, work.first + 1, work.last + 1, of("load"), of("compute"), got)
+    return Did(lane.seat.name, work.layers, of("load"), of("compute"), got)
 
 
 def planned_for(stage: PlannedStage, plan: Way | None) -> PlannedStage | None:
     """What the plan says of a stage; None where there is no plan, or another device has taken over."""
     for one in plan.stages if plan is not None else ():
-        if (one.device, one.first_layer, one.last_layer) == (stage.device, stage.first_layer, stage.last_layer):
+        if (one.device, one.layers) == (stage.device, stage.layers):
             return one
     return None
 
@@ -114,7 +110,7 @@ def beside(found: Way | None, plan: Way | None, disproved: Sequence[str] = ()) -
         "planned_ttft_s": None if plan is None else plan.ttft_s,
         "planned_token_s": None if plan is None else plan.token_s,
         "stages": [
-            {"device": one.device, "first_layer": one.first_layer, "last_layer": one.last_layer,
+            {"device": one.device, "first_layer": one.layers.start + 1, "last_layer": one.layers.stop,
              "measured": None if found is None else _numbers(one), "planned": _numbers(planned_for(one, plan))}
             for one in (() if shown is None else shown.stages)
         ],
@@ -141,7 +137,7 @@ class Replies:
         """Whether nobody has asked yet, and all is loaded: so a reply does not wait for that any more."""
         pipeline = self._opened.verifier.mesh.current()
         lanes = [] if pipeline is None else pipeline.lanes
-        return self._since is not None and all(lane.loaded > lane.work.last - lane.work.first for lane in lanes)
+        return self._since is not None and all(lane.whole for lane in lanes)
 
     def asked(self, anew: bool = False) -> None:
         """A reply begins. `anew`: whatever was done before is not looked at."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.placement.split import Share
 
 _MOST = 10  # devices that are looked at: the number of sets of them doubles with each
@@ -32,9 +33,9 @@ class Able:
     begins: frozenset[int] | None = None
     ends: frozenset[int] | None = None
 
-    def takes(self, first: int, last: int) -> bool:
-        """Whether the layers `first` to `last` are there, and can be had without those around them."""
-        return self.may_begin(first) and self.may_end(last) and self.holds.issuperset(range(first, last + 1))
+    def takes(self, layers: LayerRange) -> bool:
+        """Return whether these layers are there, and can be had without those around them."""
+        return self.may_begin(layers.start) and self.may_end(layers.last) and self.holds.issuperset(layers)
 
     def may_begin(self, layer: int) -> bool:
         return self.begins is None or layer in self.begins
@@ -72,7 +73,7 @@ def cover(devices: Sequence[Able], layers: int, tokens: int = 64) -> tuple[Share
     shares: list[Share] = []
     while j:
         d, i = came[held, j]
-        shares.append(Share(devices[d].name, i, j - 1))
+        shares.append(Share(devices[d].name, LayerRange(i, j)))
         held, j = held & ~(1 << d), i
     return tuple(reversed(shares))
 

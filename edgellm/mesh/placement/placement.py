@@ -16,7 +16,7 @@ from edgellm.coldstart.solver.label_search import Stop
 from edgellm.errors import PlanImpossible
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.placement.failover_planner import Able, cover
-from edgellm.mesh.placement.split import Share, of_way, ranges
+from edgellm.mesh.placement.split import Share, of_way
 from edgellm.rpc.discovery.workers import Worker
 
 
@@ -74,7 +74,7 @@ class Placed:
 
     def why(self) -> list[tuple[str, str]]:
         """Device by device: why it holds what it holds, or nothing."""
-        found = [(stage.device, f"{ranges(range(stage.first_layer - 1, stage.last_layer))}: {stage.reason}")
+        found = [(stage.device, f"{stage.layers}: {stage.reason}")
                  for stage in self.way.stages]  # fmt: skip
         return [*found, *self.unused, *self.left_out]
 
@@ -89,7 +89,7 @@ def deploy_command(model: str, lacking: Iterable[Lacking], workers: Mapping[str,
     for one in lacking:
         worker = workers.get(one.share.name)
         name = str(worker.address) if worker is not None and worker.peer is None else one.share.name
-        parts.append(f"{name}:{one.share.first + 1}-{one.share.last + 1}")
+        parts.append(f"{name}:{one.share.layers}")
     return f"edgellm mesh deploy {model} --split {','.join(parts)}"
 
 
@@ -138,7 +138,7 @@ def place(
                 "The pieces that the devices have cannot be put in a row.", f"Bring others: {_DEPLOY}"
             )  # fmt: skip
         names = [device.name for device in fleet.devices]
-        cut = tuple((names.index(one.name), one.last - one.first + 1) for one in found)
+        cut = tuple((names.index(one.name), len(one.layers)) for one in found)
         way = foreseen(fleet.devices, model, cut, tokens_in, tokens_out, links=fleet.links)
         shares, reason = found, f"Where the pieces on the devices begin and end: {_named(found)}."
     return finish(shares, way, reason, unused=now.unused)
@@ -171,7 +171,7 @@ def missing(model: ModelCosts, shares: Sequence[Share], able: Sequence[Able]) ->
     """What each device lacks of its share."""
     holds = {one.name: one.holds for one in able}
     for share in shares:
-        layers = sorted(set(range(share.first, share.last + 1)) - holds[share.name])
+        layers = sorted(set(share.layers) - holds[share.name])
         if layers:
             size = sum(model.layer_bytes[layer] for layer in layers)
             size += model.embedding * (layers[0] == 0) + model.head * (layers[-1] == model.shape.layers - 1)
@@ -180,11 +180,11 @@ def missing(model: ModelCosts, shares: Sequence[Share], able: Sequence[Able]) ->
 
 def _whole(shares: Sequence[Share], able: Sequence[Able]) -> bool:
     named = {one.name: one for one in able}
-    return all(named[share.name].takes(share.first, share.last) for share in shares)
+    return all(named[share.name].takes(share.layers) for share in shares)
 
 
 def _named(shares: Sequence[Share]) -> str:
-    return ", ".join(f"{ranges(range(share.first, share.last + 1))} on {share.name}" for share in shares)
+    return ", ".join(f"{share.layers} on {share.name}" for share in shares)
 
 
 _DEPLOY = "edgellm mesh deploy MODEL"

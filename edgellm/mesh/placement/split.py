@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgellm.errors import InvalidOption
+from edgellm.layer_range import LayerRange
 
 if TYPE_CHECKING:
     from edgellm.coldstart.plan import Plan, Way
@@ -20,11 +21,10 @@ _PART = re.compile(r"(.+):(\d+)(?:-(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The layers `first` to `last`, counted from 0, both included, and who is to hold them."""
+    """Layers, and the name of the device that is to hold them."""
 
     name: str
-    first: int
-    last: int
+    layers: LayerRange
 
 
 def read_split(text: str) -> tuple[Share, ...]:
@@ -41,7 +41,7 @@ def read_split(text: str) -> tuple[Share, ...]:
         first, last = int(match[2]), int(match[3] or match[2])
         if not 1 <= first <= last:
             raise InvalidOption(f"{part.strip()!r} names layers that do not exist.", EXAMPLE)
-        shares.append(Share(match[1], first - 1, last - 1))
+        shares.append(Share(match[1], LayerRange(first - 1, last)))
     return tuple(shares)
 
 
@@ -52,7 +52,7 @@ def of_plan(plan: Plan) -> tuple[Share, ...]:
 
 def of_way(way: Way) -> tuple[Share, ...]:
     """Who holds what in a way to hold the model."""
-    return tuple(Share(stage.device, stage.first_layer - 1, stage.last_layer - 1) for stage in way.stages)
+    return tuple(Share(stage.device, stage.layers) for stage in way.stages)
 
 
 def ranges(layers: Iterable[int]) -> str:

@@ -12,6 +12,8 @@ from typing import Protocol
 from edgellm.engine import GgufHeader, check_gguf, cut
 from edgellm.engine.gguf.shard import check_cuttable
 from edgellm.errors import LayersMissing
+from edgellm.layer_range import LayerRange
+from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.placement.split import ranges
 from edgellm.storage import fingerprint
 from edgellm.storage.layers.derived_pieces import together
@@ -28,10 +30,9 @@ class CutPoints:
 
 @dataclass(frozen=True, slots=True)
 class Loadable:
-    """The layers `first` to `last` as `find` gives them, of about `size` bytes."""
+    """Layers as `find` gives them, of about `size` bytes."""
 
-    first: int
-    last: int
+    layers: LayerRange
     size: int
 
 
@@ -40,9 +41,10 @@ class Layers(Protocol):
     embedding and the tokenizer, the last one norm and head. A model is known by the SHA-256 of its whole file where
     this device has that, and by the digest of its recipe where pieces were brought; both in hex."""
 
-    def find(self, model: str, layer: int, last: int) -> Path | None:
-        """A file that begins with `layer`, counted from 0, and ends with `last` or before it, wherever that suits; None
-        where it is not here, or not whole. From now on nobody removes it, until `tidy` says that it is not loaded."""
+    def find(self, model: str, layers: LayerRange) -> Path | None:
+        """Return a file that begins with the first of `layers`, and ends with the last of them or before it, wherever
+        that suits; None where it is not here, or not whole. From now on nobody removes it, until `tidy` says that it is
+        not loaded."""
         ...
 
     def held(self, model: str) -> frozenset[int]:
@@ -53,7 +55,7 @@ class Layers(Protocol):
         """Where a stage may begin and end, so that no piece has to be cut in two."""
         ...
 
-    def pieces(self, model: str, first: int, last: int) -> Sequence[Loadable]:
+    def pieces(self, model: str, layers: LayerRange) -> Sequence[Loadable]:
         """What `find` gives for these layers, one after the other, as far as they are here."""
         ...
 
@@ -102,8 +104,8 @@ class SeveralLayers:
     def __init__(self, *places: Layers) -> None:
         self._places = places
 
-    def find(self, model: str, layer: int, last: int) -> Path | None:
-        return next((path for place in self._places if (path := place.find(model, layer, last)) is not None), None)
+    def find(self, model: str, layers: LayerRange) -> Path | None:
+        return next((path for place in self._places if (path := place.find(model, layers)) is not None), None)
 
     def held(self, model: str) -> frozenset[int]:
         return frozenset().union(*(place.held(model) for place in self._places))
@@ -114,14 +116,14 @@ class SeveralLayers:
             frozenset().union(*(one.begins for one in every)), frozenset().union(*(one.ends for one in every))
         )
 
-    def pieces(self, model: str, first: int, last: int) -> Sequence[Loadable]:
+    def pieces(self, model: str, layers: LayerRange) -> Sequence[Loadable]:
         found: list[Loadable] = []
-        while first <= last:
-            row = next((row for place in self._places if (row := place.pieces(model, first, last))), ())
+        while len(layers):
+            row = next((row for place in self._places if (row := place.pieces(model, layers))), ())
             if not row:
                 break
             found.append(row[0])
-            first = row[0].last + 1
+            layers = LayerRange(row[0].layers.stop, layers.stop)
         return found
 
     def header(self, model: str) -> GgufHeader | None:
@@ -142,38 +144,39 @@ class WholeModel:
         Raises ModelNotFound, ModelCorrupt or ModelUnsupported where it cannot be cut, and OSError where it cannot be
         read."""
         header = check_gguf(path)
-        self.path, self.model, self.layers = path, fingerprint(path), check_cuttable(header)
+        self.path, self.model, self.n_layers = path, fingerprint(path), check_cuttable(header)
         tensors = header.tensors
-        self._size = sum(tensor.nbytes for tensor in tensors if tensor.name.startswith("blk.")) / self.layers
+        self._size = sum(tensor.nbytes for tensor in tensors if tensor.name.startswith("blk.")) / self.n_layers
         self._ends = sum(tensor.nbytes for tensor in tensors if not tensor.name.startswith("blk."))
         self._store, self._used = store or LayerStore(), InUse()
 
-    def find(self, model: str, layer: int, last: int) -> Path | None:
-        if model != self.model or not 0 <= layer <= last < self.layers:
+    def find(self, model: str, layers: LayerRange) -> Path | None:
+        if model != self.model or not 0 <= layers.start < layers.stop <= self.n_layers:
             return None
-        piece = self._piece(layer, last)
+        piece = self._piece(layers)
+        first, last = piece.layers.start, piece.layers.last
 
         def make(path: Path) -> None:
-            cut(self.path, path, layer, piece.last, head=piece.last == self.layers - 1)
+            cut(self.path, path, first, last, head=piece.layers.stop == self.n_layers)
 
-        return self._used.keep(self._store.made.using(model, layer, piece.last, piece.size, make))
+        return self._used.keep(self._store.made.using(model, first, last, piece.size, make))
 
-    def _piece(self, layer: int, last: int) -> Loadable:
-        end = together(layer, last, self._size)
-        at_an_end = layer == 0 or end == self.layers - 1
-        return Loadable(layer, end, int((end - layer + 1) * self._size) + at_an_end * self._ends)
+    def _piece(self, layers: LayerRange) -> Loadable:
+        found = LayerRange(layers.start, together(layers.start, layers.last, self._size) + 1)
+        at_an_end = found.start == 0 or found.stop == self.n_layers
+        return Loadable(found, int(len(found) * self._size) + at_an_end * self._ends)
 
     def held(self, model: str) -> frozenset[int]:
-        return frozenset(range(self.layers)) if model == self.model else frozenset()
+        return frozenset(range(self.n_layers)) if model == self.model else frozenset()
 
     def bounds(self, model: str) -> CutPoints:
         return CutPoints(self.held(model), self.held(model))
 
-    def pieces(self, model: str, first: int, last: int) -> Sequence[Loadable]:
+    def pieces(self, model: str, layers: LayerRange) -> Sequence[Loadable]:
         found: list[Loadable] = []
-        while model == self.model and first <= last:
-            found.append(self._piece(first, last))
-            first = found[-1].last + 1
+        while model == self.model and len(layers):
+            found.append(self._piece(layers))
+            layers = LayerRange(found[-1].layers.stop, layers.stop)
         return found
 
     def header(self, model: str) -> GgufHeader | None:
@@ -183,9 +186,9 @@ class WholeModel:
         self._used.tidy(loaded)
 
 
-def require(layers: Layers, model: str, first: int, last: int, name: str) -> None:
-    """Raises LayersMissing where one of the layers `first` to `last` is not here."""
-    missing = sorted(set(range(first, last + 1)) - layers.held(model))
+def require(source: Layers, work: StageSpec) -> None:
+    """Raise LayersMissing where one of the stage's layers is not here."""
+    missing, name = sorted(set(work.layers) - source.held(work.model)), work.name
     if missing:
         raise LayersMissing(
             f"Layer{'s' if len(missing) > 1 else ''} {ranges(missing)} of {name} {'are' if len(missing) > 1 else 'is'}"

@@ -123,7 +123,7 @@ class Lane:
     @property
     def whole(self) -> bool:
         """Whether it says that all its layers are loaded."""
-        return self.loaded > self.work.last - self.work.first
+        return self.loaded >= len(self.work.layers)
 
 
 class Pipeline:

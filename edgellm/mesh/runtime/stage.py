@@ -17,6 +17,7 @@ import numpy as np
 
 from edgellm.engine import Block, Floats, Model
 from edgellm.errors import EdgeError, EngineFailed, LayersMissing, ProtocolError
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import (
     MOST_ROWS,
     Event,
@@ -52,7 +53,7 @@ class Stage:
             LayersMissing: they are not all on this device.
             MemoryShort: there is no room for them, and for what they compute.
         """
-        require(shelf.layers, work.model, work.first, work.last, work.name)
+        require(shelf.layers, work)
         self.work = work
         self._lease = shelf.reserve(work)
         self._shelf, self._post, self._threads = shelf, post, threads
@@ -77,7 +78,7 @@ class Stage:
 
     @property
     def _loaded(self) -> int:
-        return self._ends[-1] - self.work.first + 1 if self._ends else 0
+        return self._ends[-1] + 1 - self.work.layers.start if self._ends else 0
 
     @property
     def clock(self) -> float:
@@ -88,7 +89,7 @@ class Stage:
     def idle(self) -> float:
         """Seconds since it last had something to do."""
         with self._news:
-            if self._line or self._loaded <= self.work.last - self.work.first:
+            if self._line or self._loaded < len(self.work.layers):
                 return 0.0
             return perf_counter() - self._used
 
@@ -150,10 +151,10 @@ class Stage:
             self._post(Gone(EngineFailed(f"The stage has failed: {error!r}.", "Report this.")))
 
     def _load(self) -> None:
-        work, layer = self.work, self.work.first
-        while layer <= work.last and not self._closed:
+        work, layer = self.work, self.work.layers.start
+        while layer < work.layers.stop and not self._closed:
             begin = self.clock
-            model = self._shelf.take(work.model, layer, work.last, self._sharing)
+            model = self._shelf.take(work.model, LayerRange(layer, work.layers.stop), self._sharing)
             try:
                 block = self._block(model, layer)
             except BaseException:
@@ -172,15 +173,15 @@ class Stage:
 
     def _block(self, model: Model, layer: int) -> Block:
         """The layers of one file, of which `layer` is the first."""
-        work, last = self.work, layer + model.n_layer - 1
-        if last > work.last:
+        work, piece = self.work, LayerRange(layer, layer + model.n_layer)
+        if piece.stop > work.layers.stop:
             raise LayersMissing(
-                f"Layers {layer + 1}-{last + 1} of {work.name} are one piece on this device, and the stage ends with"
-                f" layer {work.last + 1}.",
+                f"Layers {piece} of {work.name} are one piece on this device, and the stage ends with layer"
+                f" {work.layers.stop}.",
                 "Split the model where its pieces end.",
             )
         return Block(
-            model, head=last == work.layers - 1, n_ctx=work.context, n_seq=work.sessions,
+            model, head=piece.stop == work.n_layers, n_ctx=work.context, n_seq=work.sessions,
             rows=max(MOST_ROWS + 1, work.sessions), threads=self._threads,
         )  # fmt: skip
 
@@ -213,7 +214,7 @@ class Stage:
                 self._step([moving])
             return
         self._steps += 1
-        last = self._ends[at] == self.work.last
+        last = self._ends[at] == self.work.layers.last
         results: list[Event | None] = []
         for moving, rows in zip(group, found, strict=True):
             # a block shows rows in memory that it uses again, and not all may go on at once
@@ -281,7 +282,7 @@ def check(parcel: Parcel, work: StageSpec) -> None:
         raise ProtocolError(f"A parcel holds {n} positions from {parcel.start} on.", _UPDATE)
     if parcel.outputs > n:
         raise ProtocolError(f"Of {n} positions {parcel.outputs} are to be judged.", _UPDATE)
-    if work.first == 0:
+    if work.layers.start == 0:
         if data.ndim != 1 or int(data.min()) < 0 or int(data.max()) >= work.n_vocab:
             raise ProtocolError("The first stage takes ids of the vocabulary, and has got something else.", _UPDATE)
     elif data.shape != (n, work.n_embd):

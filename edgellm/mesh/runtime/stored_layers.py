@@ -9,6 +9,7 @@ from statistics import median
 
 from edgellm.engine import GgufHeader, check_gguf, join
 from edgellm.errors import DiskFull, LayersMissing, StoreFull
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.runtime.layer_sources import CutPoints, InUse, Loadable
 from edgellm.storage.layers.derived_pieces import together
 from edgellm.storage.layers.manifest import LayerPiece, Recipe
@@ -27,10 +28,10 @@ class StoredLayers:
         self.store = store
         self._used = InUse()
 
-    def find(self, model: str, layer: int, last: int) -> Path | None:
+    def find(self, model: str, layers: LayerRange) -> Path | None:
         """See `Layers.find`."""
         recipe = self._recipe(model)
-        row = [] if recipe is None else self._row(recipe, layer, last)
+        row = [] if recipe is None else self._row(recipe, layers)
         if recipe is None or not row:
             return None
         try:
@@ -43,19 +44,20 @@ class StoredLayers:
 
     def held(self, model: str) -> frozenset[int]:
         """The layers that are here."""
-        return frozenset(layer for piece in self._here(model) for layer in range(piece.first, piece.last + 1))
+        return frozenset(layer for piece in self._here(model) for layer in piece.layers)
 
     def bounds(self, model: str) -> CutPoints:
         """Where a stage may begin and end: where pieces do."""
         here = self._here(model)
         return CutPoints(frozenset(piece.first for piece in here), frozenset(piece.last for piece in here))
 
-    def pieces(self, model: str, first: int, last: int) -> Sequence[Loadable]:
+    def pieces(self, model: str, layers: LayerRange) -> Sequence[Loadable]:
         """See `Layers.pieces`."""
         recipe, found = self._recipe(model), []
-        while recipe is not None and first <= last and (row := self._row(recipe, first, last)):
-            found.append(Loadable(first, row[-1].last, sum(piece.size for piece in row)))
-            first = row[-1].last + 1
+        while recipe is not None and len(layers) and (row := self._row(recipe, layers)):
+            stop = row[-1].last + 1
+            found.append(Loadable(LayerRange(layers.start, stop), sum(piece.size for piece in row)))
+            layers = LayerRange(stop, layers.stop)
         return found
 
     def header(self, model: str) -> GgufHeader | None:
@@ -71,9 +73,10 @@ class StoredLayers:
         """Lets go of the files that are not loaded, or no longer."""
         self._used.tidy(loaded)
 
-    def _row(self, recipe: Recipe, layer: int, last: int) -> list[LayerPiece]:
-        """The pieces from `layer` on, up to `last` at most, that are loaded as one."""
-        end = together(layer, last, median(piece.size / piece.layers for piece in recipe.pieces))
+    def _row(self, recipe: Recipe, layers: LayerRange) -> list[LayerPiece]:
+        """The pieces with which `layers` begin that are loaded as one."""
+        layer, last = layers.start, layers.last
+        end = together(layer, last, median(piece.size / len(piece.layers) for piece in recipe.pieces))
         row: list[LayerPiece] = []
         for piece in recipe.pieces:
             if piece.first == (row[-1].last + 1 if row else layer):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from edgellm.engine import MemoryEstimate, Model, costs_of
 from edgellm.errors import LayersMissing, MemoryShort
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import MOST_ROWS, StageSpec
 from edgellm.mesh.runtime.layer_sources import Layers
 
@@ -42,12 +43,12 @@ class Lease:
         self._shelf.release(size)
 
 
-def beside(costs: MemoryEstimate, work: StageSpec, pieces: Sequence[tuple[int, int]]) -> int:
+def beside(costs: MemoryEstimate, work: StageSpec, pieces: Sequence[LayerRange]) -> int:
     """Bytes that a stage takes beside the weights of its pieces: caches, and what each block computes a batch in."""
-    size = costs.cache(work.last - work.first + 1, work.context, work.sessions)
-    for first, last in pieces:
-        ends = first == 0 or last == work.layers - 1
-        size += costs.batch(last - first + 1, work.context, MOST_ROWS + 1, ends=ends)
+    size = costs.cache(len(work.layers), work.context, work.sessions)
+    for piece in pieces:
+        ends = piece.start == 0 or piece.stop == work.n_layers
+        size += costs.batch(len(piece), work.context, MOST_ROWS + 1, ends=ends)
     return size
 
 
@@ -102,10 +103,10 @@ class Shelf:
         header = None if self.memory is None else self.layers.header(work.model)
         if self.memory is None or header is None:  # what is not here is said where it is to be loaded
             return Lease(self, 0)
-        pieces, costs = self.layers.pieces(work.model, work.first, work.last), costs_of(header)
-        size = beside(costs, work, [(piece.first, piece.last) for piece in pieces])
+        pieces, costs = self.layers.pieces(work.model, work.layers), costs_of(header)
+        size = beside(costs, work, [piece.layers for piece in pieces])
         weights = sum(piece.size for piece in pieces)
-        mine = {piece.first for piece in pieces}
+        mine = {piece.layers.start for piece in pieces}
         until = time.monotonic() + _PATIENCE
         with self._freed:
             while weights + size + (used := self._in_use(work.model, mine)) > self.memory:
@@ -113,7 +114,7 @@ class Shelf:
                 if alone or not self._freed.wait(until - time.monotonic()):
                     replies = "one reply" if work.sessions == 1 else f"{work.sessions} replies"
                     raise MemoryShort(
-                        f"Layers {work.first + 1}-{work.last + 1} of {work.name} take {weights / 1e6:.0f} MB, and"
+                        f"Layers {work.layers} of {work.name} take {weights / 1e6:.0f} MB, and"
                         f" {size / 1e6:.0f} MB for {replies} of {work.context} tokens; of"
                         f" {self.memory / 1e6:.0f} MB for layers {used / 1e6:.0f} MB are in use.",
                         "Give this device fewer layers, a shorter context, or more memory with --memory.",
@@ -136,10 +137,10 @@ class Shelf:
             self._freed.notify_all()
 
     def take(
-        self, model: str, layer: int, last: int, progress: Callable[[float], None] | None = None
+        self, model: str, layers: LayerRange, progress: Callable[[float], None] | None = None
     ) -> Model:  # fmt: skip
-        """A piece that begins with `layer` and ends with `last` or before it, loaded unless it is there; to be given
-        back with `give`.
+        """A piece that begins with the first of `layers`, and ends with the last of them or before it, loaded unless it
+        is there; to be given back with `give`.
 
         Raises:
             LayersMissing: it is not on this device.
@@ -147,7 +148,8 @@ class Shelf:
             ModelCorrupt, ModelUnsupported: its file cannot be loaded.
         """
         with self._finding():
-            path = self.layers.find(model, layer, last)
+            layer = layers.start
+            path = self.layers.find(model, layers)
             if path is None:
                 raise LayersMissing(f"Layer {layer + 1} is not on this device.", "Bring it there first.")
             kept, mine = self._claim((model, layer, path))

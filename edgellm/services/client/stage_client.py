@@ -241,7 +241,7 @@ class RemoteSeat:
             self._mark, self._moved = mark, monotonic()
 
     def _all(self, work: StageSpec) -> int:
-        return work.last - work.first + 1
+        return len(work.layers)
 
     async def _beats(self) -> None:
         patience = self._patience

@@ -146,7 +146,7 @@ class WorkerService:
             with suppress(RuntimeError):  # the loop has ended with the process
                 loop.call_soon_threadsafe(out.put_nowait, event)
 
-        what = f"layers {work.first + 1}-{work.last + 1} of {work.name}"
+        what = f"layers {work.layers} of {work.name}"
         stage = await self._made(work, post)
         line: StageForwarder | None = None
         try:

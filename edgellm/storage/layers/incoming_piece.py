@@ -81,7 +81,7 @@ class Partial:
         except EdgeError as error:
             self._drop()
             raise LayersCorrupt(f"What arrived for {self.piece} is no model: {error.what}", _AGAIN) from None
-        if layers != self.piece.layers:
+        if layers != len(self.piece.layers):
             self._drop()
             raise LayersCorrupt(f"What arrived for {self.piece} holds {layers} layers.", _AGAIN)
         with told(self._path):

@@ -19,6 +19,7 @@ from typing import Any
 from edgellm.engine import check_cuttable, check_gguf, cut_bytes
 from edgellm.engine.gguf.reader import MAX_LAYERS
 from edgellm.errors import InvalidOption, LayersRefused, StateDamaged
+from edgellm.layer_range import LayerRange
 from edgellm.places import cache_dir
 from edgellm.storage.fingerprint import QUICK, fingerprint
 from edgellm.storage.state import read_json, write_state
@@ -53,12 +54,13 @@ class LayerPiece:
             raise _refused(f"a piece with the hash {self.sha256[:80]!r}")
 
     @property
-    def layers(self) -> int:
-        return self.last - self.first + 1
+    def layers(self) -> LayerRange:
+        """The layers in it."""
+        return LayerRange(self.first, self.last + 1)
 
     def __str__(self) -> str:
         """For people, who count layers from 1."""
-        return f"layer {self.first + 1}" if self.layers == 1 else f"layers {self.first + 1}-{self.last + 1}"
+        return f"layer {self.layers}" if self.first == self.last else f"layers {self.layers}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +105,16 @@ class Recipe:
         """Bytes of all pieces."""
         return sum(piece.size for piece in self.pieces)
 
-    def covering(self, first: int, last: int) -> tuple[LayerPiece, ...]:
-        """The pieces with the layers `first` to `last`, counted from 0, both included.
+    def covering(self, layers: LayerRange) -> tuple[LayerPiece, ...]:
+        """Return the pieces that hold these layers.
 
         Raises:
             InvalidOption: the model has no such layers, or a piece also has others.
         """
-        found = tuple(piece for piece in self.pieces if piece.last >= first and piece.first <= last)
-        if not found or found[0].first != first or found[-1].last != last:
+        found = tuple(piece for piece in self.pieces if piece.last >= layers.start and piece.first < layers.stop)
+        if not found or found[0].first != layers.start or found[-1].last != layers.last:
             raise InvalidOption(
-                f"{self.name} has no pieces for the layers {first + 1} to {last + 1}.",
+                f"{self.name} has no pieces for the layers {layers}.",
                 f"Its layers run from 1 to {self.layers}.",
             )
         return found

@@ -23,6 +23,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from edgellm.errors import InvalidOption, LayersMissing, LayersRefused, StoreBusy
+from edgellm.layer_range import LayerRange
 from edgellm.places import cache_dir
 from edgellm.storage.layers.derived_pieces import MadePieces
 from edgellm.storage.layers.eviction import Stored, partial_name, stored, to_go
@@ -57,7 +58,7 @@ class Held:
     @property
     def layers(self) -> list[int]:
         """Those that are whole, counted from 0."""
-        return [layer for piece in self.pieces for layer in range(piece.first, piece.last + 1)]
+        return [layer for piece in self.pieces for layer in piece.layers]
 
     @property
     def size(self) -> int:
@@ -318,12 +319,11 @@ def cut_layers(
     model: Path,
     into: LayerStore,
     progress: Callable[[float], None] | None = None,
-    layers: tuple[int, int] | None = None,
+    layers: LayerRange | None = None,
 ) -> Recipe:
     """Cuts a model that is on this device into a store of this device; `progress` hears shares from 0 to 1.
 
-    `layers` are the first and the last one wanted, counted from 0, both included; without it, all. What is there is
-    not cut again.
+    `layers` are those that are wanted; without it, all. What is there is not cut again.
 
     Raises:
         ModelNotFound, ModelCorrupt, ModelUnsupported: as for `edgellm.engine.cut`.
@@ -331,7 +331,7 @@ def cut_layers(
         LayersRefused, DiskFull: there is no room.
     """
     recipe = recipe_of(model)
-    pieces = recipe.pieces if layers is None else recipe.covering(*layers)
+    pieces = recipe.pieces if layers is None else recipe.covering(layers)
     total, done = sum(piece.size for piece in pieces), 0
     with into.receiving(recipe, pieces) as receiving:
         for piece in pieces:

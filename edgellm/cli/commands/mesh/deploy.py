@@ -24,6 +24,7 @@ from edgellm.cli.views.console import emit, err, is_terminal, out, say
 from edgellm.cli.views.device_table import doing, looked, sought
 from edgellm.cli.views.text import one_line, size
 from edgellm.errors import EdgeError, InvalidOption
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.placement.split import HERE, Share, of_way, ranges, read_split
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def shown(parts: Sequence[Part]) -> Iterator[Callable[[Moved], None]]:
 def _row(moved: Moved) -> dict[str, Any]:
     part = moved.part
     return {
-        "device": part.name, "first_layer": part.first + 1, "last_layer": part.last + 1, "bytes": moved.total,
+        "device": part.name, "first_layer": part.layers.start + 1, "last_layer": part.layers.stop, "bytes": moved.total,
         "already": moved.already, "sent": moved.sent, "seconds": round(moved.seconds, 3), "attempts": moved.attempts,
         "error": None if moved.error is None else str(moved.error),
     }  # fmt: skip
@@ -154,7 +155,7 @@ def _table(done: Sequence[Moved]) -> Table:
     for moved in done:
         rate = f"{8e-6 * moved.sent / moved.seconds:.0f} Mbit/s" if moved.sent and moved.seconds else "-"
         table.add_row(
-            one_line(moved.part.name), f"{moved.part.first + 1}-{moved.part.last + 1}", size(moved.total),
+            one_line(moved.part.name), str(moved.part.layers), size(moved.total),
             size(moved.already), size(moved.sent), f"{moved.seconds:.1f} s", rate,
             "whole" if moved.error is None else f"{size(moved.arrived)} are there",
         )  # fmt: skip
@@ -179,7 +180,7 @@ def layers(
 
     workers = [] if on == HERE or (on and ":" in on) else there(interface)
     if on is not None:
-        (part,) = parts_of([Share(on, 0, 0)], {worker.name: worker for worker in workers})
+        (part,) = parts_of([Share(on, LayerRange(0, 1))], {worker.name: worker for worker in workers})
         chosen: list[Worker | None] = [part.worker]
     else:
         chosen = [None, *workers]

@@ -64,7 +64,7 @@ def held_by(worker: Worker) -> list[dict[str, Any]]:
     found = []
     for one in worker.facts.models if worker.facts is not None else ():
         pieces = [one.recipe.pieces[place] for place in one.pieces]
-        layers = [layer for piece in pieces for layer in range(piece.first, piece.last + 1)]
+        layers = [layer for piece in pieces for layer in piece.layers]
         size = sum(piece.size for piece in pieces) + one.arriving
         found.append({"model": one.recipe.name, "layers": ranges(layers), "size": size})
     return found

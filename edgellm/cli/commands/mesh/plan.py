@@ -184,8 +184,9 @@ def figures(found: Plan, milliseconds: float, overlap: str) -> dict[str, Any]:
         "objective": found.objective, "overlap": overlap, "planner_ms": milliseconds, "optimal": found.optimal,
         "gap": found.gap, "reason": found.reason, "advice": found.advice,
         "stages": [
-            {**{key: getattr(stage, key) for key in keys}, "bytes": int(stage.size), "reason": stage.reason}
+            {**{key: told[key] for key in keys}, "bytes": int(stage.size), "reason": stage.reason}
             for stage in found.way.stages
+            for told in (stage.to_json(),)
         ],
         "unused": [{"device": device, "reason": reason} for device, reason in found.unused],
         "baselines": {

@@ -1,0 +1,30 @@
+"""Consecutive layers."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.coldstart.plan import PlannedStage
+from edgellm.layer_range import LayerRange
+
+
+@given(st.integers(0, 200), st.integers(1, 200), st.integers(0, 500))
+def test_it_is_half_open_and_counted_from_0(start: int, count: int, layer: int) -> None:
+    found = LayerRange(start, start + count)
+    assert list(found) == list(range(start, start + count))
+    assert (len(found), found.last) == (count, start + count - 1)
+    assert (layer in found) == (start <= layer < start + count)
+
+
+def test_people_count_from_1() -> None:
+    assert str(LayerRange(0, 12)) == "1-12"
+    assert str(LayerRange(3, 4)) == "4"
+
+
+@given(st.integers(0, 200), st.integers(1, 200))
+def test_a_planned_stage_comes_back(start: int, count: int) -> None:
+    stage = PlannedStage("desk", LayerRange(start, start + count), 1.0, 0.0, 0.1, 1.1, 0.5, 1.6, 1e6, "first")
+    told = stage.to_json()
+    assert (told["first_layer"], told["last_layer"]) == (start + 1, start + count)
+    assert PlannedStage.from_json(told) == stage
