@@ -105,3 +105,13 @@ def test_the_tree_in_the_readme_is_the_tree() -> None:
 
 def test_the_readme_stays_short() -> None:
     assert len(README.splitlines()) < 130
+
+
+@pytest.mark.parametrize("name", ["README.md", "SECURITY.md", "CONTRIBUTING.md", "bench/README.md", "models/README.md"])
+def test_files_that_are_named_are_there(name: str) -> None:
+    """Also in `docs/`, which is looked at with the first."""
+    pages = [ROOT / name, *((ROOT / "docs").glob("*.md") if name == "README.md" else ())]
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        named = re.findall(r"`((?:edgellm|tests|bench|docs|tools|models|examples)/[\w./]+\.\w+)`", text)
+        assert not [one for one in named if not (ROOT / one).exists()], page.name
