@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
@@ -98,7 +99,8 @@ def test_failures_take_the_same_time_for_who_is_elsewhere(monkeypatch: pytest.Mo
                 async with alike(near, [ValueError, grpc.aio.AioRpcError], EdgeError("One answer.", "Ask again.")):
                     raise ValueError("refused, or timed out, or no TLS")
 
-    monkeypatch.setattr(asyncio, "sleep", sleep)
+    # not `asyncio.sleep` itself: tasks of other tests may still be ending in this process's loop
+    monkeypatch.setattr(lines, "asyncio", SimpleNamespace(sleep=sleep, get_running_loop=asyncio.get_running_loop))
     run(work)
     assert len(slept) == 1
     assert 0.0 < slept[0] <= lines.FAILED_SECONDS
