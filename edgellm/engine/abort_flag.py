@@ -1,4 +1,4 @@
-"""A wish to stop, which llama.cpp hears also in the middle of a decode."""
+"""A request to stop that llama.cpp obeys even in the middle of a decode."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _HEARD = b"\1"
 
 
 def never() -> bool:
-    """Return False: the default of what may be stopped."""
+    """Return False: the default for computations that can be stopped."""
     return False
 
 
 class Stop:
-    """Calling it tells whether it is set, which may be done once, from any thread.
+    """A flag that any thread may set, once; calling it returns whether it is set.
 
-    llama.cpp asks between any two steps of a computation, hundreds of times a pass. A function of Python's would need
-    its lock each time, and wait for other threads; so the one that is asked is the C library's `strlen`, of a text
-    that is empty until then.
+    llama.cpp asks between any two steps of a computation, hundreds of times per pass. A Python function would need
+    Python's lock each time, and wait for other threads. So llama.cpp calls the C library's `strlen` instead, on a text
+    that is empty until the flag is set.
     """
 
     __slots__ = ("_flag",)
@@ -41,10 +41,10 @@ class Stop:
 
     @property
     def address(self) -> int:
-        """Of what `asked` is to be asked about; valid as long as this object lives."""
+        """The address to give `asked`; valid as long as this object lives."""
         return ctypes.addressof(self._flag)
 
 
-# the 1 that it returns is a true bool too: the lowest byte of the same register
+# the 1 that strlen returns is also a true bool: the lowest byte of the same register
 asked: Any = ctypes.cast(ctypes.CDLL("msvcrt" if os.name == "nt" else None).strlen, lib.ggml_abort_callback)
 nobody: Any = lib.ggml_abort_callback()

@@ -1,4 +1,4 @@
-"""What llama.cpp was compiled with, as far as that decides how fast it is here."""
+"""The features that llama.cpp was compiled with, as far as they decide how fast it is here."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from edgellm.engine.native import lib
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """`instructions` are names such as AVX2 or NEON; `gpu`: layers can be put on a graphics card; `mmap`: a model's
-    file need not be read whole before it starts."""
+    """A library's features: `instructions` are names such as AVX2 or NEON; `gpu`: layers can be put on a graphics card;
+    `mmap`: a model's file need not be read whole before it starts."""
 
     version: str
     instructions: tuple[str, ...]
@@ -22,7 +22,7 @@ class Features:
 
 
 def features() -> Features:
-    """Of the library that this process has loaded."""
+    """Return the features of the library that this process has loaded."""
     native.start()
     said = lib.llama_print_system_info().decode("utf-8", "replace")
     try:

@@ -1,8 +1,8 @@
 """A conversation as token ids, in which only the model's own template can write control tokens.
 
-The template runs in a sandbox (`edgellm.engine.chat_template`). It is rendered a second time with placeholders for what
-people wrote: that shows which control tokens are the template's own, and where each message ended up. A message that
-spells out a control token is then tokenised apart, as plain text.
+The template runs in a sandbox (`edgellm.engine.chat_template`). It is rendered a second time with placeholders for the
+messages: that shows which control tokens are the template's own, and where each message ended up. A message that
+spells out a control token is then tokenised separately, as plain text.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from edgellm.engine.chat_template import Template
 from edgellm.engine.types import Ids
 from edgellm.errors import InvalidOption, ModelUnsupported
 
-_SAID = 300  # characters of what a template may say when it fails
+_SAID = 300  # characters of a template's error message
 ROLES = ("system", "user", "assistant")
-_OPEN, _CLOSE = "\ue000", "\ue001"  # around a placeholder's number; only our own text ever holds them in that render
+_OPEN, _CLOSE = "\ue000", "\ue001"  # around a placeholder's number; in that rendering only our own text holds them
 _HOLDER = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 
 
@@ -34,7 +34,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """What the template needs of a model: text to ids, and which of them are control tokens.
+    """The functions of a model that the template needs: text to ids, and which of the ids are control tokens.
 
     `encode` takes a text, whether control tokens in it are parsed, the most ids and whether the caller has given up;
     `check_length` a text and the most ids. Both raise PromptTooLong.
@@ -54,7 +54,7 @@ class ChatTemplate:
     """A model's chat template."""
 
     def __init__(self, source: str, bos: str, eos: str, tokenizer: Tokenizer, model: str) -> None:
-        """`bos` and `eos` are the texts of those tokens, `model` the name for messages.
+        """Compile the template; `bos` and `eos` are the texts of those tokens, `model` the name for messages.
 
         Raises:
             ModelUnsupported: the template is not valid Jinja, or too long.
@@ -63,7 +63,7 @@ class ChatTemplate:
         self._bos, self._eos = bos, eos
         try:
             self._template = Template(source)
-        except Exception as error:  # noqa: BLE001  whatever its compiler raises
+        except Exception as error:  # noqa: BLE001  its compiler may raise anything
             raise self._refused(error) from None
 
     def prompt(self, messages: Sequence[Message], most: int | None = None, stopped: ShouldStop = never) -> Ids:
@@ -72,8 +72,8 @@ class ChatTemplate:
         Raises:
             InvalidOption: an unknown role, no message, or text that the template would turn into control tokens.
             ModelUnsupported: the template refuses the conversation, or wants more than its limits.
-            PromptTooLong: there are more than `most` of them.
-            TextRefused, Stopped: as `VocabTokenizer.encode` does.
+            PromptTooLong: there are more than `most` ids.
+            TextRefused, Stopped: as for `VocabTokenizer.encode`.
         """
         if not messages:
             raise InvalidOption("There is no message to answer.", "Give at least one.")
@@ -98,7 +98,7 @@ class ChatTemplate:
         expected = controls(encode(skeleton, True))
         contents = [m.content for m in messages]
         for written in (contents, [c.strip() for c in contents]):
-            parts = _HOLDER.split(skeleton)  # template text and message numbers by turns
+            parts = _HOLDER.split(skeleton)  # template text and message numbers alternate
             if "".join(written[int(p)] if i % 2 else p for i, p in enumerate(parts)) == plain:
                 ids = encode(plain, True)
                 if controls(ids) == expected:
@@ -106,7 +106,7 @@ class ChatTemplate:
                 return _joined(
                     [encode(written[int(p)], False) if i % 2 else encode(p, True) for i, p in enumerate(parts)]
                 )
-        # The template rewrites what it is given, so nobody knows where it went: break the control tokens beforehand.
+        # The template rewrites the messages, so they cannot be found in its output: break control tokens beforehand.
         used = set(plain)
         mark = next((c for c in map(chr, range(0xF8FF, 0xE001, -1)) if c not in used), None)
         if mark is None:
@@ -121,7 +121,7 @@ class ChatTemplate:
         return ids
 
     def _broken(self, content: str, mark: str, encode: Callable[[str, bool], Ids]) -> str:
-        """The content with a `mark` inside everything that would be parsed as a control token."""
+        """Return the content with a `mark` inside everything that would be parsed as a control token."""
         while True:
             before = content
             for token in dict.fromkeys(self._tokenizer.controls(encode(content, True))):
@@ -134,7 +134,7 @@ class ChatTemplate:
         try:
             turns = [{"role": m.role, "content": m.content} for m in messages]
             return self._template.render(turns, self._bos, self._eos)
-        except Exception as error:  # noqa: BLE001  a template is somebody's program: it may raise anything
+        except Exception as error:  # noqa: BLE001  a template is a stranger's program: it may raise anything
             raise self._refused(error) from None
 
     def _refused(self, error: Exception) -> ModelUnsupported:
@@ -145,7 +145,8 @@ class ChatTemplate:
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message] | None:
-    """The system message moved into the first user message, for templates that know no system role."""
+    """Return the messages with the system message moved into the first user message, for templates without a system
+    role; None where the first two messages have other roles."""
     if len(messages) < 2 or messages[0].role != "system" or messages[1].role != "user":
         return None
     return [Message("user", f"{messages[0].content}\n\n{messages[1].content}"), *messages[2:]]

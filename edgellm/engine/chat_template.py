@@ -1,9 +1,10 @@
 """Runs a chat template, which is a stranger's program, within limits of work and memory.
 
 A template comes with a model file. Jinja's sandbox keeps it from Python's insides, but lets it loop for ever or write
-`'a' * 10**10`. So what it does is charged to a budget before it is done: each step of a loop, each call, each text and
-list that is made, by its length. What cannot be charged is not offered: filters and methods of texts that no template
-needs and that make much of little. The budget grows with the conversation, so that an honest template never meets it.
+`'a' * 10**10`. So each of its actions is charged to a budget beforehand: each step of a loop, each call, each text and
+list that is made, by its length. Actions that cannot be charged are not offered: filters and methods of texts that no
+template needs and that make large values of small ones. The budget grows with the conversation, so that an honest
+template never exhausts it.
 """
 
 from __future__ import annotations
@@ -32,43 +33,43 @@ SECONDS = 2.0  # of the processor; a template takes milliseconds
 _STEP = 16  # units that a step costs, whatever it does
 _DIGITS = 4096  # bits of a number
 
-# Filters that walk through all that is in their value, and those that look at it from outside.
+# Filters that walk through everything in their value, and filters that do not look inside it.
 _DEEP = ("capitalize", "e", "escape", "float", "int", "lower", "safe", "sort", "string", "title", "trim", "truncate",
          "unique", "upper")  # fmt: skip
 _SHALLOW = ("abs", "attr", "count", "d", "default", "dictsort", "first", "items", "last", "length", "list", "map",
             "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr")  # fmt: skip
-_PRODUCTS = ("indent", "join", "replace", "tojson")  # at most as long as their value times what else they are given
+_PRODUCTS = ("indent", "join", "replace", "tojson")  # their result is at most as long as value times other arguments
 _LIST = """
     capitalize casefold copy count endswith find get index isalnum isalpha isdecimal isdigit islower isnumeric isspace
     istitle isupper items join keys lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition
     rsplit rstrip split splitlines startswith strip swapcase title upper values
 """
 _METHODS = frozenset(_LIST.split())
-_PLAIN = (str, bytes, int, float, list, tuple, dict, set, frozenset)  # whose methods may make much of little
+_PLAIN = (str, bytes, int, float, list, tuple, dict, set, frozenset)  # their methods may make large values
 
 
 class Budget:
-    """What one rendering may still do."""
+    """The work that one rendering may still do."""
 
     def __init__(self, most: int) -> None:
         self.left = most
         self._end = time.thread_time() + SECONDS
 
     def spend(self, units: int) -> None:
-        """Raises SecurityError where there is not so much left, or no time."""
+        """Spend `units`. Raises SecurityError where fewer are left, or no time."""
         self.left -= units + _STEP
         if self.left < 0 or time.thread_time() > self._end:
             raise SecurityError("it wants to do more than a chat template may")
 
     def spend_on(self, *values: object, deep: bool = True) -> int:
-        """Spends what `values` weigh, and returns that."""
+        """Spend the weight of `values`, and return it."""
         weight = sum(_weight(value, self.left, deep) for value in values)
         self.spend(weight)
         return weight
 
 
 def _weight(value: object, most: int, deep: bool = True) -> int:
-    """Characters and items in `value`; with `deep` also in what it holds, until they are more than `most`.
+    """Return the characters and items in `value`, with `deep` at every level, until they are more than `most`.
 
     Raises:
         SecurityError: a namespace is in it, which could hold itself.
@@ -89,10 +90,10 @@ def _weight(value: object, most: int, deep: bool = True) -> int:
 
 
 class Template:
-    """A compiled chat template; may be rendered by several threads at a time."""
+    """A compiled chat template; several threads may render it at the same time."""
 
     def __init__(self, source: str) -> None:
-        """Raises whatever Jinja does of a source that it cannot compile, SecurityError where it is too long."""
+        """Compile `source`. Raises Jinja's errors where that fails, SecurityError where it is too long."""
         if len(source) > MOST_SOURCE:
             raise SecurityError(f"it has {len(source)} characters; {MOST_SOURCE} are allowed")
         self._sandbox = _Sandbox()
@@ -101,7 +102,7 @@ class Template:
             self._template = self._sandbox.from_string(tree)
 
     def render(self, messages: list[dict[str, str]], bos: str, eos: str) -> str:
-        """The conversation as text, with the opening of the assistant's turn behind it.
+        """Return the conversation as text, followed by the opening of the assistant's turn.
 
         Raises whatever the template raises, and SecurityError where it goes beyond its limits.
         """
@@ -119,7 +120,7 @@ def _raise(message: str) -> None:
 
 
 class _Work(threading.local):
-    """The budget of whatever this thread renders."""
+    """The budget of the rendering in this thread."""
 
     budget: Budget | None = None
 
@@ -169,7 +170,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self.globals = {name: self.globals[name] for name in ("range", "dict", "namespace")}
 
     def working(self, most: int) -> _Working:
-        """Within it this thread may spend `most` units."""
+        """Return a context manager in which this thread may spend `most` units."""
         return _Working(self._work, most)
 
     @property
@@ -204,14 +205,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         elif getattr(__obj, "__name__", "") in ("format", "format_map"):
             raise SecurityError("it formats text with 'format'")
         else:
-            budget.spend_on(*given, deep=isinstance(__obj, type))  # that builds something of them
+            budget.spend_on(*given, deep=isinstance(__obj, type))  # a type builds something from them
         made = super().call(__context, __obj, *values, **named)
         budget.spend_on(made, deep=False)
         return made
 
     def _charging(self, function: Callable[..., Any], *, deep: bool = True, product: bool = False) -> Any:
-        """A filter or test that is charged for what it is given: the sum of it, or the product with its value."""
-        own = 1 if hasattr(function, "jinja_pass_arg") else 0  # Jinja puts something of its own in front
+        """Return a filter or test that is charged for its arguments: for their sum, or their product with its value."""
+        own = 1 if hasattr(function, "jinja_pass_arg") else 0  # Jinja puts an argument of its own in front
 
         @wraps(function)
         def charged(*values: Any, **named: Any) -> Any:
@@ -226,31 +227,31 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     @pass_context
     def _steps(self, _context: Context, items: Iterable[Any]) -> Iterator[Any]:
-        """What a loop goes over."""
+        """Yield the items of a loop, each charged."""
         for item in items:
             self.budget.spend(0)
             yield item
 
     @pass_context
     def _made(self, _context: Context, value: Any) -> Any:
-        """A text that is written, or a list that is built."""
+        """Charge for a text that is written, or a list that is built."""
         self.budget.spend_on(value)
         return value
 
     @pass_context
     def _cut(self, _context: Context, value: Any) -> Any:
-        """A part of a text or a list."""
+        """Charge for a part of a text or a list."""
         self.budget.spend_on(value, deep=False)
         return value
 
     @pass_context
     def _joined(self, _context: Context, values: list[Any]) -> str:
-        """Texts with `~` between them; `values` have been charged when their list was built."""
+        """Return the operands of `~` joined; `values` have been charged when their list was built."""
         return "".join(map(str, values))
 
 
 def _product(value: object, others: list[Any], most: int) -> int:
-    """What something may weigh that is made of `value` by putting the others between its parts, or repeating it."""
+    """Return the most that `value` can weigh after the others are put between its parts, or it is repeated."""
     sizes = [abs(other) if isinstance(other, int) else _weight(other, most) for other in others]
     if isinstance(value, int):
         return abs(value) * sum(sizes) if not all(isinstance(other, int) for other in others) else 0
@@ -258,7 +259,7 @@ def _product(value: object, others: list[Any], most: int) -> int:
 
 
 class _Charged(NodeTransformer):
-    """Puts a charge on what the compiled template would do without asking the sandbox."""
+    """Puts a charge on everything that the compiled template would do without calling the sandbox."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - Jinja's own name
         self.generic_visit(node)
@@ -290,5 +291,5 @@ class _Charged(NodeTransformer):
 
 
 def _through(name: str, node: nodes.Node) -> nodes.Filter:
-    """`node | name`, on the same line."""
+    """Return `node | name`, on the same line."""
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)

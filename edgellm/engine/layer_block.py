@@ -1,4 +1,4 @@
-"""A few layers of a model that compute by themselves: ids or rows in, rows or logits out.
+"""A few layers of a model as a unit of computation: ids or rows in, rows or logits out.
 
 A stage of a mesh is a chain of such blocks, so that its first layers can compute while its last ones still load.
 """
@@ -32,15 +32,15 @@ class Passage:
 class Block:
     """A shard (`cut`) with a cache of its own for `n_seq` sequences of `n_ctx` positions. For one thread at a time.
 
-    A block with the model's `head` gives logits, every other one the rows that come out of its last layer. Where a
-    `Context` decodes a single token beside a copy of itself, small layers do so with single rows. Rows of several
-    sequences take less time together than one by one where there are `rows_that_pay` of them, or more.
+    A block with the model's `head` gives logits, every other block the output rows of its last layer. As a `Context`
+    decodes a single token beside a copy of itself, so does a block of small layers with a single row. Rows of several
+    sequences take less time together than one by one where there are at least `rows_that_pay` of them.
     """
 
     def __init__(
         self, model: Model, *, head: bool, n_ctx: int, n_seq: int = 1, rows: int = 256, threads: int | None = None
     ) -> None:
-        """Reserves the cache. `rows` are computed at once at most; more are computed one batch after the other.
+        """Reserve the cache. At most `rows` are computed at once; more are computed one batch after the other.
 
         Raises:
             InvalidOption, EngineFailed: as for `Context`.
@@ -56,25 +56,25 @@ class Block:
         self._doubles = plain and native.has_small_layers(model.n_params, model.n_layer)
 
     def forward(self, given: Ids | Floats, *, start: int, seq: int = 0, outputs: int = 0) -> Floats:
-        """Computes ids (n,) or rows (n, n_embd) for the positions from `start` on, where what is cached is dropped.
+        """Compute ids (n,) or rows (n, n_embd) for the positions from `start` on; drop what the cache holds from there.
 
-        Returns the logits of the last `outputs`, (outputs, n_vocab), or without a head the rows of all, (n, n_embd).
+        Return the logits of the last `outputs` rows, (outputs, n_vocab), or without a head all rows, (n, n_embd).
         Both are valid until the next call.
 
         Raises:
             InvalidOption: the cache ends before `start`, or the sequence does not exist.
-            ContextFull, EngineFailed: as for `Context.decode`; the cache is as it was, but for what was dropped.
+            ContextFull, EngineFailed: as for `Context.decode`; the cache is as before, up to `start`.
         """
         return self.forward_together((Passage(given, start, seq, outputs),))[0]
 
     def forward_together(self, passages: Sequence[Passage]) -> list[Floats]:
-        """Like `forward`, for several sequences in one batch: of each equally many ids, or rows. One view for each.
+        """Compute like `forward` for several sequences, with equally many ids or rows each; return one view for each.
 
-        They share a pass where their numbers follow each other; else each has its own.
+        Sequences with consecutive numbers share a pass; others have their own.
 
         Raises:
-            InvalidOption: also where a sequence comes twice, they have different shapes, or exceed `rows`.
-            ContextFull, EngineFailed: as for `forward`, for all of them.
+            InvalidOption: also where a sequence comes twice, shapes differ, or there are more rows than `rows` in all.
+            ContextFull, EngineFailed: as for `forward`, for all sequences.
         """
         context, n, most = self._context, len(passages[0].data), self._context.n_batch
         if len(passages) > 1 and (len({one.data.shape for one in passages}) > 1 or n * len(passages) > most):
@@ -96,15 +96,15 @@ class Block:
         return [found[order.index(at)] for at in range(len(order))]
 
     def _twice(self, passages: Sequence[Passage]) -> bool:
-        """Whether single rows go beside copies of themselves, for which there must be room."""
+        """Return whether single rows are computed beside copies of themselves, for which there must be room."""
         if not self._doubles or len(passages[0].data) > 1 or 2 * len(passages) > self._context.n_batch:
             return False
         if self.head and len(passages) == 1 and passages[0].data.ndim == 1:
-            return False  # that one the context does by itself
+            return False  # the context itself decodes this token beside a copy
         return all(one.start + 1 < self._context.n_ctx for one in passages)
 
     def _decoded(self, passages: Sequence[Passage], times: int) -> list[Floats]:
-        """What comes out for each, whose rows are all given so many `times`."""
+        """Return the output rows of each passage, with every row given `times` times."""
         context, n = self._context, times * len(passages[0].data)
         wanted = [times * one.outputs if self.head else 0 for one in passages]
         data = passages[0].data if len(passages) == 1 else np.concatenate([one.data for one in passages])
@@ -126,13 +126,13 @@ class Block:
         return [shown[at * n : (at + 1) * n] for at in range(len(passages))]
 
     def length(self, seq: int = 0) -> int:
-        """Positions in a sequence's cache."""
+        """Return the number of positions in a sequence's cache."""
         return self._context.length(seq)
 
     def clear(self, seq: int = 0) -> None:
-        """Forgets a sequence."""
+        """Empty a sequence."""
         self._context.clear(seq)
 
     def close(self) -> None:
-        """Gives the cache's memory back."""
+        """Free the cache's memory."""
         self._context.close()

@@ -1,4 +1,4 @@
-"""A model in memory: its text side (vocabulary, tokens, chat template) and what its file says of it."""
+"""A model in memory: its text side (vocabulary, tokens, chat template) and its file's description of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edgellm.engine.types import Ids
 from edgellm.engine.vocabulary import Vocabulary
 from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelUnsupported
 
-# the bits of llama.cpp's token attributes that say what a token is; the others say how its text is stripped
+# the bits of llama.cpp's token attributes for a token's kind; the others tell how its text is stripped
 _KINDS = 0x3F
 _LONGEST_PIECE = 256  # longer ones take a second call
 _HIDDEN = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -42,14 +42,14 @@ _piece = native.at_once(
 
 
 class Model:
-    """A loaded GGUF. Several contexts may share it; its memory goes when it is closed and the last of them is.
+    """A loaded GGUF. Several contexts may share it; its memory is freed once it and all of them are closed.
 
-    `size_bytes` is the length of its file or files, `n_ctx_train` the positions that it was trained for, `is_f32` says
-    that every weight is float32.
+    `size_bytes` is the length of its file or files, `n_ctx_train` the positions that it was trained for, `is_f32`
+    whether every weight is float32.
     """
 
     def __init__(self, path: Path, header: GgufHeader, parts: Sequence[GgufHeader], owned: native.Owned) -> None:
-        """For `load` alone."""
+        """Set up a model that `load` has loaded; not for other callers."""
         self.path, self.header = path, header
         self.text_only = False
         self._owned: native.Owned | None = owned
@@ -78,11 +78,11 @@ class Model:
 
     @property
     def head_is_plain(self) -> bool | None:
-        """Whether a product alone makes the logits of what is behind the last norm; None: not known yet."""
+        """Whether a single product turns the last norm's output into logits; None: not known yet."""
         return self._head_is_plain
 
     def found_head(self, plain: bool) -> None:
-        """The first late decode has found out whether its head is plain."""
+        """Remember whether the head is plain, as the first late decode has found out."""
         self._head_is_plain = plain
 
     @classmethod
@@ -95,14 +95,15 @@ class Model:
         text_only: bool = False,
         probe: bool = True,
     ) -> Model:
-        """Checks the header, then loads. `progress` hears shares from 0 to 1; what it raises stops the loading.
+        """Check the header, then load the model.
 
-        With `text_only` no weights are loaded: the model tokenises, and no context can be opened over it. A header that
-        is new on this machine is loaded in a child process first, unless `probe` is False: see `engine.trial.probe`.
+        `progress` is called with shares from 0 to 1; an exception that it raises stops the loading. With `text_only` no
+        weights are loaded: the model tokenises, but no context can be opened over it. A model whose header is new on
+        this machine is loaded in a child process first, unless `probe` is False: see `engine.trial.probe`.
 
         Raises:
-            ModelNotFound: no such file.
-            ModelCorrupt: no GGUF, or one whose header and length disagree.
+            ModelNotFound: there is no such file.
+            ModelCorrupt: it is no GGUF, or its header and its length disagree.
             ModelUnsupported: llama.cpp cannot use it, ends the process over it, or it does not generate text.
             EngineFailed: the child process cannot be started, or was ended from outside.
         """
@@ -160,14 +161,14 @@ class Model:
         native.ending.pass_by()
 
     def _check_vocabulary(self) -> None:
-        """Without one llama.cpp ends the process when it is asked for a token's text or kind."""
+        """Raise without a vocabulary, as llama.cpp would end the process when asked for a token's text or kind."""
         self._check_open()
         if not self.has_vocabulary:
             raise ModelUnsupported(f"{self.name} carries no tokenizer.", "Use a whole model file.")
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Bytes and kind of every token (some tenths of a second for 150,000 of them, the first time).
+        """Bytes and kind of every token (computed once, in some tenths of a second for 150,000 tokens).
 
         Raises:
             ModelUnsupported: the file carries no tokenizer.
@@ -193,7 +194,7 @@ class Model:
 
         Raises:
             ModelUnsupported: the file carries no tokenizer.
-            PromptTooLong: it has more than `most` tokens.
+            PromptTooLong: the text has more than `most` tokens.
             TextRefused: llama.cpp fails on the text, or takes too long over it.
             Stopped: `stopped` said so.
         """
@@ -201,7 +202,7 @@ class Model:
         return self._tokenizer.encode(text, special=special, most=most, stopped=stopped)
 
     def piece(self, token: int) -> bytes:
-        """The bytes that a token adds to a text; control tokens add none. They need not be whole UTF-8.
+        """Return the bytes that a token adds to a text; control tokens add none. They need not be whole UTF-8.
 
         Raises:
             InvalidOption: no token has this id.
@@ -214,11 +215,11 @@ class Model:
         return piece
 
     def detokenize(self, ids: Ids | Sequence[int]) -> bytes:
-        """The bytes of all tokens, joined."""
+        """Return the bytes of all tokens, joined."""
         return b"".join(self.piece(int(token)) for token in ids)
 
     def is_eog(self, token: int) -> bool:
-        """Whether generation ends with this token."""
+        """Return whether generation ends with this token."""
         self._check_open()
         return bool(lib.llama_vocab_is_eog(self._vocab, token))
 
@@ -241,7 +242,7 @@ class Model:
 
     def plain_prompt(self, text: str, *, most: int | None = None, stopped: ShouldStop = never) -> Ids:
         """Return the ids of `text`, shape (n,), with BOS before it, if the model wants one. Names of control tokens
-        mean those tokens. Raises what `tokenize` does."""
+        mean those tokens. Raises as `tokenize`."""
         return self._begun(self.tokenize(text, special=True, most=most, stopped=stopped))
 
     def _begun(self, ids: Ids) -> Ids:
@@ -252,7 +253,7 @@ class Model:
         return ids
 
     def close(self) -> None:
-        """Lets go of the native model; contexts that are still open keep it alive until they are closed."""
+        """Let go of the native model; contexts that are still open keep it alive until they are closed."""
         self._owned = None
         self._tokenizer.close()
 
@@ -297,7 +298,7 @@ class Model:
 
 
 def _part_paths(path: Path, header: GgufHeader) -> list[Path]:
-    """Return the files of a model that was split, the first one first; llama.cpp opens the others by their names."""
+    """Return a model's files, the first part first; llama.cpp opens the other parts of a split one by their names."""
     count = header.metadata.get("split.count", 1)
     if not isinstance(count, int) or count <= 1:
         return [path]

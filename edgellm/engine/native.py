@@ -16,7 +16,7 @@ from typing import Any
 
 from edgellm.engine.cores.openmp import binding
 
-# its declarations are functions without bodies, which a type checker takes at their word in the wrong places
+# Any, because its declarations are functions without bodies, from which a type checker infers wrong types
 lib: Any = binding
 
 _TINY = 4_000_000  # parameters
@@ -29,7 +29,7 @@ _Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
 class NativeLog:
-    """Swallows llama.cpp's log and keeps its last warnings and errors, so that our messages can carry them."""
+    """Swallows llama.cpp's log and keeps its last warnings and errors, so that our messages can quote them."""
 
     def __init__(self, keep: int = 32) -> None:
         self._lines: deque[tuple[int, str]] = deque(maxlen=keep)
@@ -39,7 +39,7 @@ class NativeLog:
         self.callback = _Log(self._write)
 
     def since(self, mark: int) -> str:
-        """The warnings and errors written since `count` was `mark`, in one line; empty where there were none."""
+        """Return the warnings and errors written since `count` was `mark`, in one line; empty where there were none."""
         return "; ".join(line for number, line in list(self._lines) if number > mark)
 
     def _write(self, level: int, text: bytes | None, _user: int | None) -> None:
@@ -59,37 +59,37 @@ log = NativeLog()
 
 @functools.cache
 def start() -> None:
-    """Initialises llama.cpp once per process and takes over its log."""
+    """Initialise llama.cpp once per process, and take over its log."""
     lib.llama_backend_init()
     lib.llama_log_set(log.callback, ctypes.c_void_p(0))
     atexit.register(_detach_log)
-    weakref.finalize(ending, ending.begin).detach()  # the first one registers what frees everything at exit,
-    atexit.register(ending.begin)  # and this comes before it: the last registered goes first
+    weakref.finalize(ending, ending.begin).detach()  # the first finalizer registers the one that frees all at exit,
+    atexit.register(ending.begin)  # and this function runs before it: the last registered runs first
 
 
 def _detach_log() -> None:
     # Backends may still log while the process unloads, when no Python is left to answer; and no callback at all would
-    # mean stderr. So the last callback is a function of theirs that takes notice of nothing.
+    # mean stderr. So the last callback is a function of theirs that ignores its arguments.
     lib.llama_log_set(ctypes.cast(lib.llama_time_us, lib.llama_log_callback), ctypes.c_void_p(0))
 
 
 def bind(function: Any, result: Any, *arguments: Any) -> Any:
-    """The same native function under another signature, such as one that returns an address as a plain int."""
+    """Return the same native function with another signature, for example to get an address as a plain int."""
     address: Any = ctypes.cast(function, ctypes.c_void_p).value
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
 
 def at_once(function: Any, result: Any, *arguments: Any) -> Any:
-    """Like `bind`, for a function that returns at once: Python's lock is not let go for it."""
+    """Bind like `bind` a function that returns at once, so that Python's lock is kept during the call."""
     address: Any = ctypes.cast(function, ctypes.c_void_p).value
     return ctypes.PYFUNCTYPE(result, *arguments)(address)
 
 
 class Ending:
-    """The process's end, for threads that outlive the interpreter's will to go on.
+    """The process's end, for threads that are still running then.
 
-    A daemon thread may be anywhere when the process ends. One inside llama.cpp would find its buffers freed and the
-    library's own state taken down, so the ending thread waits until nobody computes, and whoever comes next is parked.
+    A daemon thread may be anywhere when the process ends. If it is inside llama.cpp, its buffers would be freed and the
+    library's own state taken down. So the ending thread waits until no thread computes, and parks any that comes later.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Ending:
         self._guards: weakref.WeakSet[NativeGuard] = weakref.WeakSet()
 
     def watch(self, guard: NativeGuard) -> None:
-        """Lets the end wait for `guard`."""
+        """Let the end wait for `guard`."""
         self._guards.add(guard)
 
     @property
@@ -106,12 +106,12 @@ class Ending:
         return self._by is not None and self._by != threading.get_ident()
 
     def pass_by(self) -> None:
-        """Returns at once while the process lives, and never to a thread that it leaves behind."""
+        """Return at once while the process lives; block for ever in a thread other than the one that ends it."""
         if self._by is not None and self.elsewhere:
             threading.Event().wait()
 
     def begin(self, patience: float = 2.0) -> None:
-        """Parks all other threads at their next native call; waits up to `patience` seconds for those inside one."""
+        """Park all other threads at their next native call; wait up to `patience` seconds for those inside one."""
         self._by = threading.get_ident()
         until = time.monotonic() + patience
         while time.monotonic() < until and any(guard.busy for guard in list(self._guards)):
@@ -122,7 +122,7 @@ ending = Ending()
 
 
 class NativeGuard:
-    """`with guard:` a native object is at work, and so must not be freed."""
+    """`with guard:` marks a native object as at work, so that it is not freed."""
 
     __slots__ = ("__weakref__", "busy")
 
@@ -132,7 +132,7 @@ class NativeGuard:
 
     def __enter__(self) -> None:
         self.busy = True
-        if ending.elsewhere:  # asked after it is busy: the end, which looks the other way round, cannot miss it
+        if ending.elsewhere:  # checked after `busy` is set: the end, which checks in the other order, cannot miss it
             self.busy = False
             ending.pass_by()
 
@@ -143,8 +143,8 @@ class NativeGuard:
 class Owned:
     """A pointer from llama.cpp that is freed once: with its last reference, or at interpreter exit.
 
-    A child (a context) keeps its parent (the model) alive. At exit children go first, and whatever a daemon thread is
-    still computing on is left to the operating system.
+    A child (a context) keeps its parent (the model) alive. At exit children are freed first, and objects on which a
+    daemon thread still computes are left to the operating system.
     """
 
     __slots__ = ("__weakref__", "guard", "pointer")
@@ -166,9 +166,9 @@ def _free(free: Callable[[int], None], pointer: int, guard: NativeGuard, parent:
 
 @functools.cache
 def ggml(name: str = "ggml-base") -> ctypes.CDLL:
-    """The library below llama.cpp, for reading tensors inside the evaluation callback; or another beside it.
+    """Return the library below llama.cpp, for reading tensors inside the evaluation callback; or another beside it.
 
-    Raises OSError where there is none of that name.
+    Raises OSError where there is no library of that name.
     """
     from llama_cpp._ctypes_extensions import load_shared_library
 
@@ -193,46 +193,46 @@ def _declare(library: ctypes.CDLL) -> None:
 
 
 def default_threads(n_params: int) -> int:
-    """Threads for a model of that size: one for a tiny model, else all physical cores that this process may use.
+    """Return the threads for a model of that size: one for a tiny model, else all cores of `available_threads`.
 
-    A tiny model computes a token in less time than threads need to meet (1.2 M parameters: 0.16 ms with one, 0.18 ms
-    with two), and where other programs take a core, threads that wait for each other lose whole time slices.
+    A tiny model computes a token in less time than threads need to meet (1.2 M parameters: 0.16 ms with one thread,
+    0.18 ms with two), and where other programs take a core, threads that wait for each other lose whole time slices.
     """
     return 1 if n_params < _TINY else available_threads()
 
 
 def flash_pays(n_params: int, rows: int) -> bool:
-    """Whether flash attention is the faster one for a model of that size, decoding up to so many `rows` at once.
+    """Return whether flash attention is faster for a model of that size, decoding up to `rows` rows at once.
 
     On a processor llama.cpp's flash attention takes the rows of a batch of fewer than 64 one by one (see
-    `bench/attention.py`): a pass that verifies then takes several times as long where attention is most of the work, in
-    a small model, and a tenth more in one of 0.5 billion parameters. There a prefill in long batches counts for more,
-    and that it does a tenth faster.
+    `bench/attention.py`): a pass that verifies then takes several times as long in a small model, where attention is
+    most of the work, and a tenth longer in a model of 0.5 billion parameters. For the latter a prefill in long batches
+    counts for more, which flash attention does a tenth faster.
     """
     return bool(lib.llama_supports_gpu_offload()) or (rows >= _TILE and not is_small(n_params))
 
 
 def is_small(n_params: int) -> bool:
-    """Whether attention is most of the work of a model of that size."""
+    """Return whether attention is most of the work of a model of that size."""
     return n_params < _SMALL
 
 
 def has_small_layers(n_params: int, n_layer: int) -> bool:
-    """The same of a part of a model, with so many layers."""
+    """Return whether attention is most of the work of a part of a model with `n_layer` layers."""
     return n_params < _SMALL_LAYER * n_layer
 
 
 def rows_that_pay(n_params: int, n_layer: int) -> int:
-    """From how many rows on one pass takes less time than a pass for each of them, through so many layers.
+    """Return from how many rows on one pass through these layers takes less time than a pass for each row.
 
     On a processor fewer rows than that go through large layers one by one, and the pass costs a tenth more
-    (`python -m bench.mesh_company`); with small layers it is other things that take the time.
+    (`python -m bench.mesh_company`); with small layers other work takes most of the time.
     """
     return 2 if has_small_layers(n_params, n_layer) or lib.llama_supports_gpu_offload() else _AT_ONCE
 
 
 def available_threads() -> int:
-    """The physical cores that this process may use.
+    """Return how many physical cores this process may use.
 
     Counts one thread per core among the processors of the affinity mask, at most the cgroup's processor quota: threads
     beyond that wait for each other in every layer.
@@ -253,7 +253,7 @@ def _siblings(cpu: int) -> str:
 
 
 def _quota() -> int | None:
-    """Whole processors' worth of time that the cgroup grants, rounded up; None without a limit."""
+    """Return the processors' worth of time that the cgroup grants, rounded up; None without a limit."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):

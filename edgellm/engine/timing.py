@@ -1,7 +1,7 @@
 """Time measurements that hold on a busy machine: the least of interleaved repetitions, and how busy it was.
 
-What else a machine does makes a measurement longer, never shorter. So the least of several counts, taken in rounds over
-everything that is measured, because load comes and goes; and what is still impossible is cut down to what is not.
+Other load on a machine makes a measurement longer, never shorter. So the least of several counts, taken in rounds over
+everything that is measured, because load comes and goes; and times that are still impossibly long are cut down.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from types import MappingProxyType
 from typing import TypeVar
 
 BUSY = 0.1
-"""Share of its time that a process waits for a processor, beyond which what it measures is doubtful."""
+"""Share of its time that a process waits for a processor, beyond which its measurements are doubtful."""
 AGREE = 0.1
 """Two measurements agree where they differ by no more than this share."""
 DIP = 4.0
-"""A decode takes at most this many times as long as one of more rows. llama.cpp computes quantised rows in fours, and
-what is left over one by one: 3 rows may take 3 times as long as 4."""
+"""A decode takes at most this many times as long as a decode of more rows. llama.cpp computes quantised rows in fours,
+and the rest one by one: 3 rows may take 3 times as long as 4."""
 GROWTH = 2.0
 """A decode takes at most this many times as long as several decodes of fewer rows that add up to it."""
 _LEAST_WAIT = 0.02  # share of the wall time: shorter waits disturb nothing
@@ -33,9 +33,9 @@ def least(
     measure: Callable[[K], float], keys: Sequence[K], *, rounds: int, seconds: float, at_least: int = 1,
     clock: Callable[[], float] = perf_counter, seen: Mapping[K, float] = MappingProxyType({}),
 ) -> dict[K, float]:  # fmt: skip
-    """Return the least measurement of each key, in the order of their first ones. `seen`: an earlier one of each.
+    """Return the least measurement of each key, in the order of first measurement. `seen`: earlier measurements by key.
 
-    All keys are measured in turns, for `rounds` rounds at most. It ends early once the least of every key has been
+    All keys are measured in turn, for `rounds` rounds at most. It ends early once the least of every key has been
     measured twice (see `AGREE`), and after `seconds` of `clock`, provided that `at_least` keys were measured.
     """
     samples = {key: [taken] for key, taken in seen.items()}
@@ -55,13 +55,13 @@ def _repeated(samples: Sequence[float]) -> bool:
 
 
 def low(samples: Sequence[float]) -> float:
-    """Return the lower quartile of samples that also vary without a disturbance, as those of a disk or a network do."""
+    """Return the lower quartile of samples that vary even without a disturbance, as those of a disk or a network do."""
     return sorted(samples)[(len(samples) - 1) // 4]
 
 
 def repaired(counts: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Return the seconds for ascending `counts` of rows, cut down where a disturbance has made them longer than any
-    device takes; see `DIP` and `GROWTH`. Dips that a device really has are kept."""
+    """Return the seconds for ascending `counts` of rows, cut down where a disturbance has made them longer than on any
+    device; see `DIP` and `GROWTH`. Dips that a device really has are kept."""
     found = list(seconds)
     shortest = inf
     for at in range(len(found) - 1, -1, -1):
@@ -74,12 +74,12 @@ def repaired(counts: Sequence[int], seconds: Sequence[float]) -> tuple[float, ..
 
 
 def possible(counts: Sequence[int], seconds: Sequence[float]) -> bool:
-    """Return whether a device can take so many seconds for ascending `counts` of rows."""
+    """Return whether a device can take these seconds for ascending `counts` of rows."""
     return repaired(counts, seconds) == tuple(seconds)
 
 
 class CpuWait:
-    """How much of its time this process waits for a processor, from the creation of this object on."""
+    """The share of its time that this process waits for a processor, from the creation of this object on."""
 
     def __init__(self) -> None:
         self._began, self._before = perf_counter(), _scheduled()
@@ -87,8 +87,8 @@ class CpuWait:
     def share(self) -> float:
         """Return the share of the time in which threads wanted to run that they spent waiting for a processor.
 
-        Waits that are short beside the time that has passed count as none. Where the system does not tell, it is the
-        share by which the load average exceeds the processors.
+        Waits that are short compared to the time that has passed count as none. Where the system does not tell, return
+        the share by which the load average exceeds the number of processors.
         """
         now = _scheduled()
         if not now:

@@ -1,4 +1,4 @@
-"""The two array types that the engine deals in, and what is asked of ids everywhere."""
+"""The two array types of the engine, and a function on ids that is used everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's token ids stand for, and how two sides find out cheaply whether they mean the same."""
+"""The meaning of a model's token ids, and a cheap way for two sides to compare theirs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, pieces: Sequence[bytes], kinds: bytes) -> Vocabulary:
-        """Hashes `pieces` and their `kinds`, one of each per token id."""
+        """Return the hashed vocabulary of `pieces` and their `kinds`, one of each per token id."""
         whole, blocks = hashlib.sha256(), []
         for start in range(0, len(pieces), BLOCK):
             block = b"".join(
@@ -39,11 +39,12 @@ class Vocabulary:
         return cls(len(pieces), whole.hexdigest(), tuple(blocks), tuple(pieces), kinds)
 
     def token_bytes(self, token: int) -> bytes:
-        """The text of a token, control tokens included. It need not be whole UTF-8."""
+        """Return the text of a token, control tokens included. It need not be whole UTF-8."""
         return self.pieces[token]
 
     def first_difference(self, other: Vocabulary) -> int | None:
-        """The lowest id on which the two disagree (the shorter one's size, where it is a beginning of the longer)."""
+        """Return the lowest id on which the two disagree (the shorter one's size, where it is a prefix of the longer);
+        None where they are equal."""
         if self.fingerprint == other.fingerprint:
             return None
         for i in range(min(self.size, other.size)):
@@ -52,7 +53,7 @@ class Vocabulary:
         return min(self.size, other.size)
 
     def first_different_block(self, hashes: Sequence[bytes]) -> int | None:
-        """The first block of 256 tokens whose hash is not the one given; None where all are equal."""
+        """Return the first block of 256 tokens whose hash differs from the given one; None where all are equal."""
         for i, (mine, theirs) in enumerate(zip(self.block_hashes, hashes, strict=False)):
             if mine != theirs:
                 return i

@@ -1,12 +1,12 @@
-"""What is kept on disk: models, what they are called, how they come and go; and past conversations.
+"""Everything kept on disk: models, their names, how they are fetched and removed; and past conversations.
 
-Knows no network but the model hub's.
+The only network that it uses is the model hub's.
 """
 
 import os
 
 # Read when the hub's library is first imported: with telemetry on, it asks the hub for a list of agents before every
-# request, and reads whatever comes, without a limit.
+# request, and reads the answer without a limit.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from edgellm.places import cache_dir, data_dir

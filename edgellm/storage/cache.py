@@ -29,7 +29,7 @@ from edgellm.storage.model_names import (
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model on this machine. `name` is what to type; `origin` is `bundled` or `hub`; `size` in bytes."""
+    """A model on this machine. `name` is the name to type; `origin` is `bundled` or `hub`; `size` in bytes."""
 
     name: str
     path: Path
@@ -38,19 +38,19 @@ class StoredModel:
 
 
 def hub_cache() -> Path:
-    """The Hugging Face cache, as `HF_HUB_CACHE` or `HF_HOME` place it."""
+    """Return the folder of the Hugging Face cache, as `HF_HUB_CACHE` or `HF_HOME` place it."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
 
 
 def list_models() -> list[StoredModel]:
-    """The bundled pair, then what is in the cache, by name."""
+    """Return the bundled pair, then the models in the cache, by name."""
     return [*_bundled_models(), *sorted(_cached_models(), key=lambda model: model.name.lower())]
 
 
 def find(name: HubName) -> StoredModel:
-    """The cached file that `name` means; without a quantisation the one that `pull` would choose of those here.
+    """Return the cached file that `name` means; without a quantisation, the one that `pull` would choose of those here.
 
     Raises:
         ModelNotFound: it is not in the cache.
@@ -70,11 +70,11 @@ def find(name: HubName) -> StoredModel:
 
 
 def resolve(name: str) -> Path:
-    """The file that a model name means, whichever form it has.
+    """Return the file that a model name means, whichever form it has.
 
     Raises:
-        InvalidOption: no form of name.
-        ModelNotFound: no such file, alias, or model in the cache.
+        InvalidOption: the name has no valid form.
+        ModelNotFound: there is no such file, alias, or model in the cache.
         ModelUnsupported: the cached model is split over several files.
     """
     if name in ALIASES:
@@ -93,7 +93,7 @@ def resolve(name: str) -> Path:
 
 
 def removable(name: str) -> list[StoredModel]:
-    """What `remove` would delete: one quantisation, or without one all of the repository's models.
+    """Return the models that `remove` would delete: one quantisation, or without one all of the repository's models.
 
     Raises:
         InvalidOption: `name` is a path or a bundled model.
@@ -111,7 +111,7 @@ def removable(name: str) -> list[StoredModel]:
 
 
 def remove(name: str) -> list[StoredModel]:
-    """Deletes from the cache what `removable` lists, and returns it. Raises what that raises.
+    """Delete from the cache what `removable` lists, and return that. Raises as `removable`.
 
     A blob is deleted only when no other snapshot links to it. Your own files and the bundled pair are never touched.
     """
@@ -130,7 +130,8 @@ def remove(name: str) -> list[StoredModel]:
 
 
 def _blob(link: Path, folder: Path) -> Path | None:
-    """What `link` points to: one step, and only in this repository, as a blob may be a link into what others share."""
+    """Return the blob that `link` points to, if it is one of this repository; follow one link only, as a blob may be a
+    link to a file that others share."""
     if not link.is_symlink():
         return None
     blob = Path(os.path.normpath(link.parent / link.readlink()))
@@ -138,7 +139,7 @@ def _blob(link: Path, folder: Path) -> Path | None:
 
 
 def _tidy(folder: Path) -> None:
-    """Removes folders that became empty, and the repository's own when no file of it is left."""
+    """Remove folders that became empty, and the repository's own when no file of it is left."""
     for path in sorted(folder.glob("snapshots/**/"), key=lambda path: len(path.parts), reverse=True):
         with suppress(OSError):
             path.rmdir()
@@ -164,7 +165,7 @@ def _cached_models() -> Iterator[StoredModel]:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """File name in the repository -> path, of the snapshot that `refs/main` names first, then of others."""
+    """Return file name in the repository -> path: from the snapshot that `refs/main` names first, then from others."""
     try:
         newest = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):

@@ -17,9 +17,9 @@ from edgellm.storage.state import from_json, read_json, write_state
 
 OLDEST = 30 * 86_400.0  # seconds
 DOUBTFUL_OLDEST = 600.0
-"""Seconds for which figures are used that were measured while the machine was busy."""
+"""Seconds for which a curve is used that was measured while the machine was busy."""
 CHANGE_MOST = 4.0
-"""Another number of rows than before costs at most so many decodes of one row: llama.cpp builds its graph again."""
+"""The most that a change of the number of rows may cost, in decodes of one row: llama.cpp builds its graph again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class KeptCurve:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the machine was busy."""
+        """Whether the machine was busy during the measurement."""
         return self.waited > BUSY
 
     @property
     def sound(self) -> bool:
-        """Whether a device can take such times."""
+        """Whether these times are possible on a device."""
         rows, seconds, heads = self.rows, self.seconds, self.heads
         if not (len(rows) == len(seconds) > 0 and rows[0] == 1 and list(rows) == sorted(set(rows))):
             return False
@@ -54,13 +54,12 @@ class KeptCurve:
 
 
 def curve_path(model_hash: str, threads: int) -> Path:
-    """The file of a curve; it names the device too, because a home folder may serve several."""
+    """Return the file of a curve; its name has the device in it, because several devices may share a home folder."""
     return cache_dir() / "curves" / f"{model_hash[:16]}-{threads}-{platform.node() or 'here'}.json"
 
 
 def read_curve(path: Path, device: str) -> KeptCurve | None:
-    """Return the curve that was kept for `device`; None where there is none, or it is damaged, impossible or too
-    old."""
+    """Return the curve kept for `device`; None where there is none, or it is damaged, impossible or too old."""
     try:
         kept = read_json(path, lambda found: from_json(KeptCurve, found))
     except StateDamaged:
@@ -72,6 +71,6 @@ def read_curve(path: Path, device: str) -> KeptCurve | None:
 
 
 def keep_curve(path: Path, kept: KeptCurve) -> None:
-    """Keep a curve. Where that fails it is measured again next time."""
+    """Write a curve to disk. Where that fails, it is measured again next time."""
     with suppress(OSError):
         write_state(path, json.dumps(asdict(kept)))

@@ -17,26 +17,26 @@ _PORTION = 0.2  # seconds
 def cold_read(path: Path) -> tuple[float, str]:
     """Return bytes/s of reading a file, and how its pages were kept out of memory.
 
-    A large one as far as it gets in some seconds; a small one again and again. What counts is the median over
-    portions, which a stall does not move. The first portion of each time is left out, where there are others: many
-    disks are faster for a moment, after they have rested, than they can go on.
+    A large file is read for some seconds, a small one several times. The result is the median over portions, which a
+    stall does not move. The first portion of each reading is left out, where there are others: many disks that have
+    rested are faster for a moment than they can sustain.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     size, taken, step = 0, 0.0, _STEP
     portions: list[float] = []  # seconds for a byte
-    rested: list[float] = []  # the same, of those that begin a file
-    some, lasted, first = 0, 0.0, True  # bytes and seconds of a portion that is too short yet
+    rested: list[float] = []  # the same, of portions at the beginning of a file
+    some, lasted, first = 0, 0.0, True  # bytes and seconds of a portion that is still too short
     with path.open("rb", buffering=0) as file:
-        if hasattr(os, "posix_fadvise"):  # what were read ahead, megabytes on some systems, would not be counted
+        if hasattr(os, "posix_fadvise"):  # bytes read ahead, megabytes on some systems, would not be counted
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         room = memoryview(bytearray(_STEP_MOST))
         while taken < LEAST_SECONDS and size < MOST_BYTES:
             file.seek(0)
             how = _forget(file.fileno())
             began = now = time.perf_counter()
-            if not first:  # what is left of the last portion would begin with the file
+            if not first:  # otherwise an unfinished portion would go on at the beginning of the file
                 some, lasted = 0, 0.0
             first = True
             while (
@@ -60,13 +60,13 @@ def cold_read(path: Path) -> tuple[float, str]:
 
 
 def forget(path: Path) -> None:
-    """Drops a file's pages from memory, so far as the system lets us. Raises OSError where it cannot be opened."""
+    """Drop a file's pages from memory, as far as the system lets us. Raises OSError where it cannot be opened."""
     with path.open("rb", buffering=0) as file:
         _forget(file.fileno())
 
 
 def _forget(handle: int) -> str:
-    """Drops a file's pages from memory, so far as the system lets us."""
+    """Drop a file's pages from memory, as far as the system lets us; return a text that says how."""
     if hasattr(os, "posix_fadvise"):
         os.fsync(handle)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)

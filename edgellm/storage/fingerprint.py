@@ -1,4 +1,4 @@
-"""What a model file is, whatever it is called: the SHA-256 of its bytes, computed once a file."""
+"""The identity of a model file, whatever its name: the SHA-256 of its bytes, computed once per file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ QUICK = 64 * 2**20  # bytes that are read in no time
 
 
 def fingerprint(path: Path) -> str:
-    """The SHA-256 of a file's content in hex, 64 characters.
+    """Return the SHA-256 of a file's content in hex, 64 characters.
 
-    Read once (about a second a gigabyte) and remembered for as long as the file's size and time of change stay. Of a
-    model that is split over several files, that of the first.
+    The file is read once (about a second per gigabyte), and the hash remembered as long as the file's size and time of
+    change stay. For a model that is split over several files, give the first one.
 
     Raises:
         OSError: the file cannot be read.
@@ -46,7 +46,7 @@ def fingerprint(path: Path) -> str:
 
 
 def quick_fingerprint(path: Path) -> str | None:
-    """`fingerprint`, where it is remembered or quickly computed; None where that would take a user's time."""
+    """Return `fingerprint(path)` where it is remembered or quickly computed; None where the user would have to wait."""
     try:
         real = path.resolve()
         entry = _known().get(str(real))
@@ -63,7 +63,7 @@ def _file() -> Path:
 
 
 def _known() -> dict[str, object]:
-    """Return size, time of change and hash of each file that was read before; nothing where that is damaged."""
+    """Return size, time of change and hash of each file read before; an empty dict where the record is damaged."""
     with suppress(StateDamaged):
         return read_json(_file(), dict[str, object], _MOST_BYTES) or {}
     return {}

@@ -1,4 +1,4 @@
-"""What the hub says is in a repository: read with a limit on bytes and time, because anybody may run a hub."""
+"""The hub's list of a repository's files: read with a limit on bytes and time, because anybody may run a hub."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MOST_SECONDS = 60.0
 
 
 def read_listing(url: str, headers: Mapping[str, str], timeout: float) -> tuple[str, list[str]]:
-    """Return the commit and the names of all files, those left out that a terminal would not show as they are.
+    """Return the commit and the names of all files, except names that a terminal would not show as they are.
 
     Raises:
-        PullFailed: no such listing, one that is too long, or one that takes too long.
-        HfHubHTTPError and what else the hub's library raises for an answer with an error status.
+        PullFailed: the answer is no such listing, is too long, or takes too long.
+        HfHubHTTPError, or another error of the hub's library for an answer with an error status.
     """
     answer = _parsed(url, _body(url, headers, timeout))
     commit, siblings = answer.get("sha"), answer.get("siblings")
@@ -31,7 +31,7 @@ def read_listing(url: str, headers: Mapping[str, str], timeout: float) -> tuple[
 
 
 def raise_for_status(response: Any) -> None:
-    """Raise what the hub's library raises for an error status, without reading a body that may have no end."""
+    """Raise the hub's library's error for an error status, without reading a body that may have no end."""
     if response.status_code >= 400:
         from huggingface_hub.utils import hf_raise_for_status
 

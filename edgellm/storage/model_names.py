@@ -1,4 +1,4 @@
-"""What a model may be called: a path, an alias, or `user/repo[:quant]` on the model hub."""
+"""The names that a model may have: a path, an alias, or `user/repo[:quant]` on the model hub."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """`user/repo`, and the quantisation (or file name) behind the colon, if any. Safe to build paths from."""
+    """`user/repo`, and the quantisation (or file name) after the colon, if any. Safe to build paths from."""
 
     user: str
     repo: str
@@ -32,7 +32,7 @@ class HubName:
 
     @property
     def folder(self) -> str:
-        """Its folder's name in the Hugging Face cache."""
+        """The repository's folder name in the Hugging Face cache."""
         return f"models--{self.user}--{self.repo}"
 
     def __str__(self) -> str:
@@ -40,12 +40,12 @@ class HubName:
 
 
 def parse_hub_name(text: str) -> HubName:
-    """Reads `user/repo`, `user/repo:quant`, `user/repo@quant`, each also with `hf.co/` before it.
+    """Parse `user/repo`, `user/repo:quant`, `user/repo@quant`, each also with `hf.co/` before it.
 
     The pattern is strict, so that no name can lead out of the cache: letters, digits, `-`, `_`, `.`; no `..`, no `--`.
 
     Raises:
-        InvalidOption: it is not such a name.
+        InvalidOption: `text` is not such a name.
     """
     match = _HUB_NAME.fullmatch(text)
     if match is None or ".." in text or "--" in f"{match[1]}/{match[2]}":
@@ -54,10 +54,10 @@ def parse_hub_name(text: str) -> HubName:
 
 
 def bundled(alias: str) -> Path:
-    """Where a bundled model lies: in the installed package, or in `models/` of a checkout.
+    """Return the path of a bundled model: in the installed package, or in `models/` of a checkout.
 
     Raises:
-        ModelNotFound: the files did not come along.
+        ModelNotFound: the file is in neither place.
     """
     places = (_PACKAGE / "bundled" / ALIASES[alias], _PACKAGE.parent / "models" / ALIASES[alias])
     for path in places:
@@ -67,12 +67,12 @@ def bundled(alias: str) -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a file is there; False too for what the system would not accept as a name at all."""
+    """Return whether a file is there; False also for a path that the system would not accept as a name at all."""
     return _is(lambda: path.expanduser().is_file())
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder is there; False too for what the system would not accept as a name at all."""
+    """Return whether a folder is there; False also for a path that the system would not accept as a name at all."""
     return _is(path.is_dir)
 
 

@@ -18,7 +18,7 @@ MOST_BYTES = 2**20
 
 
 def read_private(path: Path) -> bytes | None:
-    """The file's bytes, None where there is none. One that others could read is closed to them.
+    """Return a file's bytes, None where there is no file. Close a file that other users could read to them.
 
     Raises:
         TrustUnusable: it is a link, no plain file, too large, or cannot be read.
@@ -30,10 +30,10 @@ def read_private(path: Path) -> bytes | None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Puts `data` in the place of whatever `path` held, in one step.
+    """Write `data` to `path` in one step, replacing its earlier content.
 
     Raises:
-        TrustUnusable: it cannot be written; what was there is unchanged.
+        TrustUnusable: the file cannot be written; its earlier content is unchanged.
     """
     beside = path.with_name(path.name + ".new")
     with _told(path, "written"):
@@ -53,10 +53,10 @@ def write_private(path: Path, data: bytes) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Makes `folder`, closed to others, and keeps other processes out of what is done in the `with`.
+    """Make `folder`, closed to other users, and hold its lock against other processes until the `with` ends.
 
     Raises:
-        TrustUnusable: it cannot be made, or another process does not let go of it.
+        TrustUnusable: the folder cannot be made, or another process keeps its lock.
     """
     with _told(folder, "used"):
         if os.path.lexists(folder) and not stat.S_ISDIR(folder.lstat().st_mode):
@@ -72,7 +72,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _told(path: Path, done: str) -> Iterator[None]:
-    """Turns what the system says into our error: `path` cannot be `done`."""
+    """Turn the system's errors into ours: `path` cannot be `done`."""
     try:
         yield
     except Timeout as error:

@@ -29,15 +29,15 @@ HAS_MODES = os.name != "nt"  # there the user's folders are private by other mea
 
 _T = TypeVar("_T")
 MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, EdgeError)
-"""What code raises that takes JSON of another form for what it expected."""
+"""The errors of code that reads JSON of another form than it expects."""
 
 
 def read_plain(path: Path, most: int = MOST_BYTES, *, links: bool = False) -> bytes | None:
-    """Return a file's bytes, or None where there is no file. One that others could read is closed to them.
+    """Return a file's bytes, or None where there is no file. Close a file that other users could read to them.
 
     Args:
         most: bytes that the file may have.
-        links: whether `path` may be a link, as files that the user writes may; their modes are left as they are.
+        links: whether `path` may be a link, as for files that the user writes; their modes are left as they are.
 
     Raises:
         StateDamaged: it is a link, a pipe, a folder or too large, or it cannot be read.
@@ -70,7 +70,7 @@ def read_plain(path: Path, most: int = MOST_BYTES, *, links: bool = False) -> by
 def read_json(path: Path, parse: Callable[[Any], _T], most: int = MOST_BYTES, *, links: bool = False) -> _T | None:
     """Return what `parse` makes of a file of JSON, or None where there is no file.
 
-    `parse` may assume that all is well: what it raises over data of another form becomes `StateDamaged`.
+    `parse` may assume that the data is well-formed: the errors that it raises otherwise become `StateDamaged`.
 
     Raises:
         StateDamaged: as for `read_plain`, or the file is not JSON, or JSON of another form.
@@ -93,10 +93,10 @@ def read_toml(path: Path, most: int = MOST_BYTES) -> dict[str, Any] | None:
 
 
 def write_state(path: Path, data: bytes | str) -> None:
-    """Put `data` in the place of whatever `path` held, in one step. A folder in that place is set aside.
+    """Write `data` to `path` in one step, replacing its earlier content. A folder in its place is set aside.
 
     Raises:
-        OSError: it cannot be written; what was there is unchanged.
+        OSError: the file cannot be written; its earlier content is unchanged.
     """
     _make_folder(path.parent)
     beside = path.with_name(f"{path.name}.{os.getpid()}.new")
@@ -116,7 +116,7 @@ def write_state(path: Path, data: bytes | str) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Give what is at `path` another name beside it, NAME.aside or NAME.aside-2 and so on, and return that.
+    """Rename the file or folder at `path` to NAME.aside, or NAME.aside-2 and so on, and return the new path.
 
     Raises:
         OSError: it cannot be renamed.
@@ -128,10 +128,10 @@ def set_aside(path: Path) -> Path:
 
 
 def private_folder(path: Path) -> Path:
-    """Return the folder `path`, made where it is missing, and closed to others, as are those of edgellm's above it.
+    """Return the folder `path`, made if it is missing; close it, and edgellm's folders above it, to other users.
 
     Raises:
-        OSError: it cannot be made, is no folder, or belongs to another user; so does a link that stands for it.
+        OSError: it cannot be made, is no folder, or it or a link in its place belongs to another user.
     """
     _make_folder(path)
     if HAS_MODES:
@@ -146,7 +146,7 @@ def private_folder(path: Path) -> Path:
 
 
 def _make_folder(path: Path) -> None:
-    """Make a folder and those above it where they are missing. Of edgellm's own, close those that are there."""
+    """Make a folder and those above it where they are missing. Close edgellm's own folders among them."""
     for folder in (*reversed(path.parents), path):
         if not folder.exists():
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -159,9 +159,9 @@ def _make_folder(path: Path) -> None:
 
 
 def close_to_others() -> None:
-    """Take other users' rights away from everything that edgellm keeps, whoever gave them. Links are not followed.
+    """Take away other users' rights to everything that edgellm keeps. Links are not followed.
 
-    In a folder that is closed already nothing is looked at: nobody else can reach what is in it.
+    A folder that is closed already is not searched: other users cannot reach its content.
     """
     if not HAS_MODES:
         return
@@ -174,18 +174,18 @@ def close_to_others() -> None:
 
 
 def from_json(kind: type[_T], found: Mapping[str, Any]) -> _T:
-    """Return a dataclass of JSON: every field is there, or has a default, and is of the type that it is declared as.
+    """Return a dataclass from JSON: every field must be there, or have a default, and be of its declared type.
 
     Lists become tuples; whole numbers may stand for floats. NaN and infinity are refused.
 
     Raises:
-        TypeError, ValueError, LookupError: a field is missing, strange or of another type; says which.
+        TypeError, ValueError, LookupError: a field is missing, unknown or of another type; the message says which.
     """
     return kind(**fields_from_json(kind, found))
 
 
 def fields_from_json(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a dataclass that are in JSON, each checked; one may be missing. Raises as `from_json`."""
+    """Return the fields of a dataclass that are in JSON, each checked; some may be missing. Raises as `from_json`."""
     hints = get_type_hints(kind)
     if strange := set(found) - {one.name for one in fields(kind) if one.init}:
         raise LookupError(f"it has a field {min(strange)!r}")
@@ -220,7 +220,7 @@ def _parsed(path: Path, parse: Callable[[bytes], _T], data: bytes | None) -> _T 
 
 
 def _open_to_others(root: Path) -> list[Path]:
-    """Return everything in a folder that is not closed, itself last: so a crash leaves nothing open."""
+    """Return everything in a folder that is not closed, the folder last, so that a crash does not hide open files."""
     if not root.is_dir() or root.is_symlink() or not root.stat().st_mode & 0o077:
         return []
     found = [Path(folder, name) for folder, folders, files in os.walk(root) for name in (*folders, *files)]

@@ -1,1 +1,1 @@
-"""Threads and cores: OpenMP as it is loaded, and fewer threads while others compute."""
+"""Threads and cores: loading OpenMP, and fewer threads while other threads or programs compute."""

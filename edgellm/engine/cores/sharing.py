@@ -7,7 +7,7 @@ so in a file that all of this user's processes map, and uses its fair share of t
 
 The file is in memory, is open to this user alone and lives until the next boot. A lock on one byte of it belongs to
 each thread that is entered, so that the kernel itself takes a process that was killed off the list. Without such a file
-(not Linux, a single core, a folder that somebody else owns) every thread uses what it would use alone.
+(not Linux, a single core, a folder that another user owns) every thread uses as many cores as it would alone.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-FOLDER = Path("/dev/shm")  # noqa: S108  memory, the same for every session of a user; what is made there is checked
+FOLDER = Path("/dev/shm")  # noqa: S108  memory, the same for every session of a user; our folder there is checked
 SLOTS = 64
-"""Threads that can be entered at once; what exceeds them computes without being seen."""
+"""Threads that can be entered at once; further ones compute without being seen."""
 _PAUSES = 4  # remembered of each thread
 _HEADER = 8  # words
 _WORDS = _HEADER + SLOTS * (5 + _PAUSES)
 _CLAIMING = 8 * _WORDS  # byte that is locked while a slot is taken
 _TRIES = 10  # to take a slot, a millisecond apart
-_DOUBTED = 100_000_000  # nanoseconds after which a computation is looked into, and looked into again
-_GONE = 1_000_000_000  # nanoseconds after which nobody expects a thread to go on
+_DOUBTED = 100_000_000  # nanoseconds after which a computation is checked, and checked again
+_GONE = 1_000_000_000  # nanoseconds after which a thread is no longer expected to compute again
 _CPU_BITS = 62  # processors in a mask; beyond that several share a bit
 
 
@@ -53,10 +53,10 @@ class CoreTable:
     """
 
     def __init__(self, file: int, cores: int, cpus: int) -> None:
-        """`file` is an open descriptor that stays open; `cores` and `cpus` (a bit mask) are those of this process."""
+        """Map the table; `file` is a descriptor that stays open, `cores` and `cpus` (a bit mask) are this process's."""
         self.cores, self.cpus = cores, cpus
         self._file = file
-        os.posix_fallocate(file, 0, 8 * _WORDS)  # where memory is short this fails, and not a later write
+        os.posix_fallocate(file, 0, 8 * _WORDS)  # where memory is short, this fails rather than a later write
         self._words = memoryview(mmap.mmap(file, 8 * _WORDS)).cast("q")
         at = range(_HEADER, _WORDS, SLOTS)
         self.began, self.ended, self.wanted, self._cpus, self._pid = (self._words[i : i + SLOTS] for i in at[:5])
@@ -64,10 +64,10 @@ class CoreTable:
         self._process = os.getpid()
         self._owned: set[int] = set()
         self._claiming = threading.Lock()  # the kernel's locks do not keep threads of one process apart
-        self._doubts: dict[int, tuple[int, int, bool]] = {}  # slot: when it began, was looked into, and computed
+        self._doubts: dict[int, tuple[int, int, bool]] = {}  # slot: when it began and was checked, whether it computed
 
     def claim(self) -> int | None:
-        """Return a slot that belongs to the caller until `release`; None where there is none just now."""
+        """Return a slot that belongs to the caller until `release`; None where no slot is free just now."""
         with self._claiming:
             for _ in range(_TRIES):
                 if self._lock(_CLAIMING):
@@ -79,7 +79,7 @@ class CoreTable:
         return None
 
     def release(self, slot: int) -> None:
-        """Give a slot back. A forked child has none."""
+        """Give a slot back. In a forked child, which has no slots, do nothing."""
         if os.getpid() != self._process:
             return
         with self._claiming:
@@ -108,12 +108,12 @@ class CoreTable:
         return min(wanted, fair_share(self.cores, (wanted, mine), wants)) if wants else wanted
 
     def _goes_on(self, slot: int, waited: int, horizon: int) -> bool:
-        """Whether a thread that has `waited` will probably compute again within the `horizon`, by its last pauses."""
+        """Return whether a thread that has `waited` will probably compute within `horizon`, by its last pauses."""
         longer = [pause for pause in self.pauses[slot * _PAUSES : (slot + 1) * _PAUSES] if pause > waited]
         return 2 * sum(pause < waited + horizon for pause in longer) > len(longer)
 
     def _computes(self, slot: int, began: int, now: int) -> bool:
-        """Whether a thread that began long ago still computes: its process may have been killed or stopped."""
+        """Return whether a thread that began long ago still computes: its process may have been killed or stopped."""
         if slot in self._owned:
             return True
         known = self._doubts.get(slot)
@@ -129,7 +129,7 @@ class CoreTable:
                 return False
         try:
             status = Path(f"/proc/{self._pid[slot]}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # a process of another container, of which the lock alone is known
+        except OSError:  # a process of another container, of which only the lock is known
             return True
         return status.rpartition(")")[2].split()[0] not in ("T", "t")
 
@@ -169,7 +169,7 @@ class CoreTable:
 def fair_share(cores: int, mine: tuple[int, int], others: Sequence[tuple[int, int]]) -> int:
     """Return the cores for one of several computations, given as (threads wanted, slot): at least one.
 
-    Max-min fair: nobody gets more than it wants, and what one leaves goes to the others.
+    Max-min fair: no computation gets more than it wants, and the cores that it leaves go to the others.
     """
     left, everyone = cores, sorted((mine, *others))
     for at, one in enumerate(everyone):
@@ -181,9 +181,9 @@ def fair_share(cores: int, mine: tuple[int, int], others: Sequence[tuple[int, in
 
 
 class Computation:
-    """`with computation.of(threads) as share:` the calling thread computes, with `share` threads.
+    """A computation of the calling thread: `with computation.of(threads) as share:` it computes with `share` threads.
 
-    It belongs to one thread, and holds a slot as long as that lives.
+    It belongs to one thread, and holds a slot as long as the thread lives.
     """
 
     __slots__ = ("__weakref__", "_at", "_crowding", "_share", "_slot", "_table", "_threads")
@@ -198,7 +198,7 @@ class Computation:
             weakref.finalize(self, table.release, slot).atexit = False  # then the kernel does it
 
     def of(self, threads: int) -> Self:
-        """Set how many threads what follows would use alone."""
+        """Set how many threads the next computation would use alone, and return self."""
         self._threads = threads
         return self
 
@@ -243,7 +243,7 @@ def core_table() -> CoreTable | None:
 def _private_file(folder: Path) -> int:
     """Open the table in `folder`, which is made if need be.
 
-    Raises OSError where the folder or the file is a link, or belongs to or is open to somebody else.
+    Raises OSError where the folder or the file is a link, or belongs to or is open to another user.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -273,7 +273,7 @@ _of_thread = threading.local()
 
 
 def computing(threads: int) -> Computation:
-    """Return the calling thread's computation, which would use so many `threads` alone."""
+    """Return the calling thread's computation, which would use `threads` threads alone."""
     try:
         found: Computation = _of_thread.computation
     except AttributeError:

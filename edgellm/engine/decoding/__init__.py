@@ -1,1 +1,1 @@
-"""Contexts of llama.cpp: the KV cache, batches, logits, what the graph shows."""
+"""Contexts of llama.cpp: the KV cache, batches, logits, and hooks into the graph."""

@@ -16,7 +16,7 @@ from edgellm.engine.types import Floats, Ids
 
 @dataclass(frozen=True, slots=True)
 class SeqRows:
-    """Ids to append to sequence `seq`, and of how many of the last of them logits are wanted."""
+    """Ids to append to sequence `seq`; logits are wanted of the last `outputs` of them."""
 
     seq: int
     ids: Ids
@@ -24,10 +24,10 @@ class SeqRows:
 
 
 def split(rows: Sequence[SeqRows], most: int) -> tuple[list[SeqRows], list[SeqRows]]:
-    """Beginnings of at most `most` ids, of which no logits are wanted, to be decoded one by one; and the rest.
+    """Return beginnings of at most `most` ids each, without logits, to be decoded one by one first; and the rest.
 
-    The rest, one entry for each of `rows`, fits one batch of `most` rows; with its beginnings decoded, nothing is
-    missing. At most `most` rows of logits are asked for in all.
+    The rest, one entry for each of `rows`, fits one batch of `most` rows. `rows` must ask for at most `most` rows of
+    logits in all.
     """
     heads, rest = [], []
     total = sum(len(r.ids) for r in rows)
@@ -54,7 +54,7 @@ class LlamaBatch:
         self.tokens = self._native(self._ids, None)
 
     def put(self, at: int, seq: int, start: int, ids: Ids, outputs: int, flag_all: bool) -> int:
-        """Writes `ids` for positions `start` on into the rows from `at` on; returns the row after them."""
+        """Write `ids` for the positions from `start` on into the rows from `at` on; return the row after them."""
         n = len(ids)
         end = at + n
         self._ids[at:end] = ids
@@ -65,8 +65,10 @@ class LlamaBatch:
         return end
 
     def fill(self, at: int, rows: int, start: int, outputs: int) -> int:
-        """Fills up to `rows` with copies of the row before `at`, for positions `start` on, the first `outputs` of them
-        with logits. Returns `rows`."""
+        """Fill the rows from `at` up to `rows` with copies of the row before `at`, for the positions from `start` on.
+
+        The first `outputs` of the copies ask for logits. Return `rows`.
+        """
         self._ids[at:rows], self._seqs[at:rows] = self._ids[at - 1], self._seqs[at - 1]
         self._positions[at:rows] = self._count_up[start : start + rows - at]
         self._flags[at:rows] = 0
@@ -74,7 +76,7 @@ class LlamaBatch:
         return rows
 
     def embeddings(self, rows: Floats) -> Any:
-        """A batch over contiguous `rows`, which must outlive its decoding; positions and flags are this batch's."""
+        """Return a batch of contiguous `rows`, which must outlive its decoding. Positions and flags are shared."""
         return self._native(None, rows)
 
     def _native(self, ids: Ids | None, rows: Floats | None) -> Any:

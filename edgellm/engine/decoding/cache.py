@@ -1,4 +1,4 @@
-"""A context's cache: what its sequences hold, and how they are cut, branched and brought in line."""
+"""A context's cache: the ids in its sequences, and how they are rolled back, branched and synchronised."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Cache:
         self._lengths = self._sequences.lengths
 
     def cached(self, seq: int = 0) -> Ids:
-        """The ids in a sequence's cache, shape (length,), as a read-only view until the sequence changes."""
+        """Return the ids in a sequence's cache, shape (length,), as a read-only view until the sequence changes."""
         return self._sequences.view(seq)
 
     def length(self, seq: int = 0) -> int:
-        """Positions in a sequence's cache."""
+        """Return the number of positions in a sequence's cache."""
         return self._lengths[self._sequences.known(seq)]
 
     def rollback(self, length: int, seq: int = 0) -> None:
-        """Keeps the first `length` positions of a sequence.
+        """Drop all but the first `length` positions of a sequence.
 
         Raises:
             InvalidOption: the sequence is shorter than that.
@@ -48,7 +48,7 @@ class Cache:
             )
 
     def branch(self, src: int, dst: int) -> None:
-        """Makes sequence `dst` a copy of `src`; no keys or values are copied.
+        """Make sequence `dst` a copy of `src`; no keys or values are copied.
 
         Raises:
             InvalidOption: the context is not unified, or a sequence does not exist.
@@ -63,9 +63,9 @@ class Cache:
         self._sequences.copy(src, dst)
 
     def copy_prefix(self, src: int, dst: int, length: int) -> None:
-        """Makes sequence `dst` the first `length` positions of `src`, without computing them; also across buffers.
+        """Copy the first `length` positions of `src` to sequence `dst`, without computing them; also across buffers.
 
-        llama.cpp copies separate buffers only whole, when it next decodes; so this is for prefixes worth that.
+        llama.cpp copies separate buffers only whole, when it next decodes; so this pays for long prefixes only.
 
         Raises:
             InvalidOption: `src` is shorter than that, or a sequence does not exist.
@@ -81,14 +81,14 @@ class Cache:
         self.rollback(length, dst)
 
     def clear(self, seq: int = 0) -> None:
-        """Empties a sequence."""
+        """Empty a sequence."""
         self._lengths[self._sequences.known(seq)] = 0
         self._forget(seq, -1)
 
     def sync(self, ids: Ids, seq: int = 0) -> int:
-        """Rolls back to what the cache and `ids` have in common, but at most all of `ids` but one; returns its length.
+        """Roll back to the common prefix of the cache and `ids`, at most all ids but the last; return its length.
 
-        Decoding `ids[that:]` then brings the cache in line and gives fresh logits for the last id.
+        Decoding `ids[length:]` then completes the cache and gives fresh logits for the last id.
 
         Raises:
             InvalidOption: no ids.
@@ -106,7 +106,7 @@ class Cache:
         return self._owned
 
     def _forget(self, seq: int, start: int) -> bool:
-        """Drops the cache of a sequence from `start` on (all of it from -1 on); False where that is impossible."""
+        """Drop the cache of a sequence from `start` on (all of it where -1); return False where that is impossible."""
         native_context = self._open()
         return bool(lib.llama_memory_seq_rm(lib.llama_get_memory(native_context.pointer), seq, start, -1))
 

@@ -1,7 +1,7 @@
 """A key-value cache over a model: decode, roll back, branch.
 
-The cost of a decode here beside llama.cpp's own is a few microseconds, because at the speed of a tiny model that is
-what shows: one batch whose arrays are numpy's, one numpy view over the logits.
+A decode costs a few microseconds more than llama.cpp's own, because more would show at the speed of a tiny model: one
+batch whose arrays are numpy's, one numpy view over the logits.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class Context(Passes):
 
     `unified`: one buffer for all sequences, in which branching copies nothing; without it each has its own, which is
     faster for many unrelated sessions. With `spare` a unified buffer has `n_ctx + spare` cells instead of room for all
-    sequences in full: enough for one sequence and branches of it, which share its cells. `threads` defaults to the
+    sequences in full: enough for one sequence and its branches, which share its cells. `threads` defaults to the
     physical cores that this process may use, and to one for a tiny model; a decode uses its share of the cores while
     other threads compute, see `threads_used`. `exact` keeps the cache in float32 and does without flash attention, so
     that logits do not depend on how the ids were batched (1e-5 of the largest; flash attention on a CPU rounds to 16
-    bits, and differently for other batch sizes and for single rows by other numbers of threads: 1e-3). It defaults to
-    what the weights are: exact for a model in float32. Without flash attention a single token of a small model is
-    decoded beside a copy of itself, which is forgotten at once: llama.cpp has a fast attention for two rows and more.
-    Logits are views into llama.cpp's buffer: copy what must outlive the next decode.
+    bits, and differently for other batch sizes and, with single rows, for other numbers of threads: 1e-3). It defaults
+    to True for a model in float32 and False otherwise. Without flash attention a single token of a small model is
+    decoded beside a copy of itself, which is dropped at once: llama.cpp has a fast attention for two rows and more.
+    Logits are views into llama.cpp's buffer: copy any that must outlive the next decode.
     """
 
     def decode(self, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
-        """Appends `ids`, shape (n,), to a sequence; returns the logits of the last `outputs` rows, (outputs, n_vocab).
+        """Append `ids`, shape (n,), to a sequence; return the logits of the last `outputs` rows, (outputs, n_vocab).
 
         Row `i` predicts the token after `ids[n - outputs + i]`. The view is valid until the next decode.
 
@@ -63,8 +63,9 @@ class Context(Passes):
         return self._views([(n, outputs)])[0]
 
     def decode_late(self, ids: Ids, *, seq: int = 0, outputs: int = 1, reached: Sequence[float] = ()) -> Rows:
-        """Like `decode`, but the logits of a row are computed when it is looked at, where that is possible. The chance
-        of that is `reached[i]` for row i + 1; without, it is taken as likely as not that there is a next one.
+        """Decode like `decode`, but, where possible, compute the logits of a row only when it is looked at.
+
+        `reached[i]` is the chance that row i + 1 is looked at; by default half that of the row before.
         """
         late, model = self.late, self.model
         if late is None or not 1 < outputs <= ROWS or len(ids) > self.n_batch:
@@ -73,13 +74,13 @@ class Context(Passes):
             rows = self.decode(ids, seq=seq, outputs=outputs)
         if late.kept != outputs:
             return rows
-        if model.head_is_plain is None:  # the first time both ways, to see whether they say the same
+        if model.head_is_plain is None:  # the first time both ways, to see whether they agree
             model.found_head(late.agrees(rows))
             return rows
         return LateRows(late, outputs, reached or [0.5**row for row in range(1, outputs)])
 
     def _decode_filled(self, seq: int, ids: Ids, outputs: int, start: int, rows: int) -> Floats:
-        """Decodes `ids` in a batch of so many rows: the others are copies of the last one, and forgotten."""
+        """Decode `ids` in a batch of `rows` rows: those beyond the ids are copies of the last one, and are dropped."""
         n = self._place(0, seq, ids, outputs)
         end = start + n
         # the head has as many rows as there are outputs: with a large vocabulary it is a good part of the work
@@ -87,7 +88,7 @@ class Context(Passes):
         more = self._widths[outputs] - outputs if heads else 0
         try:
             self._run(self._batch.fill(n, rows, end, min(more, rows - n)), self._batch.tokens, rows - n)
-        except ContextFull:  # there are cells for the ids
+        except ContextFull:  # the ids alone may fit
             self._run(n, self._batch.tokens)
         else:
             self._forget(seq, end)
@@ -95,9 +96,9 @@ class Context(Passes):
         return self._logits.rows(self._open(), outputs)
 
     def decode_rows(self, rows: Sequence[SeqRows], embedded: Floats | None = None) -> list[Floats]:
-        """Appends to several sequences in one llama.cpp batch; one view of (outputs, n_vocab) per entry.
+        """Append to several sequences in one llama.cpp batch; return one view of (outputs, n_vocab) per entry.
 
-        What exceeds `n_batch` is decoded in batches before, so that the last one holds every row with an output.
+        Rows beyond `n_batch` are decoded in earlier batches, so that the last one holds every row with an output.
         `embedded`: float32 rows, (n, n_embd), in place of all the ids, which must fit one batch.
 
         Raises:
@@ -138,7 +139,7 @@ class Context(Passes):
         return self._views([(len(r.ids), r.outputs) for r in rest])
 
     def decode_embeddings(self, rows: Floats, *, seq: int = 0, outputs: int = 1) -> Floats:
-        """Like `decode`, with float32 rows of shape (n, n_embd) in place of the embedded tokens.
+        """Decode like `decode`, with float32 rows of shape (n, n_embd) in place of the embedded tokens.
 
         `cached` shows such positions as -1.
         """

@@ -20,10 +20,10 @@ _logits = native.bind(lib.llama_get_logits, ctypes.c_void_p, ctypes.c_void_p)
 
 
 def check_sizes(n_ctx: int, n_seq: int, n_batch: int, threads: int | None, unified: bool, spare: int | None) -> None:
-    """Refuses what llama.cpp cannot open, or aborts on.
+    """Refuse sizes with which llama.cpp cannot open a context, or aborts.
 
     Raises:
-        InvalidOption: names the size, and those that are possible.
+        InvalidOption: a size is impossible; the message names it, and the possible ones.
     """
     most = lib.llama_max_parallel_sequences()
     for value, name, limit in ((n_ctx, "n_ctx", 2**31 - 1), (n_batch, "n_batch", 2**16), (n_seq, "n_seq", most)):
@@ -55,7 +55,7 @@ def open_context(
     callback: Any = None,
     flash_attention: bool = True,
 ) -> native.Owned:
-    """A native context of `positions` in all, decoding up to `rows` at once.
+    """Return a native context of `positions` in all that decodes up to `rows` at once.
 
     Raises:
         EngineFailed: llama.cpp cannot reserve it, for want of memory above all.
@@ -85,26 +85,26 @@ def open_context(
 
 
 def heed(context: native.Owned, stop: Stop | None) -> None:
-    """Has decodes end early once `stop` is set, which must live until something else is heeded, or the context ends.
+    """Have decodes end early once `stop` is set; it must live until the next `heed`, or until the context ends.
 
-    On a processor: what a GPU computes is computed to its end.
+    This works on a processor only: a GPU computes to the end.
     """
     told = (nobody, None) if stop is None else (asked, stop.address)
     lib.llama_set_abort_callback(context.pointer, *told)
 
 
 def set_threads(context: native.Owned, threads: int) -> None:
-    """Have the next decodes use so many threads."""
+    """Set the number of threads for the next decodes."""
     _set_threads(context.pointer, threads, threads)
 
 
 def decode(context: native.Owned, batch: Any, n: int) -> None:
-    """Decodes the first `n` rows of a batch.
+    """Decode the first `n` rows of a batch.
 
     Raises:
-        ContextFull: no cell of the cache is left for them, where sequences share it.
+        ContextFull: the cache, where sequences share it, has no cells left for the rows.
         Stopped: the `Stop` that the context heeds was set meanwhile.
-        EngineFailed: llama.cpp refuses them, with its reason.
+        EngineFailed: llama.cpp refuses the rows; the message has its reason.
     """
     batch.n_tokens = n
     mark = native.log.count
@@ -122,7 +122,7 @@ def decode(context: native.Owned, batch: Any, n: int) -> None:
 
 
 class LogitsView:
-    """A numpy view over a context's logits, kept from decode to decode: the buffer seldom moves, and never shrinks."""
+    """A numpy view over a context's logits, kept between decodes: the buffer seldom moves, and never shrinks."""
 
     def __init__(self, n_vocab: int) -> None:
         self._n_vocab = n_vocab
@@ -130,13 +130,13 @@ class LogitsView:
         self._view = self.none = np.empty((0, n_vocab), dtype=np.float32)
 
     def rows(self, context: native.Owned, n: int) -> Floats:
-        """The first `n` rows, (n, n_vocab), read-only."""
+        """Return the first `n` rows, (n, n_vocab), read-only."""
         address = _logits(context.pointer) if n else 0
         if not address:
             return self.none
         if address != self._address or n > len(self._view):
             buffer: Any = (ctypes.c_float * (n * self._n_vocab)).from_address(address)
-            buffer.context = context  # whoever holds a view keeps the memory behind it
+            buffer.context = context  # a view keeps the memory behind it alive
             self._view = np.frombuffer(buffer, dtype=np.float32).reshape(n, self._n_vocab)
             self._view.flags.writeable = False
             self._address = address

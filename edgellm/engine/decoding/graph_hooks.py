@@ -25,7 +25,7 @@ _SMALL = 8  # rows of batches whose graphs are remembered
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What to look at while a context decodes; layers count from 0.
+    """The rows to look at while a context decodes; layers count from 0.
 
     `attention`: layers whose attention rows are kept. They exist only without flash attention, which a context with
     such a capture switches off. `outputs`: layers whose output rows (the residual stream after the block) are kept.
@@ -38,7 +38,7 @@ class Capture:
     stop_after: int | None = None
 
     def check(self, n_layer: int) -> None:
-        """Raises InvalidOption where a layer does not exist, or lies behind the stop."""
+        """Raise InvalidOption where a layer does not exist, or comes after the stop."""
         last = n_layer - 1 if self.stop_after is None else self.stop_after
         for layer in (*self.attention, *self.outputs, last):
             if not 0 <= layer < n_layer or layer > last:
@@ -47,7 +47,7 @@ class Capture:
 
 
 class _Tensor(ctypes.Structure):
-    """The beginning of llama.cpp's public tensor record: what is needed to read its data and that of its sources."""
+    """The beginning of llama.cpp's public tensor record: the fields needed to read its data and that of its sources."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -62,20 +62,20 @@ class _Tensor(ctypes.Structure):
 
 
 class Recorder:
-    """Keeps what one decode call shows. Rows of several llama.cpp batches are joined in the order of the tokens.
+    """Keeps the rows that one decode call shows. Rows of several llama.cpp batches are joined in the tokens' order.
 
-    What it returns is valid until the next decode, which uses the same memory again.
+    Returned arrays are valid until the next decode, which uses the same memory again.
     """
 
     def __init__(self, capture: Capture, n_seq: int, unified: bool) -> None:
-        """For a context of `n_seq` sequences. `shared` says that they share cells, so that cells are not positions."""
+        """Set up for a context of `n_seq` sequences. `shared`: they share cells, so that cells are not positions."""
         self.capture = capture
         self.shared = unified and n_seq > 1
         self._one_graph = unified or n_seq == 1  # for each of its batches; streams may need several
         self._visible = np.empty(0, dtype=np.bool_)
         self._stops = capture.stop_after is not None
-        self._rows = 0  # of the batch that is to come
-        self._copies = 0  # rows at its end that are not to be seen
+        self._rows = 0  # of the next batch
+        self._copies = 0  # rows at its end that are not shown
         self.error: BaseException | None = None
         self._to_come = 0
         self._parts: dict[bytes, list[Floats]] = {}
@@ -100,16 +100,16 @@ class Recorder:
         self._stops = early
 
     def begin(self, rows: int, copies: int) -> None:
-        """A batch of so many rows is to come; the last `copies` of them are not to be seen."""
+        """Announce a batch of `rows` rows, of which the last `copies` are not shown."""
         self._rows, self._copies = rows, copies
 
     def attend(self, keys: slice | None) -> None:
-        """From the next decode on keeps attention to these `keys` only; None: reads none (in a prefill it is much)."""
+        """Keep attention to these `keys` only, from the next decode on; None: read none (in a prefill it is large)."""
         self._keys = keys
         self._attention = frozenset(b"kq_soft_max-%d" % i for i in (self.capture.attention if keys is not None else ()))
 
     def clear(self) -> None:
-        """Forgets what was kept; called before every decode."""
+        """Forget the kept rows; called before every decode."""
         self._parts.clear()
         self._room.clear()
         self.error = None
@@ -117,24 +117,24 @@ class Recorder:
         self._asked = self._wanted | {self._last} if self.stops else self._wanted
 
     def __enter__(self) -> Self:
-        """A llama.cpp batch begins: all that is asked for will come, once."""
+        """Begin a llama.cpp batch: each node that is asked for will be shown once."""
         self._to_come = len(self._asked) if self._one_graph or not self._asked else -1
         small = self._one_graph and self._rows <= _SMALL
         self._others = self._graphs.setdefault((self._rows, self._asked), set()) if small else set()
         return self
 
     def __exit__(self, *_raised: object) -> None:
-        """It is over: what went wrong while looking at it is raised."""
-        if self._to_come > 0:  # this graph was another one, or did not come to its end
+        """End the batch; raise any error that occurred while looking at it."""
+        if self._to_come > 0:  # the graph was a different one, or did not run to its end
             self._graphs.clear()
         if self.error is not None:
             raise self.error
 
     def attention(self, layer: int) -> Floats:
-        """Attention of the last decode, shape (heads, tokens, keys), where `keys` are those of `attend`.
+        """Return the attention of the last decode, shape (heads, tokens, keys), where `keys` are those of `attend`.
 
         Keys are cells of the cache, padded with zeros up to llama.cpp's next block; cell `i` holds position `i`, unless
-        the cells are `shared`: then `visible` tells. Over all keys every row sums to 1.
+        the cells are `shared`: then see `visible`. Over all keys every row sums to 1.
 
         Raises:
             EngineFailed: the layer was not captured, or the graph did not show it.
@@ -146,7 +146,7 @@ class Recorder:
         return np.concatenate([np.pad(p, ((0, 0), (0, 0), (0, keys - p.shape[2]))) for p in parts], axis=1)
 
     def visible(self) -> Flags:
-        """Which cells the last token of the last decode could look at, its own included, shape (keys,).
+        """Return which cells the last token of the last decode could look at, its own included, shape (keys,).
 
         Known where cells are `shared` and attention was captured, whichever keys: a token's cell is the one that its
         predecessor did not see.
@@ -154,7 +154,7 @@ class Recorder:
         return self._visible
 
     def output(self, layer: int) -> Floats:
-        """Output rows of a layer in the last decode, shape (tokens, n_embd).
+        """Return the output rows of a layer in the last decode, shape (tokens, n_embd).
 
         Raises:
             EngineFailed: the layer was not captured, or the graph did not show it.
@@ -171,8 +171,8 @@ class Recorder:
 
     def _see(self, tensor: int, asking: bool, _user: int | None) -> bool:
         # Asked about a node: is it wanted? Shown a node: go on? Nothing may be raised through C. Every node is asked
-        # about, and its name costs three times what the call does: none is looked up twice, but for those that are
-        # wanted, or once all has come.
+        # about, and looking up its name costs three times as much as the call: no name is looked up twice, except for
+        # wanted nodes, and none once all wanted nodes have been shown.
         try:
             if not self._to_come:
                 return not asking
@@ -216,7 +216,7 @@ class Recorder:
         return np.concatenate(np.split(data, streams), axis=1) if streams > 1 else data
 
     def _mask(self, address: int, cols: int, row: int) -> Flags:
-        """A row of what the attention was masked with: 0 for what is visible, -inf for what is not."""
+        """Return which cells are visible in a row of the attention's mask: 0 there, -inf elsewhere."""
         mask = _Tensor.from_address(address)
         if mask.type != lib.GGML_TYPE_F32 or mask.ne[0] != cols or row >= mask.ne[1]:
             raise EngineFailed("The attention mask is not laid out in float32 rows.", "Open the context with n_seq=1.")
@@ -227,7 +227,7 @@ class Recorder:
 
 
 class _Room:
-    """Memory for what a decode shows, used again by the next one."""
+    """Memory for the rows that a decode shows, used again by the next one."""
 
     def __init__(self) -> None:
         self._floats = np.empty(0, dtype=np.float32)
@@ -235,7 +235,7 @@ class _Room:
 
     def take(self, shape: tuple[int, ...]) -> Floats:
         size = math.prod(shape)
-        if self._used + size > len(self._floats):  # who looks at the old memory keeps it
+        if self._used + size > len(self._floats):  # arrays over the old memory keep it alive
             self._floats = np.empty(self._used + size, dtype=np.float32)
             self._used = 0
         start, self._used = self._used, self._used + size

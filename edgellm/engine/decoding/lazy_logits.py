@@ -1,7 +1,7 @@
 """Logits that are computed when they are looked at.
 
-A pass over drafted tokens stops before the head, which is then computed for the first rows, and for more of them only
-as long as the drafts before them stand.
+A pass over drafted tokens stops before the head, which is then computed for the first rows, and for further rows only
+as long as the drafts before them are accepted.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from edgellm.engine.native import lib
 from edgellm.engine.types import Floats
 
 HEADS = (1, 2, 3, 4, 8, 16, 32, 64)
-"""Rows whose heads are computed together, or fewer."""
-_USUAL = (1.0, 1.7, 2.0, 2.9, 4.0, 4.8, 9.0, 18.0)  # how long they take, where that was not measured
+"""Numbers of rows whose heads are computed together; the last block of a pass may have fewer."""
+_USUAL = (1.0, 1.7, 2.0, 2.9, 4.0, 4.8, 9.0, 18.0)  # relative times of `HEADS`, where they were not measured
 _NORM = b"result_norm"
 _SAME = 1e-3  # of the largest logit: products of other shapes are rounded in another order
 
 
 class Late:
-    """Of one context: while it is watched, its graph stops before the head, and the rows that it would get are kept."""
+    """The late head of one context: while watched, its graph stops before the head, and the head's input is kept."""
 
     def __init__(self, head: LMHead) -> None:
         self.head = head
         self._seconds: Sequence[float] = _USUAL
-        """Of heads of `HEADS` rows together, or what is in proportion to them."""
+        """Seconds of heads of `HEADS` rows together, or numbers in proportion to them."""
         self.kept = 0
-        """Rows of the last pass, from the first on; 0 where there were not as many as were expected."""
+        """Rows kept of the last pass; 0 where it had another number of rows than expected."""
         self.error: BaseException | None = None
         self._expected = 0  # 0: it does not watch
         self._stops = True
-        self._names: dict[int, bool] = {}  # whether the tensor at an address is the one
+        self._names: dict[int, bool] = {}  # whether the tensor at an address is the head's input
         library = native.ggml()
         self._name = native.at_once(library.ggml_get_name, ctypes.c_char_p, ctypes.c_void_p)
         self._bytes = native.at_once(library.ggml_nbytes, ctypes.c_size_t, ctypes.c_void_p)
@@ -46,20 +46,20 @@ class Late:
 
     @property
     def seconds(self) -> Sequence[float]:
-        """What heads of `HEADS` rows take together."""
+        """Seconds that heads of `HEADS` rows take together, or numbers in proportion to them."""
         return self._seconds
 
     def take(self, seconds: Sequence[float]) -> None:
-        """From now on heads of `HEADS` rows are taken to take so long."""
+        """Set the seconds that heads of `HEADS` rows take together."""
         self._seconds = seconds
 
     def close(self) -> None:
-        """For when the context is closed: nothing holds on to the model's file any more."""
+        """Let go of the model's file; called when the context is closed."""
         self.callback = None
 
     @contextmanager
     def watching(self, rows: int, stops: bool) -> Iterator[None]:
-        """The pass within keeps `rows` rows, and ends there where it `stops`."""
+        """Keep `rows` rows of the pass within, which ends before the head if it `stops`."""
         self._expected, self._stops, self.kept = rows, stops, 0
         try:
             yield
@@ -69,12 +69,12 @@ class Late:
             self._names.clear()
 
     def __enter__(self) -> Self:
-        """A llama.cpp batch begins."""
+        """Begin a llama.cpp batch."""
         self.error = None
         return self
 
     def __exit__(self, *_raised: object) -> None:
-        """It is over: what went wrong while looking at it, an interrupt above all, is raised."""
+        """End the batch; raise any error that occurred while looking at it, such as an interrupt."""
         if self.error is not None:
             raise self.error
 
@@ -100,33 +100,33 @@ class Late:
             return False
 
     def agrees(self, logits: Floats) -> bool:
-        """Whether the heads of the rows that are kept are these `logits` (n, n_vocab) of llama.cpp's own."""
+        """Return whether the heads of the kept rows give llama.cpp's own `logits`, (n, n_vocab)."""
         self.head.compute(0, len(logits))
         apart = float(np.abs(self.head.logits[: len(logits)] - logits).max())
-        return apart <= _SAME * float(np.abs(logits).max())  # of numbers that are none nothing is
+        return apart <= _SAME * float(np.abs(logits).max())  # False for NaN
 
 
 class LateRows:
-    """Logits (n, n_vocab) of a context's last pass, of which the first ones are known. Valid until the next one."""
+    """Logits (n, n_vocab) of a context's last pass, computed from the first on as needed. Valid until the next pass."""
 
     def __init__(self, late: Late, n: int, reached: Sequence[float]) -> None:
-        """`reached[i]` is the chance that row i + 1 is looked at."""
+        """Plan the blocks of `n` rows; `reached[i]` is the chance that row i + 1 is looked at."""
         self._head = late.head
         self._ends = iter(block_ends([1.0, *reached][:n], late.seconds))
         self._n = n
         self.known = 0
-        """Rows that are computed by now."""
+        """Rows that have been computed."""
 
     def __len__(self) -> int:
         return self._n
 
     def __getitem__(self, row: int) -> Floats:
-        """(n_vocab,)."""
+        """Return the logits of a row, (n_vocab,)."""
         found: Floats = self.upto(row + 1)[row]
         return found
 
     def upto(self, n: int) -> Floats:
-        """The first `n` rows, (n, n_vocab)."""
+        """Return the first `n` rows, (n, n_vocab)."""
         while self.known < n:
             end = next(self._ends, self._n)
             self._head.compute(self.known, end)
@@ -134,11 +134,11 @@ class LateRows:
         return self._head.logits[:n]
 
     def __iter__(self) -> Iterator[Floats]:
-        """One row behind the other, (n_vocab,)."""
+        """Iterate over the rows, (n_vocab,) each."""
         return (self[row] for row in range(self._n))
 
     def blocks(self) -> Iterator[Floats]:
-        """All rows in the blocks in which they are computed, one behind the other, (k, n_vocab)."""
+        """Yield all rows in the blocks in which they are computed, (k, n_vocab) each."""
         start = 0
         while start < self._n:
             self.upto(start + 1)
@@ -151,19 +151,19 @@ Rows: TypeAlias = Floats | LateRows
 
 
 def in_blocks(rows: Rows) -> Iterator[Floats]:
-    """The rows in blocks (k, n_vocab), each computed when it is its turn."""
+    """Return an iterator over the rows in blocks (k, n_vocab), each computed when it is its turn."""
     return rows.blocks() if isinstance(rows, LateRows) else iter((rows,))
 
 
 def known(rows: Rows, n: int) -> Floats:
-    """The first `n` rows, (n, n_vocab)."""
+    """Return the first `n` rows, (n, n_vocab)."""
     return rows.upto(n) if isinstance(rows, LateRows) else rows[:n]
 
 
 def block_ends(reached: Sequence[float], seconds: Sequence[float]) -> list[int]:
-    """Where to end the blocks of rows that are computed together, to take the least time that can be expected.
+    """Return where to end the blocks of rows that are computed together, so that the expected time is least.
 
-    `reached[i]` is the chance that row i is needed, `seconds` what heads of `HEADS` rows take together.
+    `reached[i]` is the chance that row i is needed, `seconds` the times of heads of `HEADS` rows together.
     """
     n = len(reached)
     price = np.interp(np.arange(ROWS + 1), (0, *HEADS), (0.0, *seconds)).tolist()

@@ -1,8 +1,8 @@
 """The last product of a model, the head, for some rows only.
 
-Where the vocabulary is large and the model small, the head is a good part of a pass: of Qwen 2.5 with half a billion
+Where the vocabulary is large and the model small, the head is a good part of a pass: for Qwen 2.5 with half a billion
 parameters a third for one token, and more than half for four (`python -m bench.heads`). llama.cpp computes it for every
-drafted token, and all that stands behind a rejected one is in vain.
+drafted token, and in vain for all tokens after a rejected one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from edgellm.engine.types import Floats
 from edgellm.errors import EngineFailed
 
 ROWS = 64
-"""Of which a head can be computed without a decode of its own."""
-_BESIDE = ("output.bias", "output.scale")  # what else a head may have
-_AT_ONCE = 8  # rows from which on llama.cpp's products take less time than as many products with one row
+"""The most rows whose heads can be computed without a decode of their own."""
+_BESIDE = ("output.bias", "output.scale")  # tensors that a head may have besides its matrix
+_AT_ONCE = 8  # from this number of rows on, one product takes less time than a product for each row
 _BLOCK = 4 << 20  # bytes of weights that stay in the processor's cache for one row after another
 _WORTH = 0.05  # share of a model's bytes
 _ALIGNED = 64  # bytes
@@ -34,9 +34,10 @@ _F32 = 0
 
 
 def head_of(model: Model) -> TensorInfo | None:
-    """The matrix that makes logits of what is behind the last norm; None where more does, or the file is split.
+    """Return the matrix that alone turns the last norm's output into logits; None where there is more to the head, or
+    the file is split.
 
-    Some architectures do more without a tensor for it: that is found out by the first pass, see `Model.head_is_plain`.
+    Some architectures do more without a tensor for it: the first pass finds that out, see `Model.head_is_plain`.
     """
     head = model.header.tensor("output.weight", "token_embd.weight")
     if head is None or model.head_is_plain is False or model.size_bytes != model.header.file_size:
@@ -46,14 +47,14 @@ def head_of(model: Model) -> TensorInfo | None:
 
 
 def head_pays(model: Model) -> bool:
-    """Whether the head is so much of a pass that it is worth computing it late; see `why_late`."""
+    """Return whether the head is so large a part of a pass that computing it late pays; see `why_late`."""
     return why_late(model)[0]
 
 
 def why_late(model: Model) -> tuple[bool, str]:
-    """Whether heads are computed for what is looked at alone, and why.
+    """Return whether heads are computed only for rows that are looked at, and why.
 
-    Not on a graphics card, where rows are cheap, and not in a small model, where a pass is over too soon.
+    They are not on a graphics card, where rows are cheap, nor in a small model, where a pass is too short.
     """
     head = head_of(model)
     if head is None:
@@ -67,10 +68,10 @@ def why_late(model: Model) -> tuple[bool, str]:
 
 
 class LMHead:
-    """Of one model, for one thread at a time: `states` are rows behind the last norm, `logits` what is made of them."""
+    """The head of one model, for one thread at a time: it makes `logits` of `states`, the last norm's output rows."""
 
     def __init__(self, model: Model, head: TensorInfo, threads: int) -> None:
-        """Raises EngineFailed where this llama.cpp lacks what it takes, or memory is short."""
+        """Set up the head. Raises EngineFailed where this llama.cpp lacks a function for it, or memory is short."""
         try:
             self._ggml = _ggml()
             file = np.memmap(model.path, dtype=np.uint8, mode="r")  # llama.cpp's own pages, which take no more memory
@@ -91,7 +92,7 @@ class LMHead:
 
     @classmethod
     def open(cls, model: Model, threads: int) -> LMHead | None:
-        """None: this model's head is another, or this llama.cpp computes none alone."""
+        """Return the model's head; None where it is more than a matrix, or this llama.cpp cannot compute it alone."""
         head = head_of(model)
         try:
             return None if head is None else cls(model, head, threads)
@@ -99,7 +100,7 @@ class LMHead:
             return None
 
     def compute(self, first: int, end: int) -> None:
-        """Makes the logits of the states from row `first` on, up to `end`.
+        """Compute the logits of the states from row `first` up to before `end`.
 
         Raises:
             EngineFailed: llama.cpp could not, for want of memory above all.
@@ -115,7 +116,8 @@ class LMHead:
             raise EngineFailed(f"llama.cpp cannot compute a head (status {status}).", "Close other programs.")
 
     def _build(self, first: int, end: int) -> _Graph:
-        """Few rows take less time one by one, over weights that the processor's cache still holds."""
+        """Build the graph for these rows: a few go one by one over weights still in the processor's cache, as that is
+        faster."""
         n, rows = end - first, self.logits.shape[1]
         step = n if n >= _AT_ONCE else 1
         block = max(1, _BLOCK // self._weights.row) if 1 < n < _AT_ONCE else rows
@@ -154,12 +156,12 @@ class _Graph:
         self.pointer = ggml.new_graph(self._owned.pointer, tensors, False)
 
     def rows(self, kind: int, n: int, buffer: _Buffer, row: int) -> int:
-        """`n` rows of a buffer, from one on."""
+        """Return a tensor of `n` rows of a buffer, from `row` on."""
         tensor = self._ggml.new_tensor(self._owned.pointer, kind, buffer.width, n)
         return self._place(tensor, buffer, row * buffer.row)
 
     def product(self, weights: int, states: int, buffer: _Buffer, at: int) -> None:
-        """The product of two tensors into a buffer of floats, from element `at` on."""
+        """Add the product of two tensors to the graph, written to a buffer of floats from element `at` on."""
         tensor = self._ggml.product(self._owned.pointer, weights, states)
         self._ggml.expand(self.pointer, self._place(tensor, buffer, 4 * at))
 
@@ -174,7 +176,7 @@ class _Init(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class _Ggml:
-    """The functions of the library below llama.cpp that this takes."""
+    """The functions of the library below llama.cpp that a head needs."""
 
     init: Callable[[_Init], int]
     free: Callable[[int], None]
@@ -218,7 +220,7 @@ def _ggml() -> _Ggml:
 
 
 def _aligned(rows: int, width: int) -> Floats:
-    """Zeros that begin where ggml wants a buffer to; pages are taken when they are written."""
+    """Return zeros that begin at an address that ggml accepts for a buffer; pages are taken when they are written."""
     spare = _ALIGNED // 4
     zeros = np.zeros(rows * width + spare, dtype=np.float32)
     first = -zeros.ctypes.data % _ALIGNED // 4

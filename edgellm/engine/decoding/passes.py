@@ -1,4 +1,4 @@
-"""A context of llama.cpp: it is opened, runs one batch after the other, and shows their logits."""
+"""A context of llama.cpp: open it, run one batch after the other, return their logits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNWATCHED = nullcontext()
 
 
 class Passes(Cache):
-    """What every way to decode has in common; see `Context`."""
+    """The common part of every way to decode; see `Context`."""
 
     def __init__(
         self,
@@ -41,8 +41,10 @@ class Passes(Cache):
         flash: bool | None = None,
         late: bool = False,
     ) -> None:
-        """Reserves the cache. `flash` attention is left to `flash_pays`, where it can be had. With `late` it can decode
-        late, where the model's head can be computed alone and nothing is captured; then a pass takes a hundredth more.
+        """Reserve the cache. `flash` attention defaults to `flash_pays`, where it is possible.
+
+        With `late` it can decode late, where the model's head can be computed alone and nothing is captured; a pass
+        then takes 1% longer.
 
         Raises:
             InvalidOption: a size that is not positive, too many sequences, fewer rows in a batch than sequences (where
@@ -56,9 +58,9 @@ class Passes(Cache):
         cells = n_ctx * n_seq if spare is None else min(n_ctx + spare, n_ctx * n_seq)
         self.n_batch = max(n_seq, min(n_batch, cells))
         self.threads = self.threads_used = threads or native.default_threads(model.n_params)
-        """Threads of a decode alone, and of the last one: it had fewer where others computed at the same time."""
+        """Threads of a decode that is alone, and of the last decode: fewer if others computed at the same time."""
         self.shared = 0
-        """Decodes that had fewer threads than one alone has."""
+        """Decodes that had fewer threads than a decode that is alone."""
         self.exact = model.is_f32 if exact is None else exact
         flash = native.flash_pays(model.n_params, self.n_batch) if flash is None else flash
         self.flash = flash and not self.exact and not (capture and capture.attention)
@@ -92,22 +94,24 @@ class Passes(Cache):
 
     @property
     def late(self) -> Late | None:
-        """What `Context.decode_late` goes by; None where it decodes at once."""
+        """The source of late logits for `Context.decode_late`; None where that computes all logits at once."""
         return None if self.model.head_is_plain is False else self._late
 
     def heed(self, stopped: Callable[[], bool] | None) -> None:
-        """From now on `stopped` is asked before each of llama.cpp's batches, and a `Stop` also while it is computed.
-        A decode that it ends raises Stopped, and has changed nothing. None: nobody is asked.
+        """Have decodes ask `stopped` before each of llama.cpp's batches, and a `Stop` also during a batch.
+
+        A decode that is stopped raises Stopped, and has changed nothing. None: nothing is asked.
         """
         if self._owned is not None:
             driver.heed(self._owned, stopped if isinstance(stopped, Stop) else None)
         self._stopped = stopped
 
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
-        """From now on a decode of n rows of one sequence gets `widths[n]`, where that is more and there is room: copies
-        of the last row, which are forgotten. Some numbers of rows take less time than smaller ones: llama.cpp computes
-        fours of quantised rows together, and the rest one by one. `heads` are what heads of `HEADS` rows take together,
-        which late ones go by.
+        """Have a decode of n rows of one sequence filled up to `widths[n]` rows, where that is more and there is room.
+
+        The additional rows are copies of the last one, and are dropped. Some numbers of rows take less time than
+        smaller ones: llama.cpp computes quantised rows in fours, and the rest one by one. `heads` are the seconds of
+        heads of `HEADS` rows together, by which late heads are planned.
         """
         if self.late is not None and heads:
             self.late.take(heads)
@@ -115,11 +119,11 @@ class Passes(Cache):
 
     @property
     def pointer(self) -> Any:
-        """For llama.cpp's own functions."""
+        """The native context, for llama.cpp's own functions."""
         return self._open().pointer
 
     def close(self) -> None:
-        """Gives the memory back, once nobody holds a view of the logits any more."""
+        """Close the context; its memory is freed once no view of the logits is left."""
         self._owned = None
         if self._late is not None:
             self._late.close()
@@ -133,7 +137,7 @@ class Passes(Cache):
         self.close()
 
     def _begin(self, seq: int, n: int, outputs: int) -> int:
-        """The length of the sequence, if `n` more positions with `outputs` rows of logits are possible."""
+        """Return the length of the sequence if `n` more positions with `outputs` rows of logits are possible."""
         self._open()
         if n < 1 or not 0 <= outputs <= min(n, self.n_batch):
             raise InvalidOption(
@@ -144,11 +148,11 @@ class Passes(Cache):
         return self._sequences.room(seq, n)
 
     def _place(self, at: int, seq: int, ids: Ids, outputs: int) -> int:
-        """Puts `ids` into the batch from row `at` on, and into the record; returns the row after them."""
+        """Put `ids` into the batch from row `at` on, and into the record; return the row after them."""
         return self._batch.put(at, seq, self._sequences.note(seq, ids), ids, outputs, self._flag_all)
 
     def _run(self, n: int, batch: Any, copies: int = 0) -> None:
-        """Decodes the first `n` rows of a batch; the last `copies` of them are not to be seen."""
+        """Decode the first `n` rows of a batch; the last `copies` of them are not shown."""
         if self._stopped is not None and self._stopped():
             raise Stopped
         if self.captured is not None:
@@ -162,7 +166,7 @@ class Passes(Cache):
             driver.decode(context, batch, n)
 
     def _views(self, rows: Sequence[tuple[int, int]]) -> list[Floats]:
-        """Logits for the entries of the last batch, given as (rows, rows with logits wanted)."""
+        """Return the logits for the entries of the last batch, given as (rows, rows with logits wanted)."""
         if self.captured is not None and self.captured.stops:
             return [self._logits.none] * len(rows)
         flagged = [n if self._flag_all else outputs for n, outputs in rows]

@@ -1,4 +1,4 @@
-"""What a context's cache holds: ids and length of every sequence. Pure book-keeping, nothing native."""
+"""Ids and length of every sequence in a context's cache. Pure book-keeping, nothing native."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Sequences:
         self.lengths = [0] * n_seq
 
     def known(self, seq: int) -> int:
-        """`seq`, if there is such a sequence; InvalidOption otherwise."""
+        """Return `seq` if there is such a sequence; raise InvalidOption otherwise."""
         if not 0 <= seq < len(self.lengths):
             raise InvalidOption(f"There is no sequence {seq}.", f"They go from 0 to {len(self.lengths) - 1}.")
         return seq
 
     def room(self, seq: int, n: int) -> int:
-        """The length of a sequence, if `n` more ids fit; ContextFull otherwise."""
+        """Return the length of a sequence if `n` more ids fit; raise ContextFull otherwise."""
         length = self.lengths[self.known(seq)]
         if length + n > self._n_ctx:
             raise ContextFull(
@@ -33,23 +33,23 @@ class Sequences:
         return length
 
     def view(self, seq: int) -> Ids:
-        """The ids of a sequence, read-only."""
+        """Return the ids of a sequence, read-only."""
         view = self._ids[seq, : self.lengths[self.known(seq)]]
         view.flags.writeable = False
         return view
 
     def note(self, seq: int, ids: Ids) -> int:
-        """Writes ids behind the sequence, whose length grows only once they are decoded; returns the length."""
+        """Write ids after the end of a sequence, and return its length, which grows only once they are decoded."""
         start = self.lengths[seq]
         self._ids[seq, start : start + len(ids)] = ids
         return start
 
     def copy(self, src: int, dst: int) -> None:
-        """Makes `dst` equal to `src`."""
+        """Make `dst` equal to `src`."""
         n = self.lengths[src]
         self._ids[dst, :n] = self._ids[src, :n]
         self.lengths[dst] = n
 
     def common(self, seq: int, ids: Ids) -> int:
-        """How many ids at the start of a sequence are those of `ids`."""
+        """Return how many ids a sequence and `ids` share from the start."""
         return common_prefix(self._ids[seq, : self.lengths[self.known(seq)]], np.asarray(ids))

@@ -1,4 +1,4 @@
-"""What a row of logits says, cheaply: no sort of the vocabulary, no copy of the row."""
+"""The most probable tokens of a row of logits, cheaply: no sort of the vocabulary, no copy of the row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from edgellm.engine.types import Floats, Ids
 from edgellm.errors import EngineFailed
 
-# exponentials are taken in slices that stay in the processor's cache and in the allocator's small bins
+# exponentials are computed in slices that stay in the processor's cache and in the allocator's small bins
 _SLICE = 16_384
 _GROUPS = 1_024
 
@@ -25,7 +25,7 @@ class Top2:
 
 
 def top2(logits: Floats) -> Top2:
-    """Argmax and the two largest softmax probabilities over the full vocabulary; of equals the lowest id wins.
+    """Return argmax and the two largest softmax probabilities over the full vocabulary; on a tie the lowest id wins.
 
     `logits` has shape (n_vocab,) or (1, n_vocab).
 
@@ -37,13 +37,13 @@ def top2(logits: Floats) -> Top2:
     peak = row[first]
     total = _normaliser(row, peak)
     below, above = row[:first], row[first + 1 :]
-    # the bare reductions: their methods cost as much again on a small vocabulary
+    # the bare reductions: the arrays' methods would double the cost on a small vocabulary
     second = max(np.maximum.reduce(below, initial=-np.inf), np.maximum.reduce(above, initial=-np.inf))
     return Top2(first, 1.0 / total, math.exp(second - peak) / total)
 
 
 def top_k(logits: Floats, k: int) -> tuple[Ids, Floats]:
-    """The `k` most probable ids, most probable first (of equals the lowest id), and their probabilities.
+    """Return the `k` most probable ids, most probable first (on a tie the lowest id), and their probabilities.
 
     Both of shape (min(k, n_vocab),); probabilities are softmax over the full vocabulary and need not sum to 1.
 
@@ -66,7 +66,7 @@ def top_k(logits: Floats, k: int) -> tuple[Ids, Floats]:
 
 
 def _normaliser(row: Floats, peak: np.float32) -> float:
-    """Sum of exp(logit - peak)."""
+    """Return the sum of exp(logit - peak)."""
     if not math.isfinite(peak):
         raise EngineFailed(f"The model's largest logit is {peak}.", "Its file may be damaged: pull it again.")
     total = 0.0

@@ -1,4 +1,4 @@
-"""A float32 copy of a quantised model, for tests in which rounding must not decide."""
+"""A float32 copy of a quantised model, for tests whose outcome must not depend on rounding."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from edgellm.engine.types import Floats
 from edgellm.errors import ModelUnsupported
 
 _F32 = 0
-_ALL_F32 = 0  # what general.file_type says of a file in float32
+_ALL_F32 = 0  # general.file_type of a file in float32
 _FILE_TYPE = "general.file_type"
 
 
 def to_f32(src: Path, dst: Path) -> None:
-    """Writes `src` with every tensor dequantised to float32; the metadata stay as they are, byte for byte.
+    """Write `src` with every tensor dequantised to float32; the metadata stay byte for byte, except the file type.
 
     Memory holds one tensor at a time. `dst` appears whole or not at all.
 
     Raises:
         ModelNotFound, ModelCorrupt: as for `check_gguf`.
-        ModelUnsupported: a tensor type that the gguf package does not dequantise.
+        ModelUnsupported: a tensor has a type that the gguf package does not dequantise.
     """
     header = check_gguf(src)
     with src.open("rb") as source:
@@ -48,10 +48,10 @@ def _dequantised(source: BufferedReader, tensor: TensorInfo) -> Iterator[bytes]:
 
 
 def dequantised(tensor: TensorInfo, rows: npt.NDArray[np.uint8]) -> Floats:
-    """Rows of a tensor as they are in the file, (n, bytes of a row), as float32 (n, columns).
+    """Return rows of a tensor as they are in the file, (n, bytes of a row), as float32 (n, columns).
 
     Raises:
-        ModelUnsupported: a tensor type that the gguf package does not dequantise.
+        ModelUnsupported: the tensor has a type that the gguf package does not dequantise.
     """
     if tensor.kind == _F32:
         return np.ascontiguousarray(rows).view(np.float32)

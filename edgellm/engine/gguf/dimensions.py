@@ -10,9 +10,9 @@ from edgellm.errors import ModelUnsupported
 
 @dataclass(frozen=True, slots=True)
 class Dimensions:
-    """What all layers have in common; of what differs from layer to layer, the largest.
+    """The dimensions of a model's layers; where they differ from layer to layer, the largest.
 
-    `d_ff`: the width of the feed-forward part, of all experts together that a token goes through. `keys`, `values`:
+    `d_ff`: the width of the feed-forward part, summed over the experts that a token goes through. `keys`, `values`:
     elements that each head of keys and values keeps for a position.
     """
 
@@ -26,7 +26,7 @@ class Dimensions:
 
 
 def dimensions(header: GgufHeader) -> Dimensions:
-    """Of a model, or of some of its layers.
+    """Return the dimensions of a model, or of some of its layers.
 
     Raises:
         ModelUnsupported: the header does not say what its layers look like.

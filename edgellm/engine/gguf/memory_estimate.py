@@ -1,4 +1,4 @@
-"""What layers take of a memory beside their weights: keys and values, and what a batch is computed in."""
+"""The memory that layers take besides their weights: keys and values, and the buffers of a batch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from edgellm.engine.gguf.dimensions import dimensions
 from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.gguf.tensor_types import TENSOR_TYPES
 
-_PAD = 256  # llama.cpp rounds the cells of a cache up to a multiple of so many
+_PAD = 256  # llama.cpp rounds the cells of a cache up to a multiple of this
 _OUTPUT, _FLASH, _PLAIN = 2, 4, 6  # rows of the embedding's width that live beside the largest tensors of a pass
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Of one model: what its graph looks like, in numbers, of which `params` are the weights' of one layer.
+    """The sizes of one model's graph, from which its memory follows; `params` is the number of weights of one layer.
 
     `kv`: bytes of keys and values of one layer for one position. `exact`: computed without flash attention, in f32.
     """
@@ -29,11 +29,13 @@ class MemoryEstimate:
     exact: bool
 
     def cache(self, layers: int, context: int, sessions: int) -> int:
-        """Bytes of keys and values of so many layers, for `sessions` sequences of `context` positions each."""
+        """Return the bytes of these layers' keys and values, for `sessions` sequences of `context` positions each."""
         return self.kv * layers * sessions * _cells(context)
 
     def batch(self, layers: int, context: int, rows: int, *, ends: bool) -> int:
-        """Bytes that a block of so many layers computes `rows` rows in; `ends`: it has the embedding, or the head.
+        """Return the bytes of the buffers in which a block of these layers computes `rows` rows.
+
+        `ends`: the block has the embedding, or the head.
 
         Within some percent of what llama.cpp reserves on a processor (`test_memory_estimate.py`): the largest
         tensors that live at once are those of the feed-forward part, the attention's scores, which flash attention
@@ -55,7 +57,7 @@ def _cells(context: int) -> int:
 
 
 def costs_of(header: GgufHeader) -> MemoryEstimate:
-    """Of a model that can be cut, or of some of its layers.
+    """Return the estimate for a model that can be cut, or for some of its layers.
 
     Raises:
         ModelUnsupported: the header does not say what its layers look like.

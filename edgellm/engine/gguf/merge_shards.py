@@ -1,4 +1,4 @@
-"""Shards that follow each other as one: the model that `cut` of all their layers gives, from files of fewer."""
+"""Joins consecutive shards to one: the result is what `cut` would make of all their layers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from edgellm.errors import ModelUnsupported
 
 
 def join(parts: Sequence[Path], dst: Path, *, start: bool, head: bool) -> None:
-    """Writes the shards in `parts`, each of which `cut` has made, as one, in their order.
+    """Write the shards in `parts`, each made by `cut`, as one, in their order.
 
-    `start`: the first one begins with the model's first layer; `head`: the last one ends with its head. `dst` appears
-    whole or not at all.
+    `start`: the first shard begins with the model's first layer; `head`: the last shard ends with its head. `dst`
+    appears whole or not at all.
 
     Raises:
         ModelNotFound, ModelCorrupt: as for `check_gguf`.
-        ModelUnsupported: they are not of one model, or of one that cannot be cut.
+        ModelUnsupported: the shards are not of one model, or of a model that cannot be cut.
     """
     write(dst, _joined(parts, start, head))
 
@@ -44,7 +44,7 @@ def _joined(parts: Sequence[Path], start: bool, head: bool) -> Iterator[bytes | 
 def _entries(
     sources: Sequence[BufferedReader], headers: Sequence[GgufHeader], start: bool, rows: int
 ) -> dict[str, bytes]:  # fmt: skip
-    """The metadata of the first shard, with what is of all of them."""
+    """Return the metadata of the first shard, with the number of layers and the arrays per layer of all shards."""
     first, arch = headers[0], headers[0].architecture
     every = [raw_entries(source, header) for source, header in zip(sources, headers, strict=True)]
     entries = every[0]
@@ -61,10 +61,10 @@ def _entries(
 def _tensors(
     files: Sequence[tuple[BufferedReader, GgufHeader]], start: bool, head: bool
 ) -> list[tuple[str, BufferedReader, TensorInfo]]:
-    """Each tensor under its new name, and the file that it is in.
+    """Return each tensor under its new name, and the file that it is in.
 
-    A shard that is fed rows has its head under the embedding's name (`engine.gguf.shard`): behind a first layer it
-    gets its own name back, unless it is the embedding.
+    A shard that is fed rows has its head under the embedding's name (`engine.gguf.shard`): joined to the model's first
+    layer, the head gets its own name back, unless it equals the embedding.
     """
     found: list[tuple[str, BufferedReader, TensorInfo]] = []
     there: set[str] = set()

@@ -1,7 +1,7 @@
 """Checks a GGUF header in Python before llama.cpp's loader sees the file.
 
 The native loader trusts much of what a file says of itself, and answers some lies by aborting the process. So every
-count, length and offset is held against the real length of the file here, and what is read stays within small limits.
+count, length and offset is checked against the real length of the file here, and reading stays within small limits.
 Format: the GGUF specification in the ggml repository, versions 2 and 3, little-endian.
 """
 
@@ -33,7 +33,7 @@ MAX_STRINGS = 4_000_000
 MAX_KEPT = 32 * 2**20  # bytes of texts and numbers that are kept in the header, all together
 KEPT_ELEMENTS = 1_024  # numeric arrays up to this length are kept in the header, longer ones only described
 
-_SETTLED = 2.0  # seconds: what was written just now may be written again in the same tick of the file system's clock
+_SETTLED = 2.0  # seconds: a file written just now may be written again within one tick of the file system's clock
 
 _UINT32, _STRING, _ARRAY = 4, 8, 9
 _NUMBER = 40  # bytes of a number in Python
@@ -42,13 +42,14 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 
 
 def check_gguf(path: Path) -> GgufHeader:
-    """Reads and checks the header of one GGUF file; of one that has not changed since, only once in a process, because
-    every token of a vocabulary is looked at.
+    """Read and check the header of one GGUF file.
+
+    As every token of a vocabulary is looked at, an unchanged file is read only once per process.
 
     Raises:
         ModelNotFound: there is no such file, or it may not be read.
         ModelCorrupt: it is no GGUF, or its header and its length disagree.
-        ModelUnsupported: a version or tensor type that this llama.cpp does not read.
+        ModelUnsupported: it has a version or tensor type that this llama.cpp does not read.
     """
     try:
         found = path.stat()
@@ -95,8 +96,8 @@ class _Parser:
         self.fetched, self.room = 0, bytearray(_PORTION)
 
     def fetch(self, begin: int, end: int) -> None:
-        """Has these bytes in memory before they are looked at: while the map waited for a slow disk, so would every
-        other thread of this process."""
+        """Read these bytes into memory before they are looked at through the map: while a look waits for a slow disk,
+        every other thread of this process waits too."""
         self.fetched = max(self.fetched, begin)
         while self.fetched < end:
             self.file.seek(self.fetched)
@@ -137,12 +138,12 @@ class _Parser:
         return GgufHeader(version, fields, placed, alignment, places, infos_offset, data_offset, self.size)
 
     def take(self, n: int, what: str) -> int:
-        """Moves past `n` bytes; returns where they began."""
+        """Move past `n` bytes; return where they began."""
         at = self.at
         if n > self.size - at:
             raise _corrupt(self.path, f"ends within {what}: {n} bytes are announced at {at}, {self.size - at} are left")
         self.at = at + n
-        if n <= MAX_STRING:  # of what is longer nobody looks at more than its length
+        if n <= MAX_STRING:  # of longer values only the length is used
             self.fetch(at, self.at)
         return at
 
@@ -247,7 +248,7 @@ class _Parser:
         return value
 
     def tensor_info(self) -> TensorInfo:
-        """The info as written: the offset still counts from the start of the tensor data."""
+        """Read a tensor's info as written: the offset still counts from the start of the tensor data."""
         name = self.text(MAX_NAME, "a tensor name")
         n_dims = self.number("I")
         if n_dims > 4:
@@ -265,7 +266,7 @@ class _Parser:
         return TensorInfo(name, shape, kind, info.offset, info.n_elements // block * block_bytes)
 
     def placed(self, infos: list[TensorInfo], data_offset: int, alignment: int) -> tuple[TensorInfo, ...]:
-        """The tensors with file offsets, given that they lie one behind the other, padded, within the file."""
+        """Return the tensors with file offsets; check that they lie one after the other, padded, within the file."""
         placed, names, due = [], set(), 0
         for t in infos:
             if t.name in names:

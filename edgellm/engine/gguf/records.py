@@ -1,4 +1,4 @@
-"""What a GGUF's header says, once it is known to be true."""
+"""The content of a GGUF's header, once it has been checked."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ class GgufHeader:
         return str(self.metadata.get("general.architecture", ""))
 
     def tensor(self, *names: str) -> TensorInfo | None:
-        """The tensor of the first of these names that there is one of."""
+        """Return the tensor with the first of these names that exists; None where none does."""
         by_name = {tensor.name: tensor for tensor in self.tensors}
         return next((by_name[name] for name in names if name in by_name), None)

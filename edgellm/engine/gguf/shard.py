@@ -1,8 +1,9 @@
 """A range of a model's layers as a model of its own, which stock llama.cpp loads.
 
-A shard that begins at layer 0 takes token ids. Every other takes the rows that come out of the layer before it
+A shard that begins at layer 0 takes token ids. Every other shard takes the output rows of the layer before it
 (`Context.decode_embeddings`) and carries no vocabulary. A shard with a head ends in logits, whichever its last layer
-is; one without is read with `Capture(outputs=..., stop_after=...)`. In a chain they compute what the whole model does.
+is; a shard without a head is read with `Capture(outputs=..., stop_after=...)`. A chain of all shards computes what the
+whole model does.
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ _BY_LAYER = (  # where one of these is set, a block's number matters all the sam
 )
 EMBEDDING, HEAD, _HEAD_BIAS = "token_embd.weight", "output.weight", "output.bias"
 BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
-_SLIVER = 32  # rows that stand for an embedding that nobody reads
+_SLIVER = 32  # rows in the place of an embedding that is never read
 
 
 def cut(src: Path, dst: Path, first: int, last: int, *, head: bool) -> None:
-    """Writes the layers `first` to `last` of `src`, both included and counted from 0, as a model of its own.
+    """Write the layers `first` to `last` of `src`, both included and counted from 0, as a model of its own.
 
-    With `head` the final norm and the head stand behind layer `last`, also where more layers would follow (that is what
-    an early exit needs). Tensors are copied byte for byte, a mebibyte at a time. `dst` appears whole or not at all.
+    With `head` the final norm and the head follow layer `last`, even if it is not the model's last layer (an early exit
+    needs that). Tensors are copied byte for byte, a mebibyte at a time. `dst` appears whole or not at all.
 
     Raises:
         InvalidOption: the model has no such layers.
         ModelNotFound, ModelCorrupt: as for `check_gguf`.
-        ModelUnsupported: an architecture that is not known to be safe to cut, or a file that is split.
+        ModelUnsupported: the architecture is not known to be safe to cut, or the file is split.
     """
     write(dst, cut_bytes(src, first, last, head=head))
 
 
 def cut_bytes(src: Path, first: int, last: int, *, head: bool) -> Iterator[bytes | memoryview]:
-    """The bytes that `cut` writes, in portions of a mebibyte at most, each good until the next is asked for.
+    """Yield the bytes that `cut` writes, in portions of a mebibyte at most, each valid until the next is asked for.
 
-    Raises what `cut` raises, at the first portion.
+    Raises as `cut`, at the first portion.
     """
     header = check_gguf(src)
     n_layer = check_cuttable(header)
@@ -74,10 +75,10 @@ def cut_bytes(src: Path, first: int, last: int, *, head: bool) -> Iterator[bytes
 
 
 def check_cuttable(header: GgufHeader) -> int:
-    """The number of layers of a model that `cut` can cut.
+    """Check that `cut` can cut a model, and return its number of layers.
 
     Raises:
-        ModelUnsupported: an architecture that is not known to be safe to cut, or a file that is split.
+        ModelUnsupported: the architecture is not known to be safe to cut, or the file is split.
         ModelCorrupt: the number of layers is missing.
     """
     arch = header.architecture
@@ -121,10 +122,10 @@ def _no_vocabulary(header: GgufHeader, rows: int) -> dict[str, bytes]:
 
 
 def _tensors(header: GgufHeader, first: int, last: int, head: bool) -> list[tuple[str, TensorInfo]]:
-    """Each tensor of the shard under its new name, in the file's order.
+    """Return each tensor of the shard under its new name, in the file's order.
 
     llama.cpp wants an embedding in every file, and takes it as the head where there is no other. So a shard that is
-    fed rows holds one of the two: the head under the embedding's name, or a sliver where it needs no head either.
+    fed rows holds the head under the embedding's name, or only a sliver of the embedding where it has no head.
     """
     found = {t.name: t for t in header.tensors}
     if EMBEDDING not in found or len(found[EMBEDDING].shape) != 2:

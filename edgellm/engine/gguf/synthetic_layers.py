@@ -1,6 +1,6 @@
-"""A few layers of a model's shape and quantisation with random weights, to time a device that has not got the model.
+"""A few layers of a model's shape and quantisation with random weights, to time a device that does not have the model.
 
-What travels is the header of a cut: some kilobytes. The arithmetic does not depend on what the weights say, as long as
+Only the header of a cut is sent: some kilobytes. The time of the arithmetic does not depend on the weights, as long as
 they are numbers of a sane size; so scales are set, and all else is random.
 """
 
@@ -30,10 +30,10 @@ HEADER_MOST = 2**20  # bytes
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _PASS_MOST, _ROUND_MOST = 1.5, 10.0  # seconds
 _REPEATS, _SPELL = 4, 0.25  # passes, and seconds of them, at the least
-_ROUNDS = 4  # apart in time, as what else the device does comes and goes; fewer where two of them agree
+_ROUNDS = 4  # apart in time, as other load on the device comes and goes; fewer where two of them agree
 _SIGMA = 0.02
 
-# ggml type -> where in a block a 16-bit scale stands (IQ1_M has none of its own, and is filled with small numbers)
+# ggml type -> offsets of 16-bit scales in a block (IQ1_M has none of its own, and is filled with small numbers)
 _SCALES = {
     2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 9: (0, 2), 10: (80, 82), 11: (108,), 12: (0, 2), 13: (0, 2),
     14: (208,), 16: (0,), 17: (0,), 18: (0,), 19: (0,), 20: (0,), 21: (0,), 22: (0,), 23: (0,), 34: (52,), 35: (64,),
@@ -45,8 +45,8 @@ _F32, _F16, _BF16, _MXFP4 = 0, 1, 30, 39
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """`layers` layers without their weights: a GGUF's header, and how many bytes of weights belong behind it. `width`
-    is that of the rows that go in."""
+    """`layers` layers without their weights: a GGUF's header, and the bytes of weights that follow it. `width` is the
+    width of the input rows."""
 
     header: bytes
     data: int
@@ -55,7 +55,7 @@ class Blocks:
 
     @property
     def key(self) -> str:
-        """What tells one shape and quantisation from another."""
+        """A hash of the shape and quantisation."""
         return hashlib.sha256(self.header).hexdigest()
 
     @property
@@ -65,10 +65,10 @@ class Blocks:
 
 
 def blocks_of(model: Path) -> Blocks:
-    """As many middle layers of a model as are enough to be timed.
+    """Return enough middle layers of a model to be timed.
 
     Raises:
-        ModelNotFound, ModelCorrupt, ModelUnsupported: as for `edgellm.engine.cut`; also where there is but one layer.
+        ModelNotFound, ModelCorrupt, ModelUnsupported: as for `edgellm.engine.cut`; also for a model of one layer.
     """
     header = check_gguf(model)
     n_layer = check_cuttable(header)
@@ -85,11 +85,11 @@ def blocks_of(model: Path) -> Blocks:
 
 
 def write_random(blocks: Blocks, dst: Path) -> None:
-    """Writes the layers with random weights.
+    """Write the layers with random weights.
 
     Raises:
-        InvalidOption: a header or an amount of weights that nobody should ask for.
-        ModelCorrupt, ModelUnsupported: the header is not that of a GGUF of so many bytes.
+        InvalidOption: the header or the weights are too large, or the number of layers is wrong.
+        ModelCorrupt, ModelUnsupported: the header is not the header of a GGUF of this size.
         OSError: the disk is full, or cannot be written.
     """
     if not (0 < len(blocks.header) <= HEADER_MOST and 0 < blocks.data <= 16 * ENOUGH):
@@ -115,11 +115,11 @@ def write_random(blocks: Blocks, dst: Path) -> None:
 def time_passes(
     path: Path, blocks: Blocks, threads: int | None = None, doing: Callable[[str], None] = lambda _: None
 ) -> tuple[tuple[int, ...], tuple[float, ...], int]:
-    """Return the least seconds of a pass through one layer for growing numbers of tokens, and the threads taken.
+    """Return growing numbers of tokens, the least seconds of a pass of each through one layer, and the threads used.
 
-    A device that takes too long for some number is not asked for a larger one.
+    Once a number takes a device too long, larger ones are not tried.
 
-    Raises what loading raises.
+    Raises as `Model.load`.
     """
     rng = np.random.default_rng(1)
     last = blocks.layers - 1
@@ -144,8 +144,8 @@ def time_passes(
 
 
 def _pass(context: Context, rows: npt.NDArray[np.float32]) -> float:
-    """Seconds of a pass, the mean of several without a pause: a device that may use its processor a part of the time
-    only, or grows hot, is as fast as it is in the long run."""
+    """Return the mean seconds of a pass, of several without a pause: what counts is the speed in the long run, also of
+    a device that may use its processor only part of the time, or grows hot."""
     count, taken, began = 0, 0.0, time.perf_counter()
     while count < 2 or (taken < _PASS_MOST and (count < _REPEATS or taken < _SPELL)):
         context.rollback(0)
@@ -155,7 +155,7 @@ def _pass(context: Context, rows: npt.NDArray[np.float32]) -> float:
 
 
 def _weights(tensor: TensorInfo, rng: np.random.Generator) -> Iterator[bytes]:
-    """The bytes of a tensor, some at a time."""
+    """Yield random bytes for a tensor, some at a time."""
     if len(tensor.shape) < 2 and tensor.kind == _F32:  # norms
         yield np.ones(tensor.n_elements, dtype=np.float32).tobytes()
         return

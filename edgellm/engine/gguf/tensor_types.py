@@ -1,4 +1,4 @@
-"""The types of ggml's tensors, and what a block of each holds and takes."""
+"""The types of ggml's tensors, with the elements and bytes of a block of each."""
 
 from __future__ import annotations
 

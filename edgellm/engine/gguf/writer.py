@@ -1,4 +1,4 @@
-"""Writes a GGUF from the pieces of another: entries and tensors go over byte for byte unless told otherwise."""
+"""Writes a GGUF from the parts of another: entries and tensors are copied byte for byte unless told otherwise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgellm.engine.gguf.reader import SCALARS, GgufHeader, TensorInfo
 from edgellm.errors import ModelCorrupt
 
 _UINT32, _STRING, _ARRAY = 4, 8, 9
-_FIRST_ENTRY = 24  # behind magic, version and the two counts
+_FIRST_ENTRY = 24  # bytes of magic, version and the two counts
 _STEP = 2**20
 
 
@@ -28,7 +28,7 @@ class NewTensor:
 
 
 def raw_entries(source: BufferedReader, header: GgufHeader) -> dict[str, bytes]:
-    """Every metadata entry as it stands in the file (key, type and value), in the file's order."""
+    """Return every metadata entry as it stands in the file (key, type and value), in the file's order."""
     lengths = {key: len(key.encode()) for key in header.value_offsets}
     starts = [at - 12 - lengths[key] for key, at in header.value_offsets.items()]
     source.seek(_FIRST_ENTRY)
@@ -37,17 +37,17 @@ def raw_entries(source: BufferedReader, header: GgufHeader) -> dict[str, bytes]:
 
 
 def number(key: str, value: int) -> bytes:
-    """An entry with an unsigned 32-bit number."""
+    """Return an entry with an unsigned 32-bit number."""
     return _key(key, _UINT32) + struct.pack("<I", value)
 
 
 def text(key: str, value: str) -> bytes:
-    """An entry with a string."""
+    """Return an entry with a string."""
     return _key(key, _STRING) + _text(value)
 
 
 def sliced(key: str, raw: bytes, start: int, stop: int) -> bytes:
-    """The entry `raw`, an array of numbers, with its elements from `start` to before `stop`."""
+    """Return the entry `raw`, an array of numbers, with only its elements from `start` to before `stop`."""
     at = 12 + len(key.encode())
     (kind,) = struct.unpack_from("<I", raw, at)
     size = struct.calcsize("<" + SCALARS[kind])
@@ -56,7 +56,7 @@ def sliced(key: str, raw: bytes, start: int, stop: int) -> bytes:
 
 
 def concatenated(key: str, raws: Sequence[bytes]) -> bytes:
-    """The entries `raws`, arrays of numbers of one kind, one behind the other in one."""
+    """Return the entries `raws`, arrays of numbers of one kind, joined to one entry."""
     at = 12 + len(key.encode())
     kind = struct.unpack_from("<I", raws[0], at)[0]
     count = sum(struct.unpack_from("<Q", raw, at + 4)[0] for raw in raws)
@@ -64,7 +64,7 @@ def concatenated(key: str, raws: Sequence[bytes]) -> bytes:
 
 
 def copied(source: BufferedReader, tensor: TensorInfo) -> Iterator[memoryview]:
-    """The bytes of a tensor in portions that are good until the next one is asked for.
+    """Yield the bytes of a tensor in portions, each valid until the next is asked for.
 
     Raises:
         ModelCorrupt: the file has become shorter since its header was read.
@@ -80,7 +80,7 @@ def copied(source: BufferedReader, tensor: TensorInfo) -> Iterator[memoryview]:
 
 
 def portions(like: GgufHeader, entries: Iterable[bytes], tensors: Sequence[NewTensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of a file of the version and alignment of `like`; each portion is good until the next is asked for."""
+    """Yield the bytes of a file with the version and alignment of `like`; a portion is valid until the next one."""
     values, infos, due = tuple(entries), [], 0
     for t in tensors:
         infos.append(_info(t, due))
@@ -94,7 +94,7 @@ def portions(like: GgufHeader, entries: Iterable[bytes], tensors: Sequence[NewTe
 
 
 def write(dst: Path, data: Iterable[bytes | memoryview]) -> None:
-    """Writes a file that appears whole or not at all."""
+    """Write a file that appears whole or not at all."""
     partial = dst.with_name(dst.name + ".partial")
     try:
         with partial.open("wb") as out:

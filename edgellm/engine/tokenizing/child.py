@@ -1,7 +1,7 @@
-"""The process that tokenises what could take this one down: `python -m edgellm.engine.tokenizing.child MODEL`.
+"""The process for texts that could crash the tokenizer: `python -m edgellm.engine.tokenizing.child MODEL`.
 
-It loads the vocabulary alone, and answers requests on its standard input until that ends, or nobody asks for a while.
-A text that overflows its stack or its memory ends it, and nothing else.
+It loads only the vocabulary, and answers requests on its standard input until that ends, or none comes for a while. A
+text that overflows its stack or its memory ends this process, and no other.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import numpy as np
 from edgellm.engine.native import lib, start
 
 STACK = 256 * 2**20
-"""Bytes of stack for one text: a match of 800,000 characters. Memory is taken as far as it is used."""
+"""Bytes of stack for one text: enough for a match of 800,000 characters. Memory is taken only as it is used."""
 MEMORY = 2**30  # bytes beyond what the vocabulary needs
 IDLE = 120.0  # seconds without a request
 REQUEST = struct.Struct("<Q?")  # bytes of the text, and whether control tokens are parsed
-READY, FAILED = -1, -2  # in the place of a count of ids; READY once, with the size of the vocabulary behind it
+READY, FAILED = -1, -2  # in place of a count of ids; READY once, followed by the size of the vocabulary
 REPLY = struct.Struct("<q")
 
 
 def main(path: str) -> None:
     """Serve requests for the vocabulary of the model file at `path`."""
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints is no reply
+    os.dup2(2, 1)  # a library's output is no reply
     start()
     params = lib.llama_model_default_params()
     params.vocab_only, params.n_gpu_layers = True, 0
@@ -79,7 +79,7 @@ def _send(replies: BinaryIO, data: bytes) -> None:
 
 
 def _limit_memory() -> None:
-    """Let this process have so much more than it has, where the operating system can hold it to that."""
+    """Limit this process to STACK + MEMORY bytes more than it has now, where the operating system can do so."""
     try:
         import resource
     except ImportError:

@@ -1,4 +1,4 @@
-"""Tokenises in a process of its own what could take this one down, or would keep it busy for long.
+"""Tokenises in a separate process texts that could crash this one, or keep it busy for long.
 
 llama.cpp's tokenizer cannot be interrupted, and overflows its stack on a long enough stretch of text with many
 pre-tokenizers. A process can be killed. It is started for the first such text and kept for the next.
@@ -26,8 +26,8 @@ from edgellm.engine.types import Ids
 from edgellm.errors import EngineFailed, Stopped, TextRefused
 
 SECONDS = 1.0  # of the processor, whatever the text
-BYTES_A_SECOND = 250_000  # more of it: a third of the slowest rate measured of a text that works
-STARTING = 30.0  # seconds of the processor until the vocabulary is there
+BYTES_A_SECOND = 250_000  # for further seconds: a third of the slowest rate measured with a text that works
+STARTING = 30.0  # seconds of the processor until the vocabulary is loaded
 _LOOK = 0.02  # seconds between two looks at whether the caller has given up
 _FIRST_LOOK = 0.001
 
@@ -36,7 +36,7 @@ class TokenizerProcess:
     """One process over the vocabulary of one model file; one text at a time."""
 
     def __init__(self, path: Path, n_vocab: int) -> None:
-        """Start it. It is ready for `tokenize` at once, and answers when the vocabulary is loaded."""
+        """Start the process. `tokenize` can be called at once, and returns when the vocabulary is loaded."""
         self._n_vocab = n_vocab
         self._ready = False
         root = str(Path(edgellm.__file__).parent.parent)
@@ -57,17 +57,17 @@ class TokenizerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be given a text."""
+        """Whether the process can be given a text."""
         return self._process.poll() is None
 
     def tokenize(self, data: bytes, special: bool, stopped: ShouldStop) -> Ids:
         """Return the ids of a text in UTF-8, shape (n,).
 
         Raises:
-            Stopped: `stopped` said so. The process is gone.
-            TextRefused: the text took too much time, or took the process down. It is gone.
-            EngineFailed: the vocabulary could not be loaded again.
-            BrokenPipeError: it had gone before it was given the text.
+            Stopped: `stopped` returned True. The process is gone.
+            TextRefused: the text took too much time, or crashed the process, which is gone.
+            EngineFailed: the vocabulary could not be loaded again, or llama.cpp cannot tokenise the text.
+            BrokenPipeError: the process had gone before it was given the text.
         """
         if not self._ready:
             size = self._exchange(b"", self._read_ready, STARTING, stopped, "The vocabulary")
@@ -83,7 +83,7 @@ class TokenizerProcess:
         return cast(Ids, ids)
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, even if it is at work."""
         self._end()
 
     def _exchange(
@@ -100,7 +100,7 @@ class TokenizerProcess:
                 cast(IO[bytes], pipes[0]).flush()
                 heard.append(read(cast(IO[bytes], pipes[1])))
             except (OSError, ValueError, EOFError):
-                pass  # it has ended, which is seen below
+                pass  # the process has ended, which is handled below
             finally:
                 over.set()
 
@@ -124,7 +124,7 @@ class TokenizerProcess:
             raise
         if heard:
             return heard[0]
-        self._process.kill()  # it has ended, or says nothing that could be read
+        self._process.kill()  # it has ended, or its reply cannot be read
         thread.join()
         self._process.wait()
         if self._process.returncode == 0:
@@ -151,23 +151,23 @@ class TokenizerProcess:
 
 
 class TokenizerProcesses:
-    """As many processes as texts come at a time, of which one is kept."""
+    """As many processes as there are texts at the same time; one of them is kept for the next text."""
 
     def __init__(self, path: Path, n_vocab: int) -> None:
-        """None is started yet. `n_vocab` is the size of the vocabulary, which a process must find again."""
+        """Start no process yet. `n_vocab` is the size of the vocabulary, which a process must find again."""
         self._path, self._n_vocab = path, n_vocab
         self._kept: TokenizerProcess | None = None
         self._closed = False
         self._lock = threading.Lock()
 
     def tokenize(self, data: bytes, special: bool, stopped: ShouldStop) -> Ids:
-        """Return the ids of a text in UTF-8, shape (n,). Raises what `TokenizerProcess.tokenize` raises."""
+        """Return the ids of a text in UTF-8, shape (n,). Raises as `TokenizerProcess.tokenize`."""
         with self._lock:
             process, self._kept = self._kept, None
         if process is not None and process.alive:
             try:
                 return self._use(process, data, special, stopped)
-            except BrokenPipeError:  # nobody asked for a while, and it has just gone
+            except BrokenPipeError:  # it was idle for a while, and has just ended
                 process = None
         try:
             return self._use(TokenizerProcess(self._path, self._n_vocab), data, special, stopped)
@@ -188,7 +188,7 @@ class TokenizerProcesses:
         return ids
 
     def close(self) -> None:
-        """End the one that is kept."""
+        """End the process that is kept."""
         with self._lock:
             self._closed, process, self._kept = True, self._kept, None
         if process is not None:
@@ -200,7 +200,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            with suppress(OSError):  # of what was still to be written
+            with suppress(OSError):  # some data was still to be written
                 pipe.close()
 
 

@@ -2,10 +2,10 @@
 
 llama.cpp runs most pre-tokenizers through a recursive `std::regex`: a match of some 26,000 characters overflows a stack
 of 8 MiB and kills the process. Its search for special tokens takes quadratic time in their number. A short slice has
-neither trouble, and whoever tokenises slice by slice can be stopped in between.
+neither problem, and between slices the tokenising can be stopped.
 
-Two kinds of places are safe. No pre-tokenizer below matches a letter together with the white space behind it, or a
-Chinese character together with the comma or full stop behind it: a match always ends there, and none looks back. And a
+Two kinds of places are safe. No pre-tokenizer below matches a letter together with the white space after it, or a
+Chinese character together with the comma or full stop after it: a match always ends there, and none looks back. And a
 special token is found wherever it stands, unless it could overlap another one.
 """
 
@@ -19,15 +19,15 @@ DEPTH = 1_000
 """Characters between safe places where a pre-tokenizer recurses: 316 bytes of stack each, and a thread may have 512 KiB
 in all."""
 SLICE = 8_192
-"""Characters of one slice at least, in this process or another: more of it shortens no wait, and each call costs some
-milliseconds."""
+"""Characters of a slice at least, in this process or another: shorter slices would only add calls, which cost some
+milliseconds each."""
 FLAT = 32_768
 """Characters between safe places where nothing recurses."""
-LONGEST = 256  # characters of a special token: nobody has longer ones
+LONGEST = 256  # characters of a special token: no known vocabulary has longer ones
 MOST = 20_000  # special tokens: the largest vocabularies have some 6,000
 _SCAN = 65_536  # characters that are searched at once: a search holds Python's lock
 
-# Pre-tokenizers (`tokenizer.ggml.pre`) whose regular expressions llama.cpp has by hand, or whose matches are short.
+# Pre-tokenizers (`tokenizer.ggml.pre`) whose expressions llama.cpp implements by hand, or whose matches are short.
 _LIST = """
     llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe chatglm-bpe glm4 glm5
     gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe gigachat a.x-4.0 mellum
@@ -36,7 +36,7 @@ _LIST = """
     laguna gemma4 granite-embed-multi-311m sarvam-moe
 """
 _FLAT = frozenset(_LIST.split())
-# Those that leave words together: a letter and the space behind it may be in one match, or in no match at all.
+# Pre-tokenizers that leave words together: a letter and the space after it may be in one match, or in no match at all.
 _JOINING = frozenset(("exaone-moe", "superbpe", "whitespace", "gemma4", "granite-embed-multi-311m", "sarvam-moe"))
 _FATAL = frozenset(("whitespace",))  # llama.cpp aborts at the first space
 
@@ -46,7 +46,7 @@ _ACROSS = re.compile(r"[A-Za-z][ \n]|[\u4e00-\u9fa5][\uff0c\u3002\u3001]")
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """The text of a token that llama.cpp looks for before all else, and whether only where control tokens are meant."""
+    """The text of a token that llama.cpp looks for first. `control`: only where control tokens are parsed."""
 
     text: str
     control: bool
@@ -64,8 +64,8 @@ class Slicer:
     """Cuts texts for one vocabulary."""
 
     def __init__(self, model: str, pre: str, specials: Callable[[], Sequence[Special] | None]) -> None:
-        """`model` and `pre` are the file's `tokenizer.ggml.model` and `.pre`. `specials` is asked once a text
-        is cut; it returns None where a special token takes white space beside it along."""
+        """Set up; `model` and `pre` are the file's `tokenizer.ggml.model` and `.pre`. `specials` is called when a text
+        is cut; it returns None where a special token takes adjacent white space along."""
         bpe = model == "gpt2"
         self._flat = model in ("llama", "gemma4") or (bpe and pre in _FLAT)
         self._words = bpe and pre not in _JOINING
@@ -73,7 +73,7 @@ class Slicer:
         self._specials = specials
         self._patterns: dict[bool, re.Pattern[str] | None] = {}
         self.whole = 0 if pre in _FATAL or not (self._known or self._flat) else SLICE if self._flat else DEPTH
-        """Characters of a text that is short enough as it is."""
+        """Characters of the longest text that need not be cut."""
 
     def slices(self, text: str, special: bool) -> Iterator[TextSlice]:
         """Yield the parts of `text`, in order. `special`: control tokens in it are meant as such."""
@@ -89,7 +89,7 @@ class Slicer:
                 cut = _find(pattern, text, max(far, safe + SLICE), len(text)) or len(text)
                 yield TextSlice(text[safe:cut], bounded=False)
                 start = cut
-            elif cut - start >= SLICE:  # in one go, since each call prepares regular expressions anew
+            elif cut - start >= SLICE:  # not shorter, since each call prepares the regular expressions again
                 yield TextSlice(text[start:cut], bounded=True)
                 start = cut
             safe = cut
@@ -113,7 +113,7 @@ class Slicer:
 
 
 def apart(texts: Iterable[str]) -> set[str]:
-    """Return those of `texts` of which no occurrence can overlap an occurrence of any of them."""
+    """Return those of `texts` whose occurrences cannot overlap an occurrence of any of `texts`."""
     every = set(texts)
     begins: dict[str, set[str]] = {}  # beginning -> texts that have it
     ends: dict[str, set[str]] = {}
@@ -136,7 +136,7 @@ def any_of(texts: Iterable[str]) -> str:
     by_first: dict[str, list[str]] = {}
     for text in sorted(texts):
         by_first.setdefault(text[:1], []).append(text[1:])
-    if "" in by_first:  # the rest is whatever follows, and a beginning is enough
+    if "" in by_first:  # one of the texts ends here, and the shortest match is enough
         return ""
     parts = [re.escape(first) + any_of(rests) for first, rests in by_first.items()]
     return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"

@@ -1,7 +1,7 @@
-"""Text to tokens, so that no text kills the process, keeps it busy for long, or cannot be given up.
+"""Text to tokens, so that no text kills the process, or keeps it busy for long without a way to stop.
 
-Short texts go straight to llama.cpp. Longer ones are cut where the ids stay the same, and what cannot be cut goes to a
-process of its own. The ids are always llama.cpp's own.
+Short texts go straight to llama.cpp. Longer ones are cut where the ids stay the same, and parts that cannot be cut go
+to a process of their own. The ids are always llama.cpp's own.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from edgellm.engine.tokenizing.slicing import Slicer, Special
 from edgellm.engine.types import Ids
 from edgellm.errors import EngineFailed, ModelUnsupported, PromptTooLong, Stopped
 
-_LIKELY = 4  # bytes of a token in ordinary text: a text with more of them for each token may be too long
+_LIKELY = 4  # characters per token in ordinary text: a text with more of them per allowed token may be too long
 _UNKNOWN = 4  # bytes at most of an unknown character, which is one token
 _TAKES_SPACE = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP
 _CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
 _SPECIAL = _CONTROL | lib.LLAMA_TOKEN_ATTR_USER_DEFINED
 _SPACE = b" \t\n\v\f\r"
-_ESCAPED_SPACE = "\u2581".encode()  # what a space becomes in some vocabularies, and may stand in a text as it is
+_ESCAPED_SPACE = "\u2581".encode()  # stands for a space in some vocabularies, and may occur in a text itself
 _tokenize = native.bind(
     lib.llama_tokenize,
     ctypes.c_int32,
@@ -49,8 +49,8 @@ class VocabTokenizer:
     """The tokenizer of one loaded vocabulary."""
 
     def __init__(self, vocab: int, path: Path, name: str, kind: str, pre: str, pieces: Callable[[], Sequence[bytes]]):
-        """`vocab` is llama.cpp's pointer, `path` the file that it is from and `name` the model's. `kind` and `pre` are
-        the file's `tokenizer.ggml.model` and `tokenizer.ggml.pre`; `pieces` returns the bytes of every token."""
+        """Set up; `vocab` is llama.cpp's pointer, `path` its file and `name` the model's. `kind` and `pre` are the
+        file's `tokenizer.ggml.model` and `tokenizer.ggml.pre`; `pieces` returns the bytes of every token."""
         self._vocab, self._name, self._pieces = vocab, name, pieces
         self._none = lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_NONE
         self._exact = kind in ("gpt2", "llama")  # every byte of a text is in one of its tokens
@@ -62,9 +62,9 @@ class VocabTokenizer:
 
         Raises:
             ModelUnsupported: the file carries no tokenizer.
-            PromptTooLong: it has more than `most` tokens; said as soon as that is certain.
+            PromptTooLong: the text has more than `most` tokens; raised as soon as that is certain.
             TextRefused: llama.cpp fails on the text, or takes too long over it.
-            Stopped: `stopped` said so.
+            Stopped: `stopped` returned True.
         """
         if self._none:
             raise ModelUnsupported(f"{self._name} carries no tokenizer.", "Use a whole model file.")
@@ -87,14 +87,14 @@ class VocabTokenizer:
     def check_length(self, text: str, most: int | None) -> None:
         """Raise PromptTooLong where `text` certainly has more than `most` tokens, without tokenising it."""
         if most is None or not self._exact or len(text) <= max(_LIKELY * most, self._slicer.whole):
-            return  # it may fit, or is counted in no time
+            return  # it may fit, or tokenising it takes no time
         data = np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8)
         fewest = int(np.bincount(data, minlength=256) @ self._shares)
         if fewest > most:
             raise _too_long(f"at least {fewest}", most)
 
     def close(self) -> None:
-        """End the processes. Not while a text is being tokenised."""
+        """End the processes; not to be called while a text is being tokenised."""
         self._processes.close()
 
     def _here(self, data: bytes, special: bool) -> Ids:
@@ -112,9 +112,9 @@ class VocabTokenizer:
     def _shares(self) -> npt.NDArray[np.float64]:
         """The least share of a token that each byte value takes up, shape (256,).
 
-        A byte is 1/n of a token where no token that holds it has more than n bytes, so the shares of the bytes of a
-        token are 1 at most together. A byte counts for nothing where it may vanish: no token is that byte alone, or a
-        special token takes it along.
+        A byte is 1/n of a token where no token that holds it has more than n bytes, so the shares of a token's bytes
+        add up to 1 at most. A byte that may vanish counts as 0: no token is that byte alone, or a special token takes
+        it along.
         """
         shares = np.zeros(256)
         alone = set()
@@ -133,7 +133,7 @@ class VocabTokenizer:
 
 
 def _specials(vocab: int) -> list[Special] | None:
-    """Return the texts that llama.cpp looks for before all else; None where one takes white space beside it along."""
+    """Return the texts that llama.cpp looks for first; None where one of them takes adjacent white space along."""
     size = lib.llama_vocab_n_tokens(vocab)
     found = []
     for token, attribute in enumerate(map(attributes, repeat(vocab, size), range(size))):

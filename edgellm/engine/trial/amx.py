@@ -3,7 +3,7 @@
 Many builds end the process with SIGSEGV at the first decode on a processor that has AMX. GCC 12's
 `_tile_loadconfig` tells its optimiser of 8 of the 64 bytes that it reads, so the configuration is never written whole;
 and no thread but the first asks the kernel for the tiles (llama.cpp's issue 20824 and pull request 26954). Weights are
-then loaded as the file lays them out, for the other instructions. `EDGELLM_AMX=on` and `off` say what is to be used.
+then loaded as the file lays them out, for the other instructions. `EDGELLM_AMX=on` and `off` override the trial.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from edgellm.errors import EdgeError
 
 INSTRUCTION = "AMX_INT8"
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
-"""What GCC and Clang are told to compile llama.cpp without it."""
+"""The options with which GCC and Clang compile llama.cpp without AMX."""
 
 
 @functools.cache
 def amx_failure() -> str:
-    """Return why AMX is not to be used, such as "it ends the process with SIGSEGV"; "" where it works or is not there.
+    """Return why AMX must not be used, such as "it ends the process with SIGSEGV"; "" where it works or is not there.
 
-    The first call of a build on a machine takes about a second; its verdict is kept for later processes.
+    The first call with a build on a machine takes about a second; its verdict is kept for later processes.
     """
     if INSTRUCTION not in features().instructions:
         return ""
@@ -46,13 +46,13 @@ def amx_failure() -> str:
 
 
 def _tried() -> str | None:
-    """Return what ended the child, "" where it lived, None where there is none to try it with."""
+    """Return the cause of the child's end, "" where it survived, None where AMX could not be tried."""
     model = next((path for folder in places.bundled_dirs() if (path := folder / "draft.gguf").is_file()), None)
     if model is None or not sys.executable:
         return None
     try:
         return fatal_in_child(Probe((model,), (check_gguf(model),)), EDGELLM_AMX="on")
-    except EdgeError:  # somebody ended it, or there is no memory now
+    except EdgeError:  # it was ended from outside, or there is no memory now
         return None
 
 

@@ -1,7 +1,7 @@
-"""The child process of `edgellm.engine.trial.probe`: load a model, decode some rows, say what came of it.
+"""The child process of `edgellm.engine.trial.probe`: load a model, decode some rows, report the outcome.
 
-Standard output has a line of JSON each: shares of the progress, and in the end an object, which holds the error where
-loading raises one. The process ends before that where the file ends it, or takes more than it is granted.
+It writes lines of JSON to standard output: shares of the progress, and at the end an object, which holds the error
+where loading raises one. The process ends earlier if the file crashes it, or it takes more than it is granted.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _ROWS = 4
 _STEP = 0.02  # shares of the progress between two lines
 _GIGABYTE = 10**9
 _SECONDS, _SECONDS_A_GIGABYTE = 60, 60  # of all processors together
-_MEMORY = 4 * _GIGABYTE  # besides twice the file, which llama.cpp may lay out anew
+_MEMORY = 4 * _GIGABYTE  # besides twice the file, which llama.cpp may lay out again
 
 
 def main(arguments: list[str]) -> None:
-    """Arguments: path, bytes of all its parts, GPU layers, 1 for the vocabulary alone."""
+    """Try a model; `arguments` are its path, the bytes of all its parts, GPU layers, and 1 for the vocabulary alone."""
     path, size, gpu_layers, text_only = Path(arguments[0]), *map(int, arguments[1:])
     _limit(size)
     outcome = {}
@@ -58,7 +58,7 @@ def _load(path: Path, gpu_layers: int, text_only: bool) -> None:
 
 
 def _decode(model: Model) -> None:
-    """Decode rows together and one alone, with and without flash attention."""
+    """Decode several rows together, then one alone, with and without flash attention."""
     if not model.has_vocabulary:
         block = Block(model, head=True, n_ctx=_POSITIONS, rows=_ROWS)
         for start, n in ((0, _ROWS), (_ROWS, 1)):
@@ -74,7 +74,7 @@ def _decode(model: Model) -> None:
 
 
 def _limit(size: int) -> None:
-    """Bound processor time and memory, leave no core file, and be the first to go where memory runs out."""
+    """Limit processor time and memory, leave no core file, and be the first to be killed when memory runs out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, too, and ends this process
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

@@ -1,7 +1,7 @@
-"""What llama.cpp answers by ending the process, as far as a GGUF header shows it.
+"""Files over which llama.cpp ends the process, as far as a GGUF header shows it.
 
-Tensor types by role, and hyperparameters by what `llama_model::load_hparams` asserts. The rules are strict on what is
-known to kill and silent on what is unknown: `engine.trial.probe` takes care of that. Read from the source of the
+The rules cover tensor types by role, and hyperparameters by the assertions of `llama_model::load_hparams`. They refuse
+what is known to be fatal and let pass what is unknown, which `engine.trial.probe` tries. Read from the source of the
 llama.cpp in llama-cpp-python 0.3.36.
 """
 
@@ -22,7 +22,7 @@ _32_BITS = (4, 5, 6)  # GGUF value types: UINT32, INT32, FLOAT32
 _STRING = 8
 _F32 = 0
 
-# Of these ggml has no product with a row of activations: the pointer that it would call is null.
+# For these types ggml has no product with a row of activations: the pointer that it would call is null.
 _NO_PRODUCT = frozenset({"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"})
 # Indices, looked up or cast, never multiplied.
 _INDICES = re.compile(r"d2t|masked_embd_ordering(\.weight)?|blk\.\d+\.ffn_gate_tid2eid\.weight")
@@ -35,7 +35,7 @@ _ELEMENTWISE = re.compile(
 
 
 def is_index(name: str) -> bool:
-    """Return whether a tensor holds indices into others, which decide what memory is read."""
+    """Return whether a tensor holds indices into others, which decide which memory is read."""
     return bool(_INDICES.fullmatch(name))
 
 
@@ -44,7 +44,7 @@ def fatal_claims(metadata: Mapping[str, object]) -> Iterator[str]:
     arch = metadata.get("general.architecture")
 
     def number(key: str) -> int:
-        """The largest value of an integer or of an array with one for each layer; -1 for anything else."""
+        """Return an integer, or the largest value of an array with one integer per layer; -1 for anything else."""
         value = metadata.get(f"{arch}.{key}", 0)
         value = max(value, default=0) if isinstance(value, tuple) else value
         return value if isinstance(value, int) else -1
@@ -85,7 +85,7 @@ def _fatal_array(metadata: Mapping[str, object], key: str, kinds: Sequence[int])
 
 
 def fatal_tensors(tensors: Sequence[TensorInfo]) -> Iterator[str]:
-    """Yield a predicate for each tensor in a type that ggml's operations on a processor do not take in its role."""
+    """Yield a predicate for each tensor whose type ggml's operations on a processor do not accept in its role."""
     for tensor in tensors:
         kind = TENSOR_TYPES[tensor.kind][0]
         if is_index(tensor.name):

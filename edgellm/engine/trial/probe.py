@@ -1,9 +1,9 @@
 """A model whose header has not been loaded on this machine before is loaded in a child process first.
 
-llama.cpp answers some files by ending the process. `engine.trial.fatal` refuses those that are known; what it does
-not know ends the child instead. The verdict is kept by a hash of the header: types, shapes and hyperparameters decide
-what kills, while weights are numbers whatever they are, and hashing gigabytes would take longer than the loading. So
-copies of a file share a verdict, and so do equal blocks of layers. `EDGELLM_PROBE=off` loads without asking.
+llama.cpp ends the process over some files. `engine.trial.fatal` refuses those that are known; any other ends the child
+instead. The verdict is kept by a hash of the header: types, shapes and hyperparameters decide what is fatal, while
+weights are numbers in any case, and hashing gigabytes would take longer than the loading. So copies of a file share a
+verdict, and so do equal blocks of layers. `EDGELLM_PROBE=off` loads without a trial.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from edgellm.engine.gguf.records import GgufHeader
 from edgellm.engine.trial.fatal import is_index
 from edgellm.errors import EdgeError, EngineFailed, ModelUnsupported
 
-_FORMAT = 2  # to be raised when the child tries more than before
+_FORMAT = 2  # raise this when the child tries more than before
 _MOST_KEPT = 1_000  # verdicts
-_TAIL = 4_096  # bytes of what the child wrote before it ended
+_TAIL = 4_096  # bytes of the child's last output
 _PORTION = 2**20
 _BUNDLED = ("draft.gguf", "verifier.gguf")
-_PASSING = frozenset({"SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"})  # sent by the system or by somebody, not by the file
+_PASSING = frozenset({"SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"})  # sent by the system or a user, not caused by the file
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What is to be loaded: a file with its other parts, and how."""
+    """A model to try: a file with its other parts, and how to load it."""
 
     paths: Sequence[Path]
     headers: Sequence[GgufHeader]
@@ -63,13 +63,13 @@ class Probe:
 
 
 def require_loadable(probe: Probe, progress: Callable[[float], None] | None = None) -> bool:
-    """Return, once it is known that loading the model does not end the process, whether that took a child process.
+    """Make sure that loading the model does not end the process; return whether that took a child process.
 
-    `progress` hears shares from 0 to 1.
+    `progress` is called with shares from 0 to 1.
 
     Raises:
-        ModelUnsupported: it does; or llama.cpp refuses the file.
-        EngineFailed: the child could not be started, or somebody ended it; nothing is kept of that.
+        ModelUnsupported: loading ends the process, or llama.cpp refuses the file.
+        EngineFailed: the child could not be started, or was ended from outside; no verdict is kept.
     """
     path = probe.paths[0]
     if os.environ.get("EDGELLM_PROBE") == "off" or not sys.executable or _is_bundled(path):
@@ -118,10 +118,10 @@ def _is_bundled(path: Path) -> bool:
 
 
 def fatal_in_child(probe: Probe, progress: Callable[[float], None] | None = None, **environment: str) -> str:
-    """Load the model in a child with these variables; return what ended it, or nothing where it lived.
+    """Load the model in a child with these variables; return the cause of its end, "" where it survived.
 
     Raises:
-        EdgeError: what the child says that loading here would raise.
+        EdgeError: loading raised this error in the child, or as for `require_loadable`.
     """
     size = sum(header.file_size for header in probe.headers)
     command = [sys.executable, "-P", "-m", "edgellm.engine.trial.child", str(probe.paths[0])]
@@ -150,7 +150,7 @@ def fatal_in_child(probe: Probe, progress: Callable[[float], None] | None = None
 
 
 def _follow(child: subprocess.Popen[bytes], progress: Callable[[float], None] | None) -> dict[str, str] | None:
-    """Pass the child's progress on; return what it says in the end, None where it ended without a word."""
+    """Pass the child's progress on; return its outcome, None where it ended without one."""
     outcome = None
     for line in child.stdout or ():
         try:
@@ -184,14 +184,14 @@ def _died(path: Path, code: int, words: str) -> str:
 
 
 def _last_words(said: IO[bytes]) -> str:
-    """Return the last lines of what was written, in one line without control characters."""
+    """Return the last lines of the output, in one line without control characters."""
     said.seek(max(0, said.seek(0, os.SEEK_END) - _TAIL))
     lines = said.read().decode("utf-8", "replace").splitlines()[-3:]
     return "; ".join("".join(filter(str.isprintable, line)).strip() for line in lines if line.strip())
 
 
 def read_verdict(kept: Path) -> str | None:
-    """Return what ended the child when it was tried, nothing where it lived, None where it was not tried."""
+    """Return the cause of the child's end in an earlier trial, "" where it survived, None where there was none."""
     try:
         if kept.is_symlink() or not kept.is_file():  # a pipe would be waited for
             return None
@@ -203,7 +203,7 @@ def read_verdict(kept: Path) -> str | None:
 
 
 def write_verdict(kept: Path, fatal: str) -> None:
-    """Keep what ended the child, or nothing where it lived. Where that cannot be written it is tried again."""
+    """Keep the cause of the child's end, "" where it survived. If it cannot be written, the next load tries again."""
     partial = kept.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,1 +1,1 @@
-"""Past conversations and what was typed, as long as they are kept."""
+"""Past conversations and typed lines, as long as they are kept."""

@@ -1,4 +1,4 @@
-"""Conversations that can be taken up again: one private file each, the newest few hundred of them.
+"""Conversations that can be continued: the newest few hundred, each in a private file of its own.
 
 They are kept where the history is, and only while that is on; nothing of them leaves this machine.
 """
@@ -27,7 +27,7 @@ _ROLES = ("system", "user", "assistant")
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What was said so far: `turns` are roles and texts, the oldest first. `when` it was last added to, in UTC."""
+    """A conversation so far: `turns` are roles and texts, the oldest first; `when` is the last addition, in UTC."""
 
     id: str
     when: datetime
@@ -35,32 +35,33 @@ class Conversation:
 
     @classmethod
     def new(cls) -> Conversation:
-        """One in which nothing was said."""
+        """Return a conversation in which nothing has been said."""
         return cls(secrets.token_hex(4), datetime.now(UTC), ())
 
     def said(self, turns: Sequence[tuple[str, str]]) -> Conversation:
-        """The same with all that was said until now."""
+        """Return this conversation as of now, with these turns."""
         return replace(self, when=datetime.now(UTC), turns=tuple(turns))
 
     @property
     def title(self) -> str:
-        """The first question, without what stood before it."""
+        """The first question, without the paragraphs before it."""
         asked = next((text for role, text in self.turns if role == "user"), "")
         return asked.strip().rpartition("\n\n")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Conversations:
-    """Those in `folder`, which need not exist yet. Any number of processes may use it.
+    """The conversations in `folder`, which need not exist yet. Any number of processes may use it.
 
-    What is no conversation, or is no plain file, is passed over. They go when nothing was added to them for longer
-    than may be kept (`store.retention`). Every method raises TrustUnusable where a file cannot be written.
+    Anything that is not a conversation in a plain file is skipped. A conversation is removed when nothing was added to
+    it for longer than the retention (`chats.retention`). Every method raises TrustUnusable where a file cannot be
+    written.
     """
 
     folder: Path = field(default_factory=lambda: data_dir() / "conversations")
 
     def all(self) -> list[Conversation]:
-        """The newest first."""
+        """Return all conversations, the newest first."""
         before = oldest()
         return [one for one in self._all() if one.when >= before]
 
@@ -69,7 +70,7 @@ class Conversations:
         return sorted((one for one in found if one is not None), key=lambda one: one.when, reverse=True)
 
     def find(self, beginning: str) -> Conversation:
-        """The one whose ID begins so.
+        """Return the conversation whose ID begins with `beginning`.
 
         Raises:
             InvalidOption: there is none, or there are several.
@@ -83,7 +84,7 @@ class Conversations:
         return found[0]
 
     def latest(self) -> Conversation:
-        """The one that was last added to.
+        """Return the conversation that was last added to.
 
         Raises:
             InvalidOption: there is none.
@@ -96,10 +97,10 @@ class Conversations:
         return found[0]
 
     def keep(self, conversation: Conversation) -> None:
-        """Writes it, in the place of what was kept of it before; the oldest ones beyond `MOST` go.
+        """Write a conversation over its earlier state; remove the oldest conversations beyond `MOST`.
 
         Raises:
-            HistoryUnusable: it has become too long to be kept; what was kept of it stays.
+            HistoryUnusable: the conversation has become too long to be kept; its earlier state stays.
         """
         said = {"when": conversation.when.isoformat(timespec="microseconds"), "turns": conversation.turns}
         data = json.dumps(said, ensure_ascii=False).encode("utf-8", "replace")
@@ -118,7 +119,7 @@ class Conversations:
             self._path(conversation.id).unlink(missing_ok=True)
 
     def clear(self) -> int:
-        """Remove all, damaged ones and what a crash has left of some, too; return how many there were."""
+        """Remove all conversations, also damaged ones and a crash's leftovers; return how many there were."""
         paths = self._paths()
         if self.folder.is_dir():
             with locked(self.folder):
@@ -128,7 +129,7 @@ class Conversations:
         return len(paths)
 
     def expire(self) -> int:
-        """Remove those whose files were not written for longer than may be kept; return how many that were."""
+        """Remove the conversations whose files were not written for longer than the retention; return how many."""
         before = oldest()
         gone = [path for path in self._paths() if expired(path, before)]
         if gone:
@@ -144,7 +145,7 @@ class Conversations:
         return [path for path in sorted(self.folder.glob("*.json")) if _ID.fullmatch(path.stem)]
 
     def _read(self, path: Path) -> Conversation | None:
-        """None where it has gone meanwhile, or is damaged."""
+        """Return the conversation in a file; None where the file is gone by now, or damaged."""
         try:
             data = read_private(path)
             said = json.loads((data or b"").decode())

@@ -7,13 +7,13 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-_FRAME = 128  # bytes, more than what a line holds beside its two texts
+_FRAME = 128  # bytes, more than a line needs besides its two texts
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class ChatEntry:
-    """A question and its reply. `when` it was added: UTC, to the second."""
+    """A question, its reply, and `when` they were added: UTC, to the second."""
 
     question: str
     reply: str
@@ -21,9 +21,9 @@ class ChatEntry:
 
 
 def to_line(question: str, reply: str, most_bytes: int) -> bytes:
-    """A line, its end included, of at most `most_bytes`: of a text longer than half of that the beginning is kept.
+    """Return a line, its end included, of at most `most_bytes`: a text longer than half of that is cut at its end.
 
-    What is no character (a lone surrogate) becomes U+FFFD.
+    A lone surrogate, which is no character, becomes U+FFFD.
     """
     room = (most_bytes - _FRAME) // 2
     said = {
@@ -35,7 +35,7 @@ def to_line(question: str, reply: str, most_bytes: int) -> bytes:
 
 
 def from_line(line: bytes) -> ChatEntry | None:
-    """What a line holds; None where it is damaged."""
+    """Return the entry that a line holds; None where the line is damaged."""
     try:
         said = json.loads(line.decode())
         when = datetime.fromisoformat(said["when"])
@@ -47,7 +47,7 @@ def from_line(line: bytes) -> ChatEntry | None:
 
 
 def _beginning(text: str, room: int) -> str:
-    """As much of `text` as takes `room` bytes in JSON; line ends and the like take more there than in memory."""
+    """Return the beginning of `text` that fits `room` bytes as JSON, where line ends and the like are longer."""
     while (size := len(json.dumps(text, ensure_ascii=False).encode())) > room:
         text = text[: len(text) * room // size]
     return text

@@ -1,8 +1,8 @@
-"""What was asked and replied before, kept on this machine alone, so that a later reply can repeat it for free.
+"""Past questions and replies, kept on this machine alone, so that a later reply can repeat them for free.
 
-One question and its reply a line, as JSON, in a file that only the user can read. It never grows over `MOST_BYTES`:
-when it would, the oldest lines go until half of that is left; and lines go when they are too old (`store.retention`).
-A line that a crash has cut is passed over.
+Each line holds one question and its reply, as JSON, in a file that only the user can read. The file never exceeds
+`MOST_BYTES`: when it would, the oldest lines are removed until half of that is left. Lines are also removed when they
+are too old (`chats.retention`). A line that a crash has cut is skipped.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from edgellm.storage.state import private_folder
 MOST_BYTES = 2**20
 PATIENCE = 10.0  # seconds to wait for another process; each holds the file for some milliseconds
 
-# Never through a link, never waiting at a pipe, never changing line ends (Windows).
+# Never follow a link, never wait for a pipe, never change line ends (Windows).
 _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _HAS_MODES = os.name != "nt"  # there the user's folders are private by other means
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryFacts:
-    """What there is to tell of a history without telling what was said; `size` in bytes, on disk."""
+    """Facts about a history that reveal nothing that was said; `size` in bytes, on disk."""
 
     path: Path
     on: bool
@@ -50,7 +50,7 @@ class History:
     """The store of past conversations in `folder`, which need not exist yet. Any number of processes may use it.
 
     Every method raises `HistoryUnusable` where the folder or the file is a link, belongs to somebody else, or cannot be
-    read or written. A chat should make a notice of it, and go on: a reply does not depend on the history.
+    read or written. A chat should show that as a notice, and go on: a reply does not depend on the history.
     """
 
     folder: Path = field(default_factory=lambda: data_dir() / "history")
@@ -63,7 +63,7 @@ class History:
 
     @property
     def on(self) -> bool:
-        """Whether conversations are kept and read; so it is until `turn_off`."""
+        """Whether conversations are kept and read: True unless `turn_off` was called."""
         return not os.path.lexists(self._off)
 
     @property
@@ -75,14 +75,14 @@ class History:
         return self.folder / f"{self.name}.new"
 
     def add(self, question: str, reply: str) -> None:
-        """Keeps a question and its reply as the newest; does nothing while the history is off.
+        """Keep a question and its reply as the newest; do nothing while the history is off.
 
-        Of a text that would take more than about a quarter of `MOST_BYTES` the beginning is kept. What is no character
-        (a lone surrogate) becomes U+FFFD. Callers of a chat should turn the error into a notice.
+        Of a text that would take more than about a quarter of `MOST_BYTES` only the beginning is kept. A lone
+        surrogate, which is no character, becomes U+FFFD. A chat should turn the error into a notice.
 
         Raises:
-            HistoryUnusable: the disk is full, the folder cannot be written, or another process does not let go of it.
-                What was there is unchanged.
+            HistoryUnusable: the disk is full, the folder cannot be written, or another process keeps it locked. The
+                history is unchanged.
         """
         if not self.on:
             return
@@ -91,9 +91,9 @@ class History:
                 self._put(to_line(question, reply, MOST_BYTES // 2))
 
     def recent(self, limit_bytes: int = MOST_BYTES) -> list[ChatEntry]:
-        """The newest conversations, oldest first, whose texts take at most `limit_bytes` of UTF-8 together.
+        """Return the newest conversations, oldest first, whose texts take at most `limit_bytes` of UTF-8 together.
 
-        One that is too long for what is left of the limit is passed over. Empty while the history is off.
+        A conversation that is too long for the rest of the limit is skipped. Empty while the history is off.
 
         Raises:
             HistoryUnusable: the file is a link, or cannot be read.
@@ -112,7 +112,7 @@ class History:
         return found[::-1]
 
     def clear(self) -> int:
-        """Removes all conversations, on or off, and returns how many there were.
+        """Remove all conversations, whether the history is on or off, and return how many there were.
 
         Raises:
             HistoryUnusable: they cannot be removed.
@@ -127,10 +127,10 @@ class History:
                 return count
 
     def expire(self) -> int:
-        """Remove what is older than may be kept, on or off, and return how many conversations that were.
+        """Remove conversations older than the retention, whether the history is on or off, and return how many.
 
         Raises:
-            HistoryUnusable: it cannot be removed.
+            HistoryUnusable: they cannot be removed.
         """
         with _told(self.path, "written"):
             if not os.path.lexists(self.path):
@@ -142,11 +142,11 @@ class History:
             with self._locked(), _opened(self.path, "rb") as file:
                 pasts = list(_readable(file))
                 young = [line for line, past in pasts if past.when >= before]
-                self._replace(b"".join(young))  # damaged lines go with the old ones: nobody knows their age
+                self._replace(b"".join(young))  # damaged lines go with the old ones: their age is unknown
                 return len(pasts) - len(young)
 
     def turn_off(self) -> None:
-        """From now on nothing is added or read, by any process, until `turn_on`. What is there stays.
+        """Keep every process from adding or reading until `turn_on`. Conversations that are there stay.
 
         Raises:
             HistoryUnusable: that cannot be remembered.
@@ -157,7 +157,7 @@ class History:
                 os.close(os.open(self._off, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
     def turn_on(self) -> None:
-        """Takes `turn_off` back.
+        """Undo `turn_off`.
 
         Raises:
             HistoryUnusable: that cannot be remembered.
@@ -167,7 +167,7 @@ class History:
             self._off.unlink()
 
     def facts(self) -> HistoryFacts:
-        """Counts what is there, on or off.
+        """Count the conversations that are there, whether the history is on or off.
 
         Raises:
             HistoryUnusable: the file is a link, or cannot be read.
@@ -228,7 +228,7 @@ class History:
 
 @contextmanager
 def _told(path: Path, done: str) -> Iterator[None]:
-    """Turns what the system says into our error: `path` cannot be `done`."""
+    """Turn the system's errors into ours: `path` cannot be `done`."""
     try:
         yield
     except Timeout as error:
@@ -249,7 +249,7 @@ def _told(path: Path, done: str) -> Iterator[None]:
 
 
 def _own(folder: Path) -> None:
-    """Makes sure that `folder` is one, no link to another, and closed to others. FileNotFoundError without one."""
+    """Check that `folder` is a folder, not a link, and close it to other users. Raise FileNotFoundError without one."""
     mode = folder.lstat().st_mode
     if stat.S_ISLNK(mode):
         raise _link(folder)
@@ -261,7 +261,7 @@ def _own(folder: Path) -> None:
 
 @contextmanager
 def _opened(path: Path, mode: str, flags: int = 0) -> Iterator[FileIO]:
-    """The file itself, unbuffered; made private if it was not."""
+    """Open the file, never through a link and unbuffered; make it private if it was not."""
     if path.is_symlink():
         raise _link(path)
     with FileIO(path, mode, opener=lambda name, asked: os.open(name, asked | flags | _FLAGS, 0o600)) as file:
@@ -287,7 +287,7 @@ def _size(path: Path) -> int:
 
 
 def _append(file: FileIO, line: bytes, end: int) -> None:
-    """Writes `line` at `end`, all of it or nothing; behind a line that was cut it begins a new one."""
+    """Write `line` at `end`, all of it or nothing; after a line that was cut, begin a new one."""
     file.seek(max(end - 1, 0))
     whole = file.read(1) in (b"\n", b"")
     try:
@@ -299,7 +299,7 @@ def _append(file: FileIO, line: bytes, end: int) -> None:
 
 
 def _begins_before(file: FileIO, time: datetime) -> bool:
-    """Return whether the first line is older than that; later lines are younger."""
+    """Return whether the first line is older than `time`; later lines are younger."""
     file.seek(0)
     past = from_line((file.read(MOST_BYTES // 2) or b"").partition(b"\n")[0])  # no line is longer
     return past is not None and past.when < time
@@ -311,7 +311,7 @@ def _write(file: FileIO, data: bytes) -> None:
 
 
 def _readable(file: FileIO) -> Iterator[tuple[bytes, ChatEntry]]:
-    """The sound lines, as they are and what they hold; of a file that is too large, those at its end."""
+    """Yield the sound lines and their entries; of a file that is too large, those at its end."""
     file.seek(max(file.seek(0, os.SEEK_END) - MOST_BYTES, 0))
     for line in file.readall().split(b"\n"):
         if past := from_line(line):

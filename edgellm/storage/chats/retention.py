@@ -1,4 +1,4 @@
-"""How long edgellm keeps what was asked and replied, and everything that it derives from that."""
+"""How long edgellm keeps questions and replies, and everything that it derives from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parse_age(text: str) -> timedelta | None:
     """Return the age that `text` means, None for "forever".
 
     Raises:
-        InvalidOption: it is none.
+        InvalidOption: the text is not an age.
     """
     text = text.strip().lower()
     if text == FOREVER:
@@ -39,8 +39,8 @@ def describe_age(age: timedelta | None) -> str:
 
 
 def max_age() -> timedelta | None:
-    """Return the greatest age of anything that is kept, None for no limit: as the variable `VARIABLE` says, else as
-    was set last, else `DEFAULT`. A setting that is damaged counts as none.
+    """Return the greatest age of anything that is kept, None for no limit: the value of the variable `VARIABLE`, else
+    the last `set_max_age`, else `DEFAULT`. A damaged setting is ignored.
 
     Raises:
         InvalidOption: the variable holds no age.
@@ -72,7 +72,7 @@ def oldest() -> datetime:
 
 
 def expired(path: Path, before: datetime) -> bool:
-    """Return whether a file was last written before that time; False where there is none."""
+    """Return whether a file was last written before the given time; False where there is no file."""
     try:
         return path.lstat().st_mtime < before.timestamp()
     except (OSError, OverflowError, ValueError):

@@ -18,7 +18,7 @@ def typed_lines() -> History:
 
 
 def old_lines() -> Path:
-    """Return the file that held typed lines before, without limits. It need not exist."""
+    """Return the file in which an earlier version kept typed lines, without limits. It need not exist."""
     return state_dir() / "history"
 
 
@@ -47,7 +47,7 @@ def take_over() -> None:
 
 
 def _texts(kept: str) -> list[str]:
-    """Return what was typed, of blocks of lines that begin with "+", as prompt_toolkit writes them."""
+    """Return the typed texts from blocks of lines that begin with "+", as prompt_toolkit writes them."""
     texts: list[str] = []
     within = False
     for line in kept.split("\n"):

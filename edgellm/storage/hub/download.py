@@ -25,7 +25,7 @@ _RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18})")
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """How far a download is, in bytes. `resumed` of them were there before; `sent` came over the network just now."""
+    """The progress of a download, in bytes: `resumed` were there before, `sent` came over the network just now."""
 
     done: int
     total: int
@@ -48,13 +48,13 @@ def download(
     partial: Path,
     progress: Callable[[Transfer], None] = lambda _: None,
 ) -> None:
-    """Completes `partial`, whose bytes so far are kept, to the whole of `remote`, and checks size and SHA-256.
+    """Download the rest of `remote` into `partial`, whose bytes so far are kept, and check size and SHA-256.
 
-    A cut connection is taken up again with growing pauses, up to `ATTEMPTS` times without a new byte.
+    After a cut connection it tries again with growing pauses, up to `ATTEMPTS` times without a new byte.
 
     Raises:
-        PullFailed: the network, or the server; what has arrived is kept, unless it is proved wrong.
-        DiskFull: no space; what has arrived is kept.
+        PullFailed: the network or the server failed; bytes that have arrived are kept, unless they are proved wrong.
+        DiskFull: there is no space; bytes that have arrived are kept.
     """
     try:
         _check_space(partial, remote.size)
@@ -113,7 +113,7 @@ def _receive_all(
 
 
 def _receive(remote: RemoteFile, headers: dict[str, str], file: BinaryIO) -> Iterator[int]:
-    """Appends one answer of the server to `file`, from where it ends; yields the length of each block."""
+    """Append one answer of the server to `file`, from where it ends; yield the length of each block."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
@@ -130,7 +130,7 @@ def _receive(remote: RemoteFile, headers: dict[str, str], file: BinaryIO) -> Ite
                 f"The server offers {total} bytes where {remote.size} were announced.",
                 "The file may have changed on the hub: pull it again.",
             )
-        # Blocks as they come: of a size asked for, a half-filled one would be lost with the connection.
+        # Take blocks as they come: with a fixed size, a half-filled block would be lost with the connection.
         for block in response.iter_raw():
             if file.tell() + len(block) > remote.size:
                 raise PullFailed(f"The server sent more than the {remote.size} bytes it announced.", "Pull it again.")
@@ -144,7 +144,8 @@ def _restart(file: BinaryIO) -> int:
 
 
 def _announced(headers: Mapping[str, str], at: int) -> int | None:
-    """The whole file's size as an answer that begins at byte `at` tells it; None where it does not."""
+    """Return the whole file's size as announced by an answer that begins at byte `at`; None where it does not say, and
+    -1 where it does not continue at `at`."""
     if at:
         match = _RANGE.fullmatch(headers.get("Content-Range", ""))
         return int(match[2]) if match and int(match[1]) == at else -1

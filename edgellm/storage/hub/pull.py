@@ -1,7 +1,7 @@
 """Fetching models from the hub into the standard Hugging Face cache.
 
 `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN` and `HF_HUB_OFFLINE` mean what they mean everywhere. Files come
-over plain HTTP: current versions of huggingface_hub throw a partial download away, ours goes on where it stopped.
+over plain HTTP: current versions of huggingface_hub throw a partial download away, ours resumes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgellm.storage.model_names import HubName, parse_hub_name
 
 __all__ = ["DownloadPlan", "Pulled", "Transfer", "fetch", "plan", "pull"]
 
-# They become file names, so nothing else may stand in them.
+# Both become file names, so no other characters are allowed.
 _ETAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """What will be fetched, and why this. `path` is set where it is here already; `size` in bytes."""
+    """The file to fetch, and why this one. `path` is set where it is here already; `size` in bytes."""
 
     name: HubName
     file: str
@@ -57,7 +57,7 @@ class DownloadPlan:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A model that is here now: `plan` says which, `sent` how many bytes came for it just now."""
+    """A model that is here now: `plan` says which, `sent` how many bytes were fetched for it just now."""
 
     plan: DownloadPlan
     path: Path
@@ -65,16 +65,16 @@ class Pulled:
 
 
 def pull(name: str, progress: Callable[[Transfer], None] = lambda _: None) -> Pulled:
-    """Fetches `user/repo[:quant]`, unless it is here. See `plan` and `fetch` for what is raised."""
+    """Fetch `user/repo[:quant]`, unless it is here. Raises as `plan` and `fetch`."""
     return fetch(plan(name), progress)
 
 
 def plan(name: str) -> DownloadPlan:
-    """Asks the hub what `name` means. Where the hub cannot be asked, what is in the cache already will do.
+    """Ask the hub what `name` means. Where the hub cannot be asked, fall back on the cache.
 
     Raises:
-        InvalidOption: no name of a model on the hub.
-        ModelNotFound, ModelUnsupported: nothing there that suits; names what is.
+        InvalidOption: `name` is not a name of a model on the hub.
+        ModelNotFound, ModelUnsupported: nothing suitable is there; the message names what is.
         PullFailed: the hub cannot be reached, or does not let us in.
     """
     hub_name = parse_hub_name(name)
@@ -90,12 +90,12 @@ def plan(name: str) -> DownloadPlan:
 
 
 def fetch(plan: DownloadPlan, progress: Callable[[Transfer], None] = lambda _: None) -> Pulled:
-    """Brings a plan's file into the cache; goes on where an earlier attempt stopped.
+    """Fetch a plan's file into the cache; continue where an earlier attempt stopped.
 
     Raises:
-        PullFailed: the network; what has arrived is kept.
-        DiskFull: no space; what has arrived is kept.
-        ModelCorrupt, ModelUnsupported: what came is no sound GGUF; it is not kept.
+        PullFailed: the network failed; bytes that have arrived are kept.
+        DiskFull: there is no space; bytes that have arrived are kept.
+        ModelCorrupt, ModelUnsupported: the file that came is no sound GGUF; it is not kept.
     """
     if plan.path is not None:
         return Pulled(plan, plan.path, 0)
@@ -161,7 +161,7 @@ def _complete(plan: DownloadPlan, blob: Path, progress: Callable[[Transfer], Non
 def _link(plan: DownloadPlan, folder: Path) -> Path:
     """Make the snapshot's link to the blob as the hub's own library does, and note the newest commit.
 
-    The library itself is not asked: it would ask the hub once more, and take whatever it is told then.
+    The library itself is not used: it would ask the hub again, and trust that answer.
     """
     path = folder / "snapshots" / plan.commit / plan.file
     blob = folder / "blobs" / plan.etag
@@ -177,7 +177,7 @@ def _link(plan: DownloadPlan, folder: Path) -> Path:
 
 
 def _hub(name: HubName, ask: Callable[[], _T]) -> _T:
-    """Asks the hub's library, and turns its errors into ours."""
+    """Call `ask`, which uses the hub's library, and turn the library's errors into ours."""
     from huggingface_hub import constants, errors
     from huggingface_hub.errors import HTTPError as AnyHttpError  # of whichever HTTP client it has
 
@@ -207,7 +207,7 @@ def _hub(name: HubName, ask: Callable[[], _T]) -> _T:
             f"{host} cannot be reached: {str(error) or type(error).__name__}.",
             "Check the network, then pull again; what has arrived is kept.",
         ) from error
-    except Exception as error:  # what a library raises for an answer that its authors did not think of
+    except Exception as error:  # anything that the library raises for an answer that its authors did not foresee
         why = f"{type(error).__name__}: {error}"[:200]
         raise PullFailed(
             f"What {host} answers for {name.repo_id} makes no sense: {why}.", "Check HF_ENDPOINT."
@@ -215,7 +215,7 @@ def _hub(name: HubName, ask: Callable[[], _T]) -> _T:
 
 
 def _is_inside(file: str) -> bool:
-    """Whether a repository's file name stays inside its folder, and every part of it may be a file's name."""
+    """Return whether a repository's file name stays inside its folder, and each part is a valid file name."""
     if len(file.encode()) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in file.split("/")):
         return False
     return not file.startswith("/") and "\\" not in file and not {"", ".", ".."} & set(file.split("/"))

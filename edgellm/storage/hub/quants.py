@@ -34,7 +34,7 @@ class QuantChoice:
 
 
 def quant_of(file: str) -> str | None:
-    """The quantisation that a file's name (or its folder) tells, in capitals; the last one where there are several."""
+    """Return the quantisation in a file's name (or its folder's), in capitals; the last one where there are several."""
     found = _QUANT.findall(file.removesuffix(".gguf"))
     return str(found[-1]).upper() if found else None
 
@@ -43,20 +43,20 @@ _NAMED = 40  # quantisations that a message names
 
 
 def label(file: str) -> str:
-    """What to write behind the colon to mean this file."""
+    """Return the text after the colon that means this file."""
     return quant_of(file) or file.removesuffix(".gguf").rsplit("/", 1)[-1]
 
 
 def is_model(file: str) -> bool:
-    """Whether it is a language model in GGUF, and not a vision projector or a calibration file."""
+    """Return whether the file is a language model in GGUF, and not a vision projector or a calibration file."""
     return file.lower().endswith(".gguf") and not _SIDE_FILES.search(file)
 
 
 def choose(repo: str, files: Iterable[str], wanted: str | None) -> QuantChoice:
-    """The file that `wanted` (a quantisation or a file name; None: whatever suits) means in `repo`.
+    """Return the file that `wanted` (a quantisation or a file name; None: whatever suits) means in `repo`.
 
     Raises:
-        ModelNotFound: no GGUF there, or not that one; names those that are.
+        ModelNotFound: the repository has no GGUF, or not this one; the message names those that it has.
         ModelUnsupported: the only match is split over several files.
     """
     models = sorted(file for file in files if is_model(file))

@@ -1,11 +1,11 @@
-"""Pieces that are made on this device, so that they suit a stage: cut from a model that is whole here, or joined from
-smaller ones. They lie in the store of layers and count against its limit; as they can be made again, they go first.
+"""Pieces that are made on this device to suit a stage: cut from a model that is whole here, or joined from smaller
+pieces. They lie in the store of layers and count towards its limit; as they can be made again, they are removed first.
 
 made/FINGERPRINT/SOURCE/0003-0008.gguf   the layers 3 to 8 of a model, counted from 0, both included
-made/lock                                held by whoever makes one
+made/lock                                held by the process that makes a piece
 
-SOURCE is `whole` for a piece that was cut from the model's own file, and the digest of the recipe for one that was
-joined from pieces that were brought: what somebody brought is never taken for what is this device's own.
+SOURCE is `whole` for a piece that was cut from the model's own file, and the digest of the recipe for a piece that was
+joined from pieces that were brought: layers from another device are never taken for this device's own.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from edgellm.storage.layers.incoming_piece import told
 from edgellm.storage.layers.manifest import is_hash
 from edgellm.storage.state import private_folder
 
-ENOUGH = 32 * 2**20  # bytes: beside what such a piece computes, what it costs as a block of its own is little
+ENOUGH = 32 * 2**20  # bytes: for such a piece, the cost of a block of its own is small beside its computing
 WHOLE = "whole"
 _NAME = re.compile(r"(\d{4,9})-(\d{4,9})\.gguf")
 
 
 def together(layer: int, last: int, size: float) -> int:
-    """The layer, `last` at most, with which a piece ends that begins with `layer`, where a layer takes `size` bytes.
+    """Return the last layer, at most `last`, of a piece that begins with `layer`, where a layer takes `size` bytes.
 
-    A piece has about ENOUGH bytes, because every block costs a sixth of a millisecond a pass (`bench.mesh_cost`). All
+    A piece has about ENOUGH bytes, because every block costs a sixth of a millisecond per pass (`bench.mesh_cost`). All
     pieces of a model end at multiples of the same number of layers, so that another plan finds most of them made. But
-    towards `last` they grow smaller: what a stage loads at the end it computes when nothing is left to be loaded.
+    towards `last` they get smaller: the layers that a stage loads last are computed when nothing is left to load.
     """
     many = max(1, int(ENOUGH / max(1.0, size)))
     end = min(last, layer - layer % many + many - 1)
@@ -44,8 +44,8 @@ def together(layer: int, last: int, size: float) -> int:
 
 
 class MadePieces:
-    """The made pieces in the folder of a store, which has room for them as `room` says: bytes under its limit, and on
-    its disk. Any number of threads and processes may use it."""
+    """The made pieces in the folder of a store. `room` returns the bytes left for them: under the store's limit, and on
+    its disk. Any number of threads and processes may use the folder."""
 
     def __init__(self, folder: Path, room: Callable[[], tuple[int, int]]) -> None:
         self._folder, self._room = folder, room
@@ -54,13 +54,13 @@ class MadePieces:
     def using(
         self, model: str, first: int, last: int, size: int, make: Callable[[Path], None], recipe: str = WHOLE
     ) -> Iterator[Path]:
-        """A piece of about `size` bytes, made where it is not there; nobody removes it before the `with` ends.
+        """Yield the file of a piece of about `size` bytes, made if it is missing, and kept until the `with` ends.
 
-        `recipe` is the digest of the recipe whose pieces it is joined from. `make` writes a file, and raises what it
-        likes.
+        `recipe` is the digest of the recipe whose pieces it is joined from. `make` writes the file, and may raise
+        anything.
 
         Raises:
-            StoreFull: what else is made and in use leaves no room under the limit.
+            StoreFull: the other pieces that are made and in use leave no room under the limit.
             DiskFull, LayersRefused: the disk is full, or cannot be written.
         """
         path = self._folder / model / recipe / f"{first:04d}-{last:04d}.gguf"
@@ -78,7 +78,7 @@ class MadePieces:
                         self._make(path, size, make)
 
     def files(self) -> list[Stored]:
-        """Every made piece."""
+        """Return every made piece."""
         found = []
         for path in sorted(self._paths("gguf")):
             with suppress(OSError):
@@ -88,24 +88,25 @@ class MadePieces:
         return found
 
     def models(self) -> dict[str, list[Stored]]:
-        """The made pieces by the model's fingerprint."""
+        """Return the made pieces by the model's fingerprint."""
         found: dict[str, list[Stored]] = {}
         for file in self.files():
             found.setdefault(_model_of(file.path, self._folder), []).append(file)
         return found
 
     def of(self, model: str, recipe: str | None = None) -> list[Stored]:
-        """Return the made pieces of a model, or of those the ones joined from the pieces of one recipe."""
+        """Return the made pieces of a model; with a `recipe`, only those joined from its pieces."""
         files = self.models().get(model, [])
         return files if recipe is None else [file for file in files if file.path.parent.name == recipe]
 
     def _paths(self, ending: str) -> Iterator[Path]:
-        """Those without a source were left by an earlier version: they are counted and removed, never used."""
+        """Yield all files with this ending, also those without a SOURCE folder: an earlier version left them, and they
+        are counted and removed, never used."""
         yield from self._folder.glob(f"*/*.{ending}")
         yield from self._folder.glob(f"*/*/*.{ending}")
 
     def _make(self, path: Path, size: int, make: Callable[[Path], None]) -> None:
-        """The lock is held: whatever is half made was left by somebody who is gone."""
+        """Make a piece while the lock is held: so a half-made file was left by a process that is gone."""
         for half in self._paths("half*"):
             half.unlink(missing_ok=True)
         left, free = self._room()
@@ -123,7 +124,7 @@ class MadePieces:
         half = path.with_suffix(".half")
         try:
             make(half)
-            with half.open("rb") as written:  # nobody looks again whether its weights are those of the model
+            with half.open("rb") as written:  # its weights are never checked against the model's again
                 os.fsync(written.fileno())
             half.chmod(0o600)
             half.replace(path)
@@ -136,6 +137,6 @@ def _model_of(path: Path, folder: Path) -> str:
 
 
 def layers_of(file: Stored) -> range:
-    """Which layers a made piece has."""
+    """Return the layers of a made piece."""
     found = _NAME.fullmatch(file.path.name)
     return range(int(found[1]), int(found[2]) + 1) if found else range(0)

@@ -1,4 +1,4 @@
-"""Room in a store of layers: what lies there, and what has to go so that something else fits."""
+"""Room in a store of layers: the files in it, and which of them to remove so that others fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"(?P<sha256>[0-9a-f]{64})\.(?:gguf|(?P<size>\d{1,19})\.(?:(?
 class Stored:
     """A file of a store: `size` is what it takes, or will take when it is whole; `there` is what it takes now.
 
-    One that was made here (`derived_pieces`) is known by its path, and has no `sha256`. One that is arriving has an
+    A file that was made here (`derived_pieces`) is known by its path, and has no `sha256`. An arriving file has an
     `owner`, who brings it.
     """
 
@@ -37,12 +37,12 @@ class Stored:
 
     @property
     def made(self) -> bool:
-        """Whether it can be made again here."""
+        """Whether the file was made here, and so can be made again."""
         return not self.sha256
 
 
 def stored(folder: Path) -> list[Stored]:
-    """Every piece in a folder, whole or arriving; what else lies there is none of ours."""
+    """Return every piece in a folder, whole or arriving; other files are ignored."""
     found = []
     for path in sorted(folder.glob("*")):
         name = _NAME.fullmatch(path.name)
@@ -56,7 +56,7 @@ def stored(folder: Path) -> list[Stored]:
 
 
 def partial_name(piece: LayerPiece, owner: str) -> str:
-    """Return the name of the file in which a piece arrives from `owner`: nobody adds to what another one sends."""
+    """Return the name of the file in which a piece arrives from `owner`: each owner has its own."""
     return f"{piece.sha256}.{piece.size}{'' if owner == OWN else f'.{owner}'}.partial"
 
 
@@ -64,15 +64,15 @@ def to_go(
     files: Sequence[Stored], limit: int, free: int, wanted: Sequence[LayerPiece], missing: Sequence[LayerPiece],
     model: str, owner: str = OWN, others: Collection[Path] = (),
 ) -> list[Stored]:  # fmt: skip
-    """What has to go before `wanted` fits, which `owner` brings, and of which `missing` is not there or not whole: what
-    was made here first, and of the rest what is used least.
+    """Return the files to remove so that `wanted`, which `owner` brings, fits; `missing` are those of them that are not
+    there or not whole. Files that were made here go first, then the least recently used.
 
-    Never what is wanted or in use, nor one of the `others`. `limit` is that of the store and `free` what the disk has
-    left, in bytes.
+    Files that are wanted, in use or among the `others` never go. `limit` is the store's, and `free` the disk's free
+    space, both in bytes.
 
     Raises:
-        StoreFull: all that could go is not enough for the limit.
-        DiskFull: or not for the disk.
+        StoreFull: removing all that may go would not be enough for the limit.
+        DiskFull: removing all that may go would not be enough for the disk.
     """
     asked = sum(piece.size for piece in wanted)
     if asked > limit:
@@ -107,5 +107,5 @@ def to_go(
 
 
 def gigabytes(size: int) -> str:
-    """For people."""
+    """Return a size in bytes as a text for people."""
     return f"{size / 1e9:.2f} GB"

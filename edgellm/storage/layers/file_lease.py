@@ -1,4 +1,4 @@
-"""Files that are in use: a shared lock on the file itself says so to every process of this machine."""
+"""Files in use: a shared lock on the file itself tells every process of this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ except ImportError:  # Windows, where an open file cannot be removed anyway
 
 @contextmanager
 def kept_in_use(path: Path) -> Iterator[bool]:
-    """Until the `with` ends nobody removes the file by `remove_unused`; False where there is no such file."""
+    """Keep `remove_unused` from removing the file until the `with` ends; yield False where there is no such file."""
     try:
         file = path.open("rb")
     except OSError:
@@ -31,12 +31,12 @@ def kept_in_use(path: Path) -> Iterator[bool]:
 
 
 def in_use(path: Path) -> bool:
-    """Whether somebody uses the file just now."""
+    """Return whether the file is in use just now."""
     return not _unused(path, lambda: None)
 
 
 def remove_unused(path: Path) -> bool:
-    """Removes the file unless it is in use; whether it is gone."""
+    """Remove the file unless it is in use; return whether it is gone."""
     return _unused(path, lambda: path.unlink(missing_ok=True))
 
 

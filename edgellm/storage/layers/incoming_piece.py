@@ -18,10 +18,10 @@ _PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 class Partial:
-    """The file of a piece that is arriving. To be closed; what has arrived stays for the next time."""
+    """The file of an arriving piece. It must be closed; the bytes that have arrived stay for the next time."""
 
     def __init__(self, path: Path, whole: Path, piece: LayerPiece) -> None:
-        """Opens and hashes what is at `path`, which becomes `whole`."""
+        """Open and hash the file at `path`, to be renamed to `whole` when it is complete."""
         self.piece = piece
         self._path, self._final = path, whole
         self._digest = hashlib.sha256()
@@ -35,17 +35,17 @@ class Partial:
                 self.restart()
 
     def restart(self) -> None:
-        """Forgets what has arrived."""
+        """Discard the bytes that have arrived."""
         self._file.seek(0)
         self._file.truncate()
         self._digest, self.size = hashlib.sha256(), 0
 
     def append(self, data: bytes | memoryview) -> None:
-        """Adds bytes behind those that are there.
+        """Append bytes to those that are there.
 
         Raises:
-            LayersRefused: more than was announced; they are not taken.
-            DiskFull: no room for them; those that were there stay.
+            LayersRefused: there are more bytes than announced; the new ones are not taken.
+            DiskFull: there is no room for the new bytes; the earlier ones stay.
         """
         if self.size + len(data) > self.piece.size:
             raise LayersRefused(
@@ -65,11 +65,11 @@ class Partial:
         self.size += len(data)
 
     def finish(self) -> Path:
-        """Gives the piece its name, if it is what was announced; returns its path.
+        """Give the piece its name, if it is what was announced, and return its path.
 
         Raises:
-            LayersRefused: bytes are missing; what is there stays.
-            LayersCorrupt: the hash is another, or no layers of a model are in it; nothing stays.
+            LayersRefused: bytes are missing; those that arrived stay.
+            LayersCorrupt: the hash differs, or the file does not hold the piece's layers; nothing stays.
         """
         if self.size < self.piece.size:
             raise LayersRefused(f"Of {self.piece}, {self.size} of {self.piece.size} bytes are there.", _AGAIN)
@@ -85,7 +85,7 @@ class Partial:
             self._drop()
             raise LayersCorrupt(f"What arrived for {self.piece} holds {layers} layers.", _AGAIN)
         with told(self._path):
-            if self._final.is_file() and self._final.stat().st_size == self.piece.size:  # somebody else was faster
+            if self._final.is_file() and self._final.stat().st_size == self.piece.size:  # another process was faster
                 self._drop()
                 return self._final
             os.fsync(self._file.fileno())
@@ -109,7 +109,7 @@ class Partial:
 
 @contextmanager
 def told(path: Path) -> Iterator[None]:
-    """Turns what the system says of `path` into our errors: DiskFull, or LayersRefused."""
+    """Turn the system's errors about `path` into ours: DiskFull, or LayersRefused."""
     try:
         yield
     except OSError as error:

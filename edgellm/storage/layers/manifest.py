@@ -1,7 +1,7 @@
-"""How a model is cut into pieces that devices keep: each a GGUF of its own, known by the SHA-256 of its bytes.
+"""The pieces into which a model is cut, for devices to keep: each a GGUF of its own, known by its SHA-256.
 
-One piece is one layer, or several in a row. The first carries the embedding and the tokeniser, the last one the norm
-and the head. A recipe names every piece of a model, so whoever has it can tell which layers are where.
+A piece is one layer, or several in a row. The first piece carries the embedding and the tokeniser, the last one the
+norm and the head. A recipe names every piece of a model, so it is enough to tell which layers are where.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PIECE_MOST = 2**40  # bytes
 _HASH = re.compile(r"[0-9a-f]{64}")
 _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
 _LABEL = b"edgellm recipe 1\0"
-_CUT = 1  # to be raised when the same cut comes to other bytes: recipes that are remembered are then made anew
+_CUT = 1  # raise this when the same cut gives other bytes: remembered recipes are then made again
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPiece:
     """The layers `first` to `last`, counted from 0, both included, in a file of `size` bytes with this SHA-256 in hex.
 
-    Raises `LayersRefused` for what cannot be meant.
+    Raises `LayersRefused` for values that make no sense.
     """
 
     first: int
@@ -55,11 +55,11 @@ class LayerPiece:
 
     @property
     def layers(self) -> LayerRange:
-        """The layers in it."""
+        """The layers in the piece."""
         return LayerRange(self.first, self.last + 1)
 
     def __str__(self) -> str:
-        """For people, who count layers from 1."""
+        """Return a text for people, who count layers from 1."""
         return f"layer {self.layers}" if self.first == self.last else f"layers {self.layers}"
 
 
@@ -124,7 +124,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Recipe:
-        """Raises `LayersRefused` for anything but what `to_json` gives."""
+        """Return the recipe that `to_json` wrote; raise `LayersRefused` for anything else."""
         try:
             pieces = tuple(
                 LayerPiece(int(one["first"]), int(one["last"]), int(one["size"]), str(one["sha256"]))
@@ -137,7 +137,9 @@ class Recipe:
 
 
 def recipe_of(model: Path, progress: Callable[[float], None] | None = None) -> Recipe:
-    """The recipe of a model file, a piece for each layer. It is read once and remembered; `progress` hears shares.
+    """Return the recipe of a model file, one piece per layer.
+
+    The file is read once, and the recipe remembered; `progress` is called with shares from 0 to 1.
 
     Raises:
         ModelNotFound, ModelCorrupt, ModelUnsupported: as for `edgellm.engine.cut`.
@@ -165,7 +167,7 @@ def recipe_of(model: Path, progress: Callable[[float], None] | None = None) -> R
 
 
 def quick_recipe(model: Path) -> Recipe | None:
-    """Return `recipe_of(model)` where that is remembered or takes no time; None where the whole file had to be read.
+    """Return `recipe_of(model)` where it is remembered or takes no time; None where a large file would have to be read.
 
     Raises:
         ModelNotFound, ModelCorrupt, ModelUnsupported: as for `recipe_of`.
@@ -183,12 +185,12 @@ def _kept(digest: str) -> Recipe | None:
 
 
 def cut_piece(model: Path, layers: int, first: int, last: int) -> Iterator[bytes | memoryview]:
-    """The bytes of a piece, cut from the model as they are asked for; each portion is good until the next one."""
+    """Return an iterator over a piece's bytes, cut from the model on demand; a portion is valid until the next one."""
     return cut_bytes(model, first, last, head=last == layers - 1)
 
 
 def forget_recipe(recipe: Recipe) -> None:
-    """What is remembered has turned out wrong: it is made anew next time."""
+    """Forget a recipe that has turned out wrong, so that it is made again next time."""
     with suppress(OSError):
         _place(recipe.fingerprint).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Who brought which pieces to a store of layers: no device removes or replaces what another one brought.
+"""The owners of the pieces in a store of layers: no device removes or replaces pieces that another one brought.
 
 OWNER/DIGEST.json      the recipe with this digest, and the pieces of it that OWNER brought, or is bringing
 OWNER/lock             held while OWNER brings or removes
@@ -30,7 +30,7 @@ _OWNER = re.compile(r"[0-9a-f]{64}|here")
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """What one device brought of one recipe: `pieces` by their SHA-256. `path` is where that is written down."""
+    """The pieces of one recipe that one device brought, by their SHA-256. `path` is the file of this record."""
 
     owner: str
     recipe: Recipe
@@ -39,13 +39,13 @@ class Brought:
 
 
 class Owners:
-    """The records in `folder`. Whoever changes them holds the lock of the store."""
+    """The records in `folder`. To change them, hold the lock of the store."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def all(self) -> list[Brought]:
-        """Return every record. One that is damaged is passed over: what it names then belongs to nobody."""
+        """Return every record, except damaged ones: their pieces then have no owner."""
         found = []
         for path in sorted(self._folder.glob("*/*.json")):
             owner = path.parent.name
@@ -59,7 +59,7 @@ class Owners:
         return found
 
     def add(self, owner: str, recipe: Recipe, pieces: Collection[str], there: Collection[str]) -> None:
-        """Note that `owner` brings these pieces, beside those that it brought before and that still are `there`.
+        """Note that `owner` brings these pieces, besides those that it brought before and that are still `there`.
 
         Raises:
             StoreFull: it has brought pieces of RECIPES_MOST other recipes.
@@ -77,7 +77,7 @@ class Owners:
         self._write(path, recipe, before | frozenset(pieces))
 
     def keep(self, brought: Brought, pieces: Collection[str]) -> None:
-        """Note that of what was `brought` only these pieces are left to its owner."""
+        """Note that of the pieces that were `brought` only these are left to their owner."""
         left = brought.pieces & frozenset(pieces)
         if not left:
             brought.path.unlink(missing_ok=True)
@@ -93,10 +93,10 @@ class Owners:
 
     @contextmanager
     def one_at_a_time(self, owner: str | None) -> Iterator[None]:
-        """Keep others from bringing or removing for the same owner; without one, for any.
+        """Keep other processes from bringing or removing pieces for `owner`; without one, for any owner.
 
         Raises:
-            StoreBusy: somebody does already.
+            StoreBusy: another process does so already.
         """
         locks: list[FileLock] = []
         try:

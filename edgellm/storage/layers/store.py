@@ -1,13 +1,14 @@
-"""The layers of models that this device keeps for others: pieces by their hash, bounded, the least used going first.
+"""The layers of models that this device keeps for others: pieces named by their hash, within a limit, the least
+recently used removed first.
 
 pieces/SHA256.gguf                  a piece that is whole: its hash was right when it got that name
 pieces/SHA256.SIZE[.OWNER].partial  what OWNER has sent of one, for which SIZE bytes are set aside
-models/OWNER/DIGEST.json            a recipe, and the pieces of it that OWNER brought: `owners`
+models/OWNER/DIGEST.json            a recipe, and its pieces that OWNER brought: `owners`
 made/                               pieces that suit a stage, made from these or a whole model: `derived_pieces`
-lock                                held by whoever makes room or removes
+lock                                held by the process that makes room or removes
 
-Models are known by the digest of their recipe, which names every byte of every piece. So it does not matter who brought
-a piece: whoever asks for layers by that digest gets those, or none.
+Models are known by the digest of their recipe, which fixes every byte of every piece. So it does not matter who brought
+a piece: a request for layers by that digest gets exactly those bytes, or nothing.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ __all__ = [
     "default_limit",
 ]  # fmt: skip
 
-UNUSED_SECONDS = 30 * 86_400.0  # after that long, layers that nobody used make room for those of another device
+UNUSED_SECONDS = 30 * 86_400.0  # layers unused for longer than this make room for those of another device
 _PATIENCE = 10.0  # seconds to wait for another process that makes room
 SPARE = 256 * 2**20  # bytes of the disk that are left free in any case
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What there is of a model: pieces that are whole, and the bytes of one that is not, by its hash.
+    """The stored part of a model: the whole pieces, and the bytes here of each arriving piece, by its hash.
 
     `used` is when a piece of it was last used or received, in seconds since 1970.
     """
@@ -57,7 +58,7 @@ class Held:
 
     @property
     def layers(self) -> list[int]:
-        """Those that are whole, counted from 0."""
+        """The layers of whole pieces, counted from 0."""
         return [layer for piece in self.pieces for layer in piece.layers]
 
     @property
@@ -67,7 +68,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """How many pieces, whole or not, went, their bytes, and how many stayed because they are in use."""
+    """The number of pieces removed, whole or not, their bytes, and the number that stayed because they are in use."""
 
     pieces: int
     size: int
@@ -78,7 +79,7 @@ class LayerStore:
     """The store in `root`, which need not exist yet, of at most `limit` bytes. Any number of processes may use it."""
 
     def __init__(self, root: Path | None = None, limit: int | None = None) -> None:
-        """Without a `root` the user's own; without a `limit`, `default_limit`.
+        """Set up the store in `root` (default: the user's own) with `limit` (default: `default_limit`).
 
         Raises:
             InvalidOption: a limit that is not positive.
@@ -93,11 +94,11 @@ class LayerStore:
 
     @property
     def size(self) -> int:
-        """Bytes of all pieces, brought and made; of those that are arriving, what is set aside for them."""
+        """Bytes of all pieces, brought and made; an arriving piece counts with the bytes set aside for it."""
         return sum(file.size for file in (*self._files(), *self.made.files()))
 
     def find(self, piece: LayerPiece) -> Path | None:
-        """The file of a piece; None where it is not here, or not whole."""
+        """Return the file of a piece; None where it is not here, or not whole."""
         path = self._whole(piece.sha256)
         try:
             return path if path.stat().st_size == piece.size else None
@@ -105,7 +106,7 @@ class LayerStore:
             return None
 
     def arrived(self, piece: LayerPiece, owner: str = OWN) -> int:
-        """How many bytes of a piece are here: all of them, or those that `owner` has sent."""
+        """Return how many bytes of a piece are here: all of them, or those that `owner` has sent."""
         if self.find(piece) is not None:
             return piece.size
         with suppress(OSError):
@@ -114,10 +115,10 @@ class LayerStore:
 
     @contextmanager
     def using(self, pieces: Iterable[LayerPiece]) -> Iterator[list[Path]]:
-        """The files of these pieces, which nobody removes before the `with` ends.
+        """Yield the files of these pieces, and keep them from being removed until the `with` ends.
 
         Raises:
-            LayersMissing: one is not here, or not whole.
+            LayersMissing: a piece is not here, or not whole.
         """
         with ExitStack() as held:
             paths = []
@@ -131,9 +132,9 @@ class LayerStore:
             yield paths
 
     def models(self, owner: str | None = None) -> list[Held]:
-        """What there is of each recipe, the last used first; with an `owner`, of what that one brought.
+        """Return what is stored of each recipe, the most recently used first; with an `owner`, only what it brought.
 
-        A record that is damaged is passed over.
+        Damaged records are skipped.
         """
         files, found = self._files(), []
         wanted: dict[str, tuple[Recipe, frozenset[str]]] = {}
@@ -151,7 +152,7 @@ class LayerStore:
         return sorted(found, key=lambda held: held.used, reverse=True)
 
     def recipe(self, digest: str) -> Recipe:
-        """The recipe with this digest, of which there is a piece.
+        """Return the recipe with this digest, if at least one of its pieces is here.
 
         Raises:
             LayersMissing: there is none.
@@ -162,22 +163,23 @@ class LayerStore:
         raise LayersMissing(f"No layer of the recipe {digest[:16]} is on this device.", _DEPLOY)
 
     def recipes(self, fingerprint: str) -> list[Recipe]:
-        """The recipes of the model file with this fingerprint of which there are pieces; as a rule there is one."""
+        """Return the recipes, usually one, of the model file with this fingerprint that have pieces here."""
         return [held.recipe for held in self.models() if held.recipe.fingerprint == fingerprint]
 
     @contextmanager
     def receiving(self, recipe: Recipe, pieces: Sequence[LayerPiece], owner: str = OWN) -> Iterator[Receiving]:
-        """Makes room for all of `pieces`, which are of `recipe`, and takes them from `owner`. For that one nobody else
-        sends until it ends.
+        """Make room for all of `pieces` of `recipe`, and yield an object that takes them in from `owner`.
 
-        What is not used for longest goes first, never what is in use or asked for, nor what another device brought and
-        somebody used within UNUSED_SECONDS. Nothing goes if that is not enough.
+        No other process can send for the same owner until the `with` ends.
+
+        The least recently used files are removed first, but never those in use or asked for, nor those that another
+        device brought and that were used within UNUSED_SECONDS. If that would not free enough, nothing is removed.
 
         Raises:
-            StoreFull: they would not fit the limit.
-            StoreBusy: somebody else is sending for the same owner.
-            LayersRefused: they are not of the recipe.
-            DiskFull: the disk is too full for them.
+            StoreFull: the pieces would not fit the limit.
+            StoreBusy: another sender is at work for the same owner.
+            LayersRefused: the pieces are not of the recipe.
+            DiskFull: the disk is too full for the pieces.
         """
         if strange := set(pieces) - set(recipe.pieces):
             raise LayersRefused(f"{min(strange, key=lambda piece: piece.first)} is not in the recipe.", _SAME)
@@ -205,7 +207,7 @@ class LayerStore:
                         os.utime(self._whole(piece.sha256))
 
     def _of_others(self, files: Iterable[Stored], owner: str) -> frozenset[Path]:
-        """The files that somebody else than `owner` brought, or is bringing, and that were used of late."""
+        """Return the recently used files that an owner other than `owner` brought, or is bringing."""
         theirs = {sha256 for one in self._owners.all() if one.owner != owner for sha256 in one.pieces}
         late = time.time() - UNUSED_SECONDS
         return frozenset(
@@ -215,11 +217,12 @@ class LayerStore:
         )
 
     def clean(self, fingerprint: str | None = None, owner: str | None = None) -> Removed:
-        """Removes everything that is not in use; with a `fingerprint`, of that model file alone; with an `owner`, what
-        that one brought and nobody else did.
+        """Remove everything that is not in use.
+
+        With a `fingerprint`, remove only that model file's pieces; with an `owner`, only what this owner alone brought.
 
         Raises:
-            StoreBusy: somebody is sending layers, or `owner` is.
+            StoreBusy: layers are being sent, by `owner` if it is given.
             LayersMissing: there is no such model.
         """
         with self._alone(owner), self._locked():
@@ -250,7 +253,7 @@ class LayerStore:
         return Removed(len(gone), sum(file.size for file in gone), len(files) - len(gone))
 
     def _made_of(self, recipes: Sequence[Recipe], others: Sequence[Recipe]) -> list[Stored]:
-        """What was joined from the pieces of these recipes, and of none of the others."""
+        """Return the files that were joined from pieces of these recipes, except recipes that are in `others` too."""
         kept = {recipe.digest for recipe in others}
         return [
             file for recipe in recipes if recipe.digest not in kept
@@ -258,7 +261,7 @@ class LayerStore:
         ]  # fmt: skip
 
     def free(self) -> int:
-        """Bytes that are free on the store's disk, less what is left free in any case."""
+        """Return the free bytes of the store's disk, less SPARE."""
         return max(0, shutil.disk_usage(_existing(self.root)).free - SPARE)
 
     def _files(self) -> list[Stored]:
@@ -293,17 +296,17 @@ class LayerStore:
 
 
 class Receiving:
-    """Takes pieces for which there is room. Made by `LayerStore.receiving`."""
+    """Takes in pieces for which room has been made. Made by `LayerStore.receiving`."""
 
     def __init__(self, store: LayerStore, pieces: frozenset[LayerPiece], owner: str) -> None:
         self._store, self._announced, self._owner = store, pieces, owner
 
     @contextmanager
     def piece(self, piece: LayerPiece) -> Iterator[Partial]:
-        """What has arrived of a piece, to be gone on with; hashing that takes a second a gigabyte.
+        """Yield the part of a piece that has arrived, to be continued; hashing it takes a second per gigabyte.
 
         Raises:
-            LayersRefused: it was not announced.
+            LayersRefused: the piece was not announced.
         """
         if piece not in self._announced:
             raise LayersRefused(f"{str(piece).capitalize()} was not announced.", _SAME)
@@ -321,9 +324,9 @@ def cut_layers(
     progress: Callable[[float], None] | None = None,
     layers: LayerRange | None = None,
 ) -> Recipe:
-    """Cuts a model that is on this device into a store of this device; `progress` hears shares from 0 to 1.
+    """Cut a model that is on this device into a store of this device; `progress` is called with shares from 0 to 1.
 
-    `layers` are those that are wanted; without it, all. What is there is not cut again.
+    `layers` selects the layers to cut (default: all). Pieces that are there already are not cut again.
 
     Raises:
         ModelNotFound, ModelCorrupt, ModelUnsupported: as for `edgellm.engine.cut`.
@@ -350,7 +353,7 @@ def cut_layers(
 
 
 def default_limit(root: Path) -> int:
-    """Half of what is free on the disk, beside what the store has already."""
+    """Return half of the disk's free bytes and the store's own together, but at least 1 GiB."""
     parts = ("pieces/*", "made/*/*.gguf", "made/*/*/*.gguf")
     held = sum(path.stat().st_size for part in parts for path in root.glob(part))
     return max(2**30, (shutil.disk_usage(_existing(root)).free + held) // 2)
