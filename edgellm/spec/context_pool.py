@@ -16,7 +16,7 @@ class ContextPool:
         self._all: list[Context] = []
 
     def take(self) -> Context:
-        """The context that was given back last, or a new one."""
+        """Return the context that was given back last, or a new one."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -29,11 +29,11 @@ class ContextPool:
 
     @property
     def shared(self) -> int:
-        """Decodes of all contexts that had fewer threads than one alone has."""
+        """Return how many decodes of all contexts had fewer threads than a context alone has."""
         return sum(context.shared for context in self._all)
 
     def close(self) -> None:
-        """Closes every context, also those that are still out."""
+        """Close every context, including those still in use."""
         self._idle.clear()
         while self._all:
             self._all.pop().close()

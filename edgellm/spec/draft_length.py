@@ -20,34 +20,34 @@ FILLED = 0.1
 MOST = KNOTS[-1] - 1
 """Drafted tokens in a chunk, at most: with the token before them they are one decode."""
 LEAST = 0.02
-"""Tokens that a draft has to bring beyond what it costs: a curve is not measured more exactly than that."""
+"""Tokens that a draft has to bring beyond its cost: a curve is not measured more exactly than that."""
 EXPLORED = 0.004
 """Share of the time that may go into drafts which are not expected to pay, to notice when they begin to; and into tries
-of the small model. With looks for something to copy (`ngram/lookup_throttle.py`) that is about a hundredth in all."""
+of the small model. With lookups for something to copy (`ngram/lookup_throttle.py`) that is about a hundredth in all."""
 DRIFT = 0.25
 """A curve that is wrong by more than this share, in the mean, is replaced by what decodes really take."""
 WILD = 2.0
-"""Decodes that take so many times longer or shorter than expected, `WITNESSES` in a row, are believed at once."""
+"""Decodes that take this many times longer or shorter than expected, `WITNESSES` in a row, are believed at once."""
 WITNESSES = 3
-_ROUNDS = 50  # that a curve is judged by, at least
-_REFIT = 8  # rounds, after which what they took goes into the table for the first time
-_SELDOM = 64  # rounds between two times, once there were many
-_FRESH = 0.1  # weight of the last round in what rounds of its length take
-_MEMORY = 0.98  # what a round counts for the next one: a memory of about fifty
-_LATE = 32  # rounds, for which a length that was tried is known to be right
-_MOST_TRY = 2.0  # decodes of one row, that a try costs at most, whatever the curve says of two rows
-_TRIES = 8.0  # decodes of one row, that may go into tries at once where the curve is doubtful
+_ROUNDS = 50  # rounds that are needed to judge a curve
+_REFIT = 8  # rounds after which their times go into the table for the first time
+_SELDOM = 64  # rounds between two such updates, once there were many
+_FRESH = 0.1  # weight of the last round in the time of its length
+_MEMORY = 0.98  # weight of a round after each later one: a memory of about fifty
+_LATE = 32  # rounds for which a length that was tried counts as known
+_MOST_TRY = 2.0  # decodes of one row that a try is charged at most, whatever the curve says of two rows
+_TRIES = 8.0  # decodes of one row that may go into tries at once where the curve is doubtful
 
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """`seconds[i]` for one decode of `rows[i]` rows, both ascending; `rows` begins with 1. That is where the decode
-    before had as many rows; `change` is added where it had not, as llama.cpp then builds its graph anew.
+    """`seconds[i]` for one decode of `rows[i]` rows, both ascending; `rows` begins with 1. These hold where the decode
+    before had as many rows; `change` is added where it had not, as llama.cpp then builds its graph again.
 
-    With `heads` those are of decodes that stop before the head, and `heads[i]` is the time of the heads of `HEADS[i]`
-    rows together: they are computed late, for what is looked at.
+    With `heads` these are the times of decodes that stop before the head, and `heads[i]` is the time of the heads of
+    `HEADS[i]` rows together: they are computed late, for the rows that are looked at.
 
-    `filled`: decodes are filled up to a number of rows that was measured. What lies between two of them may take longer
+    `filled`: decodes are filled up to a number of rows that was measured. A number between two of them may take longer
     than both: a quantised model of half a billion parameters takes 34 ms for 4 rows, 66 for 7 and 44 for 8.
 
     `doubtful`: the machine was busy while the curve was measured.
@@ -70,18 +70,19 @@ class CostCurve:
         )
 
     def prices(self) -> list[float]:
-        """Seconds of the heads of 0, 1, 2 … `MOST + 1` rows together; 0 where they are in the decode's time."""
+        """Return the seconds of the heads of 0, 1, 2 … `MOST + 1` rows together; 0 where the decode's time includes
+        them."""
         if not self.heads:
             return [0.0] * (MOST + 2)
         found: list[float] = np.interp(np.arange(MOST + 2), (0, *HEADS), (0.0, *self.heads)).tolist()
         return found
 
     def filling(self) -> tuple[Sequence[int], Sequence[float]]:
-        """What a context is to know of it; see `Context.fill`."""
+        """Return the curve's facts for a context; see `Context.fill`."""
         return self.widths(), self.heads
 
     def widths(self) -> list[int]:
-        """To how many rows a decode of 0, 1, 2 … `MOST + 1` rows is filled up."""
+        """Return to how many rows a decode of 0, 1, 2 … `MOST + 1` rows is filled up."""
         wanted = list(range(MOST + 2))
         if not self.filled:
             return wanted
@@ -93,10 +94,10 @@ class CostCurve:
         return wanted
 
     def table(self, widths: Sequence[int] = ()) -> list[float]:
-        """Seconds of a decode of 0, 1, 2 … `MOST + 1` rows (0 rows cost nothing), which is filled up to `widths`; they
-        are its own where none are given."""
+        """Return the seconds of a decode of 0, 1, 2 … `MOST + 1` rows (0 rows cost nothing), filled up to `widths`,
+        by default the curve's own."""
         wanted = np.array((widths or self.widths())[1:])
-        # more rows are never faster, and what disturbs a measurement makes it longer
+        # more rows are never faster, and disturbances only make a measurement longer
         known = np.minimum.accumulate(np.array(self.seconds)[::-1])[::-1]
         found = np.interp(wanted, self.rows, known)
         beyond = wanted > self.rows[-1]
@@ -105,9 +106,8 @@ class CostCurve:
 
 
 def floors(curve: CostCurve) -> list[float]:
-    """How likely a token must be for a row more in a decode to pay, behind rows of the same decode, beside a decode of
-    its own later on.
-    """
+    """Return how likely a token must be for one more row in a decode to pay, behind each number of other rows,
+    compared with a later decode of its own."""
     table = curve.table()
     return [slope / table[1] for slope in _least_slopes(table)]
 
@@ -115,7 +115,7 @@ def floors(curve: CostCurve) -> list[float]:
 class LengthRule:
     """Chooses the draft length by expected accepted tokens per second: zero is a choice.
 
-    A token more is worth the time that it saves later, and that is what a token has taken of late; so the length that
+    One more token is worth the time that it saves later: what a token has taken lately; so the length that
     maximises `expected - rate * seconds` is the one that maximises the rate (Dinkelbach 1967).
     """
 
@@ -123,14 +123,16 @@ class LengthRule:
         self._rows = np.log(curve.rows)
         self._widths = curve.widths()
         nearest = np.abs(np.log(self._widths[1:])[:, None] - self._rows).argmin(axis=1)
-        self._nearest: list[int] = nearest.tolist()  # what was measured, for drafts of 0, 1, 2 ... tokens
+        self._nearest: list[int] = (
+            nearest.tolist()
+        )  # index of the nearest measured width, for drafts of 0, 1, 2 ... tokens
         self._off = [0.0] * len(curve.rows)  # the logarithm of how much longer decodes take than the curve says
         self._tries = [0.0] * len(curve.rows)
         self._recent: list[deque[float]] = [deque(maxlen=WITNESSES) for _ in curve.rows]  # as `_off`, decode by decode
         self._seen = [0] * len(curve.rows)  # the round in which a length was tried last
-        self._scale = 0.0  # the logarithm of how much longer they take than the curve that was given says
+        self._scale = 0.0  # the same of all lengths together, against the curve that was given
         self._take(curve)
-        self._last = -1  # rows of the last decode; -1: nobody knows
+        self._last = -1  # rows of the last decode; -1: unknown
         self._explored = 0.0
         self._doubtful = False
         if curve.doubtful:
@@ -140,44 +142,45 @@ class LengthRule:
         self._refit_at = _REFIT
 
     def _take(self, curve: CostCurve) -> None:
-        """Goes by another curve with the same rows and widths."""
+        """Use another curve with the same rows and widths."""
         self._curve = curve
         self._plain = self._table = curve.table(self._widths)
         self._heads = curve.prices()
         self._slopes = _least_slopes(self._table)
-        self._tokens, self._seconds = 1.0, self._single  # of late
+        self._tokens, self._seconds = 1.0, self._single  # of recent rounds, fading
 
     @property
     def rate(self) -> float:
-        """Tokens a second of late; those without drafts, where they would have been more."""
+        """Return the latest tokens per second, or those without drafts where they would have been more."""
         return max(self._tokens / self._seconds, 1.0 / self._single)
 
     @property
     def _single(self) -> float:
-        """Seconds of a decode without drafts."""
+        """Return the seconds of a decode without drafts."""
         return self._table[1] + self._heads[1]
 
     def _looked_at(self, rows: int, expected: float) -> float:
-        """Seconds of the heads of `rows` rows of which so many are expected to be looked at: one behind the other, or
-        all together."""
+        """Return the seconds of the heads of `rows` rows of which `expected` are expected to be looked at: one by
+        one, or all together."""
         return min(expected * self._heads[1], self._heads[rows])
 
     @property
     def factor(self) -> float:
-        """How many times as long decodes take as the curve that was given says, of the length where it is farthest
+        """Return how many times as long decodes take as the given curve says, for the length where it is farthest
         off."""
         return exp(max((self._scale + off for off in self._off), key=abs))
 
     @property
     def drifted(self) -> bool:
-        """Whether decodes have long taken another time than the curve says, or were `WILD`ly off it."""
+        """Return whether decodes have long taken another time than the curve says, or are `WILD`ly off it."""
         if max(self.factor, 1.0 / self.factor) > WILD:
             return True
         wrong = float(np.average(self._off, weights=self._tries)) if any(self._tries) else 0.0
         return self._rounds >= _ROUNDS and abs(self._scale + wrong) > log(1.0 + DRIFT)
 
     def corrected(self) -> CostCurve:
-        """Return the curve that decodes really follow; lengths that were not tried lean on their neighbours."""
+        """Return the curve that decodes really follow; lengths that were not tried are interpolated from their
+        neighbours."""
         tried = np.array(self._tries) > 0
         if not tried.any():
             return self._curve
@@ -186,10 +189,10 @@ class LengthRule:
         return replace(self._curve, seconds=tuple(seconds.tolist()))
 
     def choose(self, survives: Sequence[float], instead: tuple[float, float] | None = None) -> int:
-        """How many of the offered tokens to draft; `survives[i]` is the chance that the first i + 1 are all accepted.
-        It may be more than are offered: then any others fill up the decode.
+        """Return how many of the offered tokens to draft; `survives[i]` is the chance that the first i + 1 are all
+        accepted. The result may exceed their number: then arbitrary tokens fill up the decode.
 
-        Without a draft comes the verifier's next one alone, or `instead`, tokens and seconds, where that is better.
+        Without a draft the verifier's next token comes alone, or `instead`, tokens and seconds, if that is better.
         """
         table, price, change, last, widths = self._table, self.rate, self._curve.change, self._last, self._widths
         tokens, seconds = 1.0, self._single + (change if widths[1] != last else 0.0)
@@ -205,7 +208,7 @@ class LengthRule:
                 best, gain = at, now
         as_before = best < last - 1 > len(survives) > 0
         if as_before and expected - price * (table[last] + self._looked_at(last, expected)) > gain:
-            return last - 1  # a row that says nothing is cheaper than another number of rows
+            return last - 1  # an arbitrary row is cheaper than a changed number of rows
         if self._doubtful and best < (longest := min(len(survives), MOST)) and self._untried(longest):
             cost = min(table[longest + 1] - table[best + 1], _MOST_TRY * self._single)
             if self._explored + cost <= EXPLORED * self._all:
@@ -214,32 +217,34 @@ class LengthRule:
         if best or not survives:
             return best
         cost = max(table[2] - table[1] + 2.0 * change, LEAST * self._single)  # to another number of rows, and back
-        cost = min(cost, _MOST_TRY * self._single)  # a curve that is wrong must not keep it from being found out
+        cost = min(cost, _MOST_TRY * self._single)  # a wrong curve must not prevent the tries that would expose it
         if self._explored + cost > EXPLORED * self._all:
             return 0
         self._explored += cost
         return 1
 
     def _untried(self, drafted: int) -> bool:
-        """Whether it is not known yet how long a decode with so many drafted tokens takes."""
+        """Return whether it is not known yet how long a decode with `drafted` drafted tokens takes."""
         return self._tries[self._nearest[drafted]] < WITNESSES
 
     def saved(self, tokens: int, seconds: float) -> float:
-        """Seconds by which `tokens` in so many `seconds` are ahead of decodes without drafts."""
+        """Return the seconds by which `tokens` in `seconds` are ahead of decodes without drafts."""
         return tokens * self._single - seconds
 
     def pays(self, usual: tuple[float, float]) -> bool:
-        """Whether `usual`, tokens and seconds for them, is better than a decode without drafts."""
+        """Return whether `usual`, tokens and seconds for them, is better than a decode without drafts."""
         tokens, seconds = usual
         return tokens - self.rate * seconds > 1.0 - self.rate * self._single
 
     def floors(self, rows: int = 0) -> list[float]:
-        """For every place behind `rows` drafted tokens: with less chance to survive, no token there or later pays."""
+        """Return for every place behind `rows` drafted tokens the chance to survive below which no token there or
+        later pays."""
         price = self.rate
         return [price * slope for slope in self._slopes[rows:]]
 
     def more(self, rows: int, survives: Sequence[float], least: float = 0.0) -> int:
-        """How many of the offered tokens to draft besides `rows` that are drafted anyway, where that gains `least`."""
+        """Return how many of the offered tokens to draft besides `rows` that are drafted anyway, if that gains
+        `least`."""
         table, heads, price = self._table, self._heads, self.rate
         best, gain, expected = 0, least, 0.0
         for at, chance in enumerate(survives[: max(0, MOST - rows)], 1):
@@ -251,7 +256,7 @@ class LengthRule:
         return best
 
     def reason(self, survives: Sequence[float], chosen: int, instead: tuple[float, float] | None = None) -> str:
-        """Why `choose` chose so, in words."""
+        """Return in words why `choose` chose so."""
         if not survives:
             return "nothing is retrieved"
         one = self._single
@@ -265,7 +270,8 @@ class LengthRule:
         return f"{chosen} drafted: {expected:.1f} tokens expected for the time of {cost:.1f}"
 
     def learn(self, drafted: int | None, tokens: int, seconds: float) -> None:
-        """A round with `drafted` tokens brought `tokens`, and took `seconds`; None: not for a decode alone."""
+        """Learn from a round with `drafted` tokens that brought `tokens` and took `seconds`; None: the time was not
+        one decode's alone."""
         self._tokens = _MEMORY * self._tokens + tokens
         self._seconds = _MEMORY * self._seconds + seconds
         self._all += seconds
@@ -296,13 +302,14 @@ class LengthRule:
             self._refit()
 
     def _jump(self, at: int) -> None:
-        """Believes them; where no other length is known to be right of late, the same holds for all, and for heads."""
+        """Believe the latest decodes of a length; if no other length is known to be right lately, scale all of them,
+        and the heads."""
         off, lengths = median(self._recent[at]), range(len(self._off))
         self._recent[at].clear()
         late = self._rounds - _LATE
         known = [n for n in lengths if n != at and self._tries[n] >= WITNESSES and self._seen[n] > late]
         if any(abs(self._off[n]) <= log(WILD) for n in known):
-            if off < self._off[at]:  # others may be as much too long
+            if off < self._off[at]:  # other lengths may be overestimated as much
                 self._doubt()
             self._off[at] = off
             self._refit()
@@ -320,19 +327,20 @@ class LengthRule:
         self._refit()
 
     def _doubt(self) -> None:
-        """Lets some time go into tries of lengths of which nothing but a doubtful curve tells."""
+        """Let some time go into tries of lengths for which there is only a doubtful curve."""
         if not self._doubtful:
             self._doubtful = True
             self._explored -= _TRIES * self._single
 
     def _refit(self) -> None:
-        """Makes the table that of decodes as they are now."""
+        """Update the table to decodes as they are now."""
         self._table = self.corrected().table(self._widths)
         self._slopes = _least_slopes(self._table)
 
 
 def _least_slopes(table: Sequence[float]) -> list[float]:
-    """`[i]`: what a row costs at least, in the mean of all up to any length, behind the first token and i drafted."""
+    """Return in `[i]` the least cost of a row, in the mean of all up to any length, behind the first token and i
+    drafted."""
     seconds = np.array(table[1:])
     rows = np.arange(len(seconds))
     apart = rows[None, :] - rows[:, None]

@@ -1,4 +1,4 @@
-"""Waiting for what others compute, as long as somebody wants it."""
+"""Waiting for a result that others compute, for as long as it is wanted."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TypeVar
 from edgellm.errors import Stopped
 
 T = TypeVar("T")
-_GLANCE = 0.05  # seconds between two looks whether anybody still does
+_GLANCE = 0.05  # seconds between two checks whether the result is still wanted
 
 
 def settled(future: Future[T], stopped: Callable[[], bool] | None) -> T:
-    """The result, or what it raises. Raises Stopped where `stopped` says so before it is there."""
+    """Return the result, or raise what it raises. Raises Stopped if `stopped` says so before the result is there."""
     while not wait((future,), _GLANCE).done:
         if stopped is not None and stopped():
             raise Stopped

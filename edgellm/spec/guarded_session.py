@@ -23,27 +23,26 @@ _NOTHING = Chunk()
 _AWAY = Decision(False, "the verifier is away")
 _BUSY = Decision(False, "the verifier is busy")
 _NO_VERIFIER = Decision(False, "there is no verifier")
-_STARVED = 300.0  # seconds without a verdict that a reply waits, where nobody else can write
-_AGAIN = 10.0  # seconds in which a verifier that was too slow is asked again
+_STARVED = 300.0  # seconds without a verdict that a reply waits, where nothing else can write
+_AGAIN = 10.0  # seconds within which a verifier that was too slow is asked again
 _GLANCE = 0.02  # seconds between two looks whether a busy verifier has time
-_TRIES = 3  # of a verifier that is too slow, where nobody else can write,
-_SILENT = 60.0  # and no new one after so many seconds without a verdict
-_LONGER = 1.5  # a busy verifier may take so much longer than it said, and a second, before it counts as gone
+_TRIES = 3  # of a verifier that is too slow, where nothing else can write,
+_SILENT = 60.0  # and no new try after this many seconds without a verdict
+_LONGER = 1.5  # a busy verifier counts as gone after this times the seconds it said, plus one
 
 
 class GuardedSession:
-    """Over one session, or none."""
+    """A verifier's session, or none, with its losses and returns turned into notices."""
 
     def __init__(self, verifier: Verifier | None, state: GenerationState, *, alone: bool, announce: bool) -> None:
-        """Of the reply `state`. `alone`: nobody drafts, so that without the verifier there is no reply. `announce`: the
-        verifier begins to read the prompt while the device reads it too, and drafts: it is read before the first
-        verdict is asked for. Raises what `Verifier.open` raises.
-        """
+        """Open a session for the reply `state`. `alone`: there is no drafter, so that without the verifier there is
+        no reply. `announce`: the verifier begins to read the prompt while the device reads it too, and drafts, so
+        that it is read before the first verdict is asked for. Raises what `Verifier.open` raises."""
         self._session = None if verifier is None else verifier.open(state)
         self._alone, self._stopped = alone, state.stopped
         self._lost = False
-        self._reason: VerifierLost | None = None  # why it is lost, where that says more than that it is gone
-        self._busy: float | None = None  # seconds, as it was told
+        self._reason: VerifierLost | None = None  # why the verifier is lost, if more is known than that it is gone
+        self._busy: float | None = None  # seconds that the verifier said it is busy
         self._late = 0  # verdicts in a row that did not come in time
         self._heard = monotonic()  # when a verdict came last
         self._news: list[Notice] = []
@@ -70,7 +69,7 @@ class GuardedSession:
         return _BUSY if self._busy is not None else _AWAY
 
     def verify(self, state: GenerationState, chunk: Chunk, drafter: Drafter) -> Verdict | None:
-        """Return the verdict on `chunk`, or None where none comes. `drafter` looks ahead meanwhile."""
+        """Return the verdict on `chunk`, or None if none comes. `drafter` looks ahead meanwhile."""
         if self._session is None:
             return None
         try:
@@ -102,7 +101,8 @@ class GuardedSession:
         return None
 
     def _slow(self, error: VerifierSlow) -> None:
-        """No verdict came in time. Where nobody else can write, the verifier is asked again, and waited for longer."""
+        """Handle a verdict that did not come in time: where nothing else can write, ask again later; otherwise give
+        it up."""
         self._late += 1
         if self._alone and self._late < _TRIES and monotonic() - self._heard < _SILENT:
             self._busy = _AGAIN
@@ -111,15 +111,16 @@ class GuardedSession:
         self._note(SLOW)
 
     def notices(self) -> Iterator[Notice]:
-        """Yield what has happened since this was asked last."""
+        """Yield the notices since the last call."""
         while self._news:
             yield self._news.pop(0)
 
     def wait_until_ready(self, verdict: Verdict | None) -> Generator[Notice, None, bool]:
-        """A round brought no token. True: now it may, for the verifier was busy. False: there was nobody to ask.
+        """Wait for a busy verifier after a round without a token. Return True if another round may bring one, False if
+        there was no verifier to ask.
 
         Raises:
-            VerifierLost: the verifier is gone, and nobody else is there to go on.
+            VerifierLost: the verifier is gone, and nothing else can go on.
         """
         if verdict is not None:
             raise ProtocolError(
@@ -152,5 +153,5 @@ class GuardedSession:
             self._session.close()
 
     def _note(self, news: Notice) -> None:
-        if not self._alone:  # what happens to who is alone ends the reply, with an error
+        if not self._alone:  # without a drafter such news end the reply with an error instead
             self._news.append(news)

@@ -17,7 +17,7 @@ Event: TypeAlias = Token | Notice | Explanation
 
 
 class Detokenizer(Protocol):
-    """What the loop must know of tokens. A model knows it."""
+    """The loop's view of tokens, which a model provides."""
 
     def piece(self, token: int) -> bytes: ...
 
@@ -25,7 +25,7 @@ class Detokenizer(Protocol):
 
 
 class NoDrafter(Drafter):
-    """The verifier writes alone."""
+    """A drafter that drafts nothing: the verifier writes alone."""
 
     @property
     def needs_verdict(self) -> bool:
@@ -50,7 +50,7 @@ def generate(
     """Write the reply to `state.prompt`, token by token; the token that ends the turn is not among them.
 
     Without a drafter the verifier writes alone, without a verifier the draft model. `announce`: the verifier reads the
-    prompt at once, and not when it is asked first. `stats` is filled on the way. The iterator may be closed at any
+    prompt at once, not with the first verdict. `stats` is filled on the way. The iterator may be closed at any
     point; `state.stopped` is polled between tokens, and during long computations. Without a draft model, a busy
     verifier is waited for.
 
@@ -112,7 +112,7 @@ def _decided(state: GenerationState, chunk: Chunk, drafter: Drafter, gate: Gate)
 
 
 class Word(NamedTuple):
-    """What a round adds to the reply: the fields of a `Token` that are known before it is written."""
+    """A round's addition to the reply: the fields of a `Token` that are known before it is written."""
 
     id: int
     source: Source
@@ -123,7 +123,7 @@ class Word(NamedTuple):
 
 
 def merge(chunk: Chunk, verdict: Verdict | None) -> list[Word]:
-    """What a round adds to the reply. Without a verdict the drafts stay."""
+    """Return what a round adds to the reply. Without a verdict the drafts stay."""
     n, nothing = len(chunk), [None] * len(chunk)
     kept = n if verdict is None else verdict.accepted
     stands = Source.DRAFT if verdict is None else Source.RETRIEVED if chunk.retrieved else Source.ACCEPTED
@@ -145,7 +145,7 @@ def merge(chunk: Chunk, verdict: Verdict | None) -> list[Word]:
 
 
 def _full(stats: Stats, limits: GenerationLimits) -> Iterator[Notice]:
-    """No room is left."""
+    """Finish the reply because no room is left."""
     stats.finish("length")
     if stats.tokens < limits.max_tokens:
         yield Notice(f"The context of {limits.context} tokens is full, and the reply ends here.")

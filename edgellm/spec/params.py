@@ -1,4 +1,4 @@
-"""What a user may choose about one reply."""
+"""The options of one reply."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from edgellm.spec.protocols import Drafter, Gate
 from edgellm.spec.types import Sampling
 
 GATES = ("auto", "synera", "confidence", "importance", "random", "hybrid", "edgefm", "always", "never")
-"""Which drafted chunks are verified. `synera` is the paper's gate, `random`, `hybrid` and `edgefm` are baselines."""
+"""Gates choose the chunks to verify. `synera` is the paper's gate, `random`, `hybrid` and `edgefm` are baselines."""
 
 SWITCH = ("auto", "on", "off")
 SOURCES = ("context", "history", "analogy", "calibration", "reuse")
-"""What drafts can be retrieved from."""
+"""The sources that drafts can be retrieved from."""
 USUAL_SOURCES = ("context", "history", "analogy")
-"""What they are retrieved from where nobody says otherwise: calibration and reuse cost what they bring."""
+"""The default sources: calibration and reuse cost as much as they bring."""
 _FREE = ("auto", "confidence", "always", "never")  # these mean something without a budget
 
 
@@ -26,28 +26,28 @@ GONE = {
     "tree": "tree has no effect any more: what is copied is one chain of tokens. Leave it out.",
     "economy": "economy has no effect any more: a budget is spent as it was given. Leave it out.",
 }
-"""Options that are still accepted, and what is told of them."""
+"""Options that are still accepted, and the warnings for them."""
 MOST_STOPS, LONGEST_STOP, MOST_LOGPROBS = 16, 500, 20
 CHUNK = 4
-"""Drafted tokens in a chunk where everything is verified, or nothing."""
+"""Drafted tokens in a chunk if everything is verified, or nothing."""
 FINE = 2
-"""The same where a budget chooses: a budget of small chunks goes to those that are wrong, not to their neighbours."""
+"""The same under a budget: with small chunks the budget goes to wrong tokens, not to their neighbours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyOptions:
-    """Choices for one reply; the defaults are greedy, and lossless: everything is verified.
+    """Options for one reply; the defaults are greedy, and lossless: everything is verified.
 
     `budget` in [0, 1] is the share of chunks that the verifier is asked about (of tokens with the gate `hybrid`, of
     replies with `edgefm`), kept over all replies of a pair. `gate` is one of `GATES` or a gate of your own; `auto`
     is the one for which the pair's profile has the best evidence, and verifies everything where no budget is given.
     `drafter` is one of your own, in place of the draft model and of copies; with the gates `auto` without a budget,
     `always`, `never`, or one of your own.
-    `parallel`: drafts on while a verdict is on its way, where the verifier is across a link. `early_exit`: leaves
-    the draft model's last layers out for a token that `exit_threshold` calls sure (top-1 minus top-2 probability),
+    `parallel`: continue drafting while a verdict is on its way, if the verifier is across a link. `early_exit`: skip
+    the draft model's last layers for a token that `exit_threshold` calls sure (top-1 minus top-2 probability),
     `auto` where the profile says that it pays. `precedents`: with a budget below 1 and the fitted gate, what
     followed the same words before is drafted where the draft model hesitates, as far as the pair's profile says
-    that it pays. `seed` None picks one, which the summary tells. `gamma` is the number of drafted tokens in a
+    that it pays. `seed` None picks one, which the summary reports. `gamma` is the number of drafted tokens in a
     chunk, None for as many as the profile has where a budget is kept, else `CHUNK`. `confidence_threshold` is the
     c_th of the confidence gate without a budget. `retrieval`: whether drafts are also copied from what was seen,
     `auto`, `off`, or those of `SOURCES` that may be copied from, with commas between them; only where everything is
@@ -56,7 +56,7 @@ class ReplyOptions:
     alone) gave them and this many others; only where everything is verified, in this process.
 
     Raises:
-        InvalidOption: a value that cannot be meant, named with the range that can.
+        InvalidOption: a value out of range, named with the range.
     """
 
     max_tokens: int = 512
@@ -109,7 +109,7 @@ class ReplyOptions:
         self._check_budget()
 
     def sources(self) -> tuple[str, ...]:
-        """Return what drafts are retrieved from, in the order of `SOURCES`; nothing where retrieval is off."""
+        """Return the sources of retrieved drafts, in the order of `SOURCES`; empty if retrieval is off."""
         if self.retrieval in ("auto", "off"):
             return USUAL_SOURCES if self.retrieval == "auto" else ()
         wanted = {name.strip() for name in self.retrieval.split(",")}
@@ -141,7 +141,7 @@ class ReplyOptions:
             )
 
     def sampling(self) -> Sampling:
-        """The sampling that is asked for, with a fresh seed where none was given."""
+        """Return the sampling options, with a fresh seed if none was given."""
         seed = self.seed if self.seed is not None else secrets.randbelow(2**32)
         return Sampling(self.temperature, self.top_k, self.top_p, seed)
 

@@ -1,7 +1,7 @@
 """The seams of decoding: any drafter, any gate and any verifier compose.
 
 A reply goes through *propose* (drafter), *decide* (gate), *verify* (verifier's session) and *observe* (drafter and
-gate). Methods that a mechanism does not need do nothing where it leaves them out; `examples/` has one of each.
+gate). Methods that a mechanism leaves out do nothing; `examples/` has one mechanism of each kind.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Drafter(ABC):
 
     @property
     def needs_verdict(self) -> bool:
-        """Whether nothing of it ever stands without a verdict, so that without a verifier nobody writes."""
+        """Return whether none of its drafts stand without a verdict, so that without a verifier nothing is written."""
         return False
 
     def begin(self, state: GenerationState) -> None:
-        """A reply begins."""
+        """Prepare for a reply that begins."""
         return
 
     @abstractmethod
@@ -38,24 +38,24 @@ class Drafter(ABC):
         """
 
     def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:
-        """The verdict on `chunk` is on its way: draft up to `gamma` tokens behind guesses at it, until `until` says
-        that it came."""
+        """Draft up to `gamma` tokens behind guesses at the verdict on `chunk`, which is on its way, until `until`
+        says that it came."""
         return
 
     def unverified(self, state: GenerationState, chunk: Chunk, gamma: int) -> Chunk:
-        """Return what may stand where no verdict came on `chunk`: nothing that needs one."""
+        """Return the part of `chunk` that may stand without a verdict: nothing if `needs_verdict`."""
         return Chunk() if self.needs_verdict else chunk
 
     def observe(self, state: GenerationState, turn: Round) -> None:
-        """A round is over, and its tokens are about to be committed."""
+        """Take in a round that is over, and whose tokens are about to be committed."""
         return
 
     def end(self) -> None:
-        """The reply is over."""
+        """Clean up after a reply that is over."""
         return
 
     def close(self) -> None:
-        """Give memory back. The drafter is not used again."""
+        """Free memory. The drafter is not used again."""
         return
 
 
@@ -65,7 +65,7 @@ class BranchingDrafter(Drafter):
     @property
     @abstractmethod
     def room(self) -> int:
-        """How many prefixes it can follow at once."""
+        """Return how many prefixes it can follow at once."""
 
     @abstractmethod
     def draft_many(
@@ -88,14 +88,14 @@ class Gate(ABC):
     """Decides whether a chunk is worth the verifier's time. It serves one reply."""
 
     layers: tuple[int, ...] = ()
-    """Layers of the draft model whose attention it needs as the importance of drafted tokens."""
+    """Layers of the draft model whose attention the gate needs as the importance of drafted tokens."""
 
     @abstractmethod
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
         """Return whether `chunk`, which is not empty and follows `state.ids`, goes to the verifier, and why."""
 
     def observe(self, state: GenerationState, turn: Round) -> None:
-        """As `Drafter.observe`."""
+        """Take in a round; see `Drafter.observe`."""
         return
 
 
@@ -143,7 +143,7 @@ class BlockingSession(VerifierSession):
         """Return the verdict that `submit` asks for."""
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Pending:
-        """As `VerifierSession.submit`; nothing is computed before the verdict is waited for."""
+        """See `VerifierSession.submit`; nothing is computed before the verdict is waited for."""
         return _Deferred(self, prefix, chunk, extra)
 
 
@@ -169,21 +169,21 @@ class Verifier(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The model's name."""
+        """Return the model's name."""
 
     @property
     @abstractmethod
     def context_length(self) -> int:
-        """Positions one session can hold."""
+        """Return how many positions one session can hold."""
 
     @property
     def reports_logprobs(self) -> bool:
-        """Whether verdicts can bring the probabilities of their tokens."""
+        """Return whether verdicts can bring the probabilities of their tokens."""
         return False
 
     @property
     def shared(self) -> int:
-        """Decodes in this process that shared the cores with others, so that their time says little."""
+        """Return how many decodes in this process shared the cores with others, so that their time says little."""
         return 0
 
     @abstractmethod
@@ -191,10 +191,10 @@ class Verifier(ABC):
         """Return a session for the reply.
 
         Raises:
-            VerifierUnreachable: nobody answers.
+            VerifierUnreachable: there is no answer.
             VocabularyMismatch: the two vocabularies differ; names the first differing token.
         """
 
     def close(self) -> None:
-        """Give memory back."""
+        """Free memory."""
         return

@@ -19,15 +19,15 @@ Units: TypeAlias = npt.NDArray[np.int64]
 
 UNITS = 2**16  # a draft's probabilities are whole multiples of 1/UNITS, so that they travel without loss
 WIDEST = 4096  # tokens in the distribution of a draft, whatever the vocabulary
-SHARE, LEAST = 200, 12  # it has one of so many tokens of the vocabulary, and not fewer than so many
+SHARE, LEAST = 200, 12  # it has one in SHARE tokens of the vocabulary, and at least LEAST
 _WORDS = 4  # a Philox block is four 64-bit words: one block per position
 _MASK = 2**64 - 1
-_COLDEST = 1e-6  # a lower temperature leaves no more to chance than this, and its quotients would overflow
+_COLDEST = 1e-6  # a lower temperature is no less random than this, and its quotients would overflow
 _HOTTEST = 1e30  # a higher temperature leaves all tokens alike already, and would itself overflow
 
 
 class Purpose(IntEnum):
-    """What random numbers are for. Each purpose has a stream of its own."""
+    """The purpose of random numbers. Each purpose has a stream of its own."""
 
     DRAFT = 1
     VERIFY = 2
@@ -35,7 +35,7 @@ class Purpose(IntEnum):
 
 
 def uniforms(seed: int, position: int, n: int, purpose: Purpose = Purpose.VERIFY) -> Uniforms:
-    """Numbers in [0, 1) for the positions `position` to `position + n - 1`; shape (n, 4), one row per position.
+    """Return numbers in [0, 1) for positions `position` to `position + n - 1`; shape (n, 4), one row per position.
 
     Counter-based (Philox, keyed by seed and purpose, counted by position): a position has the same row however the
     positions before it were cut into chunks, so a rebuilt session or a replay draws the same numbers.
@@ -48,7 +48,8 @@ def uniforms(seed: int, position: int, n: int, purpose: Purpose = Purpose.VERIFY
 
 
 def distribution(logits: Floats, sampling: Sampling) -> Distribution:
-    """What a draft is drawn from, for `logits` of shape (n_vocab,): `exact_distribution`, made to travel.
+    """Return the distribution that a draft is drawn from, for `logits` of shape (n_vocab,): `exact_distribution`, made
+    to travel.
 
     It holds the `widest` most probable tokens at most, and is `rounded`. The verified text keeps the verifier's own
     distribution whatever drafts are drawn from, as long as it is known; a link then carries it to the bit.
@@ -63,18 +64,18 @@ def distribution(logits: Floats, sampling: Sampling) -> Distribution:
 
 
 def widest(vocabulary: int) -> int:
-    """How many tokens a draft is drawn from at most: so many take less than 0.5 % of what the whole vocabulary would.
+    """Return from how many tokens a draft is drawn at most: they take less than 0.5 % of the whole vocabulary's size.
 
-    What lies beyond them is hardly ever drawn, and would be sent with every draft.
+    Tokens beyond them are hardly ever drawn, and would be sent with every draft.
     """
     return min(WIDEST, max(LEAST, vocabulary // SHARE))
 
 
 def rounded(distribution: Distribution) -> Distribution:
-    """`distribution` in whole units of 1/`UNITS`, which add up to 1 exactly; what is left with none is dropped.
+    """Return `distribution` in whole units of 1/`UNITS`, which add up to 1 exactly; tokens left with none are dropped.
 
     Cumulative sums are rounded, not the probabilities, so that no mass is lost and no token gains or loses a whole
-    unit. What is rounded already comes back unchanged, and every machine reads the same float32 from the same units.
+    unit. A rounded distribution comes back unchanged, and every machine reads the same float32 from the same units.
     """
     steps = distribution.probs.cumsum(dtype=np.float64)
     marks = np.rint(steps * (UNITS / steps[-1]))
@@ -84,10 +85,10 @@ def rounded(distribution: Distribution) -> Distribution:
 
 
 def units(distribution: Distribution) -> Units:
-    """The probabilities (k,) of a `rounded` distribution, in whole units of 1/`UNITS`.
+    """Return the probabilities (k,) of a `rounded` distribution, in whole units of 1/`UNITS`.
 
     Raises:
-        InvalidOption: it is not rounded: a draft that was drawn from it would be judged by something else.
+        InvalidOption: it is not rounded: a draft drawn from it would be judged by another distribution.
     """
     counts = distribution.probs.astype(np.float64) * UNITS
     whole = counts.astype(np.int64)
@@ -100,7 +101,7 @@ def units(distribution: Distribution) -> Units:
 
 
 def exact_distribution(logits: Floats, sampling: Sampling) -> Distribution:
-    """What the verifier chooses from, for `logits` of shape (n_vocab,).
+    """Return the distribution that the verifier draws from, for `logits` of shape (n_vocab,).
 
     Temperature first, then top-k, then top-p over what top-k left, then renormalised. Equal logits are kept in order
     of token id, so that the result does not depend on the machine. Greedy: all mass on the most probable token.
@@ -126,7 +127,7 @@ def exact_distribution(logits: Floats, sampling: Sampling) -> Distribution:
     else:
         everything = np.exp((logits - top) / cold)
         total = float(np.add.reduce(everything, dtype=np.float64))
-        # All that lies below this floor adds up to less than what top-p cuts away: it need not be sorted.
+        # The tokens below this floor add up to less than top-p cuts away: they need not be sorted.
         near = np.flatnonzero(everything > max(0.0, (1.0 - sampling.top_p) * total / (len(logits) + 1)))
         if sampling.top_p >= 1.0:
             return Distribution(near.astype(np.int32), everything[near] / np.float32(total))
@@ -141,14 +142,14 @@ def exact_distribution(logits: Floats, sampling: Sampling) -> Distribution:
 
 
 def draw(distribution: Distribution, u: float) -> int:
-    """The token that the number `u` in [0, 1) falls on."""
+    """Return the token that the number `u` in [0, 1) falls on."""
     steps = distribution.probs.cumsum(dtype=np.float64)
     place = int(steps.searchsorted(u * steps[-1], side="right"))
     return int(distribution.ids[min(place, len(steps) - 1)])
 
 
 def probability(distribution: Distribution, token: int) -> float:
-    """The probability of `token`, 0 where it was cut off."""
+    """Return the probability of `token`, 0 if it was cut off."""
     place = int(distribution.ids.searchsorted(token))
     if place < len(distribution.ids) and distribution.ids[place] == token:
         return float(distribution.probs[place])
@@ -156,7 +157,8 @@ def probability(distribution: Distribution, token: int) -> float:
 
 
 def _largest(logits: Floats, k: int) -> npt.NDArray[np.intp]:
-    """Ids of the `k` largest logits, largest first; of equal ones the lower id first. No sort of the vocabulary."""
+    """Return the ids of the `k` largest logits, largest first; of equal ones the lower id first. No sort of the
+    vocabulary."""
     columns = 4 * k
     rows = len(logits) // columns
     if rows < 2:
@@ -170,7 +172,8 @@ def _largest(logits: Floats, k: int) -> npt.NDArray[np.intp]:
 
 
 def likeliest(rows: Floats, k: int, start: int) -> Expected:
-    """The `k` likeliest next tokens of each of `rows` (n, n_vocab), logits behind the positions from `start` on."""
+    """Return the `k` likeliest next tokens of each of `rows` (n, n_vocab), logits behind the positions from `start`
+    on."""
     ids = np.argpartition(rows, rows.shape[1] - k, axis=1)[:, -k:]
     best = np.take_along_axis(rows, ids, axis=1)
     order = np.argsort(-best, axis=1)
@@ -181,9 +184,10 @@ def likeliest(rows: Floats, k: int, start: int) -> Expected:
 
 
 def logprobs(rows: Floats, tokens: Ids, k: int) -> Iterator[Logprobs]:
-    """What each of the first rows (n, n_vocab) of logits says of its token of `tokens` (n,), and of the `k` likeliest.
+    """Yield for each token of `tokens` (n,) its log probability by its row of logits `rows` (n or more, n_vocab), and
+    those of the `k` likeliest tokens.
 
-    Logarithms of the softmax as the model has it, whatever the reply is drawn from.
+    These are logarithms of the model's own softmax, whatever the reply is drawn from.
     """
     for row, token in zip(rows, tokens.tolist(), strict=False):
         best = _largest(row, k) if k else np.empty(0, dtype=np.intp)

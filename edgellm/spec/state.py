@@ -14,7 +14,7 @@ from edgellm.spec.ngram.sources import SILENT, Cursor
 from edgellm.spec.types import GREEDY, NO_IDS, Expected, Ids, Sampling
 
 Filling: TypeAlias = tuple[Sequence[int], Sequence[float]]
-"""To how many rows decodes are filled up, and what heads cost; see `Context.fill`."""
+"""Number of rows that decodes are filled up to, and cost of heads; see `Context.fill`."""
 NOT_FILLED: Filling = (), ()
 
 
@@ -22,7 +22,7 @@ NOT_FILLED: Filling = (), ()
 class GenerationLimits:
     """`max_tokens` of a reply; `context` positions for prompt and reply together; `gamma` drafted tokens a chunk.
 
-    Where nothing is drafted, up to `extra` tokens beyond the next one are asked for at once: fewer round trips on a
+    If nothing is drafted, up to `extra` tokens beyond the next one are asked for at once, for fewer round trips on a
     link.
     """
 
@@ -33,10 +33,10 @@ class GenerationLimits:
 
 
 class Suggestions:
-    """What retrieval knows of a reply, for the models that write it; here nothing."""
+    """Retrieval's knowledge of a reply, for the models that write it; here there is none."""
 
     wants_expected = False
-    """Whether `expect` is to be called."""
+    """True if `expect` is to be called."""
 
     def suggest(self, state: GenerationState, drafted: Sequence[int], floors: Sequence[float]) -> Sequence[int]:
         """Return tokens that may follow `state.ids` and `drafted`, each with at least the chance that `floors` has in
@@ -54,12 +54,12 @@ class Suggestions:
 
 @dataclass(frozen=True, slots=True)
 class DraftRules:
-    """What the draft model keeps to in a reply.
+    """The rules for the draft model in a reply.
 
     A chunk ends behind a token whose confidence is below `stop_below`, and with `while_it_pays` where its chance to be
     accepted is below the floors of the reply's suggestions. Greedy drafts of less confidence than `lookup_below` give
-    way to what the context says. `alone`: nobody verifies, so tokens are drawn as a verifier draws its own; a seed then
-    writes what it writes where this model verifies what is copied for it.
+    way to what the context says. `alone`: there is no verifier, so tokens are drawn as a verifier draws its own; a seed
+    then gives the same text as when this model verifies copied drafts.
     """
 
     stop_below: float = 0.0
@@ -69,7 +69,7 @@ class DraftRules:
 
 
 class GenerationState:
-    """A reply under way: its prompt, the committed tokens, how they are drawn, and what is known beside them.
+    """A reply under way: its prompt, the committed tokens, how tokens are drawn, and settings for the models.
 
     It goes through `Drafter.propose`, `Gate.decide`, the verifier's session and `observe`; only the decoding loop
     appends to it. Nothing else in it changes.
@@ -89,10 +89,10 @@ class GenerationState:
         suggestions: Suggestions | None = None,
         filling: Filling = NOT_FILLED,
     ) -> None:
-        """Of a reply to `prompt` (n,).
+        """Begin a reply to `prompt` (n,).
 
-        `stopped` is asked between tokens, and by what can be cancelled also meanwhile. With `logprobs` verdicts bring
-        those of their tokens, and of that many others in each place. `explain`: reasons are wanted. `context`: what is
+        `stopped` is polled between tokens, and during cancellable computations. With `logprobs` verdicts bring
+        those of their tokens, and of that many others in each place. `explain`: reasons are wanted. `context` is
         looked up where the draft model hesitates. `suggestions` come from retrieval. Verifiers in this process fill
         their decodes up as `filling` says.
         """
@@ -107,22 +107,23 @@ class GenerationState:
 
     @property
     def ids(self) -> Ids:
-        """All tokens so far, the prompt included, shape (n,). Only ever appended to, so a view keeps its values."""
+        """Return all tokens so far, the prompt included, shape (n,). They are only appended to, so a view keeps its
+        values."""
         return self._ids[: self._length]
 
     @property
     def committed(self) -> Ids:
-        """Those of `ids` that stand, shape (m,); all but what `behind` was given."""
+        """Return the committed part of `ids`, shape (m,): all but the tokens given to `behind`."""
         return self._ids[: self._committed]
 
     @property
     def written(self) -> int:
-        """Tokens of the reply so far."""
+        """Return how many tokens of the reply there are so far."""
         return self._length - self.prompt_tokens
 
     @property
     def room(self) -> int:
-        """Tokens that may still be written."""
+        """Return how many tokens may still be written."""
         return self._end - self._length
 
     def append(self, token: int) -> None:

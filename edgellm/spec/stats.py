@@ -1,4 +1,4 @@
-"""A reply in figures, counted while it is written."""
+"""A reply's figures, counted while it is written."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _DRAFTED = frozenset({Source.ACCEPTED, Source.RETRIEVED})
 
 
 class Stats:
-    """Counts what the loop does. The clock starts with it; `prepared` seconds have gone into the request before."""
+    """The loop's counters. The clock starts on creation; `prepared` seconds went into the request before that."""
 
     def __init__(self, prepared: float = 0.0) -> None:
         self.started = perf_counter() - prepared
         self.pieces: list[bytes] = []
         self.ids: list[int] = []  # with the token that ended the turn, if one did
-        self.finish_reason = "cancelled"  # until the loop says otherwise
+        self.finish_reason = "cancelled"  # until the loop sets it
         self.ttft: float | None = None
         self.seconds = 0.0
         self.tokens = self.first_burst = self.rounds = self.drafted = self.vouched = 0
         self.verified = self.tested = self.accepted = self.accepted_whole = self.acceptance_length = 0
         self.passes = self.bytes_up = self.bytes_down = self.exits = self.heeded = 0
-        self.waited = self.waited_drafted = 0.0  # for verdicts on chunks, and on those of the draft model
+        self.waited = self.waited_drafted = 0.0  # for verdicts on all chunks, and on the draft model's
         self.verified_drafted = 0
         self.guessed: Guessed | None = None
         self.copied: dict[str, int] = {}
@@ -39,17 +39,17 @@ class Stats:
     def count_with(
         self, ledger: Ledger | None = None, guessed: Guessed | None = None, copied: dict[str, int] | None = None
     ) -> None:
-        """Report the figures of these, too, which others keep: what the budget was spent on, guesses at verdicts, and
-        accepted copies by source."""
+        """Also report figures that others keep: what the budget was spent on, guesses at verdicts, and accepted
+        copies by source."""
         self.ledger, self.guessed, self.copied = ledger, guessed, copied if copied is not None else {}
 
     @property
     def verdict_seconds(self) -> float | None:
-        """Mean seconds from asking for the verdict on a drafted chunk to having it; None without any."""
+        """Return the mean seconds from asking for the verdict on a drafted chunk to having it; None without any."""
         return self.waited_drafted / self.verified_drafted if self.verified_drafted else None
 
     def observe(self, turn: Round) -> None:
-        """A round is over, and its tokens are about to go out."""
+        """Take in a round that is over, and whose tokens are about to be yielded."""
         chunk, verdict = turn.chunk, turn.verdict
         self.rounds += 1
         if self.ttft is None:
@@ -82,14 +82,14 @@ class Stats:
                 self.accepted_at[place] += 1
 
     def take_over(self, other: Stats) -> None:
-        """Another run's figures are this one's, but for its tokens and the clock's start; they go out here."""
+        """Take over another run's figures, but for its tokens and the clock's start; its tokens are yielded here."""
         self.finish_reason, self.rounds, self.drafted = other.finish_reason, other.rounds, other.drafted
         self.exits, self.heeded = other.exits, other.heeded
         self.seconds = other.seconds
         self.ttft = perf_counter() - self.started
 
     def token(self, token: Token) -> None:
-        """`token` goes out."""
+        """Count `token`, which is about to be yielded."""
         self.tokens += 1
         self.pieces.append(token.piece)
         self.ids.append(token.id)
@@ -98,23 +98,24 @@ class Stats:
         self.first_burst += token.round == 0
 
     def finish(self, reason: str) -> None:
-        """The reply ends for this `reason`; see `Summary.finish_reason`."""
+        """Record the `reason` for which the reply ends; see `Summary.finish_reason`."""
         self.finish_reason = reason
 
     def stop(self, token: int, source: Source) -> None:
-        """The turn was ended by `token` from `source`. An accepted one leaves no place for the bonus behind it."""
+        """Record that `token` from `source` ended the turn. An accepted token leaves no place for the bonus behind
+        it."""
         self.finish_reason = "stop"
         self.ids.append(token)
         self.acceptance_length -= source in _DRAFTED
 
     def cut(self, count: int, by: str) -> None:
-        """The reply ends here, and its last `count` bytes are not part of it: the stop sequence `by` begins there."""
+        """End the reply and drop its last `count` bytes, at whose beginning the stop sequence `by` was found."""
         text = b"".join(self.pieces)
         self.pieces = [text[: len(text) - count]]
         self.finish_reason, self.stopped_by = "stop", by
 
     def summary(self, prompt_tokens: int, seed: int = 0) -> Summary:
-        """The figures so far; definitions in `Summary`."""
+        """Return the figures so far; definitions in `Summary`."""
         n = self.tokens
         guessed = self.guessed or Guessed()
         later = n - self.first_burst  # the first round's tokens came with the first token's wait

@@ -1,4 +1,4 @@
-"""Stop sequences: texts that end a reply where one of them would begin."""
+"""Stop sequences: texts before which a reply ends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from edgellm.spec.types import Token
 
 
 def until(stops: Sequence[str], events: Generator[Event, None, None], stats: Stats) -> Generator[Event, None, None]:
-    """The same events, up to where the first of `stops` is complete; nothing of it goes out.
+    """Yield the same events, up to where the first of `stops` is complete; nothing of that sequence is yielded.
 
-    A token whose bytes may be the beginning of one waits for those behind it. A sequence may begin and end within
-    tokens: what comes before it in a token goes out as that token. `stats` learn what ended the reply.
+    A token whose bytes may begin a stop sequence is held back until the bytes behind it are known. A sequence may begin
+    and end within tokens: the bytes before it in a token are yielded as that token. `stats` records what ended the
+    reply.
     """
     wanted = [(stop.encode(), stop) for stop in stops]
     held: list[Token] = []
@@ -43,19 +44,20 @@ def until(stops: Sequence[str], events: Generator[Event, None, None], stats: Sta
 
 
 def _first(wanted: Sequence[tuple[bytes, str]], text: bytes) -> tuple[int, str] | None:
-    """Where the sequence begins that is complete first, and which it is; of two that end together the longer one."""
+    """Return where the sequence that is complete first begins, and which it is; of two that end together the longer
+    one."""
     found = [(at + len(data), at, stop) for data, stop in wanted if (at := text.find(data)) >= 0]
     return min(found)[1:] if found else None
 
 
 def _open(wanted: Sequence[tuple[bytes, str]], text: bytes) -> int:
-    """How many bytes at the end of `text` may be the beginning of a sequence."""
+    """Return how many bytes at the end of `text` may be the beginning of a sequence."""
     most = min(len(text), max(len(data) for data, _ in wanted) - 1)
     return next((n for n in range(most, 0, -1) if any(data.startswith(text[-n:]) for data, _ in wanted)), 0)
 
 
 def _up_to(tokens: Sequence[Token], end: int) -> Generator[Token, None, None]:
-    """Tokens that hold the first `end` bytes; the last of them is cut."""
+    """Yield the tokens that hold the first `end` bytes; the last of them is cut."""
     for token in tokens:
         if end <= 0:
             return

@@ -14,12 +14,12 @@ from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import Explanation, Notice, Summary, Token
 
-# Given the figures to fill, whether to explain, and how to learn that the user has had enough.
+# Takes the figures to fill, whether to explain, and a check whether the user has stopped the reply.
 Writer: TypeAlias = Callable[[Stats, bool, Callable[[], bool]], Generator[Event, None, None]]
 
 
 class Reply(Iterator[Token]):
-    """Iterates the tokens of one reply. Nothing is computed before the first is asked for.
+    """An iterator over the tokens of one reply. Nothing is computed before the first is asked for.
 
     `cancel` may come from any thread. A reply that is dropped half-way leaves everything sound.
     """
@@ -32,7 +32,7 @@ class Reply(Iterator[Token]):
         seed: int,
         prepared: float = 0.0,
     ) -> None:
-        """`prepared` seconds went into the request before."""
+        """Prepare the reply; `prepared` seconds have gone into the request already."""
         self._on_notice: Callable[[Notice], None] | None = None
         self._on_explain: Callable[[Explanation], None] | None = None
         self._write = write
@@ -64,7 +64,7 @@ class Reply(Iterator[Token]):
 
     @property
     def summary(self) -> Summary:
-        """The reply in figures: final after the last token, so far before it."""
+        """Return the reply's figures: final after the last token, up to now before it."""
         return (self._stats or Stats()).summary(self._prompt_tokens, self._seed)
 
     def listen(
@@ -72,16 +72,16 @@ class Reply(Iterator[Token]):
         on_notice: Callable[[Notice], None] | None = None,
         on_explain: Callable[[Explanation], None] | None = None,
     ) -> None:
-        """Have these called between tokens, in the thread that iterates. Explanations are made only where `on_explain`
-        is given before the first token."""
+        """Call these between tokens, in the thread that iterates. Explanations are made only where `on_explain` is
+        given before the first token."""
         self._on_notice, self._on_explain = on_notice or self._on_notice, on_explain or self._on_explain
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Calls `call` once, when the reply has ended, or was cancelled, closed or dropped."""
+        """Call `call` once, when the reply has ended, or was cancelled, closed or dropped."""
         self._endings.append(weakref.finalize(self, call))
 
     def cancel(self) -> None:
-        """Stops the reply: no token comes after this. Returns at once, even while another thread waits for one."""
+        """Stop the reply: no token comes after this. Returns at once, even while another thread waits for a token."""
         self._stopped.set()
         if self._lock.acquire(blocking=False):
             try:
@@ -90,7 +90,7 @@ class Reply(Iterator[Token]):
                 self._lock.release()
 
     def close(self) -> None:
-        """Stops the reply, and waits until a thread that is inside it has left."""
+        """Stop the reply, and wait until a thread that is inside it has left."""
         self._stopped.set()
         with self._lock:
             self._finish()
@@ -114,7 +114,8 @@ class Reply(Iterator[Token]):
             self._on_explain(event)
 
     def _finish(self) -> None:
-        """The lock is held; but a signal handler may have come in while this very thread computes."""
+        """Close the generator, with the lock held, unless it is running: a signal handler may interrupt this very
+        thread."""
         if self._events is not None:
             if inspect.getgeneratorstate(self._events) == inspect.GEN_RUNNING:
                 return

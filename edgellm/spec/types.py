@@ -1,4 +1,4 @@
-"""The records that travel through decoding. All are frozen; arrays in them are never written to after creation."""
+"""The records used in decoding. All are frozen; arrays in them are never written to after creation."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NO_FLOATS: Floats = np.empty(0, dtype=np.float32)
 
 
 class Source(StrEnum):
-    """Who wrote a token, and who vouches for it."""
+    """The origin of a token, and whether the verifier vouches for it."""
 
-    DRAFT = "draft"  # the draft model wrote it and nobody checked it
+    DRAFT = "draft"  # the draft model wrote it, unchecked
     ACCEPTED = "accepted"  # drafted, and the verifier agreed
-    CORRECTED = "corrected"  # the verifier's own, where it rejected a drafted one
+    CORRECTED = "corrected"  # the verifier's own, in place of a rejected draft token
     BONUS = "bonus"  # the verifier's own, after a wholly accepted chunk
     RETRIEVED = "retrieved"  # copied from something already seen, and the verifier agreed
     PARALLEL = "parallel"  # drafted while the verdict was on its way, and taken over
@@ -31,7 +31,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """What the model said of one token: the natural logarithm of its probability, and of the likeliest ones there.
+    """The natural logarithms of a token's probability, and of the likeliest tokens' in its place.
 
     All are of the distribution before temperature, top-k and top-p. `ids` and `logprobs`, shapes (k,), the likeliest
     first.
@@ -47,7 +47,7 @@ class Token:
     """One token of a reply, and where it came from.
 
     `piece` are its bytes, which need not be whole UTF-8 characters. `confidence` is the top-1 probability under the
-    draft model, of a copied token the chance that it and all before it are accepted, or None where nobody drafted.
+    draft model, for a copied token the chance that it and all before it are accepted, or None if it was not drafted.
     `importance` and `exit_layer` are as in `Chunk`, None where nothing was measured. `round` counts draft-gate-verify
     rounds from 0. `logprobs` are the verifier's, where they were asked for.
     """
@@ -64,7 +64,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 switch truncation off."""
+    """The rule for choosing the next token. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 switch truncation off."""
 
     temperature: float = 0.0
     top_k: int = 40
@@ -92,9 +92,8 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Precedent:
-    """What the context said at each place of a chunk: `said` (-1: nothing) and how many tokens before it were
-    `matched`; and whether that was `copied` instead of what the model would have drafted. Shapes (n,).
-    """
+    """The context's words at each place of a chunk: `said` (-1: nothing), how many tokens before it `matched`, and
+    whether it was `copied` instead of what the model would have drafted. Shapes (n,)."""
 
     said: Ids
     matched: Ids
@@ -106,7 +105,7 @@ class Chunk:
     """Drafted tokens that are offered for verification together (gamma of them, or fewer).
 
     Shapes (n,). `confidence` is the draft model's top-1 probability per token, `margin` top-1 minus top-2.
-    `distributions` are what the ids were drawn from, where sampling drew them; None means a point mass on each id
+    `distributions` are those that the ids were drawn from, if they were sampled; None means a point mass on each id
     (greedy drafts, retrieved drafts). `importance` is how much the drafted tokens from each one on attend to it, in
     [0, 1], and 0 for a token that none of them has seen; empty where it was not measured. `exit_layers` says after
     which layer the draft model stopped, counted from 0, with None for all of them; None where it never stops early.
@@ -135,7 +134,7 @@ class Chunk:
 
     @property
     def heeded(self) -> int:
-        """Tokens that the context says, where the draft model had another one in mind."""
+        """Return how many tokens were taken from the context where the draft model had another one in mind."""
         return 0 if self.precedent is None else int(np.count_nonzero(self.precedent.copied))
 
 
@@ -151,12 +150,12 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the verifier says of a chunk: the first `accepted` tokens stand, then come its own `tokens`.
+    """The verifier's verdict on a chunk: the first `accepted` tokens stand, then come its own `tokens`.
 
     `tokens[0]` is the correction where `accepted < len(chunk)`, else the bonus token; further ones only where the
     verifier was asked to write on alone. `seconds` is the verifier's own computing time, queueing left out;
     `bytes_up` and `bytes_down` are what crossed a link for it (0 in one process). `plausible` says of each drafted
-    token whether the verifier gave it some probability where it stood, None where nobody asked. `logprobs`
+    token whether the verifier gave it some probability in its place, None if that was not asked for. `logprobs`
     are those of the accepted tokens and then of `tokens`, where they were asked for.
     """
 
@@ -180,9 +179,8 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of draft, gate and verdict: the `number` of it, counted from 0, and when it `began`, when the verdict
-    was `asked` for and when it was there, in seconds of `perf_counter`. `verdict` is None where none came.
-    """
+    """One round of draft, gate and verdict: its `number`, counted from 0, and when it `began`, when the verdict was
+    `asked` for and when it was there (`answered`), in seconds of `perf_counter`. `verdict` is None if none came."""
 
     number: int
     chunk: Chunk
@@ -194,30 +192,31 @@ class Round:
 
     @property
     def drafting(self) -> float:
-        """Seconds of drafting and deciding."""
+        """Return the seconds of drafting and deciding."""
         return self.asked - self.began
 
     @property
     def waiting(self) -> float:
-        """Seconds of waiting for the verdict."""
+        """Return the seconds of waiting for the verdict."""
         return self.answered - self.asked
 
     @property
     def seconds(self) -> float:
-        """Seconds in all."""
+        """Return the seconds in all."""
         return self.answered - self.began
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something the user should hear of once: the verifier is lost, it is back, a request was adjusted."""
+    """An event that the user should hear of once: the verifier is lost, it is back, a request was adjusted."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why an automatic choice fell as it did in this round, None: for the whole reply (shown by `--explain`)."""
+    """The reason for an automatic choice: in this round, or for the whole reply if `round` is None (shown by
+    `--explain`)."""
 
     round: int | None
     text: str
@@ -225,7 +224,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A reply in figures. `mean_acceptance_length` counts tokens per verified chunk, bonus or correction included.
+    """A reply's figures. `mean_acceptance_length` counts tokens per verified chunk, bonus or correction included.
 
     `share_verified` is the share of the reply's tokens that the verifier accepted or wrote; `acceptance_rate` is
     accepted over tested drafted tokens; both are None where nothing was verified or tested. Times in milliseconds,

@@ -1,4 +1,4 @@
-"""Bytes become characters as they complete."""
+"""A decoder that turns bytes into characters as they complete."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class Utf8:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, piece: bytes) -> str:
-        """The characters that `piece` completes."""
+        """Return the characters that `piece` completes."""
         return self._decoder.decode(piece)
 
     @property
     def half_done(self) -> bool:
-        """Whether the pieces so far end within a character."""
+        """Return whether the pieces so far end within a character."""
         return bool(self._decoder.getstate()[0])
 
     def end(self) -> str:
-        """What is left of a character that never became whole."""
+        """Return what is left of a character that never became whole."""
         return self._decoder.decode(b"", final=True)

@@ -15,7 +15,7 @@ from edgellm.spec.types import Chunk, Distribution, Ids, Sampling
 
 
 def judge(chunk: Chunk, rows: Rows, sampling: Sampling, position: int) -> tuple[int, int]:
-    """How many tokens of `chunk` stand, and the verifier's own token after them.
+    """Return how many tokens of `chunk` stand, and the verifier's own token after them.
 
     `rows` (len(chunk) + 1, n_vocab) are the verifier's logits: row i says what comes at place i of the chunk, the
     last row what follows it. `position` is the number of tokens before the chunk: it picks the random numbers.
@@ -26,7 +26,7 @@ def judge(chunk: Chunk, rows: Rows, sampling: Sampling, position: int) -> tuple[
 
 
 def verify_greedy(draft_ids: Ids, rows: Rows) -> tuple[int, int]:
-    """Accepts the drafts (n,) while each is the most probable token of its row; `rows` is (n + 1, n_vocab)."""
+    """Accept the drafts (n,) while each is the most probable token of its row; `rows` is (n + 1, n_vocab)."""
     drafted = draft_ids.tolist()
     accepted = 0
     for block in in_blocks(rows):
@@ -41,12 +41,13 @@ def verify_greedy(draft_ids: Ids, rows: Rows) -> tuple[int, int]:
 
 
 def verify_sampling(chunk: Chunk, rows: Rows, sampling: Sampling, uniforms: Uniforms) -> tuple[int, int]:
-    """Accepts a draft x with probability min(1, p(x)/q(x)), and answers a rejection from the residual.
+    """Accept a draft x with probability min(1, p(x)/q(x)), and answer a rejection from the residual.
 
     p is the verifier's distribution after its temperature, top-k and top-p; q is what x was drawn from. Where the chunk
-    brings no distributions, x was not drawn at all, and what the verifier draws is compared with it: so it is accepted
-    with p(x) and else answered from the residual, and the text is the one that is drawn without any drafts. `rows` is
-    (n + 1, n_vocab); `uniforms` (n + 1, at least 2) holds the test of place i at [i, 0] and the draw there at [i, 1].
+    brings no distributions, x was not drawn at all, and the verifier's own draw is compared with it: so x is accepted
+    with probability p(x) and otherwise answered from the residual, and the text is the same as without any drafts.
+    `rows` is (n + 1, n_vocab); `uniforms` (n + 1, at least 2) holds the test of place i at [i, 0] and the draw there at
+    [i, 1].
     """
     for i, drafted in enumerate(chunk.ids.tolist()):
         p = exact_distribution(rows[i], sampling)
@@ -66,11 +67,12 @@ LIKELY = 0.1
 
 
 def plausible(chunk: Chunk, rows: Rows, accepted: int) -> tuple[bool, ...]:
-    """Which tokens of `chunk` have at least the probability `LIKELY` in their row of `rows` (len(chunk) + 1, n_vocab).
+    """Return which tokens of `chunk` have at least probability `LIKELY` in their row of `rows` (len(chunk) + 1,
+    n_vocab).
 
-    A token cannot have it that is less likely than the row's best by more than that factor: only what is left after
-    that is worth a sum over the vocabulary. Those that stand are likely, whatever their probability; of those whose row
-    nobody has computed nothing is known to the contrary.
+    A token that is less likely than the row's best by more than that factor cannot have it: only the others are worth a
+    sum over the vocabulary. Accepted tokens count as plausible, whatever their probability; so do tokens whose row was
+    not computed.
     """
     n = len(chunk)
     if isinstance(rows, LateRows):
@@ -87,9 +89,9 @@ def plausible(chunk: Chunk, rows: Rows, accepted: int) -> tuple[bool, ...]:
 
 
 def residual(p: Distribution, q: Distribution) -> Distribution:
-    """max(0, p - q), renormalised: what is drawn from after a rejection.
+    """Return max(0, p - q), renormalised: the distribution to draw from after a rejection.
 
-    Over the full support of p; q is aligned by token id, and a token that q cut off keeps all of its p.
+    It is over the full support of p; q is aligned by token id, and a token that q cut off keeps all of its p.
     """
     left = p.probs.astype(np.float64)
     places = p.ids.searchsorted(q.ids)
@@ -104,7 +106,7 @@ def residual(p: Distribution, q: Distribution) -> Distribution:
 
 
 def check_chunk(chunk: Chunk, n_vocab: int) -> None:
-    """Refuses what no honest drafter sends. For chunks that came over a link.
+    """Refuse a chunk that no honest drafter sends. For chunks that came over a link.
 
     Raises:
         ProtocolError: an id outside the vocabulary, or distributions that are not what their record promises.

@@ -24,7 +24,7 @@ from edgellm.verifier.scheduler import BatchKind, ScheduledBatch, Scheduler
 
 
 class ModelRunner(Protocol):
-    """What the engine needs of a context with one sequence for each slot (`edgellm.engine.Context`)."""
+    """The engine's view of a context with one sequence for each slot (`edgellm.engine.Context`)."""
 
     @property
     def late(self) -> object | None: ...
@@ -52,31 +52,31 @@ class VerifierEngine:
     """Answers verify requests. A session has one at a time."""
 
     def __init__(self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], scheduler: Scheduler) -> None:
-        """`runner` has `slots` sequences; it stays the caller's to close."""
+        """Compute on `runner`, which has `slots` sequences; closing it stays the caller's job."""
         self._runner = runner
         self._is_eog = is_eog
         self._scheduler = scheduler
         self._slots = SlotTable(slots, runner.cached, runner.clear)
-        self._deliver: dict[int, Deliver] = {}  # of each session that waits for an answer
-        self._queue: dict[int, VerifyRequest] = {}  # those without a slot, by session, the oldest first
-        self._running: dict[int, VerifyRequest] = {}  # those with one
-        self._ready: dict[int, VerifyRequest] = {}  # those that can be computed, least recently served first
-        self._followers: list[VerifyRequest] = []  # those that wait for another one's prefix
+        self._deliver: dict[int, Deliver] = {}  # by session that waits for an answer
+        self._queue: dict[int, VerifyRequest] = {}  # requests without a slot, by session, the oldest first
+        self._running: dict[int, VerifyRequest] = {}  # requests with a slot
+        self._ready: dict[int, VerifyRequest] = {}  # requests that can be computed, least recently served first
+        self._followers: list[VerifyRequest] = []  # requests that wait for another request's prefix
         self._totals: dict[str, int] = asdict(Counters())
 
     @property
     def counters(self) -> Counters:
-        """What has been done so far."""
+        """Return what has been done so far."""
         return Counters(**self._totals)
 
     @property
     def batches(self) -> int:
-        """Batches computed so far."""
+        """Return the number of batches computed so far."""
         return self._totals["batches"]
 
     @property
     def prefills(self) -> int:
-        """Prefill batches computed so far."""
+        """Return the number of prefill batches computed so far."""
         return self._totals["prefills"]
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class VerifierEngine:
             self._claim(request)  # now, lest its slot goes to an older request while it waits
 
     def drop(self, session: int) -> None:
-        """The session is over; a request of it that still waits is forgotten."""
+        """Forget the session, and a request of it that still waits."""
         for requests in (self._queue, self._running, self._ready):
             requests.pop(session, None)
         self._deliver.pop(session, None)
@@ -163,7 +163,8 @@ class VerifierEngine:
         self._scheduler.computed(batch, seconds, waiting - len(self._running))
 
     def _decoded(self, draft: Chunk, rows: list[SeqRows]) -> list[Rows]:
-        """Logits of the batch; where it is of one session alone, which brings `draft`, those that are looked at."""
+        """Return the logits of the batch; for a batch of one session, which brings `draft`, only the rows that are
+        looked at."""
         if len(rows) > 1 or rows[0].outputs <= 1 or self._runner.late is None:
             return list(self._runner.decode_rows(rows))
         only = rows[0]
@@ -227,10 +228,10 @@ class VerifierEngine:
             if device in refused:
                 continue
             if not self._claim(request) and not (self._preempt(device) and self._claim(request)):
-                refused.add(device)  # so do its other requests
+                refused.add(device)  # its other requests get none either
 
     def _claim(self, request: VerifyRequest) -> bool:
-        """Give a slot to a request; False where it gets none."""
+        """Give a slot to a request; return False if there is none for it."""
         session = request.session
         fresh = self._slots.slot(session) is None
         slot = self._slots.claim(session, request.ids, request.tenant)
@@ -243,9 +244,9 @@ class VerifierEngine:
         return True
 
     def _preempt(self, device: str) -> bool:
-        """Take a slot from a request of another device, which goes on when it gets one again, so that `device` gets
-        it: from the device with the most slots, or, where none has more than one, from a request that has had its
-        portion. False where nobody has more than is due."""
+        """Take a slot for `device` from a request of another device, which goes on when it gets a slot again: from
+        the device with the most slots, or, where none has more than one, from a request that has had its portion.
+        Return False if no device has more than its due."""
         mine = self._slots.held(device)
         running = self._running.values()
         due = [request for request in running if self._slots.held(request.device) >= mine + 2]
@@ -280,7 +281,8 @@ class VerifierEngine:
         self._ready[request.session] = request
 
     def _shares(self, request: VerifyRequest) -> bool:
-        """Copy the beginning from another session's cache; True: it waits, as another request computes it now.
+        """Copy the beginning from another session's cache; return True if the request has to wait for one that computes
+        it.
 
         Only where that saves a chunk of prefill: a cache is copied whole.
         """
@@ -290,7 +292,7 @@ class VerifierEngine:
         held_by, held = self._slots.likest(ids, but=request.slot)
         most = max(own, held) + chunk
         for other in self._running.values():
-            if other is not request and other.leader is None and _alike(other, request):  # who waits leads nobody
+            if other is not request and other.leader is None and _alike(other, request):  # one that waits leads none
                 common = common_prefix(other.ids, ids)
                 if common >= most:
                     request.leader, request.common, most = other, common, common + 1
@@ -317,7 +319,7 @@ class VerifierEngine:
 
 
 def _alike(one: VerifyRequest, other: VerifyRequest) -> bool:
-    """Whether the two may share what is cached."""
+    """Return whether the two may share cached tokens."""
     return one.tenant.cache_salt == other.tenant.cache_salt
 
 

@@ -39,12 +39,12 @@ class DeviceTurns:
         self._batches = 0
 
     def asked(self, device: str) -> None:
-        """A request of `device` has come."""
+        """Note that a request of `device` has come."""
         self._asked.pop(device, None)
         self._asked[device] = monotonic()
 
     def shared(self) -> bool:
-        """Whether more than one device has asked within the last `RECENT` seconds."""
+        """Return whether more than one device has asked within the last `RECENT` seconds."""
         if len(self._asked) < 2:
             return False
         oldest = monotonic() - RECENT
@@ -54,7 +54,7 @@ class DeviceTurns:
         return len(self._asked) > 1
 
     def order(self, requests: Iterable[T]) -> list[T]:
-        """Note the `turn` of each of `requests` (least recently served first); return those of the first turn first.
+        """Note the `turn` of each of `requests` (least recently served first); return them by turn.
 
         The first turn has one request of each device, the second turn the second one of each, and so on.
         """
@@ -67,20 +67,21 @@ class DeviceTurns:
         return ordered
 
     def served(self, devices: Iterable[str]) -> None:
-        """A batch had something of each of `devices`."""
+        """Note that a batch had something of each of `devices`."""
         self._batches += 1
         for device in devices:
             self._served[device] = self._batches
 
 
 class PassCost:
-    """What a pass costs, a + b * weight seconds, fitted to the passes of late; `Slice.weight` is its weight."""
+    """The cost of a pass, a + b * weight seconds, fitted to the latest passes; the weight is the sum of
+    `ScheduledSlice.weight`."""
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, weight: int, seconds: float) -> None:
-        """A pass of this weight took `seconds`."""
+        """Take in that a pass of this weight took `seconds`."""
         self._n = _FADE * self._n + 1.0
         self._x = _FADE * self._x + weight
         self._y = _FADE * self._y + seconds
@@ -90,8 +91,8 @@ class PassCost:
     def budget(self, limits: SchedulerLimits) -> int:
         """Return the weight of a pass that takes little longer than a pass for one usual request.
 
-        Where the weights of the model have to be fetched from memory, which takes the same time for few rows and for
-        many, that is many rows; where computing takes the time, it is few.
+        Where fetching the model's weights from memory dominates, which takes the same time for few rows and for many,
+        that is many rows; where computing dominates, it is few.
         """
         fixed = 0.0  # a / b: the rows that could be computed in the time that every pass takes
         spread = self._n * self._xx - self._x * self._x
@@ -134,57 +135,58 @@ class FairScheduler(Scheduler):
 
 
 class ServiceRate:
-    """How long an answer takes of late: computing seconds and answers, of which older ones count less and less."""
+    """The time that an answer has taken lately: computing seconds and answers, where older ones count less and less."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
         self._answers = 0.0
 
     def batch(self, seconds: float, answers: int) -> None:
-        """A batch took `seconds`, and `answers` requests were answered by it."""
+        """Take in that a batch took `seconds` and answered `answers` requests."""
         self._seconds = _FADE * self._seconds + seconds
         self._answers = _FADE * self._answers + answers
 
     def seconds(self, requests: int) -> float:
         """Return how long it takes until `requests` are answered."""
-        if not self._answers:  # none so far: one takes at least what has gone into it
+        if not self._answers:  # none so far: an answer takes at least the time already spent
             return requests * max(self._seconds, _FIRST_GUESS)
         return requests * self._seconds / self._answers
 
 
 class Queue:
-    """How many requests of each device wait. Used by the network's thread alone."""
+    """The number of waiting requests of each device. Used by the network's thread alone."""
 
     def __init__(self, longest: int) -> None:
-        """`longest`: requests that may wait in all."""
+        """Let at most `longest` requests wait in all."""
         self._longest = longest
         self._waiting: Counter[str] = Counter()
 
     def full(self, device: str) -> bool:
-        """Whether `device` has its share of the queue: an even one between the devices that have something waiting."""
+        """Return whether `device` has used up its share of the queue: an even one between the devices with waiting
+        requests."""
         others = len(self._waiting) - (device in self._waiting)
         return self._waiting[device] >= self._longest // (others + 1)
 
     def enter(self, device: str) -> None:
-        """A request of `device` waits."""
+        """Count a request of `device` that begins to wait."""
         self._waiting[device] += 1
 
     def leave(self, device: str) -> None:
-        """A request of `device` is answered, or given up."""
+        """Count a request of `device` as answered or given up."""
         self._waiting[device] -= 1
         if self._waiting[device] <= 0:
             del self._waiting[device]
 
 
 class Pacing:
-    """A token bucket for each device, of what costs the network's thread time and brings no verdict: a session, *busy*,
-    a missing prefix. Used by that thread alone; it shares the interpreter with the worker's."""
+    """A token bucket per device for events that cost the network's thread time and bring no verdict: a session,
+    *busy*, a missing prefix. Used by that thread alone, which shares the interpreter with the worker's thread."""
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}  # when the bucket of each device is full again, the soonest first
 
     def delay(self, device: str) -> float:
-        """Count one such event, and return the seconds for which `device` is not to be heard."""
+        """Count one such event, and return the seconds for which `device` is not to be served."""
         now = monotonic()
         while self._due and (soonest := next(iter(self._due.items())))[1] <= now:
             del self._due[soonest[0]]
@@ -193,9 +195,9 @@ class Pacing:
         return max(0.0, due - now - BURST / EVENTS)
 
 
-EVENTS = 50.0  # a second, of one device
+EVENTS = 50.0  # per second, of one device
 BURST = 128  # at once
-_FADE = 0.98  # what a pass counts for after the next one: the last fifty or so are remembered
+_FADE = 0.98  # weight of a pass after each later one: about the last fifty are remembered
 _USUAL = 8  # the weight of a usual request: a chunk of four or five tokens and the token before it
-_LONGER = 1.25  # so much longer than a pass for such a request may a pass be, where several devices ask
-_FIRST_GUESS = 0.1  # seconds for an answer, until one was measured
+_LONGER = 1.25  # how many times as long as a pass for a usual request one may be, where several devices ask
+_FIRST_GUESS = 0.1  # seconds for an answer, until one has been measured

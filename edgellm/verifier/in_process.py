@@ -17,10 +17,11 @@ from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
 
 
 class LocalVerifier(Verifier):
-    """Each session has a context of its own; contexts are used again."""
+    """A verifier whose sessions have a context each; contexts are reused."""
 
     def __init__(self, model: Model, contexts: ContextPool, context_length: int) -> None:
-        """`contexts` are over `model`, and hold `context_length` positions or more. They are closed with this."""
+        """Use `contexts`, which are over `model` and hold at least `context_length` positions. They are closed with
+        this."""
         self._model = model
         self._contexts = contexts
         self._context_length = context_length
@@ -65,8 +66,8 @@ class LocalSession(BlockingSession):
         self._engine = VerifierEngine(self._context, 1, model.is_eog, Scheduler(WHOLE))
 
     def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:
-        """Return the verdict: one pass over what the cache lacks of `prefix` and over `chunk`, then `extra` single
-        tokens at most."""
+        """Return the verdict: one pass over what the cache lacks of `prefix` and over `chunk`, then at most `extra`
+        single tokens."""
         if self._context is None:
             raise RuntimeError("this session is closed")
         state = self._state
@@ -94,7 +95,7 @@ class LocalSession(BlockingSession):
 
 
 def foretell(context: Context, prefix: Ids, known: int, foretold: Callable[[Expected], None]) -> None:
-    """Decode `prefix` from place `known` on, all but its last token, and tell what the model expects behind each.
+    """Decode `prefix` from place `known` on, all but its last token, and report what the model expects behind each.
 
     It takes the logits of every position: in slices, because they take more memory than all else.
     """
@@ -106,7 +107,7 @@ def foretell(context: Context, prefix: Ids, known: int, foretold: Callable[[Expe
 
 _ANY = 2**30
 WHOLE = SchedulerLimits(rows=_ANY, chunk=_ANY, alone=_ANY)
-"""Everything in one pass: nobody else waits."""
+"""Everything in one pass: there are no other sessions."""
 SLICE = 32
 """Rows of logits at once: with a vocabulary of 152,000 tokens these are 19 MB."""
 EXPECTED = 4

@@ -1,4 +1,5 @@
-"""The verification rule over the passes of one request: each pass says more of its verdict (Synera, section 4.2)."""
+"""The verification rule over the passes of one request: each pass completes more of its verdict (Synera, section
+4.2)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from edgellm.verifier.requests import VerifyRequest
 
 
 def judge_pass(request: VerifyRequest, rows: Rows, drafted: int, is_eog: Callable[[int], bool]) -> bool:
-    """Apply the rule to the first `drafted` tokens that are left of the draft; return whether another pass is needed.
+    """Apply the rule to the first `drafted` tokens left of the draft; return whether another pass is needed.
 
     `rows` (drafted + 1, n_vocab) are logits: row i says what comes at place i. The tokens in the request's sequence
     that stand are the first `computed` ones afterwards. Raises EngineFailed where the logits are no numbers.
@@ -46,20 +47,20 @@ def judge_pass(request: VerifyRequest, rows: Rows, drafted: int, is_eog: Callabl
 def verdict(request: VerifyRequest) -> Verdict:
     """Return the verdict of a request that needs no further pass."""
     likely = None
-    if request.draft.retrieved:  # of what was not decoded nothing is known to the contrary
+    if request.draft.retrieved:  # tokens that were not decoded count as plausible
         likely = (*request.plausible, *[True] * (len(request.draft) - len(request.plausible)))
     tokens, said = np.array(request.tokens, np.int32), tuple(request.said)
     return Verdict(request.accepted, tokens, request.seconds, passes=request.passes, plausible=likely, logprobs=said)
 
 
 def survives(chunk: Chunk) -> list[float]:
-    """Return the chance that each token stands, with all before it, as its drafter saw it; (n,)."""
+    """Return for each token the chance, as its drafter saw it, that it and all before it stand; shape (n,)."""
     drafted = 0 if chunk.retrieved else len(chunk) - chunk.tail
     return [*chunk.confidence[:drafted].cumprod().tolist(), *chunk.confidence[drafted:].tolist()]
 
 
 def cut(chunk: Chunk, n: int) -> tuple[Chunk, Chunk]:
-    """Return the first `n` tokens of a draft, and the others."""
+    """Return the first `n` tokens of a draft, and the rest."""
     if n >= len(chunk):
         return chunk, NOTHING
     drawn, left = chunk.distributions, len(chunk) - n

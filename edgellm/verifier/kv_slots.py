@@ -1,4 +1,4 @@
-"""Who has which sequence of the verifier's context: few sequences, more sessions than that."""
+"""Which session has which sequence of the verifier's context; there are more sessions than sequences."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edgellm.verifier.requests import HERE, Tenant
 class _Slot:
     owner: int | None = None
     pinned: bool = False
-    used: int = 0  # when, on the table's own clock
-    tenant: Tenant = HERE  # of the owner, or of the last one
+    used: int = 0  # time of last use, on the table's own clock
+    tenant: Tenant = HERE  # of the owner, or of the last owner
 
 
 class SlotTable:
@@ -29,31 +29,31 @@ class SlotTable:
     """
 
     def __init__(self, slots: int, cached: Callable[[int], Ids], clear: Callable[[int], None]) -> None:
-        """`cached(slot)` tells the tokens that the context holds for a slot, and `clear(slot)` removes them: before
-        a session with another `cache_salt` gets the slot."""
+        """Have `cached(slot)` return the tokens that the context holds for a slot, and `clear(slot)` remove them
+        before a session with another `cache_salt` gets the slot."""
         self._slots = [_Slot() for _ in range(slots)]
-        self._of: dict[int, int] = {}  # the slot of each session that has one
+        self._of: dict[int, int] = {}  # slot by session
         self._pinned = 0
-        self._devices: Counter[str] = Counter()  # slots of each device that has one
+        self._devices: Counter[str] = Counter()  # slots by device
         self._cached, self._clear = cached, clear
         self._clock = 0
         self.evictions = 0
 
     def slot(self, session: int) -> int | None:
-        """The slot of `session`, None where it has none (any more)."""
+        """Return the slot of `session`, None if it has none (any more)."""
         return self._of.get(session)
 
     def held(self, device: str) -> int:
-        """How many slots the sessions of `device` have."""
+        """Return how many slots the sessions of `device` have."""
         return self._devices[device]
 
     @property
     def alone(self) -> bool:
-        """Whether no more than one session has a slot."""
+        """Return whether at most one session has a slot."""
         return len(self._of) < 2
 
     def claim(self, session: int, ids: Ids, tenant: Tenant = HERE) -> int | None:
-        """Pins a slot for a request of `session` on the tokens `ids` (n,); None while it gets none."""
+        """Pin a slot for a request of `session` on the tokens `ids` (n,), and return it; None if none is available."""
         mine = self._of.get(session)
         if mine is None:
             if self._pinned == len(self._slots):
@@ -74,13 +74,13 @@ class SlotTable:
         return mine
 
     def release(self, session: int) -> None:
-        """The request is answered: the slot may be taken when it is the least recently used one."""
+        """Unpin the slot of an answered request: it may be taken once it is the least recently used one."""
         mine = self._of.get(session)
         if mine is not None:
             self._set(mine, session, pinned=False)
 
     def drop(self, session: int) -> None:
-        """The session is over; what is cached for it may serve another."""
+        """Forget the session; the tokens cached for it may serve another."""
         mine = self._of.get(session)
         if mine is not None:
             used = self._slots[mine].used
@@ -89,8 +89,8 @@ class SlotTable:
             self._slots[mine].used = used
 
     def likest(self, ids: Ids, but: int) -> tuple[int, int]:
-        """The slot other than `but` that begins most like `ids` (n,), and how many tokens it shares with it. Slots with
-        another `cache_salt` than that of `but` are left out."""
+        """Return the slot other than `but` that shares the longest beginning with `ids` (n,), and how many tokens
+        that is. Slots with another `cache_salt` than that of `but` are left out."""
         found = (but, 0)
         salt = self._slots[but].tenant.cache_salt
         for i, slot in enumerate(self._slots):
@@ -112,8 +112,8 @@ class SlotTable:
         self._slots[slot] = _Slot(owner, pinned, self._clock, self._slots[slot].tenant)
 
     def _best(self, ids: Ids, tenant: Tenant) -> int | None:
-        """Of the slots without an owner the one that begins like `ids` for the most part, else an empty one, else the
-        least recently used one; where all have owners the least recently used idle one that `tenant` may take."""
+        """Return, of the slots without an owner, the one that mostly begins like `ids`, else an empty one, else the
+        least recently used one; where all have owners, the least recently used idle one that `tenant` may take."""
         free = [i for i, slot in enumerate(self._slots) if slot.owner is None]
         if free:
             return max(free, key=lambda i: (*self._worth(i, ids, tenant), -self._slots[i].used))
@@ -127,9 +127,9 @@ class SlotTable:
         return min(idle, key=lambda i: self._slots[i].used, default=None)
 
     def _worth(self, slot: int, ids: Ids, tenant: Tenant) -> tuple[int, bool]:
-        """Tokens that a session with `ids` need not compute in `slot`, and whether nothing is lost by taking it.
+        """Return how many tokens a session with `ids` need not compute in `slot`, and whether taking it loses nothing.
 
-        A cache counts where most of it goes on to be used: two tokens of a template are no reason to lose a prompt.
+        A cache counts only if most of it stays in use: two tokens of a template are no reason to lose a prompt.
         """
         cached = self._cached(slot)
         common = common_prefix(cached, ids) if self._slots[slot].tenant.cache_salt == tenant.cache_salt else 0

@@ -1,4 +1,4 @@
-"""The record of one verify request, from the wire to the batch, and what comes of it."""
+"""The record of one verify request, from the wire to the batch, and its possible answers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from edgellm.spec.types import NO_IDS, Chunk, Ids, Logprobs, Sampling, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who asks. Verdicts are computed by turns between values of `device`; cached prompts are shared between sessions
-    of the same `cache_salt` only, since the time of a verdict would otherwise tell one device what another one asked.
-    """
+    """The origin of a request. Verdicts are computed by turns between values of `device`; cached prompts are shared
+    only between sessions of the same `cache_salt`, since the time of a verdict would otherwise tell one device what
+    another one asked."""
 
     device: str = ""
     cache_salt: str = ""
@@ -26,11 +26,11 @@ HERE = Tenant()
 
 @dataclass(slots=True, eq=False)
 class VerifyRequest:
-    """A verdict is wanted on `draft`, behind the first `position` tokens that `session` holds and then `prefix`.
+    """A request for a verdict on `draft`, behind the first `position` tokens that `session` holds and then `prefix`.
 
-    Up to `extra` tokens more are to be written behind the verdict's own; with `logprobs` the verdict brings those of
-    its tokens, and of so many others in each place. `round` numbers the requests of a session. With `logits` a mesh
-    also answers with the rows that the verdict hangs on.
+    Up to `extra` more tokens are to be written behind the verdict's own; with `logprobs` the verdict brings those of
+    its tokens, and of that many others in each place. `round` numbers the requests of a session. With `logits` a mesh
+    also answers with the rows that the verdict depends on.
     """
 
     session: int
@@ -46,7 +46,7 @@ class VerifyRequest:
 
     # Kept by the scheduler.
     arrival: int = 0
-    """Prefill batches that had been computed when it came, or was last served."""
+    """Prefill batches computed before the request came, or was last served."""
     turn: int = 0
     """Requests of the same device that go first, where several devices ask."""
 
@@ -54,7 +54,7 @@ class VerifyRequest:
     ids: Ids = field(default_factory=lambda: NO_IDS)
     """All tokens before what is left of the draft."""
     left: Chunk = field(init=False)
-    """What is left of the draft."""
+    """The rest of the draft, not judged yet."""
     slot: int = -1
     """The KV sequence that holds its tokens; -1: it waits for one."""
     computed: int = 0
@@ -78,17 +78,17 @@ class VerifyRequest:
 
     @property
     def before(self) -> int:
-        """Tokens before what is left of the draft, as far as the verdict is known."""
+        """Return the number of tokens before what is left of the draft, as far as the verdict is known."""
         return self.position + len(self.prefix) + self.accepted + len(self.tokens)
 
     @property
     def unseen(self) -> int:
-        """Tokens that have to be computed before the drafted ones; at least 1."""
+        """Return the number of tokens that have to be computed before the drafted ones; at least 1."""
         return len(self.ids) - self.computed
 
     @property
     def drafted(self) -> int:
-        """Drafted tokens that are to be verified."""
+        """Return the number of drafted tokens that are still to be verified."""
         return len(self.left)
 
     @property
@@ -109,10 +109,10 @@ Deliver: TypeAlias = Callable[[Answer], None]
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What an engine has done so far. `shared` batches held several sessions, the `widest` that many.
+    """An engine's work so far. `shared` batches held several sessions, at most `widest` of them.
 
-    `rows` were computed; `copied` tokens at the beginning of a session were not, as another session's cache had them.
-    `preemptions`: a request under way lost its slot to another device's, and goes on when it gets one again.
+    `rows` were computed; `copied` tokens at the beginning of sessions were not, as another session's cache had them.
+    `preemptions`: requests under way that lost their slots to another device's, and go on when they get slots again.
     """
 
     batches: int = 0

@@ -1,4 +1,5 @@
-"""What the verifier computes next: a pure choice over the requests that wait (Synera, section 4.5, Algorithm 1)."""
+"""The choice of what the verifier computes next: a pure function of the waiting requests (Synera, section 4.5,
+Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ class BatchKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """`rows` of one batch at most; a prefill advances by `chunk` tokens at a time (Synera: 32), or by `alone` where
-    there is one session only: nobody else can wait for a verdict then, and larger pieces are sooner done. A request
-    that has no more unseen tokens than such a piece needs no prefill: they join its verification.
+    """One batch has at most `rows`; a prefill advances by `chunk` tokens at a time (Synera: 32), or by `alone` where
+    there is only one session: no other can wait for a verdict then, and larger pieces are done sooner. A request
+    with no more unseen tokens than such a piece needs no prefill: they join its verification.
 
-    A verification waits behind `ahead` chunks of prefill at most, whoever's they are. `even`: verifications share a
-    batch where they have equally many rows; llama.cpp splits a batch of several streams into pieces that are even.
+    A verification waits behind at most `ahead` chunks of prefill, whoever's they are. `even`: verifications share a
+    batch only if they have the same number of rows; llama.cpp splits a batch of several streams into even pieces.
     """
 
     rows: int = 512
@@ -36,7 +37,7 @@ class SchedulerLimits:
 
 
 class Schedulable(Protocol):
-    """What the choice of a batch needs to know of a request; see `VerifyRequest`."""
+    """The view of a request that the choice of a batch needs; see `VerifyRequest`."""
 
     @property
     def unseen(self) -> int: ...
@@ -55,7 +56,7 @@ R = TypeVar("R", bound=Schedulable)
 
 
 class ScheduledSlice(NamedTuple, Generic[R]):
-    """The next `tokens` of one request; with `outputs` of them, the last ones, as rows of logits."""
+    """The next `tokens` of one request; the last `outputs` of them yield rows of logits."""
 
     request: R
     tokens: int
@@ -63,7 +64,7 @@ class ScheduledSlice(NamedTuple, Generic[R]):
 
     @property
     def weight(self) -> int:
-        """Rows that could be computed in the time that this slice takes, about: a further sequence costs two."""
+        """Return about how many rows could be computed in the time of this slice: a further sequence costs two."""
         return self.tokens + 2
 
 
@@ -79,16 +80,16 @@ def next_batch(
     requests: Collection[R], limits: SchedulerLimits, prefills: int, alone: bool = False, budget: int | None = None
 ) -> ScheduledBatch[R] | None:
     """Return the next batch over `requests` (least recently served first), when `prefills` prefill batches have been
-    computed; None where nobody waits. `alone`: no other session has a slot. `budget`: several devices ask by turns, and
-    beyond the first turn a batch is no heavier than that.
+    computed; None if no request waits. `alone`: no other session has a slot. `budget`: devices ask by turns, and
+    beyond the first turn a batch is no heavier than this.
 
-    Prefill goes first, as in the paper; but not where one has gone ahead of a waiting verification already. So a
-    verification waits behind one prefill batch, of `limits.ahead` chunks; and a prefill waits until the verifications
-    that the last one went ahead of are done, and no longer. Where several devices ask, the first in line decides which
-    of both is computed, and its device then goes to the end of the line.
+    Prefill goes first, as in the paper, unless a prefill has already gone ahead of a waiting verification. So a
+    verification waits behind one prefill batch, of `limits.ahead` chunks; and a prefill waits only until the
+    verifications that the last prefill went ahead of are done. Where several devices ask, the first in line decides
+    which of the two is computed, and its device then goes to the end of the line.
     """
     step = min(limits.alone, limits.rows) if alone else limits.chunk
-    most = None  # rows of one request
+    most = None  # most rows of one request
     if budget is not None:
         most = max(budget, _PORTION if any(request.turn for request in requests) else limits.chunk)
         step = min(step, most)
@@ -99,7 +100,7 @@ def next_batch(
     if budget is None:
         verify.sort(key=_arrival)
         hurry = bool(verify) and verify[0].arrival < prefills
-    else:  # whoever is first in line: requests of others that have waited for longer are none of a device's concern
+    else:  # the first in line decides, even if requests of other devices have waited for longer
         hurry = any(request.unseen <= step for request in islice(requests, 1))
     if prefill and not hurry:
         pieces = (ScheduledSlice(request, step, 0) for request in prefill)
@@ -116,7 +117,7 @@ def next_batch(
 
 
 class Scheduler:
-    """Algorithm 1 as it is, which knows sessions only. Its methods are called by the engine's thread."""
+    """Algorithm 1 as published: it knows only sessions. The engine's thread calls its methods."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
@@ -135,7 +136,7 @@ class Scheduler:
         """Take note of a request that has come."""
 
     def computed(self, batch: ScheduledBatch[VerifyRequest], seconds: float, answered: int) -> None:
-        """Take note of what a batch took, and of how many requests it answered."""
+        """Take note of the time a batch took, and of how many requests it answered."""
 
 
 def _arrival(request: Schedulable) -> int:
@@ -143,14 +144,14 @@ def _arrival(request: Schedulable) -> int:
 
 
 def _verification(request: R, most: int | None) -> ScheduledSlice[R]:
-    """All of it, or its first `most` drafted tokens: the others are verified when these stand."""
+    """Return all of it, or its first `most` drafted tokens: the others are verified once these stand."""
     drafted = min(request.drafted, most or request.drafted)
     return ScheduledSlice(request, request.unseen + drafted, drafted + 1)
 
 
 def _fitting(slices: Iterable[ScheduledSlice[R]], rows: int, budget: int | None) -> tuple[ScheduledSlice[R], ...]:
-    """As many of `slices` as fit in `rows`, in their order; the first one always. Beyond the first turn they have to
-    fit in `budget` as well, if there is one. Of dozens of requests often only the first few are looked at."""
+    """Return as many of `slices` as fit in `rows`, in their order, but always the first. Beyond the first turn they
+    have to fit in `budget` as well, if there is one. Of dozens of requests often only the first few are looked at."""
     taken: list[ScheduledSlice[R]] = []
     weight = 0
     for piece in slices:

@@ -1,4 +1,4 @@
-"""A verifier that is being served, asked from within its own process: its batches hold these requests too."""
+"""A verifier that is being served, asked from within its own process: its batches contain these requests too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class InsideVerifier(Verifier):
     """See `Verifier`. Sessions are numbered below zero, those of devices above."""
 
     def __init__(self, worker: VerifierWorker, name: str, context_length: int) -> None:
-        """The worker stays the server's to close."""
+        """Use `worker`; closing it stays the server's job."""
         self._worker, self._name, self._context_length = worker, name, context_length
         self._numbers: Iterator[int] = count(-1, -1)
 
@@ -47,7 +47,7 @@ class InsideVerifier(Verifier):
 
 
 class InsideSession(VerifierSession):
-    """One reply's state: what the worker holds of it, for as long as it has room."""
+    """One reply's state: the tokens that the worker holds of it, for as long as it has room."""
 
     def __init__(self, worker: VerifierWorker, number: int, state: GenerationState) -> None:
         self._worker, self._number, self._state = worker, number, state
@@ -59,16 +59,17 @@ class InsideSession(VerifierSession):
 
     @property
     def stopped(self) -> ShouldStop:
-        """Whether the reply was cancelled; the worker learns of it between two batches, when the session is closed."""
+        """Return the check whether the reply was cancelled; the worker learns of it between two batches, when the
+        session is closed."""
         return self._state.stopped
 
     @property
     def held(self) -> Ids:
-        """The tokens that the worker holds."""
+        """Return the tokens that the worker holds."""
         return self._held
 
     def hold(self, ids: Ids) -> None:
-        """The worker holds `ids` now."""
+        """Remember that the worker holds `ids` now."""
         self._held = ids
 
     def ask(self, prefix: Ids, chunk: Chunk, extra: int, position: int) -> Future[Answer]:
@@ -103,7 +104,7 @@ class InsidePending:
 
         Raises:
             EngineFailed: the engine failed, or the worker has ended.
-            Stopped: nobody wants it any more.
+            Stopped: the reply was cancelled.
         """
         prefix, chunk, _ = self._ask
         answer = settled(self._answer, self._session.stopped)

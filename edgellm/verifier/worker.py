@@ -1,4 +1,4 @@
-"""A verifier engine in a thread of its own, which takes requests from any thread."""
+"""A verifier engine in a thread of its own, taking requests from any thread."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edgellm.verifier.scheduler import SchedulerLimits
 
 
 class VerifierWorker:
-    """Computes for all sessions together. Closes what it computes with."""
+    """Computes for all sessions together, and closes the context that it computes with."""
 
     def __init__(
         self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], limits: SchedulerLimits | None = None
     ) -> None:
-        """`runner` has `slots` sequences; it is used by the worker's thread alone and closed with it."""
+        """Take over `runner`, which has `slots` sequences; the worker's thread alone uses it, and `close` closes it."""
         self._runner = runner
         self._scheduler = FairScheduler(limits or SchedulerLimits())
         self._engine = VerifierEngine(runner, slots, is_eog, self._scheduler)
@@ -33,31 +33,31 @@ class VerifierWorker:
 
     @property
     def counters(self) -> Counters:
-        """What has been done so far."""
+        """Return what has been done so far."""
         return self._engine.counters
 
     @property
     def waiting(self) -> int:
-        """Requests that are not answered yet, about."""
+        """Return about how many requests are not answered yet."""
         return len(self._engine) + self._inbox.qsize()
 
     def wait_seconds(self) -> float:
-        """Return how long it will take to answer what waits now, going by the answers of late."""
+        """Return how long it will take to answer the waiting requests, going by the latest answers."""
         return self._scheduler.rate.seconds(self.waiting)
 
     def submit(self, request: VerifyRequest, deliver: Deliver) -> None:
         """Ask for a verdict; the tenant of a session is always the same. `deliver` is called from the worker's thread,
         unless the session leaves before.
 
-        Where the worker has ended it may be called twice, with the same error.
+        If the worker has ended, `deliver` may be called twice, with the same error.
         """
-        request.arrival = self._engine.prefills  # now: one that is being computed goes ahead of this request
+        request.arrival = self._engine.prefills  # now: a batch that is being computed goes ahead of this request
         self._inbox.put(lambda: self._engine.add(request, deliver))
-        if self._over:  # perhaps nobody hears it any more
+        if self._over:  # the thread may no longer read the inbox
             deliver(_ended())
 
     def leave(self, session: int) -> None:
-        """The session is over; a request of it that still waits is forgotten."""
+        """Forget the session, and a request of it that still waits."""
         self._inbox.put(lambda: self._engine.drop(session))
 
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
@@ -80,7 +80,8 @@ class VerifierWorker:
             self._engine.fail(_ended())
 
     def _hear(self) -> bool:
-        """Take in what has arrived, waiting for it where there is nothing to do. False: it is time to go."""
+        """Take in what has arrived, waiting for it where there is nothing to do. Return False when it is time to
+        end."""
         while not len(self._engine) or not self._inbox.empty():
             message = self._inbox.get()
             if message is None:

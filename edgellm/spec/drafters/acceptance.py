@@ -1,4 +1,4 @@
-"""How often drafted tokens of a confidence are accepted, as verdicts have shown."""
+"""The acceptance of drafted tokens by confidence, learned from verdicts."""
 
 from __future__ import annotations
 
@@ -11,22 +11,34 @@ import numpy.typing as npt
 
 from edgellm.spec.types import Chunk
 
-_EDGES = (0.0, 0.3, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995, 1.0)  # of confidence: tokens between two are alike
-_WEIGHT = 4.0  # tokens that count for as much as the confidence itself
-_KEPT = 0.995  # what a token counts for the next one
+_EDGES = (
+    0.0,
+    0.3,
+    0.5,
+    0.65,
+    0.8,
+    0.9,
+    0.95,
+    0.98,
+    0.995,
+    1.0,
+)  # of confidence: tokens between two edges count as alike
+_WEIGHT = 4.0  # tokens that the confidence itself counts for
+_KEPT = 0.995  # weight of a token after each later one
 
 Probabilities = npt.NDArray[np.float64]
 
 
 class Acceptance:
-    """A running share for each range of confidence. Before any verdict a token is accepted as often as it is sure."""
+    """A running share for each range of confidence. Before any verdict the confidence itself is taken for the
+    acceptance."""
 
     def __init__(self) -> None:
         self._right = [_WEIGHT * (low + high) / 2 for low, high in pairwise(_EDGES)]
         self._tries = [_WEIGHT] * len(self._right)
 
     def survives(self, confidence: Sequence[float]) -> list[float]:
-        """The chance that so confident tokens are accepted up to each of them."""
+        """Return for each token the chance that it and all before it are accepted, by their `confidence`."""
         alive, found = 1.0, []
         for one in confidence:
             at = _bin(one)
@@ -35,23 +47,24 @@ class Acceptance:
         return found
 
     def rejection(self, confidence: Sequence[float]) -> Probabilities:
-        """Chances that a chunk's tokens 0..t-1 are accepted and token t is not, for t in 0..gamma, shape (gamma + 1,);
-        the last entry is *nothing rejected*.
+        """Return the chances that a chunk's tokens 0..t-1 are accepted and token t is not, for t in 0..gamma, shape
+        (gamma + 1,); the last entry is *nothing rejected*.
 
-        What the paper estimates from one acceptance rate of the pair (`guess.rejection`): there a token of a confidence
-        of 0.05 is still accepted more often than not, and most guesses go to what hardly ever happens.
+        The paper estimates them from one acceptance rate of the pair (`verdict_prediction.rejection`): there a token
+        with a confidence of 0.05 is still accepted more often than not, and most guesses go to verdicts that hardly
+        ever happen.
         """
         reached = np.array([1.0, *self.survives(confidence)])
         return np.append(-np.diff(reached), reached[-1])
 
     def told(self, chunk: Chunk, accepted: int) -> None:
-        """The first `accepted` tokens of a chunk were; what is copied in it is somebody else's."""
+        """Learn that the first `accepted` tokens of a chunk were accepted; copied tokens are left out."""
         own = 0 if chunk.retrieved else len(chunk) - chunk.tail
         if own:
             self.judged(chunk.confidence[:own].tolist(), min(own, accepted))
 
     def judged(self, confidence: Sequence[float], accepted: int) -> None:
-        """Of drafted tokens that were so confident, the first `accepted` were."""
+        """Learn that the first `accepted` of the drafted tokens with this `confidence` were accepted."""
         for number, one in enumerate(confidence[: accepted + 1]):
             at = _bin(one)
             self._right[at] = _KEPT * self._right[at] + (number < accepted)

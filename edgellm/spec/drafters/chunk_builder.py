@@ -1,4 +1,5 @@
-"""What drafters that run a model have in common: choosing a chunk's tokens, and measuring what later ones look at."""
+"""The common part of drafters that run a model: choosing a chunk's tokens, and measuring what later tokens attend
+to."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _NO_KEYS = slice(0, 0)
 
 
 class ChunkBuilder:
-    """A chunk under way: chooses each token from its logits, and notes what is known of it."""
+    """A chunk under way: chooses each token from its logits, and records the facts about it."""
 
     def __init__(
         self,
@@ -34,12 +35,13 @@ class ChunkBuilder:
         floors: Sequence[float] = (),
         stops: bool = True,
     ) -> None:
-        """For up to `gamma` tokens from `position` on (where the reply goes on), with `alternatives` for each, which
-        are likelier among the `known` tokens of the text so far (`verdict_prediction.likeliest`).
+        """Begin a chunk of up to `gamma` tokens from `position` on (by default the end of the reply), with
+        `alternatives` for each, where the `known` tokens of the text so far count as likelier
+        (`verdict_prediction.likeliest`).
 
-        It keeps to `state.rules`, but for doubt where it never `stops` early. It also ends where the confidence of all
-        tokens so far, multiplied, is below what `floors` has in its place. `cursor` says what followed the same words
-        before.
+        It keeps to `state.rules`, except that without `stops` it never ends early for doubt. It also ends where the
+        product of the confidences so far is below the entry of `floors` for that place. `cursor` says what followed the
+        same words before.
         """
         rules, sampling = state.rules, state.sampling
         self._alive, self._floors, self._alone = 1.0, floors, rules.alone
@@ -58,7 +60,7 @@ class ChunkBuilder:
         self._others: list[tuple[Ids, Floats]] = []
 
     def add(self, logits: Floats, facts: Top2, exit_layer: int | None = None) -> int:
-        """The next token, from `logits` (n_vocab,), of which `facts` speak."""
+        """Add the next token, chosen from `logits` (n_vocab,), whose top two are `facts`, and return it."""
         token = facts.id
         if self._numbers is not None:
             self._drawn.append((exact_distribution if self._alone else distribution)(logits, self._sampling))
@@ -74,13 +76,13 @@ class ChunkBuilder:
         return token
 
     def _alternatives(self, logits: Floats, token: int) -> tuple[Ids, Floats]:
-        """Candidates for the verifier's token where it rejects `token`."""
+        """Return candidates for the verifier's token in case it rejects `token`."""
         ids, weights = likeliest(logits, self._wanted + 1, self._known)
         others = np.flatnonzero(ids != token)[: self._wanted]
         return ids[others], weights[others]
 
     def _look_up(self, token: int, confidence: float) -> int:
-        """Return `token`, or what the context says where the model hesitates. A token that was drawn stays."""
+        """Return `token`, or the context's token where the model hesitates. A token that was drawn stays."""
         said, matched, _ = self._cursor.offer()
         differs = said >= 0 and said != token and matched >= MATCHED
         copied = differs and confidence < self._lookup_below and self._numbers is None
@@ -92,7 +94,7 @@ class ChunkBuilder:
 
     @property
     def left(self) -> int:
-        """Tokens that it may still get."""
+        """Return how many tokens the chunk may still get."""
         return self._gamma - len(self.ids)
 
     def full(self) -> bool:
@@ -128,7 +130,7 @@ class Meter:
     """Measures importance from the attention that a context captures, while it drafts and not before."""
 
     def __init__(self, context: Context, layers: tuple[int, ...]) -> None:
-        """`layers` of `context`'s model, counted from 0; none of them: nothing is measured.
+        """Measure at `layers` of `context`'s model, counted from 0; without any, nothing is measured.
 
         Raises:
             InvalidOption: the context does not capture these layers.
@@ -144,16 +146,16 @@ class Meter:
         self._recorder: Recorder | None = recorder
         self._sums: ColumnSums | None = None
         self._n = 0
-        self._cells: list[int] = []  # of the chunk's tokens, where sequences share them
+        self._cells: list[int] = []  # cells of the chunk's tokens, where sequences share cells
         self._before = np.empty(0, dtype=np.bool_)
 
     def rest(self) -> None:
-        """Of what is decoded from here on (a prefill), no attention is read."""
+        """Read no attention of the tokens decoded from here on (a prefill)."""
         if self._recorder is not None:
             self._recorder.attend(_NO_KEYS if self._recorder.shared and self._layers else None)
 
     def start(self, position: int, gamma: int) -> None:
-        """A chunk of up to `gamma` tokens begins at `position`, and what is before it has just been decoded."""
+        """Begin a chunk of up to `gamma` tokens at `position`; everything before it has just been decoded."""
         self._n = gamma
         if self._recorder is not None and self._layers:
             self._sums = ColumnSums(gamma, len(self._layers))
@@ -166,7 +168,7 @@ class Meter:
         return bool(self._layers)
 
     def look(self) -> None:
-        """The chunk's next token has been decoded."""
+        """Read the attention of the chunk's next token, which has been decoded."""
         if self._recorder is None or self._sums is None:
             return
         rows = [self._recorder.attention(layer) for layer in self._layers]
@@ -179,9 +181,10 @@ class Meter:
         self._sums.add(rows)
 
     def importance(self) -> Floats | None:
-        """Of the tokens of the chunk, (gamma,), also of those that it turned out not to have; None: not measured."""
+        """Return the importance of the chunk's tokens, (gamma,), including places it turned out not to fill; None if
+        not measured."""
         return None if self._sums is None else self._sums.importance(self._n)
 
     def by_layer(self, n: int) -> Floats | None:
-        """Of the chunk's first `n` tokens in each layer, (layers, n); None: not measured."""
+        """Return the importance of the chunk's first `n` tokens in each layer, (layers, n); None if not measured."""
         return None if self._sums is None else self._sums.by_layer(n)

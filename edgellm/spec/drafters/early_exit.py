@@ -3,8 +3,8 @@
 The model is cut in two (`engine.cut`). The lower shard ends in the model's own norm and head, which say whether its
 last layer is sure enough. Where it is, the deeper layers are left out, and the row that they should have seen waits;
 when a token needs all layers, the rows that wait go through the upper shard together with its own, in one batch. So the
-deeper layers' cache never lacks a token that they look at, nothing is computed twice, and a token of full depth is what
-the uncut model would say.
+deeper layers' cache never lacks a token that they attend to, nothing is computed twice, and a token of full depth is
+the one that the uncut model would choose.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
 
 THRESHOLD = 0.7  # the paper's
-_PREFILL = 32  # rows at once: llama.cpp reserves logits for each, also where it stops before the head
-_HEADED = 4  # up to so many rows go through the head together, where one is needed: cheaper than two batches
+_PREFILL = 32  # rows at once: llama.cpp reserves logits for each, even when it stops before the head
+_HEADED = 4  # up to this many rows go through the head together where one needs it: cheaper than two batches
 
 
 class ExitDrafter(Drafter):
@@ -31,7 +31,7 @@ class ExitDrafter(Drafter):
     def __init__(
         self, lower: Context, upper: Context, *, threshold: float = THRESHOLD, layers: tuple[int, ...] = ()
     ) -> None:
-        """`open` makes the contexts; what they have cached is dropped.
+        """Take over the contexts, which `open` makes; what they have cached is dropped.
 
         `lower` is over the shard that begins at layer 0, with a head, and captures its last layer with a stop there;
         `upper` is over the other layers. `threshold`: a token leaves early where the probability of the likeliest token
@@ -71,7 +71,8 @@ class ExitDrafter(Drafter):
         threshold: float = THRESHOLD,
         layers: tuple[int, ...] = (),
     ) -> Self:
-        """Over the two shards of a model: `cut(..., 0, e, head=True)` and `cut(..., e + 1, last, head=True)`.
+        """Open a drafter over the two shards of a model: `cut(..., 0, e, head=True)` and `cut(..., e + 1, last,
+        head=True)`.
 
         Raises:
             InvalidOption: as for the class; or a layer that the lower shard does not have.
@@ -128,7 +129,7 @@ class ExitDrafter(Drafter):
         self._upper.close()
 
     def _read(self, ids: Ids) -> Floats:
-        """Decodes new text; logits of the exit head for its last id. All but a few ids go through every layer."""
+        """Decode new text; return the exit head's logits for its last id. All but a few ids go through every layer."""
         body = max(0, len(ids) - _HEADED)
         for at in range(0, body, _PREFILL):
             self._step(ids[at : min(at + _PREFILL, body)], head=False)
@@ -138,7 +139,8 @@ class ExitDrafter(Drafter):
         return logits
 
     def _step(self, ids: Ids, head: bool = True) -> Floats:
-        """Through the lower shard; the rows wait from here on. Logits of the last one, (1, n_vocab), with `head`."""
+        """Decode `ids` in the lower shard, whose rows then wait. Return the logits of the last one, (1, n_vocab),
+        with `head`."""
         self._recorder.stop(not head)
         start = self._lower.length()
         logits = self._lower.decode(ids)
@@ -146,7 +148,7 @@ class ExitDrafter(Drafter):
         return logits
 
     def _deepen(self, outputs: int) -> Floats:
-        """All rows that wait through the upper shard; full logits of the last `outputs` of them."""
+        """Decode all waiting rows in the upper shard; return full logits of the last `outputs` of them."""
         waiting = self._rows[self._upper.length() : self._lower.length()]
         return self._upper.decode_embeddings(waiting, outputs=outputs)
 

@@ -1,4 +1,4 @@
-"""Hybrid drafting: retrieval first, and the small model where retrieval has nothing better to say."""
+"""Hybrid drafting: retrieval first, and the small model where retrieval has nothing better to offer."""
 
 from __future__ import annotations
 
@@ -15,35 +15,34 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Round
 
 TRIED = 4
-"""Rounds with the small model that its worth is judged by, at least."""
+"""Rounds with the small model that are needed to judge its worth."""
 _SELDOM = 64  # rounds without the small model, before it is tried once more
 STRETCH = 64
-"""Tokens, or a reply, that are written with the small model or without, before that is decided anew."""
-_BOTH = 1  # stretches of either kind that it is decided by, at least
-_FEW = 0.1  # weight of the last round, stretch or reply, of many
-_REPLY = 40.0  # tokens of a reply, while none is known
+"""Tokens, or a reply, that are written with the small model or without, before that is decided again."""
+_BOTH = 1  # stretches of either kind that are needed to decide
+_FEW = 0.1  # weight of the last round, stretch or reply, once there are many
+_REPLY = 40.0  # tokens of a reply, until one is known
 
 
 class Rounds:
-    """What rounds with the small model brought and took of late, and how often its tokens are accepted; kept from reply
-    to reply."""
+    """The tokens and times of the latest rounds with and without the small model, and the acceptance of its tokens;
+    kept from reply to reply."""
 
     def __init__(self) -> None:
         self._with, self._without, self._drafting, self._reading = Mean(), Mean(), Mean(), Mean()
-        self._stretches = Mean(), Mean()  # without it, and with it
-        self._tokens, self._seconds = 0, 0.0  # of the stretch under way
+        self._stretches = Mean(), Mean()  # without the small model, and with it
+        self._tokens, self._seconds = 0, 0.0  # written in the stretch under way
         self._to_spend = 0.0  # seconds that a stretch of the other kind may cost by now
         self.uses = True
-        """Whether the small model is asked at all in this stretch."""
-        self._others = 0  # rounds without it since it was used last
+        """True if the small model is asked at all in this stretch."""
+        self._others = 0  # rounds without the small model since it was used last
         self._spare = 0.0  # seconds that a try may cost by now
-        self._length = _REPLY  # of a reply
+        self._length = _REPLY  # mean tokens of a reply
         self.acceptance = Acceptance()
 
     def stretch(self) -> None:
-        """A stretch begins: with the small model, where those with it took less time for a token. It is compared over
-        whole stretches: what it writes cannot be copied any more, and that may have been quicker still.
-        """
+        """Begin a stretch: with the small model, if stretches with it took less time per token. Whole stretches are
+        compared: what the small model writes cannot be copied any more, and copying might have been quicker still."""
         if self._tokens:
             self._stretches[self.uses].add(self._tokens, self._seconds)
             self._to_spend += EXPLORED * self._seconds
@@ -59,15 +58,15 @@ class Rounds:
             self.uses = not self.uses
 
     def wrote(self, tokens: int, seconds: float) -> None:
-        """So much more of this stretch is there."""
+        """Count `tokens` written in `seconds` towards this stretch."""
         self._tokens += tokens
         self._seconds += seconds
         if self._tokens >= STRETCH:
             self.stretch()
 
     def due(self, prompt: int = 0) -> bool:
-        """Whether too little is known of late, and there is time to find out, for which it has `prompt` tokens to read
-        first."""
+        """Return whether too little is known of recent rounds with the small model, and there is time to find out,
+        including for the `prompt` tokens that it has to read first."""
         if self._with.rounds < TRIED:
             return True
         loss = self._with.seconds - self._with.tokens * self._without.pace
@@ -75,40 +74,40 @@ class Rounds:
 
     @property
     def usual(self) -> tuple[float, float]:
-        """Tokens of a round with it, and seconds for them."""
+        """Return the tokens of a round with the small model, and the seconds for them."""
         return self._with.tokens, self._with.seconds
 
     def worth_reading(self, prompt: int, written: int) -> bool:
-        """Whether the small model, which has not read the `prompt` tokens of a reply, will save more time than that
-        takes, where `written` tokens are there."""
+        """Return whether the small model, which has not read the `prompt` tokens of a reply, will save more time
+        than reading them takes, after `written` tokens of the reply."""
         left = max(self._length - written, 0.0)
         return left * (self._without.pace - self._with.pace) > prompt * self._reading.pace
 
     def drafted(self, seconds: float, prompt: int) -> None:
-        """The small model took `seconds` for a draft, for which it read `prompt` tokens first."""
+        """Take in that the small model took `seconds` for a draft, for which it read `prompt` tokens first."""
         if not prompt:
             self._drafting.add(1, seconds)
         elif self._drafting.rounds:
             self._reading.add(prompt, max(0.0, seconds - self._drafting.seconds))
 
     def took(self, tokens: int, seconds: float) -> None:
-        """A round with the small model brought `tokens` in so many `seconds`."""
+        """Take in that a round with the small model brought `tokens` in `seconds`."""
         self._others, self._spare = 0, 0.0
         self._with.add(tokens, seconds)
 
     def other(self, tokens: int, seconds: float) -> None:
-        """A round without it did."""
+        """Take in that a round without the small model brought `tokens` in `seconds`."""
         self._others += 1
         self._spare += EXPLORED * seconds
         self._without.add(tokens, seconds)
 
     def ended(self, written: int) -> None:
-        """A reply is complete."""
+        """Take in the length of a complete reply."""
         self._length += _FEW * (written - self._length)
 
 
 class Mean:
-    """What rounds of one kind bring and take, of late."""
+    """The mean tokens and seconds of the latest rounds of one kind."""
 
     def __init__(self) -> None:
         self.tokens = self.seconds = 0.0
@@ -122,7 +121,7 @@ class Mean:
 
     @property
     def pace(self) -> float:
-        """Seconds for a token; 0 where nothing is known."""
+        """Return the seconds per token; 0 if nothing is known."""
         return self.seconds / self.tokens if self.tokens else 0.0
 
 
@@ -130,16 +129,16 @@ _RESTS = "the small model rests: replies took longer with it of late"
 
 
 class HybridDrafter(Drafter):
-    """Copies where that brings more tokens for its time than asking the small model, by what both brought of late."""
+    """A drafter that copies where that lately brought more tokens for its time than asking the small model."""
 
     def __init__(self, retrieval: RetrievalDrafter, model: Drafter, gamma: int, rounds: Rounds | None = None) -> None:
-        """`gamma`: tokens that the model drafts, at most; retrieval may draft more. `rounds` of earlier replies."""
+        """Let the model draft at most `gamma` tokens; retrieval may draft more. `rounds` come from earlier replies."""
         self._retrieval, self._model, self._gamma = retrieval, model, gamma
         self._rounds = rounds or Rounds()
         self._number = 0  # of the round
-        self._reads = self._knows = False  # the prompt: whether the small model does this time, or has done so
+        self._reads = self._knows = False  # whether the small model reads the prompt this time, or knows it already
         self.asked = False
-        """Whether the small model has drafted last time, also where nothing of that pays."""
+        """True if the small model drafted last time, even if none of its tokens paid."""
 
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`."""
@@ -164,7 +163,7 @@ class HybridDrafter(Drafter):
         asks = self._knows or due or rounds.worth_reading(prompt + written, written)
         chunk = self._retrieval.propose(state, gamma, instead=None if due else rounds.usual)
         pays = due or self._retrieval.pays(rounds.usual)
-        now = due and self._number > 0  # what the first round takes is the verifier's prompt, too
+        now = due and self._number > 0  # the first round's time includes the verifier's prompt
         self.asked = asks and (now or (pays and not len(chunk)))
         if not self.asked:
             return chunk
@@ -183,7 +182,7 @@ class HybridDrafter(Drafter):
         return replace(drafted, reason=f"{chunk.reason}; the small model drafts{behind}")
 
     def _paying(self, drafted: Chunk, gamma: int) -> Chunk:
-        """As much of a draft as pays, and what may be copied behind it."""
+        """Return as much of a draft as pays, with what may be copied behind it."""
         survives = self._rounds.acceptance.survives(drafted.confidence.tolist())
         n = self._retrieval.worth(survives)
         return first(drafted, n) if n < len(drafted) else self._retrieval.behind(drafted, gamma, survives[-1])
@@ -207,7 +206,7 @@ class HybridDrafter(Drafter):
             return
         tokens = verdict.accepted + len(verdict.tokens)
         self._rounds.acceptance.told(turn.chunk, verdict.accepted)
-        if self._number and not self._reads:  # else the time is a prompt's, too
+        if self._number and not self._reads:  # else the time includes a prompt
             (self._rounds.took if self.asked else self._rounds.other)(tokens, turn.seconds)
         if self._number:
             self._rounds.wrote(tokens, turn.seconds)

@@ -1,6 +1,6 @@
 """Importance of drafted tokens (Synera, section 4.2): how much the tokens behind a token attend to it.
 
-Attention is given as the engine shows it, one array (heads, queries, keys) per layer; a study of several layers stacks
+Attention comes as the engine records it, one array (heads, queries, keys) per layer; a study of several layers stacks
 them to (layers, heads, queries, keys), and chooses layers and heads by indexing. Query `q` of such rows is the token at
 position `first + q`, key `k` the one at position `k`. The rows of a chunk of `n` drafted tokens are those of its first
 `n - 1`: the last one has not been fed to the model when the gate decides.
@@ -16,31 +16,32 @@ from edgellm.spec.types import Floats
 
 
 class ColumnSums:
-    """The importance of a chunk's tokens: one row of attention after the other is kept while they are drafted.
+    """The importance of a chunk's tokens, from rows of attention that are kept one by one while the tokens are drafted.
 
-    Summed up once the chunk is full: behind a decode the processor's caches are cold, and every operation dear.
+    Summed up once the chunk is full: right after a decode the processor's caches are cold, and every operation is dear.
     """
 
     def __init__(self, n: int, layers: int = 1) -> None:
-        """For at most `n` tokens, by so many layers."""
+        """Expect at most `n` tokens, measured in `layers` layers."""
         self._n, self._layers = n, layers
         self._rows: list[list[Floats]] = []
 
     def add(self, layers: Sequence[Floats]) -> None:
-        """The next token's attention to the chunk, itself included, in each layer: shapes (heads, 1, keys).
+        """Keep the next token's attention to the chunk, itself included, in each layer: shapes (heads, 1, keys).
 
-        Key 0 is the chunk's first token; more keys than it has tokens may be there.
+        Key 0 is the chunk's first token; there may be more keys than the chunk has tokens.
         """
         seen = len(self._rows) + 1
         self._rows.append([rows[:, 0, :seen].copy() for rows in layers])
 
     def importance(self, n: int) -> Floats:
-        """For the first `n` tokens, (n,): mean attention of the tokens from each one on; 0 where none has been fed."""
+        """Return for the first `n` tokens, (n,), the mean attention of the tokens from each one on; 0 where none has
+        been fed."""
         mean: Floats = self.by_layer(n).mean(axis=0)
         return mean
 
     def by_layer(self, n: int) -> Floats:
-        """The same in each layer, (layers, n)."""
+        """Return the importance in each layer, (layers, n)."""
         sums = np.zeros((self._layers, self._n), dtype=np.float32)
         for seen, layers in enumerate(self._rows, 1):
             for total, rows in zip(sums, layers, strict=True):
@@ -49,10 +50,11 @@ class ColumnSums:
 
 
 def importance(rows: Floats, first: int, n: int, *, own: bool = True) -> Floats:
-    """The same from whole rows (layers, heads, queries, keys), for the tokens at positions `first` to `first + n - 1`.
+    """Return the importance from whole rows (layers, heads, queries, keys), for the tokens at `first` to `first + n -
+    1`.
 
-    The column sum over the queries at and behind each token, divided by their number, averaged over heads and layers;
-    shape (n,). Without `own` a token's attention to itself is left out of both.
+    It is the column sum over the queries at and behind each token, divided by their number, averaged over heads and
+    layers; shape (n,). Without `own` a token's attention to itself is left out of both.
     """
     queries = rows.shape[2]
     seen = np.tri(queries, n, 0 if own else -1, dtype=np.float32)  # query q sees the tokens up to q
@@ -64,7 +66,8 @@ def importance(rows: Floats, first: int, n: int, *, own: bool = True) -> Floats:
 
 
 def without_sink(rows: Floats, keys: int = 1) -> Floats:
-    """The rows with no attention to the first `keys` positions, where it goes when it finds nothing, again of sum 1.
+    """Return the rows without attention to the first `keys` positions, the sink for attention that finds nothing, again
+    of sum 1.
 
     A row that holds nothing else becomes zero.
     """
@@ -76,14 +79,16 @@ def without_sink(rows: Floats, keys: int = 1) -> Floats:
 
 
 def entropy(rows: Floats) -> Floats:
-    """Of each query's attention in nats, averaged over heads and layers, shape (queries,); 0: it looks at one token."""
+    """Return the entropy of each query's attention in nats, averaged over heads and layers, shape (queries,); 0: it
+    attends to one token."""
     logs = np.log(rows, out=np.zeros_like(rows), where=rows > 0)
     spread: Floats = -(rows * logs).sum(axis=-1).mean(axis=(0, 1))
     return spread
 
 
 def prompt_share(rows: Floats, prompt: int) -> Floats:
-    """How much of each query's attention falls on the first `prompt` positions, averaged likewise, shape (queries,)."""
+    """Return how much of each query's attention falls on the first `prompt` positions, averaged likewise, shape
+    (queries,)."""
     share: Floats = rows[..., :prompt].sum(axis=-1).mean(axis=(0, 1))
     return share
 

@@ -30,9 +30,10 @@ class ModelDrafter(BranchingDrafter):
         alternatives: int = 0,
         curve: Callable[[], CostCurve] | None = None,
     ) -> None:
-        """`layers`: whose attention is the importance of drafted tokens. The context must capture it, and rows are read
-        while tokens are drafted only. `alternatives`: how many a chunk holds for each of its places. `curve`: what the
-        context's decodes take, asked for where suggestions are tried; without it none are.
+        """Take over `context`. The attention of `layers` is the importance of drafted tokens: the context must capture
+        it, and rows are read only while tokens are drafted. `alternatives`: how many a chunk holds for each of its
+        places. `curve` returns the times of the context's decodes, and is called where suggestions are tried; without
+        it none are.
 
         Raises:
             InvalidOption: the context does not capture these layers.
@@ -42,8 +43,8 @@ class ModelDrafter(BranchingDrafter):
         self._meter = Meter(context, layers)
         self._alternatives = alternatives
         self._curve = curve
-        self._floors: Sequence[float] = ()  # what a suggested token's chance must be, by its place in a decode
-        self._branches = 0  # sequences 1 to this hold what was drafted ahead
+        self._floors: Sequence[float] = ()  # the least chance of a suggested token, by its place in a decode
+        self._branches = 0  # sequences 1 to this number hold drafts made ahead
 
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`."""
@@ -57,8 +58,8 @@ class ModelDrafter(BranchingDrafter):
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         """See `Drafter.propose`. The last token of a chunk is not decoded before a later text holds it.
 
-        What is suggested is decoded in one batch, and stands as far as the model chooses it itself: the chunk is the
-        same, and sooner there.
+        Suggested tokens are decoded in one batch, and stand as far as the model itself chooses them: the chunk is the
+        same, and ready sooner.
         """
         prefix = state.ids
         chunk = ChunkBuilder(
@@ -80,7 +81,7 @@ class ModelDrafter(BranchingDrafter):
                         break
                 if over:
                     break
-                self._context.rollback(len(prefix) + len(chunk.ids) - 1)  # to what was guessed rightly
+                self._context.rollback(len(prefix) + len(chunk.ids) - 1)  # to the last token that was guessed right
                 feed = np.array([token], dtype=np.int32)
         except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
             self._clear()
@@ -92,18 +93,18 @@ class ModelDrafter(BranchingDrafter):
         self._context.heed(None)
 
     def _guess(self, state: GenerationState, chunk: ChunkBuilder) -> Sequence[int]:
-        """What may come next, to be decoded along with what is decoded anyway."""
+        """Return tokens that may come next, to be decoded along with those that are decoded anyway."""
         if state.suggestions is None or self._meter.measures or chunk.left < 2:
             return []
         return state.suggestions.suggest(state, chunk.ids, self._floors[: chunk.left - 1])
 
     def importance_by_layer(self, n: int) -> Floats | None:
-        """Of the first `n` tokens of the last chunk, (layers, n); None where it is not measured."""
+        """Return the importance of the first `n` tokens of the last chunk, (layers, n); None if it is not measured."""
         return self._meter.by_layer(n)
 
     @property
     def room(self) -> int:
-        """How many prefixes `draft_many` can follow at once."""
+        """Return how many prefixes `draft_many` can follow at once."""
         return self._context.n_seq - 1
 
     def draft_many(
@@ -136,7 +137,7 @@ class ModelDrafter(BranchingDrafter):
         tail: int,
     ) -> list[tuple[Ids, Chunk]]:  # fmt: skip
         context, known, rows = self._context, self._known(whole), []
-        branches: list[tuple[Ids, ChunkBuilder]] = []  # the one of sequence i + 1
+        branches: list[tuple[Ids, ChunkBuilder]] = []  # branch i is sequence i + 1
 
         def begin(prefix: Ids) -> None:
             fits = min(gamma, context.n_ctx - len(prefix) + 1)
@@ -169,11 +170,11 @@ class ModelDrafter(BranchingDrafter):
         return [(prefix, chunk.build(None)) for prefix, chunk in branches]
 
     def _known(self, text: Ids) -> Ids:
-        """The tokens that stand in a text, ascending, where that is to be known."""
+        """Return the distinct tokens of a text, ascending, if alternatives need them."""
         return np.unique(text) if self._alternatives else NO_IDS
 
     def _take_over(self, prefix: Ids) -> None:
-        """Makes the branch that has most of `prefix` the reply's sequence, and drops the others."""
+        """Make the branch that shares most of `prefix` the reply's sequence, and drop the others."""
         if not self._branches:
             return
         best = max(range(self._branches + 1), key=lambda seq: common_prefix(self._context.cached(seq), prefix))

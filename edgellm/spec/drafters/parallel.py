@@ -1,4 +1,4 @@
-"""Stall-free parallel inference (Synera, 4.4): drafting on behind a guess at the verdict, while it is on its way."""
+"""Stall-free parallel inference (Synera, 4.4): drafting on behind a guess at the verdict while it is on its way."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ T = TypeVar("T")
 ALTERNATIVES = 15
 """Candidates for the verifier's token at each place; the paper has three, and follows one."""
 FAR = 8
-"""Tokens that are drafted ahead at most, where the verdict leaves time: more than a chunk has, for those behind it."""
+"""Tokens that are drafted ahead at most, if the verdict leaves time: more than a chunk, for the next ones too."""
 
 
 class AheadDrafter(Drafter):
-    """A drafter that drafts on while a verdict is on its way. What it has drafted is kept where the guess was right."""
+    """A drafter that drafts on while a verdict is on its way. It keeps what it has drafted if the guess was right."""
 
     def __init__(
         self,
@@ -34,15 +34,14 @@ class AheadDrafter(Drafter):
         branches: int | None = None,
         acceptance: Acceptance | None = None,
     ) -> None:
-        """`branches` guesses are followed at once, as many as `drafter` has room for where nothing is said; `rejection`
-        says from the confidence of a chunk's tokens where it will be rejected, as `verdict_prediction.rejection` does.
-        `acceptance` learns from the verdicts.
-        """
+        """Follow `branches` guesses at once, by default as many as `drafter` has room for; `rejection` predicts from
+        the confidence of a chunk's tokens where it will be rejected, as `verdict_prediction.rejection` does.
+        `acceptance` learns from the verdicts."""
         room = drafter.room
         self._drafter, self._rejection, self._is_eog = drafter, rejection, is_eog
         self._branches = room if branches is None else min(branches, room)
         self._ahead: list[tuple[Ids, Chunk]] = []
-        self._left: tuple[Ids, Chunk] | None = None  # of what was taken over: more than went into the chunk
+        self._left: tuple[Ids, Chunk] | None = None  # the rest of what was taken over, beyond the chunk
         self._seconds = 0.0
         self._acceptance = acceptance
         self.guessed = Guessed()
@@ -62,7 +61,7 @@ class AheadDrafter(Drafter):
             self._acceptance.told(turn.chunk, turn.verdict.accepted)
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
-        """See `Drafter.propose`. What was drafted ahead behind just this text is taken over."""
+        """See `Drafter.propose`. Tokens that were drafted ahead behind exactly this text are taken over."""
         prefix = state.ids
         ready = next((chunk for known, chunk in self._ahead if len(chunk) and np.array_equal(known, prefix)), None)
         if self._ahead:
@@ -97,8 +96,9 @@ class AheadDrafter(Drafter):
         self._seconds = perf_counter() - began
 
     def likely(self, chunk: Chunk) -> list[Guess]:
-        """The verdicts on a chunk that are followed, likeliest first. Behind the whole of it a guess is for one of the
-        likeliest tokens there, in their order, and its own token is none. None of a chunk without alternatives."""
+        """Return the verdicts on a chunk that are followed, likeliest first. Behind the whole chunk a guess stands
+        for one of the likeliest tokens there, by rank, and its own token is not a real one. Empty for a chunk
+        without alternatives."""
         if chunk.alternatives is None:
             return []
         positions = self._rejection(chunk.confidence.tolist())
@@ -117,12 +117,12 @@ def _behind(prefix: Ids, chunk: Chunk, guess: Guess) -> Ids:
 
 
 def first(chunk: Chunk, n: int) -> Chunk:
-    """The first `n` tokens of a chunk, with all that is known of them."""
+    """Return the first `n` tokens of a chunk, with all that is known of them."""
     return chunk if len(chunk) <= n else part(chunk, 0, n)
 
 
 def part(chunk: Chunk, start: int, end: int) -> Chunk:
-    """The tokens of a chunk from `start` to `end`, with all that is known of them."""
+    """Return the tokens of a chunk from `start` to `end`, with all that is known of them."""
     here = slice(start, end)
     return replace(
         chunk,
@@ -139,7 +139,7 @@ def part(chunk: Chunk, start: int, end: int) -> Chunk:
 
 
 def joined(one: Chunk, other: Chunk) -> Chunk:
-    """Two chunks of one drafter as one."""
+    """Return two chunks of one drafter as one."""
     return replace(
         one,
         ids=np.concatenate((one.ids, other.ids)),
@@ -168,7 +168,7 @@ def _together(one: Precedent | None, other: Precedent | None) -> Precedent | Non
 
 
 def _measured(chunk: Chunk) -> Floats:
-    """Importance, and 0 where it was not measured."""
+    """Return the importance of a chunk's tokens, 0 where it was not measured."""
     return chunk.importance if len(chunk.importance) else np.zeros(len(chunk), dtype=np.float32)
 
 
@@ -180,5 +180,5 @@ _BEHIND = (
     np.arange(-ALTERNATIVES, 0, dtype=np.int32),
     np.array([0.80, 0.06, 0.02, 0.01] + [0.005] * (ALTERNATIVES - 4), dtype=np.float32),
 )
-"""Behind a chunk that is accepted whole: what its last token will be followed by is not computed yet when branches are
-shared out, so these stand for the likeliest tokens there, with the chances that such have."""
+"""Behind a chunk that is accepted whole: its last token's successors are not computed yet when branches are shared out,
+so these stand for the likeliest tokens there, with their usual chances."""

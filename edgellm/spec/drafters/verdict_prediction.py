@@ -1,4 +1,4 @@
-"""Where a chunk will be rejected, and what will stand there instead: guesses for parallel inference (Synera, 4.4)."""
+"""Guesses at where a chunk will be rejected, and at the token there instead, for parallel inference (Synera, 4.4)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgellm.spec.types import Floats, Ids
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """The verdict accepts `accepted` tokens of the chunk, and its own token behind them is `token`.
+    """A guess that the verdict accepts `accepted` tokens of the chunk, and that its own token behind them is `token`.
 
     `probability` is how likely both are together, as the guesser sees it.
     """
@@ -26,21 +26,22 @@ class Guess:
 
 @dataclass(slots=True)
 class Guessed:
-    """How good the guesses were: `hits` of `tries`, and seconds of waiting spent on drafts that were taken over."""
+    """The quality of the guesses: `hits` of `tries`, and seconds of waiting spent on drafts that were taken over."""
 
     tries: int = 0
     hits: int = 0
     hidden_seconds: float = 0.0
 
     def tried(self, hit: bool, seconds: float) -> None:
-        """A verdict has come, and guesses at it had been followed for so many `seconds`."""
+        """Count a verdict that has come, and whether one of the guesses followed for `seconds` hit it."""
         self.tries += 1
         self.hits += hit
         self.hidden_seconds += seconds if hit else 0.0
 
 
 def rejection(confidence: Sequence[float] | Floats, alpha: float) -> Probabilities:
-    """Chances that a chunk's tokens 0..t-1 are accepted and token t is not, for t in 0..gamma; shape (gamma + 1,).
+    """Return the chances that a chunk's tokens 0..t-1 are accepted and token t is not, for t in 0..gamma; shape (gamma
+    + 1,).
 
     P(r=t) is proportional to (1-alpha) alpha^t (1-c_t), a capped geometric variable adjusted by each token's
     confidence c_t. The last entry is *nothing rejected*, alpha^gamma, which the paper's normalisation leaves out though
@@ -56,20 +57,20 @@ def rejection(confidence: Sequence[float] | Floats, alpha: float) -> Probabiliti
 
 
 BRANCHES = 3
-"""Guesses that are followed at once where nothing is measured."""
+"""Guesses that are followed at once if nothing was measured."""
 HITS = (0.37, 0.64, 0.78, 0.86, 0.88, 0.91, 0.92, 0.93, 0.94, 0.94, 0.95, 0.95, 0.95, 0.96, 0.96, 0.96)
-"""How often the right one is among the 1, 2, ... likeliest guesses, by `bench.guesses`. It only shares out a device's
+"""Share of verdicts that are among the 1, 2, ... likeliest guesses, by `bench.guesses`. It only shares out a device's
 time."""
 MOST_BRANCHES = len(HITS)
 
 
 KNOWN = 30.0
-"""So many times as likely as the draft model says is a token that stands in the text already. Where the draft model is
-wrong the verifier's mostly does: a name, a number, a word of the question (`bench.guesses`)."""
+"""How many times as likely as the draft model says a token is that occurs in the text already. Where the draft model is
+wrong the verifier's token mostly does: a name, a number, a word of the question (`bench.guesses`)."""
 
 
 def likeliest(logits: Floats, most: int, known: Ids) -> tuple[Ids, Floats]:
-    """The `most` likeliest tokens of the verifier, likeliest first, and their weights, both (min(most, n_vocab),).
+    """Return the verifier's `most` likeliest tokens, likeliest first, and their weights, both (min(most, n_vocab),).
 
     A weight is the probability by the draft model's `logits` (n_vocab,), and `KNOWN` times that for the `known` tokens
     (k,), ascending, which stand in the text so far.
@@ -89,9 +90,10 @@ def likeliest(logits: Floats, most: int, known: Ids) -> tuple[Ids, Floats]:
 
 
 def branches(batch_seconds: Sequence[float], wait: float, gamma: int) -> tuple[int, str]:
-    """How many guesses to follow at once, and why: as many as bring most tokens while a verdict is waited for.
+    """Return how many guesses to follow at once, and why: the number that brings most tokens while a verdict is waited
+    for.
 
-    `batch_seconds[i]` for a token of i + 1 branches, `wait` seconds for a verdict, up to `gamma` tokens a branch. At
+    A token of i + 1 branches takes `batch_seconds[i]`, a verdict `wait` seconds; a branch has up to `gamma` tokens. At
     least one is followed: it costs nothing but the device's idle time.
     """
     expected = [hit * min(gamma, wait / seconds) for hit, seconds in zip(HITS, batch_seconds, strict=False)]
@@ -105,7 +107,7 @@ def branches(batch_seconds: Sequence[float], wait: float, gamma: int) -> tuple[i
 def guesses(
     positions: Probabilities, confidence: Floats, alternatives: list[tuple[Ids, Floats]], most: int
 ) -> list[Guess]:
-    """The `most` likeliest verdicts, likeliest first.
+    """Return the `most` likeliest verdicts, likeliest first.
 
     `positions` as from `rejection`, shape (gamma + 1,), for a chunk of `confidence` (gamma,). `alternatives[t]` are
     candidates for the verifier's token where the first t tokens are accepted, with their weights as from `likeliest`,

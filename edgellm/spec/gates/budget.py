@@ -17,7 +17,7 @@ Scores = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Ledger:
-    """What a budget has been spent on so far, over all replies of a pair.
+    """The decisions that a budget has been spent on so far, over all replies of a pair.
 
     `lean` is how much more than the budget must be aimed at to reach it: profiled scores that no longer fit make a gate
     offload always too much or too little, which paying back alone would leave standing as a debt.
@@ -29,7 +29,7 @@ class Ledger:
 
     @property
     def share(self) -> float | None:
-        """The share of chunks offloaded so far, None before the first decision."""
+        """Return the share of chunks offloaded so far, None before the first decision."""
         return self.offloaded / self.decided if self.decided else None
 
     def enter(self, offload: bool) -> None:
@@ -37,7 +37,8 @@ class Ledger:
         self.offloaded += offload
 
     def aim(self, budget: float) -> float:
-        """The share to offload now, in [0, 1]: the budget, and what it owes from before. To be asked once a decision.
+        """Return the share to offload now, in [0, 1]: the budget, corrected by what it owes so far. Call it once per
+        decision.
 
         A proportional-integral controller, critically damped where the share that a gate offloads follows its aim.
         """
@@ -59,13 +60,13 @@ class Threshold:
     """
 
     def __init__(self, profiled: Scores | Sequence[float], budget: float, ledger: Ledger) -> None:
-        """`profiled` (n,), n at least 1: scores of chunks from profiling, in any order."""
+        """Start from `profiled` (n,), n at least 1: scores of chunks from profiling, in any order."""
         self._sorted = np.sort(np.asarray(profiled, dtype=np.float64))
         self._budget = budget
         self.ledger = ledger
 
     def decide(self, score: float, tie: float) -> tuple[bool, str]:
-        """Whether a chunk of `score` is offloaded, and why. `tie` in [0, 1) shares out equal scores."""
+        """Return whether a chunk of `score` is offloaded, and why. `tie` in [0, 1) ranks equal scores."""
         aim = self.ledger.aim(self._budget)
         n = len(self._sorted)
         below, upto = (int(self._sorted.searchsorted(score, side)) for side in ("left", "right"))
@@ -77,9 +78,9 @@ class Threshold:
 
 
 def solve(share_at: Callable[[float], float], budget: float, low: float, high: float) -> float:
-    """The x in [low, high] where `share_at`, which never rises with x, comes down to `budget`; by bisection.
+    """Return the x in [low, high] where `share_at`, which never rises with x, comes down to `budget`; by bisection.
 
-    `low` where even that offers less than the budget, `high` where it always offers more.
+    Return `low` where even that offers no more than the budget, `high` where every x offers more.
     """
     if share_at(low) <= budget:
         return low

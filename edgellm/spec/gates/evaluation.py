@@ -1,4 +1,4 @@
-"""What signals and gates are good for, by what was seen of a pair."""
+"""Evidence of what signals and gates are good for, from the observations of a pair."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from edgellm.spec.gates.rejection_model import Rejection
 
 
 def evidence(runs: Sequence[Run], rejection: Rejection) -> dict[str, float]:
-    """What each signal is good for: `auc ...`, the chance that a rejected chunk scores higher than an accepted one.
+    """Return what each signal is good for: `auc ...`, the chance that a rejected chunk scores higher than an accepted
+    one.
 
     `auc rejected` is that of the fitted predictor, on prompts that it was not fitted on; `loss ...` are the log losses
-    there of those that were tried.
+    of the predictors that were tried, on the same prompts.
     """
     seen = [chunk for run in runs for chunk in run.judged]
     x, wrong = np.array([chunk.signals for chunk in seen]), np.array([not chunk.whole for chunk in seen])
@@ -31,7 +32,7 @@ def evidence(runs: Sequence[Run], rejection: Rejection) -> dict[str, float]:
 
 
 class Thresholds(Protocol):
-    """At which settings gates offload a share of chunks; see `Profile`."""
+    """The settings at which gates offload a given share of chunks; see `Profile`."""
 
     @property
     def c_th(self) -> float: ...
@@ -42,7 +43,7 @@ class Thresholds(Protocol):
 
 
 def gate_evidence(profile: Thresholds, runs: Sequence[Run], rejection: Rejection) -> dict[str, float]:
-    """`gate ... at b`: the share of replies that come out as the verifier's own where a gate spends the budget b.
+    """Return `gate ... at b`: the share of replies that come out as the verifier's own when a gate spends the budget b.
 
     A reply does so where each chunk that would be rejected is offloaded. The gates' settings come from the same
     chunks, but for the fitted one (`worth`), which is judged on prompts that it was not fitted on.
@@ -85,7 +86,7 @@ def gate_evidence(profile: Thresholds, runs: Sequence[Run], rejection: Rejection
 
 
 def _at_share(chances: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.float64]:
-    """What a ledger makes of a gate that offloads more than the budget, or less: as if the rest fell at random."""
+    """Return the chances after a ledger corrects a gate that misses the budget, as if it corrected at random."""
     mean = float(chances.mean())
     if mean > share:
         return chances * (share / mean)
@@ -93,7 +94,7 @@ def _at_share(chances: npt.NDArray[np.float64], share: float) -> npt.NDArray[np.
 
 
 def all_conf(c: npt.NDArray[np.float64], c_th: float, k: float = 10.0) -> npt.NDArray[np.float64]:
-    """`p_conf` of many chunks."""
+    """Return `p_conf` of many chunks."""
     if c_th >= 1.0:
         return np.ones(len(c))
     chances: npt.NDArray[np.float64] = 1.0 / (1.0 + np.exp(k * (np.maximum(c - c_th, 0.0) / (1.0 - c_th) - 0.5)))
@@ -101,7 +102,7 @@ def all_conf(c: npt.NDArray[np.float64], c_th: float, k: float = 10.0) -> npt.ND
 
 
 def all_imp(i: npt.NDArray[np.float64], i_th: float, theta: float = -10.0) -> npt.NDArray[np.float64]:
-    """`p_imp` of many chunks."""
+    """Return `p_imp` of many chunks."""
     half = max(i_th / 2.0, 1e-12)
     chances: npt.NDArray[np.float64] = 1.0 / (1.0 + np.exp(theta * (np.clip((i - half) / half, 0.0, 1.0) - 0.5)))
     return np.where(i > i_th, 1.0, np.where(i <= half, 0.0, chances))

@@ -1,4 +1,4 @@
-"""From what a user asks for to a gate: which one, at which setting, on what evidence."""
+"""The choice of a gate from a user's options: which gate, at which setting, on what evidence."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Decision, Ids
 
 AUTO = ("worth", "confidence", "importance", "synera", "random")
-"""What `auto` chooses from, the likeliest first: of equal evidence the first one counts."""
+"""The gates that `auto` chooses from, the likeliest first: with equal evidence the first one wins."""
 
 DOUBT = 0.5
-"""A token of less confidence is more likely wrong than right, and what is drafted behind it then thrown away. A device
-that waits for its verifier had better ask at once; one that does not has more of a verdict on a whole chunk."""
+"""A token of less confidence is more likely wrong than right, and whatever is drafted behind it is wasted. A device
+that waits for its verifier had better ask at once; one that does not gains more from a verdict on a whole chunk."""
 
 _STEPS = 64  # settings between a share of 0 and of 1 that are worked out
 
 
 @dataclass(frozen=True, slots=True)
 class GateChoice:
-    """How chunks are chosen for verification in a reply.
+    """A gate with its setting for a reply.
 
     `gamma` drafted tokens a chunk; `layers`: whose attention the gate needs; `rewrite` is the perplexity above which
-    the verifier writes the whole reply anew (edgefm), None elsewhere; `ledger` counts, where a share is to be kept.
+    the verifier writes the whole reply again (edgefm), None elsewhere; `ledger` counts where a share is to be kept.
     A chunk ends early behind a token whose confidence is below `stop_below`. Where it is below `lookup_below`, what the
     context says is drafted instead.
     """
@@ -62,14 +62,14 @@ class BudgetGate(Gate):
     """A gate with one dial, turned with every chunk so that the share really offloaded stays the budget."""
 
     def __init__(self, at: Callable[[float], Rule], budget: float, ledger: Ledger) -> None:
-        """`at` gives the gate that offloads a share in (0, 1) of chunks such as the profiled ones."""
+        """Keep `budget`; `at` returns the gate that offloads a share in (0, 1) of chunks like the profiled ones."""
         self._at, self._budget, self._ledger = at, budget, ledger
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
         """See `Gate.decide`."""
         aim = self._ledger.aim(self._budget)
         if 0.0 < aim < 1.0:
-            # drawn by the place in the pair's history, not in the reply: with one seed all replies would draw the same
+            # drawn by the place in the pair's history, not in the reply, or one seed would draw the same in all
             decision = self._at(aim).judge(chunk, self._ledger.decided)
         else:
             decision = Decision(aim >= 1.0, "too much of the budget is left" if aim else "the budget is overspent")
@@ -78,7 +78,7 @@ class BudgetGate(Gate):
 
 
 def needs_profile(options: ReplyOptions) -> bool:
-    """Whether what is asked for can only be done with a profile of the pair."""
+    """Return whether these options require a profile of the pair."""
     return (
         options.budget is not None and 0.0 < options.budget < 1.0 and options.gate not in ("always", "never", "random")
     )
@@ -93,9 +93,9 @@ def choose(
     linked: bool = False,
     prompt: Ids = NO_IDS,
 ) -> GateChoice:
-    """The gate that is asked for; its draws come from `seed`, and `ledger` is what its budget has been spent on.
+    """Return the requested gate; its draws come from `seed`, and `ledger` records what its budget has been spent on.
 
-    `profile` is there where `needs_profile` says so. `linked`: the verifier is across a link, and the device has to
+    `profile` is given where `needs_profile` says so. `linked`: the verifier is across a link, and the device has to
     wait for it. The reply is to `prompt` (n,).
     """
     gate, budget = options.gate, options.budget
@@ -139,7 +139,7 @@ def choose(
 
 
 def best_gate(profile: Profile, budget: float) -> tuple[str, str]:
-    """The gate that the profile has the best evidence for at the budget nearest to this one, and that evidence."""
+    """Return the gate with the best evidence in the profile at the budget nearest to this one, and that evidence."""
     share = min(SHARES, key=lambda known: abs(known - budget))
     gains = {name: profile.evidence.get(f"gate {name} at {share}", 0.0) for name in AUTO}
     best = max(AUTO, key=lambda name: gains[name])
@@ -150,7 +150,7 @@ def best_gate(profile: Profile, budget: float) -> tuple[str, str]:
 
 
 def _dial(gate: str, profile: Profile, seed: int) -> Callable[[float], Rule]:
-    """The gate of that name for a share of chunks."""
+    """Return a function from a share of chunks to the gate of that name which offloads it."""
 
     @lru_cache(maxsize=_STEPS + 1)
     def at(step: int) -> Rule:
@@ -171,5 +171,5 @@ def _counted(gate: Gate, reason: str, gamma: int, ledger: Ledger) -> GateChoice:
 
 
 def _limited(gate: Gate, reason: str, gamma: int, ledger: Ledger, layers: tuple[int, ...] = ()) -> GateChoice:
-    """With what holds for every budget below 1: the tail of a long reply is not verified."""
+    """Return the gate with the limit for every budget below 1: the tail of a long reply is not verified."""
     return GateChoice(TailGate(gate, ledger=ledger), reason, gamma, layers, ledger=ledger)

@@ -1,4 +1,4 @@
-"""What is cheaply known of a drafted chunk, as numbers that a predictor can weigh."""
+"""Cheap features of a drafted chunk, as numbers that a predictor can weigh."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ NAMES = (
     "importance of the least sure",
     "tokens",
     "place",  # log of 1 + tokens written before
-    "doubt so far",  # surprise of all chunks before it: is this a reply that needs many corrections?
+    "doubt so far",  # surprise of all chunks before it: a reply that needs many corrections?
     "agreement",  # log of 1 + matched tokens where the context says the same, summed over tokens
     "most agreement",
-    "dissent",  # the same where it says another token than the one that is drafted
+    "dissent",  # the same where it says a different token from the drafted one
     "most dissent",
     "doubtful dissent",  # with the doubt of the token
     "copied",  # tokens that were taken from the context
     "copied match",  # log of 1 + matched tokens of those
-    "copied doubt",  # of the model at those
+    "copied doubt",  # of the model at those tokens
     "trouble",  # wrong chunks in replies to such prompts (`spec/gates/prompt_difficulty.py`)
 )
 JUDGED = tuple(at for at, name in enumerate(NAMES) if "importance" not in name)
-"""Places of those that the fitted gate weighs: importance told it nothing that confidence does not (evidence in the
+"""Places of the signals that the fitted gate weighs: importance told it nothing beyond confidence (evidence in the
 profile), and measuring it costs time."""
 
-_FLOOR = 1e-4  # confidences of 1 to all digits are told apart no further
+_FLOOR = 1e-4  # closer to 0 than this, confidences are not told apart
 
 
 def surprise(chunk: Chunk) -> float:
-    """Minus the log of the probability of the whole chunk under the draft model."""
+    """Return minus the log of the probability of the whole chunk under the draft model."""
     return float(-np.log(np.clip(chunk.confidence.astype(np.float64), _FLOOR, 1.0)).sum())
 
 
 def signals(chunk: Chunk, written: int, usual: float = 0.0, so_far: float = 0.0, trouble: float = 0.0) -> Vector:
-    """The signals of a chunk of at least one token behind `written` ones, shape (len(NAMES),).
+    """Return the signals of a chunk of at least one token behind `written` ones, shape (len(NAMES),).
 
-    `usual` stands for the importance of tokens of which it was not measured, because they were drafted ahead;
+    `usual` stands for the importance of tokens drafted ahead, for which it was not measured;
     `so_far` is the surprise of all chunks of the reply before it, and `trouble` what its prompt foretells.
     """
     confidence = chunk.confidence.astype(np.float64)
@@ -77,7 +77,7 @@ def signals(chunk: Chunk, written: int, usual: float = 0.0, so_far: float = 0.0,
 
 
 def _support(chunk: Chunk, doubt: Vector) -> tuple[float, ...]:
-    """What the context says of a chunk, from `agreement` to `copied doubt`; nothing where it was not asked."""
+    """Return what the context says of a chunk, from `agreement` to `copied doubt`; zeros where it was not asked."""
     heard = chunk.precedent
     if heard is None:
         return (0.0,) * 8

@@ -1,4 +1,4 @@
-"""Boosted trees: a predictor that sees how signals bear on each other, in three array operations at run time.
+"""Boosted trees: a predictor that captures interactions of signals, in three array operations at run time.
 
 Every level of a tree asks one question of all that come to it (Prokhorenkova et al., 2018), so the leaf of each tree
 follows from the answers to a handful of questions. Each tree is a step of Newton's method for the log loss of the sum
@@ -16,10 +16,10 @@ from edgellm.spec.gates.logistic import Matrix, Vector, log_odds, sigmoid
 
 DEPTH = 6
 ROUNDS = 300
-_STEP = 0.1  # of what a tree would have us go
-_PENALTY = 3.0  # of squared leaves
-_BINS = 32  # a signal is asked about at so many places
-_WEIGHTS = 1 << np.arange(DEPTH)  # of the answers, in the number of a leaf
+_STEP = 0.1  # the learning rate: share of each tree's step that is taken
+_PENALTY = 3.0  # weight of squared leaves
+_BINS = 32  # a signal is split at up to this many places
+_WEIGHTS = 1 << np.arange(DEPTH)  # weight of each answer in the number of a leaf
 
 _Places = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
@@ -43,7 +43,7 @@ class Trees:
     _each: _Places = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError where the shapes are others."""
+        """Build the arrays. Raises ValueError if the shapes differ from these."""
         trees = len(self.places)
         arrays = {
             "_places": np.array(self.places, dtype=np.intp).reshape(trees, DEPTH),
@@ -55,17 +55,17 @@ class Trees:
             object.__setattr__(self, name, array)
 
     def score(self, x: Vector) -> float:
-        """In (0, 1), for signals (f,)."""
+        """Return the score in (0, 1) for signals (f,)."""
         leaf = (x[self._places] > self._edges) @ _WEIGHTS
         return sigmoid(self.bias + float(self._leaves[self._each, leaf].sum()))
 
     def scores(self, x: Matrix) -> Vector:
-        """For signals (n, f); shape (n,)."""
+        """Return the scores (n,) for signals (n, f)."""
         said: Vector = self.stages(x)[-1]
         return said
 
     def stages(self, x: Matrix) -> Matrix:
-        """What the first 0, 1, 2 ... trees alone say of signals (n, f), shape (trees + 1, n)."""
+        """Return the scores by only the first 0, 1, 2 ... trees for signals (n, f), shape (trees + 1, n)."""
         added = [np.full(len(x), self.bias)]
         for place, edge, leaf in zip(self._places, self._edges, self._leaves, strict=True):
             added.append(leaf[(x[:, place] > edge) @ _WEIGHTS])
@@ -74,7 +74,7 @@ class Trees:
 
 
 def grow(x: Matrix, truth: Vector, rounds: int = ROUNDS) -> Trees:
-    """Trees for `truth` (n,), each 0 or 1, by signals `x` (n, f)."""
+    """Return trees fitted to `truth` (n,), each 0 or 1, by signals `x` (n, f)."""
     edges = [_questions(column) for column in x.T]
     bins = np.stack([np.searchsorted(asked, column) for asked, column in zip(edges, x.T, strict=True)])
     allowed = np.arange(_BINS) < np.array([len(each) for each in edges])[:, None]
@@ -95,7 +95,7 @@ def grow(x: Matrix, truth: Vector, rounds: int = ROUNDS) -> Trees:
 
 
 def _questions(column: Vector) -> Vector:
-    """Where a signal (n,) is asked about: between values that were seen, at its quantiles."""
+    """Return the values at which a signal (n,) is split: between values that were seen, at its quantiles."""
     values = np.unique(column)
     if len(values) < 2:
         return np.array([np.inf])  # a signal that never moves answers nothing
@@ -105,9 +105,10 @@ def _questions(column: Vector) -> Vector:
 
 
 def _tree(bins: _Places, allowed: Flags, slope: Vector, bend: Vector) -> tuple[list[tuple[int, int]], _Places]:
-    """One tree: its questions (signal, edge), each the one that gains most over all asked before, and everyone's leaf.
+    """Return one tree: its questions (signal, edge), each the one that gains most given all asked before, and the leaf
+    of each sample.
 
-    `bins` (f, n): how many edges of a signal each value is above; `allowed` (f, _BINS): which edges there are.
+    `bins` (f, n): how many edges of a signal each value is above; `allowed` (f, _BINS): which edges exist.
     """
     signals, n = bins.shape
     rows = np.arange(signals)[:, None]

@@ -15,7 +15,8 @@ class WorthGate(Gate):
     """Offloads the chunks of highest worth (`offload_policy.py`); how many is the budget. One gate serves one reply."""
 
     def __init__(self, profile: Profile, budget: float, ledger: Ledger, seed: int = 0, prompt: Ids = NO_IDS) -> None:
-        """Of the reply to `prompt`. `ledger` is shared by all replies of a pair: its budget holds over all of them."""
+        """Judge the reply to `prompt`. `ledger` is shared by all replies of a pair: its budget holds over all of
+        them."""
         self._policy = profile.policy(budget)
         self._threshold = Threshold(self._policy.scores, budget, ledger)
         self._seed, self._usual = seed, profile.usual_importance

@@ -1,4 +1,4 @@
-"""Small predictors of what becomes of a chunk, by what is cheaply known of it; here the straight one."""
+"""Small predictors of a chunk's verdict from its cheap signals; here the linear one."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ _FAR = 700.0  # where exp would overflow
 
 
 class Predictor(Protocol):
-    """What was fitted in profiling, and judges every chunk at run time."""
+    """A predictor that was fitted in profiling, and judges every chunk at run time."""
 
     def score(self, x: Vector) -> float:
-        """In (0, 1), for signals (f,)."""
+        """Return the score in (0, 1) for signals (f,)."""
 
     def scores(self, x: Matrix) -> Vector:
-        """For signals (n, f); shape (n,)."""
+        """Return the scores (n,) for signals (n, f)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`score(x) = sigmoid(bias + weights . x)`; what was standardised in fitting is folded into the weights."""
+    """`score(x) = sigmoid(bias + weights . x)`; the standardisation used in fitting is folded into the weights."""
 
     weights: tuple[float, ...]
     bias: float
 
     def score(self, x: Vector) -> float:
-        """In (0, 1), for signals (f,)."""
+        """Return the score in (0, 1) for signals (f,)."""
         return sigmoid(self.bias + float(np.dot(self.weights, x)))
 
     def scores(self, x: Matrix) -> Vector:
-        """For signals (n, f); shape (n,)."""
+        """Return the scores (n,) for signals (n, f)."""
         scores: Vector = 1.0 / (1.0 + np.exp(-(self.bias + x @ np.array(self.weights))))
         return scores
 
 
 def fit(x: Matrix, worth: Vector, penalty: float = 1.0) -> Linear:
-    """Logistic regression of `worth` (n,) in [0, 1] on signals `x` (n, f), by Newton's method.
+    """Fit a logistic regression of `worth` (n,) in [0, 1] on signals `x` (n, f), by Newton's method.
 
-    A worth between 0 and 1 counts as that share of a success, so that what is predicted is the expected worth.
+    A worth between 0 and 1 counts as that share of a success, so that the prediction is the expected worth.
     `penalty` is the weight of the squared (standardised) coefficients: it decides where the signals do not.
     """
     n, f = x.shape
@@ -67,25 +67,27 @@ def fit(x: Matrix, worth: Vector, penalty: float = 1.0) -> Linear:
 
 
 def sigmoid(x: float) -> float:
-    """Of one number, without an array."""
+    """Return the sigmoid of one number, without an array."""
     return 1.0 / (1.0 + math.exp(-x)) if x > -_FAR else 0.0
 
 
 def log_odds(share: float) -> float:
-    """The inverse of `sigmoid`, of a share that may be 0 or 1."""
+    """Return the inverse of `sigmoid`, of a share that may be 0 or 1."""
     share = min(max(share, 1e-6), 1.0 - 1e-6)
     return math.log(share / (1.0 - share))
 
 
 def log_loss(scores: Matrix, truth: Vector) -> Vector:
-    """Of `scores` (..., n) for `truth` (n,), each 0 or 1: the mean of minus the log of what truth was given; (...,)."""
+    """Return the log loss of `scores` (..., n) for `truth` (n,), each 0 or 1: the mean of minus the log of the
+    probability given to the truth; (...,)."""
     given = np.where(truth > 0.5, scores, 1.0 - scores)
     losses: Vector = -np.log(np.maximum(given, 1e-9)).mean(axis=-1)
     return losses
 
 
 def auc(scores: Vector, truth: npt.NDArray[np.bool_]) -> float:
-    """The chance that a true one scores higher than a false one, ties counted half; NaN where one kind is missing."""
+    """Return the chance that a true one scores higher than a false one, ties counted half; NaN if either kind is
+    missing."""
     order = np.argsort(scores, kind="stable")
     ranks = np.empty(len(scores))
     values = scores[order]

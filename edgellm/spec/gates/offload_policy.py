@@ -1,4 +1,4 @@
-"""What verifying a chunk is worth: the chance that it saves the reply. Fitted on profiled replies.
+"""The worth of verifying a chunk: the chance that it saves the reply. Fitted on profiled replies.
 
 A reply is right if each of its wrong chunks was verified. So a verdict is worth what it adds to the chance that all
 are: `alive * rejected * hope`. The reply must still be right (`alive`: what was kept unverified before may have been
@@ -25,7 +25,7 @@ SHARES = (0.1, 0.2, 0.4)
 """Budgets for which a policy is fitted and evidence is collected."""
 KEPT = 512
 """Sampled chunks that a profile keeps: quantiles of a budget need no more."""
-_ROUNDS = 4  # in which a policy and the hope that it leaves come to terms
+_ROUNDS = 4  # of fitting hope to the policy that follows from it
 _SURE = 1e-6
 
 Flags = npt.NDArray[np.bool_]
@@ -33,9 +33,10 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """For budgets about `share`: `rejected` judges the signals `JUDGED`, `hope` those and the log of what that says.
+    """The policy for budgets near `share`: `rejected` judges the signals `JUDGED`, `hope` those and the log of its
+    result.
 
-    `scores` (n,) are what profiled chunks were worth when it was followed at that budget.
+    `scores` (n,) are the worths of profiled chunks when the policy was followed at that budget.
     """
 
     share: float
@@ -44,7 +45,8 @@ class Policy:
     scores: tuple[float, ...] = ()
 
     def judge(self, signals: Vector) -> tuple[float, float]:
-        """For all signals of a chunk, shape (len(NAMES),): the chance that it is rejected, and hope behind it."""
+        """Return, for all signals of a chunk, shape (len(NAMES),), the chance that it is rejected, and hope behind
+        it."""
         x = signals[list(JUDGED)]
         rejected = self.rejected.score(x)
         return rejected, self.hope.score(np.append(x, np.log(rejected + _SURE)))
@@ -52,7 +54,7 @@ class Policy:
 
 @dataclass(slots=True)
 class _Reply:
-    """A profiled reply: of each chunk the chance that it is rejected, hope behind it, and whether it was rejected."""
+    """A profiled reply: for each chunk the chance that it is rejected, hope behind it, and whether it was rejected."""
 
     x: npt.NDArray[np.float64]
     chance: Vector
@@ -61,10 +63,10 @@ class _Reply:
 
 
 def fit_policies(runs: Sequence[Run], rejected: Predictor, chances: Vector) -> tuple[Policy, ...]:
-    """One policy for each of `SHARES`, fitted on the judged replies of `runs`.
+    """Fit one policy for each of `SHARES` on the judged replies of `runs`.
 
-    `chances` (n,) are those of their chunks to be rejected, as `rejected` tells them of replies that it has not seen:
-    a policy has to live with such (`Rejection.unseen`).
+    `chances` (n,) are the chances that their chunks are rejected, as `rejected` predicts them for replies that it has
+    not seen: a policy has to work with such chances (`Rejection.unseen`).
     """
     return tuple(_fit(runs, rejected, chances, share) for share in SHARES)
 
@@ -83,21 +85,23 @@ def _fit(runs: Sequence[Run], rejected: Predictor, chances: Vector, share: float
 
 
 def _hope(x: Matrix, replies: Sequence[_Reply], share: float) -> Linear:
-    """Who follows the policy over `replies`: how likely is all to be right behind a chunk? By signals `x` (n, f)."""
+    """Fit, by signals `x` (n, f), how likely all is to be right behind a chunk when the policy is followed over
+    `replies`."""
     price = _price(replies, share)
     saved = [_saved(reply.wrong, _follow(reply, price)[0]) for reply in replies]
     return fit(x, np.concatenate(saved).astype(np.float64), penalty=3.0)
 
 
 def follow(runs: Sequence[Run], policy: Policy, chances: Vector) -> list[Flags]:
-    """Which chunks of each judged reply the policy has verified, at its share of all; `chances` as above."""
+    """Return which chunks of each judged reply the policy has verified, at its share of all; `chances` as above."""
     replies = _replies(runs, chances, policy.hope)
     price = _price(replies, policy.share)
     return [_follow(reply, price)[0] for reply in replies]
 
 
 def _replies(runs: Sequence[Run], chances: Vector, hope: Predictor | None = None) -> list[_Reply]:
-    """`chances` (n,) are those of all chunks to be rejected; without `hope` there is no doubt of what comes."""
+    """Return the judged replies of `runs`; `chances` (n,) are those of all chunks to be rejected. Without `hope` it
+    is 1."""
     signals, rejected = judged(runs)
     x, wrong = np.column_stack((signals, np.log(chances + _SURE))), rejected > 0.5
     hopes = np.ones(len(x)) if hope is None else hope.scores(x)
@@ -108,7 +112,8 @@ def _replies(runs: Sequence[Run], chances: Vector, hope: Predictor | None = None
 
 
 def _follow(reply: _Reply, price: float) -> tuple[Flags, Vector]:
-    """What is verified of a reply where a verdict has to be worth more than `price`, and what each was worth."""
+    """Return which chunks of a reply are verified if a verdict has to be worth more than `price`, and each chunk's
+    worth."""
     taken, worth, alive = np.zeros(len(reply.chance), dtype=bool), np.zeros(len(reply.chance)), 1.0
     for at, (chance, hope) in enumerate(zip(reply.chance.tolist(), reply.hope.tolist(), strict=True)):
         worth[at] = alive * chance * hope
@@ -120,14 +125,14 @@ def _follow(reply: _Reply, price: float) -> tuple[Flags, Vector]:
 
 
 def _saved(wrong: Flags, taken: Flags) -> Flags:
-    """For each chunk: whether all wrong ones behind it are verified."""
+    """Return for each chunk whether all wrong ones behind it are verified."""
     missed = (wrong & ~taken)[::-1].cumsum()[::-1]
     behind: Flags = np.append(missed[1:], 0) == 0
     return behind
 
 
 def _price(replies: Sequence[_Reply], share: float) -> float:
-    """At which the policy verifies `share` of all chunks."""
+    """Return the price at which the policy verifies `share` of all chunks."""
     low, high = 0.0, 1.0
     total = sum(len(reply.chance) for reply in replies)
     for _ in range(20):

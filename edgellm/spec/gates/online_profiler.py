@@ -23,7 +23,7 @@ ENOUGH = 64
 
 
 class FirstReplies:
-    """What was seen in them so far."""
+    """The observations of the first replies so far."""
 
     def __init__(self, enough: int = ENOUGH) -> None:
         self.enough = enough
@@ -35,13 +35,13 @@ class FirstReplies:
         return self.chunks >= self.enough
 
     def add(self, reply: FirstReply) -> None:
-        """A reply is over, or was left."""
+        """Take in a reply that is over, or was abandoned."""
         if (run := reply.run()) is not None:
             self._runs.append(run)
             self.chunks += len(run.verified)
 
     def build(self, *, draft_hash: str, verifier_hash: str, gamma: int, layers: tuple[int, ...]) -> Profile:
-        """The profile that they amount to. Raises InvalidOption where they are too few."""
+        """Return the profile built from them. Raises InvalidOption if they are too few."""
         return build(
             self._runs, draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=layers,
             origin="first replies",
@@ -51,13 +51,13 @@ class FirstReplies:
         """Keep them for the next process that uses the pair. Raises OSError where that fails."""
         rows = []
         for run in self._runs:
-            fields = asdict(run) | {"alone": []}  # which are the verified ones here
+            fields = asdict(run) | {"alone": []}  # here these are the verified chunks
             fields["verified"] = [{**seen, "signals": seen["signals"].tolist()} for seen in fields["verified"]]
             rows.append(json.dumps(fields))
         write_state(path, "\n".join(rows))
 
     def load(self, path: Path) -> None:
-        """Take up what `save` wrote; where that is not there or damaged, nothing."""
+        """Load what `save` wrote; do nothing if the file is missing or damaged."""
         try:
             runs = read_json_lines(path, _run) or []
         except StateDamaged:
@@ -67,10 +67,10 @@ class FirstReplies:
 
 
 class FirstReply(Gate):
-    """The gate of one of the first replies: every chunk is verified, and what comes of it is noted."""
+    """The gate of one of the first replies: every chunk is verified, and the outcome is noted."""
 
     def __init__(self, layers: tuple[int, ...] = ()) -> None:
-        """`layers`: whose attention is noted as importance."""
+        """Note the attention of `layers` as importance."""
         self.layers = layers
         self._seen: list[Observed] = []
         self._confidence: list[float] = []
@@ -95,7 +95,7 @@ class FirstReply(Gate):
         self._verify_seconds.append(verdict.seconds)
 
     def run(self) -> Run | None:
-        """As what `Watcher.run` returns; None where nothing was verified."""
+        """Return the reply as `Watcher.run` does; None if nothing was verified."""
         if not self._seen or not self._draft_seconds:
             return None
         seen = tuple(self._seen)
@@ -107,7 +107,7 @@ _FIRST = Decision(True, "the pair has no profile yet, and every chunk of its fir
 
 
 def _run(fields: dict[str, Any]) -> Run:
-    """Return one line of the file. Raises whatever is raised over other JSON."""
+    """Return one line of the file as a run. Other JSON raises whatever error comes first."""
     seen = tuple(_observed(dict(row)) for row in fields["verified"])
     times = fields_from_json(Run, {name: fields[name] for name in ("confidence", "draft_seconds", "verify_seconds")})
     return Run(verified=seen, alone=seen, **times)

@@ -1,4 +1,4 @@
-"""A pair's profile: what was seen of it offline, and what the gates make of that (Synera, section 5)."""
+"""A pair's profile: what was observed offline, and what the gates derive from it (Synera, section 5)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ _GAMMA_MOST = 1024
 
 @dataclass(frozen=True, slots=True)
 class ExitPoint:
-    """An early exit after `layer`, measured: the share of tokens that `left` there, the share of those for which full
-    depth says the same, and the seconds of a drafted token with it and at full depth.
-    """
+    """An early exit after `layer`, measured: the share of tokens that `left` there, the share of those on which full
+    depth agrees, and the seconds per drafted token with it and at full depth."""
 
     layer: int
     left: float
@@ -45,19 +44,19 @@ class ExitPoint:
 
 
 FASTER = 0.9  # an early exit pays where a token takes less than this of the time
-AGREES = 0.98  # and so many of those that leave are what full depth says
+AGREES = 0.98  # and full depth agrees on at least this share of those that leave
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What is known of a pair of models, bound to their hashes.
+    """The profile of a pair of models, bound to their hashes.
 
     `c_th`, `alpha` and `acceptance` (share of chunks whose first i + 1 tokens are accepted, i in 0..gamma-1) come from
     fully verified replies, and so do `policies` and `trouble`. `confidence` and `importance` (n,) are chunk means in
-    replies that nobody verified; `tokens` are confidences of single tokens there, `perplexities` those of whole
-    replies. Times in seconds; `batch_seconds[i]` is what the draft model takes for i + 1 rows, empty where that was not
+    unverified replies; `tokens` are confidences of single tokens there, `perplexities` those of whole
+    replies. Times in seconds; `batch_seconds[i]` is the draft model's time for i + 1 rows, empty if it was not
     measured.
-    `origin` says what it was made from: `prompts`, or the pair's `first replies`.
+    `origin` says what the profile was made from: `prompts`, or the pair's `first replies`.
     """
 
     draft_hash: str
@@ -85,23 +84,23 @@ class Profile:
 
     @property
     def usual_importance(self) -> float:
-        """The median of a chunk's importance."""
+        """Return the median of a chunk's importance."""
         return float(np.median(self.importance)) if self.importance else 0.0
 
     def policy(self, budget: float) -> Policy:
-        """The one for the budget nearest to this one."""
+        """Return the policy for the budget nearest to this one."""
         return min(self.policies, key=lambda policy: abs(policy.share - budget))
 
     @property
     def foretold(self) -> str:
-        """By what it is foretold whether a chunk is rejected, and why by that."""
+        """Return which predictor foretells whether a chunk is rejected, and why that one."""
         lost = {kind: self.evidence[f"loss {kind}"] for kind in KINDS if f"loss {kind}" in self.evidence}
         told = ", ".join(f"{KINDS[kind]} {loss:.3f}" for kind, loss in lost.items()) or "not measured"
         kind = TREES if isinstance(self.policies[0].rejected, Trees) else LINEAR
         return f"by {KINDS[kind]} (log loss on unseen replies: {told})"
 
     def best_exit(self) -> tuple[int | None, str]:
-        """The layer after which an early exit pays most, None where it pays nowhere, and why."""
+        """Return the layer after which an early exit pays most, None if it pays nowhere, and why."""
         if not self.exits:
             return None, "no early exit was measured"
         paying = [point for point in self.exits if point.pays]
@@ -113,9 +112,9 @@ class Profile:
         return (best.layer, found) if paying else (None, f"it does not pay: {found}")
 
     def i_th(self, budget: float, coarse: bool = True) -> float:
-        """The importance threshold at which the realised share of Synera's two-stage gate is the budget.
+        """Return the importance threshold at which the realised share of Synera's two-stage gate is the budget.
 
-        Without `coarse` that of the fine filter alone.
+        Without `coarse` the share is that of the fine filter alone.
         """
         importance = np.array(self.importance)
         chances = all_conf(np.array(self.confidence), self.c_th) if coarse else np.ones(len(importance))
@@ -126,7 +125,7 @@ class Profile:
         return solve(share, budget, 0.0, 2.0 * max(self.importance) + 1e-6)
 
     def confidence_threshold(self, budget: float) -> float:
-        """The c_th at which the realised share of P_conf alone is the budget."""
+        """Return the c_th at which the realised share of P_conf alone is the budget."""
 
         confidence = np.array(self.confidence)
 
@@ -136,15 +135,15 @@ class Profile:
         return 1.0 - solve(share, budget, 0.0, 1.0)
 
     def token_threshold(self, budget: float) -> float:
-        """The confidence below which the share of tokens is the budget (Hybrid)."""
+        """Return the confidence below which the share of tokens is the budget (Hybrid)."""
         return float(np.quantile(self.tokens, budget))
 
     def reply_threshold(self, budget: float) -> float:
-        """The perplexity above which the share of replies is the budget (EdgeFM)."""
+        """Return the perplexity above which the share of replies is the budget (EdgeFM)."""
         return float(np.quantile(self.perplexities, 1.0 - budget))
 
     def save(self, path: Path) -> None:
-        """Write it as JSON, whole or not at all, for the user alone. Raises OSError where that fails."""
+        """Write the profile as JSON, whole or not at all, readable for the user alone. Raises OSError if that fails."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         fields |= {
             "version": VERSION,
@@ -158,16 +157,16 @@ class Profile:
 
     @property
     def has_words(self) -> bool:
-        """Whether ids of words of the prompts are in it."""
+        """Return whether the profile contains ids of words of the prompts."""
         return bool(self.trouble.tokens)
 
     def without_words(self) -> Profile:
-        """Return the same without the words: every prompt is then expected to be as much trouble as is usual."""
+        """Return the same profile without the words: every prompt is then expected to be as much trouble as usual."""
         return replace(self, trouble=replace(self.trouble, tokens=(), weights=()))
 
     @classmethod
     def load(cls, path: Path, *, own: bool = False) -> Profile:
-        """Return what `save` wrote. `own`: the file is one of edgellm's own, so no link, and is closed to others.
+        """Load what `save` wrote. `own`: the file is one of edgellm's own, so no link, and is closed to others.
 
         Raises:
             ProfileUnusable: there is no such file, or it is not a profile of this version.
@@ -182,7 +181,7 @@ class Profile:
 
 
 def _parse(found: dict[str, Any]) -> Profile:
-    """Return the profile in JSON. Raises whatever is raised over other JSON."""
+    """Return the profile in JSON. Other JSON raises whatever error comes first."""
     fields = dict(found)
     if fields.pop("version") != VERSION:
         raise ValueError(f"it is not of version {VERSION}")
@@ -210,7 +209,7 @@ def build(
     exits: tuple[ExitPoint, ...] = (),
     hesitates: float = 0.0,
 ) -> Profile:
-    """The profile that `runs` amount to; the other arguments are its fields.
+    """Build the profile from `runs`; the other arguments are its fields.
 
     Raises:
         InvalidOption: the runs hold too few chunks to say anything.
@@ -270,7 +269,7 @@ def _policy(fields: dict[str, Any], rejected: Predictor) -> Policy:
 
 
 def alpha_of(tokens: float, gamma: int) -> float:
-    """The acceptance rate for which a round brings `tokens` on average: (1 - alpha^(gamma+1)) / (1 - alpha)."""
+    """Return the acceptance rate for which a round brings `tokens` on average: (1 - alpha^(gamma+1)) / (1 - alpha)."""
 
     def less(alpha: float) -> float:
         return -sum(alpha**i for i in range(gamma + 1))
@@ -279,7 +278,7 @@ def alpha_of(tokens: float, gamma: int) -> float:
 
 
 def perplexity(confidence: Sequence[float]) -> float:
-    """exp of the mean surprise of tokens that were each the most probable one; 1 for an empty reply."""
+    """Return exp of the mean surprise of tokens that were each the most probable one; 1 for an empty reply."""
     return float(np.exp(-np.mean(np.log(np.maximum(confidence, 1e-9))))) if len(confidence) else 1.0
 
 

@@ -19,7 +19,7 @@ from edgellm.spec.protocols import Drafter, VerifierSession
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.types import Chunk, Ids, Verdict
 
-_LONGER = 1.3  # as a session waits a little longer than it is told
+_LONGER = 1.3  # wait a little longer than told, as a session does
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Run:
     """One prompt: chunks of the fully verified reply, and of the draft model's own reply.
 
     `confidence` of each token of the draft model's reply; seconds of each drafted token and verification. `heeded` are
-    chunks of a verified reply for which the draft model heeded the context, where it was to. `prompt` is empty where
-    that was not noted.
+    chunks of a verified reply in which the draft model heeded the context, if it was asked to. `prompt` is empty if it
+    was not noted.
     """
 
     verified: tuple[Observed, ...]
@@ -56,12 +56,13 @@ class Run:
 
     @property
     def judged(self) -> tuple[Observed, ...]:
-        """The chunks that the fitted gate is to judge."""
+        """Return the chunks that the fitted gate is to judge."""
         return self.heeded or self.verified
 
 
 def foretelling(run: Run, trouble: float) -> Run:
-    """`run` with what its prompt foretells among the signals of the chunks that the fitted gate is to judge."""
+    """Return `run` with `trouble`, which its prompt foretells, among the signals of the chunks that the gate is to
+    judge."""
     at = NAMES.index("trouble")
     told = []
     for chunk in run.judged:
@@ -77,14 +78,14 @@ class Watcher:
     def __init__(
         self, drafter: Drafter, session: VerifierSession, is_eog: Callable[[int], bool], limits: GenerationLimits
     ) -> None:
-        """Replies keep to `limits`."""
+        """Watch the pair write replies within `limits`."""
         self._drafter, self._session, self._is_eog, self._limits = drafter, session, is_eog, limits
         self._draft_seconds: list[float] = []
         self._verify_seconds: list[float] = []
 
     def run(self, prompt: Ids, lookup_below: float = 0.0) -> Run:
-        """Return what came of `prompt`, see the module. With `lookup_below` one more reply is written, in which drafts
-        of less confidence give way to what the context says."""
+        """Return the observations for `prompt`, see the module. With `lookup_below` one more reply is written, in
+        which drafts of less confidence give way to what the context says."""
         self._draft_seconds, self._verify_seconds = [], []
         verified = self._verified(GenerationState(prompt, limits=self._limits))
         heeded = self._verified(self._looking_up(prompt, lookup_below)) if lookup_below else []
@@ -116,7 +117,8 @@ class Watcher:
         return GenerationState(prompt, limits=self._limits, rules=rules, context=ContextLookup(prompt))
 
     def _verified(self, state: GenerationState, differences: list[Seen] | None = None) -> list[Observed]:
-        """The chunks of the verifier's own reply. Where context and draft model differ is added to `differences`."""
+        """Return the chunks of the verifier's own reply. Where context and draft model differ is added to
+        `differences`."""
         seen, so_far = [], 0.0
         while room := state.room:
             chunk = self._draft(state, room)
@@ -130,7 +132,7 @@ class Watcher:
         return seen
 
     def _alone(self, prompt: Ids) -> list[Chunk]:
-        """The chunks of the draft model's own reply to `prompt`."""
+        """Return the chunks of the draft model's own reply to `prompt`."""
         state, chunks = GenerationState(prompt, limits=self._limits), []
         while room := state.room:
             chunks.append(self._draft(state, room))
@@ -139,7 +141,7 @@ class Watcher:
         return chunks
 
     def _commit(self, state: GenerationState, ids: Ids) -> bool:
-        """Append `ids` as far as there is room; whether one of them ends the turn."""
+        """Append `ids` as far as there is room; return whether one of them ends the turn."""
         for token in ids[: state.room].tolist():
             state.append(token)
         return any(map(self._is_eog, ids.tolist()))
@@ -155,14 +157,14 @@ class Watcher:
             try:
                 verdict = self._session.submit(ids, chunk).result()
                 break
-            except VerifierBusy as busy:  # what is left out of a profile cannot be made up for
+            except VerifierBusy as busy:  # a chunk left out of a profile cannot be made up for
                 sleep(_LONGER * busy.seconds)
         self._verify_seconds.append(verdict.seconds)
         return verdict
 
 
 def observed(chunk: Chunk, written: int, verdict: Verdict, so_far: float = 0.0) -> Observed:
-    """What is known of a chunk behind `written` tokens, and what became of it; `so_far` as in `signals`."""
+    """Return the signals of a chunk behind `written` tokens, and its verdict; `so_far` as in `signals`."""
     importance = float(chunk.importance.mean()) if len(chunk.importance) else 0.0
     return Observed(
         signals(chunk, written, so_far=so_far),

@@ -1,7 +1,7 @@
-"""How much trouble a prompt is: the corrections that replies to such prompts needed, by the words in them.
+"""The trouble that a prompt is: the corrections that replies to such prompts needed, by the words in them.
 
-A budget is best spent on replies that need one correction, and on none that needs four. What a chunk's own signals say
-of the chunks behind it is little; what was asked for says more.
+A budget is best spent on replies that need one correction, and on none that needs four. A chunk's own signals say
+little of the chunks behind it; the prompt says more.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 from edgellm.spec.gates.logistic import Matrix, Vector
 from edgellm.spec.types import Ids
 
-_PENALTY = 1.0  # of squared weights
-_SHARED = 2  # prompts that have a token, for it to say anything of others
-_MOST = 4096  # tokens that are weighed, those that most prompts have
+_PENALTY = 1.0  # weight of squared weights
+_SHARED = 2  # prompts that must have a token before it counts
+_MOST = 4096  # tokens that are weighed at most: those that most prompts have
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A sum of `weights` for those of a prompt's tokens that are among `tokens` (ascending), above what is `usual`.
+    """A sum of `weights` for those of a prompt's tokens that are among `tokens` (ascending), added to what is `usual`.
 
-    No prompt is said to be less trouble than `least`, or more than `most`, as none was of those that it was fitted on.
+    No prompt is rated below `least` or above `most`, the bounds over the prompts that it was fitted on.
     """
 
     usual: float = 0.0
@@ -33,7 +33,7 @@ class Trouble:
     weights: tuple[float, ...] = ()
 
     def of(self, prompt: Ids) -> float:
-        """Wrong chunks in the draft model's reply to `prompt` (n,), about."""
+        """Return about how many wrong chunks the draft model's reply to `prompt` (n,) will have."""
         words = np.unique(prompt)
         if not len(words):
             return self.usual
@@ -46,9 +46,10 @@ NO_TROUBLE = Trouble()
 
 
 def fit_trouble(prompts: Sequence[Sequence[int]], wrong: Vector) -> tuple[Trouble, Vector]:
-    """What tokens say of the `wrong` chunks (n,) of n replies; and what is said of each prompt by the others alone.
+    """Fit the `wrong` chunks (n,) of n replies on tokens; return the fit, and for each prompt what the others alone
+    predict.
 
-    Ridge regression on which tokens a prompt has, whatever their number. A prompt without any is as is usual.
+    Ridge regression on which tokens a prompt has, however many. A prompt without any is rated as usual.
     """
     usual = float(wrong.mean())
     words = [np.unique(prompt) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""How likely is a chunk to be rejected? By a straight law, or by trees where they foretell unseen replies better."""
+"""Predictors of a chunk's rejection: a linear model, or trees if they predict unseen replies better."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgellm.spec.gates.logistic import Linear, Matrix, Predictor, Vector, fit, 
 from edgellm.spec.gates.profiler import Run
 
 MANY = 1000
-"""Chunks from which trees are tried: of fewer they learn by heart, and growing them takes seconds."""
+"""Chunks from which on trees are tried: they overfit fewer, and growing them takes seconds."""
 _FOLDS = 5
 LINEAR, TREES = "linear", "trees"
 KINDS = {LINEAR: "a straight law", TREES: "trees"}
@@ -23,9 +23,9 @@ KINDS = {LINEAR: "a straight law", TREES: "trees"}
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A predictor of rejections; `unseen` (n,) is what it says of chunks while it has not seen their replies.
+    """A predictor of rejections; `unseen` (n,) are its predictions for chunks of replies that it was not fitted on.
 
-    `losses` are mean log losses there, of each of `KINDS` that was tried.
+    `losses` are mean log losses of these, for each of `KINDS` that was tried.
     """
 
     predictor: Predictor
@@ -34,7 +34,8 @@ class Rejection:
 
 
 def fit_rejection(runs: Sequence[Run]) -> Rejection:
-    """For the chunks of `runs`, of which there are some, that the fitted gate is to judge; in their order."""
+    """Fit a predictor on the chunks of `runs`, at least one, that the fitted gate is to judge; `unseen` is in their
+    order."""
     x, rejected = judged(runs)
     straight = fit(x, rejected)
     fold = np.repeat(np.arange(len(runs)) % _FOLDS, [len(run.judged) for run in runs])
@@ -55,14 +56,15 @@ def fit_rejection(runs: Sequence[Run]) -> Rejection:
 
 
 def judged(runs: Sequence[Run]) -> tuple[Matrix, Vector]:
-    """Signals (n, len(JUDGED)) of the chunks that the fitted gate is to judge, and which of them were rejected (n,)."""
+    """Return signals (n, len(JUDGED)) of the chunks that the fitted gate is to judge, and which of them were
+    rejected (n,)."""
     seen = [chunk for run in runs for chunk in run.judged]
     x: Matrix = np.array([chunk.signals for chunk in seen])[:, list(JUDGED)]
     return x, np.array([not chunk.whole for chunk in seen], dtype=np.float64)
 
 
 def _grown(x: Matrix, rejected: Vector, fold: npt.NDArray[np.intp]) -> Matrix:
-    """`Trees.stages` of every chunk, by trees that grew without its fold."""
+    """Return `Trees.stages` of every chunk, by trees that grew without its fold."""
     stages: list[Matrix] = []
     order = []
     for held in range(_FOLDS):
@@ -74,14 +76,14 @@ def _grown(x: Matrix, rejected: Vector, fold: npt.NDArray[np.intp]) -> Matrix:
 
 
 def as_fields(predictor: Predictor) -> dict[str, Any]:
-    """A predictor as JSON has it."""
+    """Return a predictor's fields for JSON."""
     names = ("bias", "places", "edges", "leaves") if isinstance(predictor, Trees) else ("bias", "weights")
     return {name: getattr(predictor, name) for name in names}
 
 
 def from_fields(fields: dict[str, Any], signals: int = len(JUDGED)) -> Predictor:
-    """What `as_fields` told, of a predictor by so many signals. Raises KeyError, TypeError or ValueError for anything
-    else."""
+    """Return the predictor by `signals` signals whose fields `as_fields` returned. Raises KeyError, TypeError or
+    ValueError for anything else."""
     bias = float(fields["bias"])
     if "weights" in fields:
         if len(fields["weights"]) != signals:

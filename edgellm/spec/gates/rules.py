@@ -1,4 +1,5 @@
-"""Gates: is a chunk worth the verifier's time? The paper's, and the baselines that it is compared with."""
+"""Gates, which decide whether a chunk is worth the verifier's time: the paper's, and the baselines it is compared
+with."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class Rule(Gate):
 
     @abstractmethod
     def judge(self, chunk: Chunk, place: int) -> Decision:
-        """Return the decision on `chunk`; what is drawn for it depends on the seed and `place`."""
+        """Return the decision on `chunk`; its random draw depends on the seed and `place`."""
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
         """See `Gate.decide`; its place is that in the reply."""
@@ -43,7 +44,7 @@ class Rule(Gate):
 
 
 class RandomGate(Rule):
-    """Any chunk, with the budget as its chance."""
+    """A gate that offloads any chunk with the budget as its chance."""
 
     def __init__(self, budget: float, seed: int = 0) -> None:
         self._budget, self._seed = checked_share(budget, "budget"), seed
@@ -60,7 +61,7 @@ class ConfidenceGate(Rule):
     """
 
     def __init__(self, c_th: float, seed: int = 0) -> None:
-        """`c_th` in [0, 1]: a chunk whose mean confidence is not above it is always verified.
+        """Always verify a chunk whose mean confidence is not above `c_th`, in [0, 1].
 
         Raises:
             InvalidOption: `c_th` is not in [0, 1].
@@ -83,9 +84,8 @@ class ImportanceGate(Rule):
     """Synera's fine filter alone (section 4.2): chunks that later tokens attend to go with probability P_imp."""
 
     def __init__(self, i_th: float, seed: int = 0, usual: float = 0.0) -> None:
-        """`i_th`: a chunk whose mean importance is above it always goes, one of at most half of it never. `usual` is
-        taken for a chunk of which nothing was measured, because it was drafted ahead.
-        """
+        """Always offload a chunk whose mean importance is above `i_th`, and never one of at most half of it. `usual`
+        stands for the importance of a chunk that was drafted ahead, for which nothing was measured."""
         self._i_th, self._seed, self._usual = i_th, seed, usual
 
     def judge(self, chunk: Chunk, place: int) -> Decision:
@@ -103,7 +103,7 @@ class SyneraGate(Rule):
     """The paper's gate (section 4.2): a chunk goes when a draw from P_conf and then one from P_imp both say so."""
 
     def __init__(self, c_th: float, i_th: float, seed: int = 0, usual: float = 0.0) -> None:
-        """`c_th` as for `ConfidenceGate`, the others as for `ImportanceGate`."""
+        """Take `c_th` as for `ConfidenceGate`, the others as for `ImportanceGate`."""
         self._coarse, self._fine = ConfidenceGate(c_th, seed), ImportanceGate(i_th, seed, usual)
 
     def judge(self, chunk: Chunk, place: int) -> Decision:
@@ -129,10 +129,10 @@ class HybridGate(Rule):
 
 
 class TailGate(Gate):
-    """Sequence-wise early exit (Synera, 4.3): behind a share of `max_tokens` nothing is verified any more."""
+    """Sequence-wise early exit (Synera, 4.3): beyond a share of `max_tokens` nothing is verified any more."""
 
     def __init__(self, gate: Gate, share: float = 0.8, ledger: Ledger | None = None) -> None:
-        """`ledger`, if the gate keeps one, counts these chunks too: its budget is a share of all."""
+        """Wrap `gate`; `ledger`, if the gate keeps one, counts these chunks too: its budget is a share of all."""
         self._gate, self._share, self._ledger = gate, checked_share(share, "share of max_tokens"), ledger
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
@@ -167,7 +167,7 @@ class CountingGate(Gate):
 
 
 def p_conf(c: float, c_th: float, k: float = 10.0) -> float:
-    """P_conf (Synera section 4.2): the probability that a chunk of mean confidence `c` is verified."""
+    """Return P_conf (Synera section 4.2): the probability that a chunk of mean confidence `c` is verified."""
     if c <= c_th or c_th >= 1.0:
         return 1.0
     n = (c - c_th) / (1.0 - c_th) - 0.5
@@ -175,7 +175,7 @@ def p_conf(c: float, c_th: float, k: float = 10.0) -> float:
 
 
 def p_imp(i: float, i_th: float, theta: float = -10.0) -> float:
-    """P_imp (Synera section 4.2): the probability that a chunk of mean importance `i` is verified."""
+    """Return P_imp (Synera section 4.2): the probability that a chunk of mean importance `i` is verified."""
     if i > i_th:
         return 1.0
     half = i_th / 2.0
@@ -186,7 +186,7 @@ def p_imp(i: float, i_th: float, theta: float = -10.0) -> float:
 
 
 def checked_share(value: float, name: str) -> float:
-    """`value`, where it is in [0, 1].
+    """Return `value` if it is in [0, 1].
 
     Raises:
         InvalidOption: it is not.
@@ -197,6 +197,6 @@ def checked_share(value: float, name: str) -> float:
 
 
 def _draws(seed: int, place: int) -> tuple[float, float]:
-    """The numbers of this place: one for the coarse filter, one for the fine one."""
+    """Return the random numbers of this place: one for the coarse filter, one for the fine one."""
     row = uniforms(seed, place, 1, Purpose.GATE)[0]
     return float(row[0]), float(row[1])

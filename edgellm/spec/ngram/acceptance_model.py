@@ -1,8 +1,8 @@
-"""How likely a retrieved token is to be accepted, learned from what became of earlier ones.
+"""The chance that a retrieved token is accepted, learned from the verdicts on earlier ones.
 
 A token's evidence is which sources offer it and which offer another, how many tokens before it were matched, how often
-it follows there, and whether it goes on with a word: within a word a copy is nearly sure to go on, at its end it often
-leaves. It is looked up for every token that is offered, so it is one number.
+it follows there, and whether it continues a word: within a word a copy is nearly sure to go on, at its end it often
+deviates. Evidence is looked up for every token that is offered, so it is one number.
 """
 
 from __future__ import annotations
@@ -10,50 +10,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 DEEP = 8
-"""Matches of so many tokens and more are one kind."""
+"""Matches of this many tokens and more are one kind."""
 WEIGHT = 2.0
-"""Tries that the opinion of a coarser kind is worth."""
+"""Tries that the chance of a coarser kind counts for."""
 FADES = 400.0
 """Tries of one kind that are remembered; then old ones count less."""
 TRUSTED = 16.0
-"""Tokens as expected that new chances are worth."""
+"""Tokens, all as expected, that new chances start with."""
 RECALLED = 0.98
-"""What a draft counts for the next one in how far chances are trusted."""
+"""Weight of a draft after each later one in the trust in chances."""
 
 _OFTEN, _DEEP, _AGREE, _DIFFER = 1, 3, 7, 15  # the bit at which each begins; bit 0: within a word
-_MIDDLE = (1 << _DIFFER) - 1  # all but who differs
-_COARSE = _MIDDLE & ~((1 << _AGREE) - 1) | 1  # who agrees, and whether it is within a word
+_MIDDLE = (1 << _DIFFER) - 1  # all but the sources that differ
+_COARSE = _MIDDLE & ~((1 << _AGREE) - 1) | 1  # the sources that agree, and whether it is within a word
 
 
 def evidence(agree: int, differ: int, matched: int, share: float, inside: bool) -> int:
-    """What speaks for a token. `agree`, `differ`: bit masks of the sources (eight at most) that offer it, and of those
-    that offer another one; the rest as in `Offer`."""
+    """Return a token's evidence as one number. `agree`, `differ`: bit masks of the sources (eight at most) that
+    offer it, and of those that offer another token; the rest as in `Offer`."""
     often = 2 if share > 0.8 else 1 if share > 0.4 else 0
     deep = min(DEEP, matched)
     return differ << _DIFFER | agree << _AGREE | deep << _DEEP | often << _OFTEN | inside
 
 
 def agrees(kind: int) -> int:
-    """The bit mask of the sources that offer a token, of its evidence."""
+    """Return the bit mask of the sources that offer a token, from its evidence."""
     return (kind & _MIDDLE) >> _AGREE
 
 
 class Chances:
-    """Running acceptance by kind of evidence; kinds that were seldom seen lean on coarser ones."""
+    """Running acceptance by kind of evidence; rarely seen kinds fall back on coarser ones."""
 
     def __init__(self, priors: Sequence[float]) -> None:
-        """`priors[i]` is the chance of a token that only source i offers, before anything was seen."""
+        """Start from `priors[i]`, the chance of a token that only source i offers, before anything was seen."""
         self._priors = tuple(priors)
         self._unseen: dict[int, float] = {}  # chances before anything was seen
-        self._coarse: dict[int, list[float]] = {}  # hits and tries, as in the next two
+        self._coarse: dict[int, list[float]] = {}  # hits and tries, as in the next two dictionaries
         self._middle: dict[int, list[float]] = {}
         self._fine: dict[int, list[float]] = {}
-        self._now: dict[int, float] = {}  # chances that were asked for since something was learned
-        self._expected = self._came = TRUSTED  # tokens of drafts that were expected, and that came
+        self._now: dict[int, float] = {}  # cache of chances since something was last learned
+        self._expected = self._came = TRUSTED  # drafted tokens that were expected to be accepted, and that were
 
     def of(self, kind: int) -> float:
-        """The chance in (0, 1) that the verifier accepts a token of such evidence, where it has accepted those before
-        it."""
+        """Return the chance in (0, 1) that the verifier accepts a token of this kind, given that it has accepted
+        those before it."""
         now = self._now.get(kind)
         if now is not None:
             return now
@@ -69,13 +69,13 @@ class Chances:
 
     @property
     def trust(self) -> float:
-        """What came of each expected token of the drafts of late, at most 1. The likeliest of several offers is the one
-        whose chance is estimated too high, more often than not; and where one fails the next ones do."""
+        """Return how many tokens were accepted per expected token of recent drafts, at most 1. The likeliest of
+        several offers tends to be the one whose chance is overestimated; and where one token fails the next ones do."""
         return min(1.0, self._came / self._expected)
 
     def judged(self, expected: float, came: int) -> None:
-        """A draft of which so many tokens were expected had so many accepted; where there was none, what is held
-        against drafts fades."""
+        """Learn from a draft of which `expected` tokens were expected and `came` accepted; without a draft, distrust
+        fades."""
         if not expected:
             self._came += (1.0 - RECALLED) * (self._expected - self._came)
             return
@@ -83,7 +83,7 @@ class Chances:
         self._came = RECALLED * self._came + came
 
     def learn(self, kind: int, accepted: bool) -> None:
-        """What became of such a token."""
+        """Learn whether a token of this kind was accepted."""
         self._now.clear()
         for seen, key in ((self._coarse, kind & _COARSE), (self._middle, kind & _MIDDLE), (self._fine, kind)):
             known = seen.get(key)

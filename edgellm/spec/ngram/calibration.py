@@ -1,7 +1,7 @@
-"""In-context distribution calibration: what the model itself expects behind each token of the context (CoordGen, 3.3).
+"""In-context distribution calibration: the model's own expectations behind each token of the context (CoordGen, 3.3).
 
-While the prompt is prefilled the model says at every position what it expects next. What it wrote down there is closer
-to what it will write than the context's own words are.
+While the prompt is prefilled the model predicts the next token at every position. These predictions are closer to what
+it will write than the context's own words are.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Calibration:
     """
 
     def __init__(self, context: ContextIndex, owns: bool = False) -> None:
-        """`context` says where the reply's end occurs; it is a source of its own, which comes first, or this one `owns`
-        it."""
+        """Use `context` to find where the reply's end occurs; it is a source of its own, which comes first, or this
+        source `owns` it."""
         self._context, self._owns = context, owns
         self._ids: list[list[int]] = []
         self._probs: list[list[float]] = []
@@ -46,7 +46,7 @@ class Calibration:
         self._prompt: Sequence[int] = ()
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Keeps what is known of positions that `prompt` begins with, as a cache does."""
+        """Keep what is known of the positions that `prompt` shares with the last one, as a cache does."""
         if self._owns:
             self._context.begin(prompt)
         same = common_prefix(np.asarray(self._prompt, np.int32), np.asarray(prompt, np.int32))
@@ -57,7 +57,7 @@ class Calibration:
             self._places.setdefault(token, []).append(at)
 
     def expect(self, expected: Expected) -> None:
-        """What the model says behind the prompt's positions; they come in order, and may come again."""
+        """Take in the model's predictions behind the prompt's positions; they come in order, and may come again."""
         missing = expected.start - len(self._ids)
         if missing < 0:
             del self._ids[expected.start :], self._probs[expected.start :]
@@ -67,7 +67,7 @@ class Calibration:
         self._probs += expected.probs.tolist()
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The tree is of the prompt; only where it is read from moves on."""
+        """Extend the context with `tokens`, if this source owns it; the tree stays that of the prompt."""
         if self._owns:
             self._context.extend(tokens)
 
@@ -80,13 +80,14 @@ class Calibration:
         return CalibratedCursor(self, automaton.end[state] if matched else -1, matched)
 
     def at(self, place: int) -> tuple[int, float]:
-        """The token expected behind `place`, and its probability; (-1, 0) where nothing likely is known."""
+        """Return the token expected behind `place`, and its probability; (-1, 0) if nothing likely is known."""
         if not 0 <= place < len(self._ids) or not self._ids[place] or self._probs[place][0] < FLOOR:
             return -1, 0.0
         return self._ids[place][0], self._probs[place][0]
 
     def search(self, place: int, token: int) -> int:
-        """Where `token` occurs in the prompt: right behind `place`, else next behind it, else first; -1: nowhere."""
+        """Return where `token` occurs in the prompt: right behind `place`, else next behind it, else first; -1 if
+        nowhere."""
         places = self._places.get(token)
         if places is None:
             return -1
@@ -94,8 +95,8 @@ class Calibration:
         return places[next_one] if next_one < len(places) else places[0]
 
     def tree(self, place: int, depth: int) -> tuple[CalibratedNode, ...]:
-        """The tree behind `place`, `depth` tokens deep: every token expected there above the floor, the likeliest
-        first."""
+        """Return the tree behind `place`, `depth` tokens deep: every token expected there above the floor, the
+        likeliest first."""
         if depth <= 0 or not 0 <= place < len(self._ids):
             return ()
         likely = [
@@ -109,7 +110,7 @@ class Calibration:
 
 
 class CalibratedCursor:
-    """Reads the branch of the tree on which each token is the likeliest."""
+    """A cursor on the branch of the tree on which each token is the likeliest."""
 
     __slots__ = ("_calibration", "_matched", "_place")
 

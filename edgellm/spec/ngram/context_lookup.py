@@ -1,4 +1,4 @@
-"""What followed the same words before: the context's word on what a small model drafts.
+"""Precedents: what followed the same words before in the context, to check a small model's drafts against.
 
 A small model knows how an answer goes on, and hesitates at the name, the number or the time that stands in the
 question. There what followed the same words before is right more often than its own first guess.
@@ -18,12 +18,12 @@ from edgellm.spec.types import NO_IDS, Chunk, Ids, Verdict
 MATCHED = 2
 """Tokens that a precedent has to have matched to count against the model; one alone is hardly ever right."""
 _STEPS = tuple(step / 20.0 for step in range(1, 20))
-_LEAST = 0.1  # of the tokens that are taken from the context; fewer more right ones than that are chance
+_LEAST = 0.1  # of the tokens taken from the context; a smaller gain in right ones is chance
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A token at which the context said another one than the model: how sure the model was, and who was right."""
+    """A token at which the context differed from the model: how sure the model was, and which of them was right."""
 
     confidence: float
     drafted: bool
@@ -31,13 +31,13 @@ class Seen:
 
 
 class ContextLookup:
-    """Of one text: a prompt, and the reply to it so far."""
+    """A lookup in one text: a prompt, and the reply to it so far."""
 
     def __init__(self, prompt: Ids) -> None:
-        """Of the reply to `prompt` (n,)."""
+        """Begin with `prompt` (n,)."""
         self._context = ContextIndex()
         self._context.begin(prompt.tolist())
-        self._tail = NO_IDS  # of the last prefix, behind what is indexed
+        self._tail = NO_IDS  # the part of the last prefix that is not indexed
 
     def cursor(self, prefix: Ids, stands: bool = True) -> Cursor:
         """Return a cursor at the end of `prefix` (n,), which begins with the prompt.
@@ -57,7 +57,7 @@ class ContextLookup:
 
 
 def differed(chunk: Chunk, verdict: Verdict) -> list[Seen]:
-    """Where the context said another token than the model drafted, of what the verifier has judged."""
+    """Return the judged tokens at which the context differed from the model's draft."""
     heard = chunk.precedent
     if heard is None:
         return []
@@ -71,7 +71,8 @@ def differed(chunk: Chunk, verdict: Verdict) -> list[Seen]:
 
 
 def hesitation(seen: Sequence[Seen]) -> float:
-    """The confidence below which a model does better to take what the context says, in steps; 0.0 where it never does.
+    """Return the confidence below which a model does better to take the context's token, in steps; 0.0 if it never
+    does.
 
     That is where the context is right more often than the model, over all that is less sure.
     """

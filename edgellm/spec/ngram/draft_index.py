@@ -1,4 +1,4 @@
-"""What retrieval remembers from reply to reply, and the drafters that it makes of that."""
+"""The memory of retrieval from reply to reply, and the drafters built on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgellm.spec.params import SOURCES
 
 PRIORS = {"context": 0.35, "history": 0.5, "analogy": 0.5, "calibration": 0.3, "reuse": 0.4}
 MOST_TOKENS = 60_000
-"""Of past conversations that are searched: what takes a few tenths of a second to index."""
+"""Tokens of past conversations that are searched: they take a few tenths of a second to index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class PastConversation:
 
 
 def recent(talks: list[PastConversation]) -> list[PastConversation]:
-    """All of them; where they are more than MOST_TOKENS together, the latest, which are about half as many."""
+    """Return all conversations; if they are more than MOST_TOKENS together, only the latest, about half as many
+    tokens."""
     if sum(map(_size, talks)) <= MOST_TOKENS:
         return talks
     kept = 0
@@ -43,7 +44,8 @@ def recent(talks: list[PastConversation]) -> list[PastConversation]:
 
 
 class Memory:
-    """Of one verifier. It serves one reply at a time; who comes meanwhile does without."""
+    """The retrieval memory of one verifier. It serves one reply at a time; replies that begin meanwhile do without
+    it."""
 
     def __init__(
         self,
@@ -53,9 +55,9 @@ class Memory:
         is_eog: Callable[[int], bool],
         length: LengthRule | None = None,
     ) -> None:
-        """`sources` of `SOURCES`; `inside` says whether a token goes on with the word before it, `is_eog` whether it
-        ends the turn. `length` chooses how much is drafted, by default as much as pays by `curve`.
-        """
+        """Retrieve from `sources`, some of `SOURCES`; `inside` says whether a token continues the word before it,
+        `is_eog` whether it ends the turn. `length` chooses how much is drafted, by default as much as pays by
+        `curve`."""
         self._names = [name for name in SOURCES if name in set(sources)]
         self._inside, self._is_eog = inside, is_eog
         self._context = ContextIndex()
@@ -95,26 +97,26 @@ class Memory:
         )
 
     def give(self) -> None:
-        """The reply is over."""
+        """Give the memory back after a reply."""
         self._busy.release()
 
     @property
     def remembers(self) -> bool:
-        """Whether past conversations are searched at all."""
+        """Return whether past conversations are searched at all."""
         return "history" in self._names or "analogy" in self._names
 
     @property
     def tokens(self) -> int:
-        """Of past conversations that are kept."""
+        """Return how many tokens of past conversations are kept."""
         return sum(map(_size, (*self._talks, *self._new)))
 
     def add(self, talk: PastConversation) -> None:
-        """A conversation is over; it is searched from the next reply on."""
+        """Remember a conversation that is over; it is searched from the next reply on."""
         self._new = recent([*self._new, talk])
         self.rounds.ended(len(talk.reply))
 
     def settle(self) -> None:
-        """Makes what is new ready to be searched, now that nobody waits for it; not while a reply has it."""
+        """Index new conversations now, while no reply waits for it; do nothing while a reply uses the memory."""
         if self._busy.acquire(blocking=False):
             try:
                 self._index()
@@ -122,7 +124,7 @@ class Memory:
                 self._busy.release()
 
     def _index(self) -> None:
-        """Takes up what is new; where that makes it too much, the older half is forgotten."""
+        """Index new conversations; if that makes them too many, forget the older half."""
         new, self._new = self._new, []
         known, self._talks = len(self._talks) + len(new), recent([*self._talks, *new])
         if len(self._talks) < known:

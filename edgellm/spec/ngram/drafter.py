@@ -22,13 +22,14 @@ from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Expected, Ids, Round
 
 HOPELESS = 0.02
 Candidate: TypeAlias = tuple[int, float, int]
-"""A token, its chance, and what speaks for it (`evidence`)."""
+"""A token, its chance, and its `evidence`."""
 Options: TypeAlias = list[list[Candidate]]
-"""What is offered for one place after another, the likeliest first."""
+"""The candidates for one place after another, the likeliest first."""
 
 
 class RetrievalDrafter(Drafter, Suggestions):
-    """Drafts what the sources offer: of several tokens the likeliest, as long as that pays by the cost curve."""
+    """A drafter that copies what the sources offer: in each place the likeliest token, for as long as that pays by
+    the cost curve."""
 
     def __init__(
         self,
@@ -43,23 +44,26 @@ class RetrievalDrafter(Drafter, Suggestions):
         looks: Looks | None = None,
         calibration: Calibration | None = None,
     ) -> None:
-        """`sources` by name, in the order of the priors of `chances`; `reuse` and `calibration` are among them where
-        they are wanted. `inside` says whether a token goes on with the word before it, `is_eog` whether it ends the
-        turn. A draft ends where its next token would be reached and accepted with less than `hopeless`. Without `looks`
-        it looks every time.
-        """
+        """Draft from `sources`, by name, in the order of the priors of `chances`; `reuse` and `calibration` are
+        among them where they are wanted. `inside` says whether a token continues the word before it, `is_eog`
+        whether it ends the turn. A draft ends where its next token would be reached and accepted with a chance below
+        `hopeless`. Without `looks` every proposal looks for something to copy."""
         self._sources = tuple(sources.values())
         self._chances, self._length, self._inside, self._is_eog = chances, length, inside, is_eog
         self._reuse, self._calibration, self._hopeless = reuse, calibration, hopeless
         self._looks = looks
-        self._looked = -1.0  # seconds that the last look took; below 0: there was none
+        self._looked = -1.0  # seconds of the last lookup; below 0: there was none
         self._known = 0  # tokens of the text that the sources know
-        self._options: Options = []  # of the last draft, from place `_from` of its chunk on
+        self._options: Options = []  # options of the last draft, from place `_from` of its chunk on
         self._from = 0
-        self._found: tuple[int, list[int], list[float]] = 0, [], []  # behind a text of that length, by the last draft
+        self._found: tuple[int, list[int], list[float]] = (
+            0,
+            [],
+            [],
+        )  # the last draft: length of the text before it, tokens, chances
         self._first = True  # no verdict of the reply has come yet
         self.copied = dict.fromkeys(sources, 0)
-        """Of the reply, by source: accepted tokens that it offered."""
+        """Accepted tokens of the reply by the source that offered them."""
 
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`."""
@@ -73,9 +77,8 @@ class RetrievalDrafter(Drafter, Suggestions):
             self._looks.begin()
 
     def propose(self, state: GenerationState, gamma: int, *, instead: tuple[float, float] | None = None) -> Chunk:
-        """See `Drafter.propose`. `instead` is what an empty chunk leads to: tokens, and seconds for them; None: the
-        verifier's next token.
-        """
+        """See `Drafter.propose`. `instead` is the result of an empty chunk: tokens, and seconds for them; None: the
+        verifier's next token."""
         self._from = 0
         if self._looks is None:
             return self._draft(state, gamma, instead)
@@ -103,21 +106,20 @@ class RetrievalDrafter(Drafter, Suggestions):
         return Chunk(np.array(ids[:n], dtype=np.int32), confidence, retrieved=True, reason=reason)
 
     def pays(self, usual: tuple[float, float]) -> bool:
-        """Whether tokens, and seconds for them, are better than a decode without drafts."""
+        """Return whether `usual`, tokens and seconds for them, is better than a decode without drafts."""
         return self._length.pays(usual)
 
     def worth(self, survives: Sequence[float]) -> int:
-        """How many tokens of another draft pay, where the first i + 1 are accepted with the chance `survives[i]`."""
+        """Return how many tokens of another draft pay, if the first i + 1 are accepted with chance `survives[i]`."""
         return self._length.more(0, survives)
 
     def floors(self) -> list[float]:
-        """With less chance to survive, no token in that place of another draft pays."""
+        """Return for each place of another draft the chance to survive below which no token there pays."""
         return self._length.floors()
 
     def behind(self, chunk: Chunk, gamma: int, alive: float) -> Chunk:
-        """`chunk`, which another drafter wrote for the prefix that `draft` was asked about last, with what may be
-        copied behind it, up to `gamma` tokens in all; unchanged where nothing pays. It survives with chance `alive`.
-        """
+        """Return `chunk`, which another drafter wrote for the prefix of the last `propose`, extended by what may be
+        copied behind it, up to `gamma` tokens in all; unchanged if nothing pays. It survives with chance `alive`."""
         n = len(chunk)
         if alive < self._hopeless or self._is_eog(int(chunk.ids[-1])):
             return chunk
@@ -139,7 +141,7 @@ class RetrievalDrafter(Drafter, Suggestions):
         )
 
     def _read(self, prefix: Ids) -> None:
-        """Tells the sources what stands in the reply now."""
+        """Tell the sources about the reply's new tokens."""
         if len(prefix) > self._known:
             new = prefix[self._known :].tolist()
             for source in self._sources:
@@ -174,10 +176,10 @@ class RetrievalDrafter(Drafter, Suggestions):
     def _retrieve(
         self, most: int, drafted: Sequence[int] = (), alive: float = 1.0, floors: Sequence[float] | None = None
     ) -> tuple[list[int], list[float], Options]:
-        """Up to `most` tokens behind the reply and `drafted`, which is accepted with the chance `alive`; for each the
-        chance that it and all before it are accepted; and all that was offered in their places, and the next one. None
-        is sought where it could not pay, but for the first; with `floors`, what each needs to survive, that neither.
-        """
+        """Return up to `most` tokens behind the reply and `drafted`, which is accepted with chance `alive`; for each
+        the chance that it and all before it are accepted; and all candidates for their places and the next one.
+        Except for the first, tokens that cannot pay are not sought; with `floors`, the chance that each needs to
+        survive, that holds for the first too."""
         cursors = [
             (1 << place, cursor)
             for place, source in enumerate(self._sources)
@@ -207,7 +209,7 @@ class RetrievalDrafter(Drafter, Suggestions):
         return ids, survives, offered
 
     def _offers(self, cursors: Sequence[tuple[int, Cursor]]) -> list[Candidate]:
-        """The tokens that are offered, the likeliest first. Each cursor comes with its source's bit."""
+        """Return the tokens that are offered, the likeliest first. Each cursor comes with its source's bit."""
         offers: dict[int, tuple[int, int, float]] = {}
         everybody = 0
         for bit, cursor in cursors:
@@ -234,7 +236,7 @@ class RetrievalDrafter(Drafter, Suggestions):
         return found
 
     def observe(self, state: GenerationState, turn: Round, *, shared: bool = False) -> None:  # noqa: ARG002
-        """See `Drafter.observe`. `shared`: another drafter has used some of the round's time, even where its draft was
+        """See `Drafter.observe`. `shared`: another drafter has used some of the round's time, even if its draft was
         dropped."""
         if turn.verdict is None:
             return
@@ -242,15 +244,15 @@ class RetrievalDrafter(Drafter, Suggestions):
         began = perf_counter()
         n, accepted = len(chunk), verdict.accepted
         first, self._first = self._first, False
-        if not first:  # whose time is the prompt's
+        if not first:  # the first round's time includes the prompt's
             drafts = None if shared or (n and not chunk.retrieved) else n
             self._length.learn(drafts, accepted + len(verdict.tokens), seconds)
             if self._looks is not None:
                 self._looks.passed(seconds)
         if chunk.retrieved or not n:
             self._chances.judged(float(chunk.confidence.sum()) / self._chances.trust, accepted)
-        copied = 0 if chunk.retrieved else n - chunk.tail  # from which place on
-        # Whatever was offered for a place is learned of, drafted or not: that costs nothing, and favours nothing.
+        copied = 0 if chunk.retrieved else n - chunk.tail  # the place from which on tokens were copied
+        # Learn from every offer for a place, drafted or not: that costs nothing, and avoids bias.
         truth = [*chunk.ids[:accepted].tolist(), *verdict.tokens[:1].tolist()]
         for at, (right, offered) in enumerate(zip(truth[self._from :], self._options, strict=False), self._from):
             for token, _, kind in offered:

@@ -1,4 +1,4 @@
-"""Draft reuse: what of a rejected draft may still come (CoordGen, 3.4 and equation 3)."""
+"""Draft reuse: the part of a rejected draft that may still come (CoordGen, 3.4 and equation 3)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ LIFETIME = 3
 
 
 def plausible_segment(plausible: Sequence[bool], rejected: int) -> tuple[int, int]:
-    """The longest run of plausible drafted tokens from place `rejected` on, as (begin, end); of equals the first.
+    """Return the longest run of plausible drafted tokens from place `rejected` on, as (begin, end); of equals the
+    first.
 
     Equation 3: every token in it has at least the threshold's probability under the model. Empty: nothing is plausible.
     """
@@ -33,7 +34,7 @@ class Reuse:
     """
 
     def __init__(self, inside: Callable[[int], bool]) -> None:
-        """`inside` says whether a token goes on with the word before it."""
+        """Create the source; `inside` says whether a token continues the word before it."""
         self._inside = inside
         self._rest: list[int] = []
         self._rounds = 0
@@ -43,23 +44,26 @@ class Reuse:
         self._rest = []
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """What of the segment stands now is no longer to come."""
+        """Drop the tokens of the segment that stand now."""
         rest = self._rest
-        for token in tokens[-1:] if self._fresh else tokens:  # what stands before the correction is not of it
+        for token in (
+            tokens[-1:] if self._fresh else tokens
+        ):  # tokens before the correction do not belong to the segment
             if rest and rest[0] == token:
                 del rest[0]
                 self._rounds = 0
         self._fresh = False
 
     def rejected(self, draft: Sequence[int], accepted: int, plausible: Sequence[bool] | None) -> None:
-        """Of `draft` the first `accepted` tokens stand; `plausible` says of each whether the model thinks it likely."""
+        """Take in that the first `accepted` tokens of `draft` stand; `plausible` says for each whether the model
+        finds it likely."""
         if accepted >= len(draft):
             self._rounds += 1
             if self._rounds >= LIFETIME:
                 self._rest = []
             return
         begin, end = (accepted, len(draft)) if plausible is None else plausible_segment(plausible, accepted)
-        begin = max(begin, accepted + 1)  # that place is the correction's
+        begin = max(begin, accepted + 1)  # the place `accepted` belongs to the correction
         while begin < end and self._inside(draft[begin]):
             begin += 1  # the rest of the word that was rejected
         if begin < end:
@@ -74,7 +78,7 @@ class Reuse:
 
 
 class ReuseCursor:
-    """Offers the segment until it is drafted; what others draft before it does not end it."""
+    """A cursor that offers the segment until it is drafted; tokens of other sources in between do not end it."""
 
     __slots__ = ("_at", "_rest")
 
@@ -84,7 +88,7 @@ class ReuseCursor:
     def offer(self) -> Offer:
         if self._at >= len(self._rest):
             return NOTHING
-        return self._rest[self._at], self._at + 1, 1.0  # the correction stands in the place of one
+        return self._rest[self._at], self._at + 1, 1.0  # the correction stands in place of one token
 
     def advance(self, token: int) -> None:
         if self._at < len(self._rest) and token == self._rest[self._at]:

@@ -1,4 +1,4 @@
-"""Where retrieved drafts come from: the context with the reply so far, and past conversations (CoordGen, 3.1)."""
+"""Sources of retrieved drafts: the context with the reply so far, and past conversations (CoordGen, 3.1)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Cursor(Protocol):
     def offer(self) -> Offer: ...
 
     def advance(self, token: int) -> None:
-        """`token` is drafted, by this source or another."""
+        """Move on over `token`, which this source or another has drafted."""
         ...
 
 
@@ -41,28 +41,29 @@ SILENT = Silent()
 
 
 class DraftSource(Protocol):
-    """One place where drafts come from, for one reply at a time."""
+    """A source of drafts, for one reply at a time."""
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """A reply to `prompt` begins."""
+        """Begin with a reply to `prompt`."""
         ...
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """`tokens` stand in the reply now."""
+        """Take in `tokens`, which stand in the reply now."""
         ...
 
     def cursor(self) -> Cursor:
-        """From the end of the reply on."""
+        """Return a cursor at the end of the reply."""
         ...
 
 
 class AutomatonCursor:
-    """Reads the likeliest continuation of the longest match; where that ends, of a shorter one."""
+    """A cursor on the likeliest continuation of the longest match; where that ends, of a shorter one."""
 
     __slots__ = ("_automaton", "_matched", "_offered", "_open", "_state", "_to")
 
     def __init__(self, automaton: SuffixAutomaton, state: int, matched: int, open_end: int = 0) -> None:
-        """`open_end`: 1 where the match is also the end of what is indexed, which nothing follows yet."""
+        """Start from `state`; `open_end` is 1 if the match is also the end of the indexed text, which nothing
+        follows yet."""
         self._automaton, self._state, self._matched, self._open = automaton, state, matched, open_end
         self._offered, self._to = -1, (0, 0)  # and where that token leads
 
@@ -88,7 +89,7 @@ class AutomatonCursor:
 
 
 class ContextIndex:
-    """The prompt and the reply so far. A prompt that goes on from the last text is not indexed anew."""
+    """The prompt and the reply so far. A prompt that continues the last text is not indexed again."""
 
     def __init__(self) -> None:
         self.automaton = SuffixAutomaton()
@@ -110,7 +111,7 @@ class ContextIndex:
 
 
 TAIL = 16
-"""Tokens of a prompt that go before a reply into the history: an ending that was asked before leads to its reply."""
+"""Tokens of a prompt that go before a reply into the history: a prompt with the same ending leads to that reply."""
 
 
 class HistoryIndex:
@@ -121,7 +122,7 @@ class HistoryIndex:
         self._state, self._matched = ROOT, 0
 
     def add(self, prompt: Sequence[int], reply: Sequence[int]) -> None:
-        """A conversation is over."""
+        """Index a conversation that is over."""
         self.automaton.extend([*prompt[-TAIL:], *reply, PART])
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -135,7 +136,7 @@ class HistoryIndex:
 
     @property
     def match(self) -> tuple[int, int]:
-        """The longest end of the reply that occurs in the past: its state, and its length."""
+        """Return the state and the length of the longest end of the reply that occurs in the past."""
         return self._state, self._matched
 
     def cursor(self) -> Cursor:

@@ -1,7 +1,7 @@
 """A suffix automaton over token ids, grown token by token, with counts (Blumer et al. 1985; CoordGen, section 4.1).
 
-Each state stands for the substrings that end at the same places. From the state of the longest suffix of the text that
-occurs in what was indexed, the transitions are what has followed it, and their counts say how often.
+Each state stands for the substrings that end at the same places. From the state of the longest suffix of a text that
+occurs in the indexed tokens, the transitions are the tokens that have followed it, and their counts say how often.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ number no longer matters, and the bound keeps a token's work constant."""
 
 
 class SuffixAutomaton:
-    """Amortised constant work a token, and at most two states for each.
+    """A suffix automaton with amortised constant work per token, and at most two states for each.
 
     Nearly every state has one way on, which lies in two flat arrays; only the others have a dictionary for the rest.
     """
@@ -26,20 +26,20 @@ class SuffixAutomaton:
 
     def __init__(self) -> None:
         self.length = array("i", [0])
-        """Of the longest substring of each state."""
+        """Length of the longest substring of each state."""
         self.link = array("i", [_NONE])
-        """The state of each one's longest suffix that occurs in more places."""
+        """For each state the state of its longest suffix that occurs in more places."""
         self.count = array("i", [0])
-        """In how many places the substrings of each state occur."""
+        """Number of places where the substrings of each state occur."""
         self.end = array("i", [_NONE])
-        """Where they end first: the place of their last token."""
-        self._first = array("i", [_NONE])  # a token by which a state was left first, and where that leads
+        """For each state where its substrings end first: the place of their last token."""
+        self._first = array("i", [_NONE])  # the token by which a state was left first (`_to`: its target)
         self._to = array("i", [_NONE])
         self._more: dict[int, dict[int, int]] = {}
         self._last = ROOT
 
     def __len__(self) -> int:
-        """Tokens indexed."""
+        """Return the number of tokens indexed."""
         return self.length[self._last]
 
     @property
@@ -47,7 +47,7 @@ class SuffixAutomaton:
         return len(self.length)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Indexes `tokens` behind what is there. Ids are not negative."""
+        """Index `tokens` behind those already indexed. Ids are not negative."""
         for token in tokens:
             self._append(token)
 
@@ -86,7 +86,8 @@ class SuffixAutomaton:
         self._counted(new)
 
     def _clone(self, state: int, token: int, target: int) -> int:
-        """Splits from `target` what is reached over `state`: it occurs in more places now than the rest."""
+        """Split from `target` the part that is reached from `state`, which occurs in more places now than the rest;
+        return it."""
         length, link, first, to, more = self.length, self.link, self._first, self._to, self._more
         clone = len(length)
         length.append(length[state] + 1)
@@ -120,18 +121,19 @@ class SuffixAutomaton:
 
     @property
     def seen(self) -> int:
-        """The state of the longest end of what is indexed that occurs earlier too."""
+        """Return the state of the longest suffix of the indexed tokens that also occurs earlier."""
         return max(ROOT, self.link[self._last])
 
     def step(self, state: int, token: int) -> int:
-        """Where `token` leads from `state`; -1: it has never followed."""
+        """Return the state that `token` leads to from `state`; -1 if it has never followed."""
         if self._first[state] == token:
             return self._to[state]
         others = self._more.get(state)
         return _NONE if others is None else others.get(token, _NONE)
 
     def follow(self, state: int, matched: int, token: int) -> tuple[int, int]:
-        """From the longest match of a text, (state, length), to that of the text with `token` behind it."""
+        """Return the longest match (state, length) of a text with `token` behind it, from the text's own longest
+        match."""
         while (to := self.step(state, token)) == _NONE:
             if state == ROOT:
                 return ROOT, 0
@@ -140,8 +142,8 @@ class SuffixAutomaton:
         return to, matched + 1
 
     def likeliest(self, state: int) -> tuple[int, int, int]:
-        """The token that has followed most often (of equals, the one that did so first): itself, where it leads, and
-        how often; (-1, -1, 0) at the end of all that was indexed."""
+        """Return the token that has followed most often (of equals, the first to follow), the state it leads to, and
+        how often; (-1, -1, 0) at the end of all indexed tokens."""
         token, to = self._first[state], self._to[state]
         if token == _NONE:
             return _NONE, _NONE, 0
@@ -153,7 +155,7 @@ class SuffixAutomaton:
         return token, to, most
 
     def others(self, state: int) -> dict[int, int]:
-        """All that has followed: token to state."""
+        """Return all tokens that have followed: token to state."""
         token = self._first[state]
         return {} if token == _NONE else {token: self._to[state], **self._more.get(state, _EMPTY)}
 

@@ -1,8 +1,8 @@
 """Drafts by analogy: the reply to a similar prompt, with what it copied from there copied from here.
 
-A reply to "… meet at the castle? Nelly" is like the one to "… meet at the ferry? Agnes" but for what each took from its
-prompt. Of every past reply it is known which tokens were copied, and what stood before and behind them in its prompt;
-where the same stands in this prompt is what takes their place. Suffix matching alone loses the thread at every name.
+A reply to "… meet at the castle? Nelly" is like the one to "… meet at the ferry? Agnes" but for words each took from
+its prompt. For every past reply it is known which tokens were copied, and what stood before and behind them in its
+prompt; the words in the same surroundings here take their place. Suffix matching alone loses the thread at every name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import pairwise
 from edgellm.spec.ngram.sources import NOTHING, SILENT, Cursor, Offer
 
 COMMON = 16
-"""A pair of tokens that more past prompts have says nothing about which of them is similar."""
+"""A pair of tokens that occurs in more past prompts than this says nothing about which of them is similar."""
 LOOK = 4
 """Tokens before a copied run that are compared."""
 _END = -1
@@ -23,8 +23,9 @@ _END = -1
 
 @dataclass(frozen=True, slots=True)
 class PastReply:
-    """A conversation: `origins[i]` is where in `prompt` the run that token i of `reply` belongs to was copied from, and
-    how many tokens of it are still to come, this one included; (-1, 1) for a token of the reply's own."""
+    """A past conversation: `origins[i]` is where in `prompt` the run that token i of `reply` belongs to was copied
+    from, and how many tokens of the run are still to come, this one included; (-1, 1) for a token of the reply's
+    own."""
 
     prompt: tuple[int, ...]
     reply: tuple[int, ...]
@@ -32,7 +33,7 @@ class PastReply:
 
 
 def origins(prompt: Sequence[int], reply: Sequence[int]) -> list[tuple[int, int]]:
-    """Which tokens of `reply` were copied from `prompt`, as `PastReply` has them: always the longest run."""
+    """Return which tokens of `reply` were copied from `prompt`, as `PastReply` has them: always the longest run."""
     places: dict[int, list[int]] = {}
     for at, token in enumerate(prompt):
         places.setdefault(token, []).append(at)
@@ -61,7 +62,7 @@ class Analogy:
         self.thread: Thread | None = None
 
     def add(self, prompt: Sequence[int], reply: Sequence[int]) -> None:
-        """A conversation is over."""
+        """Remember a conversation that is over."""
         for pair in set(pairwise(prompt)):
             self._having.setdefault(pair, []).append(len(self._past))
         self._past.append(PastReply(tuple(prompt), tuple(reply), tuple(origins(prompt, reply))))
@@ -90,7 +91,7 @@ class Analogy:
 
 
 class Thread:
-    """Where a past reply is being followed, and where in the prompt a run is being copied."""
+    """A position in the past reply that is followed, and in the prompt's run that is being copied."""
 
     __slots__ = ("_alikes", "_at", "_copied", "_followed", "_past", "_places", "_prompt", "_resume")
 
@@ -98,8 +99,8 @@ class Thread:
         self, past: PastReply, prompt: list[int], places: dict[int, list[int]], alikes: dict[int, int] | None = None
     ) -> None:
         self._past, self._prompt, self._places = past, prompt, places
-        self._alikes: dict[int, int] = {} if alikes is None else alikes  # what was looked up, for all copies
-        self._at = 0  # of the past reply; -1: it is over
+        self._alikes: dict[int, int] = {} if alikes is None else alikes  # cache of `_alike`, shared by all copies
+        self._at = 0  # place in the past reply; -1: it is over
         self._copied = _END  # the place in the prompt that is copied next
         self._resume = 0  # where the past reply goes on behind the run
         self._followed = 0
@@ -111,7 +112,7 @@ class Thread:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will be offered."""
+        """Return whether nothing more will be offered."""
         return self._at < 0
 
     def offer(self) -> Offer:
@@ -132,7 +133,7 @@ class Thread:
         return self._prompt[place] if place >= 0 else past.reply[self._at]
 
     def _over(self) -> bool:
-        """Whether the run that is copied ends here, as the past one did: with the token that stood behind that one."""
+        """Return whether the copied run ends here, as the past one did: with the token that stood behind that run."""
         past = self._past
         place, left = past.origins[self._at]
         behind = place + left
@@ -140,7 +141,8 @@ class Thread:
         return here >= len(self._prompt) or (behind < len(past.prompt) and self._prompt[here] == past.prompt[behind])
 
     def _alike(self, at: int) -> int:
-        """Where in this prompt stands what the run at `at` is in the past one; -1: nowhere, or it is no run."""
+        """Return where the counterpart of the past run at `at` is in this prompt; -1 if nowhere, or if there is no
+        run at `at`."""
         known = self._alikes.get(at)
         if known is None:
             known = self._alikes[at] = self._look_for(at)
@@ -199,7 +201,8 @@ class Thread:
             self._elsewhere(token)
 
     def _elsewhere(self, token: int) -> None:
-        """The reply took another token: a run from another place, or words of its own."""
+        """Follow a token that differs from the past reply: into a run from another place, or words of the reply's
+        own."""
         places = self._places.get(token)
         self._followed = 0
         if places and self._past.origins[self._at][0] >= 0:
