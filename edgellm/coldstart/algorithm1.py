@@ -1,4 +1,4 @@
-"""The paper's Algorithm 1 with its three slips mended, and every plan tried: what the fast planner is held against.
+"""The paper's Algorithm 1 with its three slips mended, and a brute-force search: references for the fast planner.
 
 As printed, line 16 checks the memory of layers i to j where i + 1 to j are meant, line 6 leaves out equation 30's
 check, and line 22 compares with the cost of all L layers instead of the cost of the first j.
@@ -19,12 +19,12 @@ MOST = 2**27
 
 
 def algorithm1(task: Task) -> tuple[float, Cut] | None:
-    """The least T and its plan; None where the devices together cannot hold the layers.
+    """Return the least T and its plan; None if the devices together cannot hold the layers.
 
     DP(S, j, d): the least time until the first j layers are done on the devices S, the last of them on d (4.1). In
     O(K^2 L^2 2^K), so for some ten devices; i and d' are looped over by numpy.
 
-    Raises `InvalidOption` where that would take minutes.
+    Raises `InvalidOption` if that would take minutes.
     """
     k, n = task.devices, task.layers
     if (k * n) ** 2 << k > MOST * 64:
@@ -53,7 +53,7 @@ def algorithm1(task: Task) -> tuple[float, Cut] | None:
 
 
 def _best(task: Task, dp: np.ndarray, path: np.ndarray) -> tuple[float, Cut] | None:
-    """The last line of the table, and the way back through it (4.4); and all layers on one device, counted once."""
+    """Return the best of the table's last row, traced back (4.4), and the single devices, a tied head counted once."""
     n, k = task.layers, task.devices
     s, d = (int(at) for at in np.unravel_index(dp[:, n, :].argmin(), (1 << k, k)))
     found: list[tuple[float, Cut]] = []
@@ -69,7 +69,7 @@ def _best(task: Task, dp: np.ndarray, path: np.ndarray) -> tuple[float, Cut] | N
 
 
 def _stages(task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """Alone and compute seconds of the layers i to j - 1 on each device, infinite where they do not fit."""
+    """Return stand-alone and compute seconds of layers i to j - 1 on each device, infinite where they do not fit."""
     k, n = task.devices, task.layers
     own, comp = np.full((k, n + 1, n + 1), np.inf), np.full((k, n + 1, n + 1), np.inf)
     for d in range(k):
@@ -85,12 +85,12 @@ def _stages(task: Task) -> tuple[np.ndarray, np.ndarray]:
 
 
 def brute_force(task: Task) -> tuple[float, Cut] | None:
-    """The best of all plans there are. For three or four devices and some ten layers."""
+    """Return the best of all plans. For three or four devices and some ten layers."""
     return min(((makespan(task, cut), cut) for cut in every_plan(task)), default=None)
 
 
 def every_plan(task: Task) -> Iterator[Cut]:
-    """Every plan that fits: each order of each choice of devices, with each way to cut the layers between them."""
+    """Yield every plan that fits: each order of each choice of devices, with each way to cut the layers."""
     for stages in range(1, min(task.devices, task.layers) + 1):
         for order in permutations(range(task.devices), stages):
             for ends in combinations(range(1, task.layers), stages - 1):

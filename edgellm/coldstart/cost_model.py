@@ -28,7 +28,7 @@ class TransformerShape:
                 raise InvalidOption(f"{name} of the model is {getattr(self, name)}.", "Give a number above 0.")
 
     def flops(self, tokens: float, context: float | None = None) -> float:
-        """W_l: for one layer and `tokens` tokens that look at `context` ones (themselves, where not given), eq. 1-3."""
+        """Return W_l: FLOPs of a layer for `tokens` tokens that attend to `context` (default `tokens`), eq. 1-3."""
         context = tokens if context is None else context
         attention = (
             4 * tokens * self.d_head * (self.d_model * self.heads + self.d_model * self.kv_heads + context * self.heads)
@@ -36,12 +36,12 @@ class TransformerShape:
         return attention + 6 * tokens * self.d_model * self.d_ff
 
     def activation(self, tokens: float) -> float:
-        """A_l: bytes that go from layer to layer, as 16-bit floats, equation 4."""
+        """Return A_l: bytes that go from layer to layer, as 16-bit floats, equation 4."""
         return 2 * tokens * self.d_model
 
     @property
     def weights(self) -> float:
-        """P_l: bytes of one layer, equations 5-7 (where two bytes a weight are within the 4 and the 6)."""
+        """P_l: bytes of one layer, equations 5-7 (whose factors 4 and 6 include two bytes per weight)."""
         attention = 4 * self.d_model * self.d_head * (self.heads + self.kv_heads)
         return (attention + 6 * self.d_model * self.d_ff) * self.bytes_per_weight / 2.0
 
@@ -53,13 +53,13 @@ class TransformerShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """A model to be planned: its shape, and what it really weighs.
+    """A model to be planned: its shape and its real sizes.
 
     `layer_bytes` and `cache_bytes`, (L,): weights of each layer, and its keys and values for one token. `embedding`
-    comes to the first layer and `head` to the last, in bytes; a `tied` head is the embedding once more, so that a
-    device which holds all layers needs it once. `head_flops`: for the one row of which a token is chosen.
+    is added to the first layer and `head` to the last, in bytes; a `tied` head is the embedding again, so a device that
+    holds all layers needs it once. `head_flops`: for the one row from which a token is chosen.
 
-    Raises `InvalidOption` where the lengths differ.
+    Raises `InvalidOption` if the lengths differ.
     """
 
     name: str
@@ -78,7 +78,7 @@ class ModelCosts:
 
     @staticmethod
     def of(shape: TransformerShape, name: str = "", cached: bool = True) -> ModelCosts:
-        """Equal layers, no embedding and no head, as in the paper; which counts no cache either (equation 22)."""
+        """Return equal layers, no embedding and no head, as in the paper, which has no cache either (equation 22)."""
         many = shape.layers
         return ModelCosts(name, shape, (shape.weights,) * many, (shape.cache if cached else 0.0,) * many)
 

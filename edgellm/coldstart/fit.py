@@ -16,24 +16,24 @@ _LEAST, _MOST = 1e-4, 5.0  # b: from a device that is at its best at some 10,000
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """c(t) = peak (1 - e^(-bt)): the product of c* and `a` in equations 8 and 9, which speeds alone cannot tell apart,
-    in FLOP/s. `worst` is the largest distance of a measured speed from it, as a share of that speed."""
+    """The curve c(t) = peak (1 - e^(-bt)). `peak`, in FLOP/s, is the product of c* and `a` in equations 8 and 9, which
+    speeds alone cannot tell apart; `worst` is the largest distance of a measured speed from the curve, as a share."""
 
     peak: float
     b: float
     worst: float
 
     def speed(self, tokens: float) -> float:
-        """FLOP/s for a pass over so many tokens."""
+        """Return the FLOP/s of a pass over `tokens` tokens."""
         return float(self.peak * -np.expm1(-self.b * tokens))
 
 
 def fit_utilisation(tokens: Sequence[int], speeds: Sequence[float]) -> Utilisation:
-    """The curve with the least sum of squared relative errors. For each b of a fine grid the best peak is known:
+    """Return the curve with the least sum of squared relative errors. For each b of a fine grid the best peak is known:
     with g = 1 - e^(-bt), it is sum(g/c) / sum(g²/c²).
 
     Raises:
-        InvalidOption: no speeds, or some that are none.
+        InvalidOption: there are no speeds, or some are not positive numbers.
     """
     t, c = np.asarray(tokens, dtype=float), np.asarray(speeds, dtype=float)
     if not len(t) or t.shape != c.shape or not (np.isfinite(c).all() and (c > 0.0).all() and (t > 0.0).all()):
@@ -51,7 +51,7 @@ def fit_utilisation(tokens: Sequence[int], speeds: Sequence[float]) -> Utilisati
 
 
 def _errors(grid: Floats, t: Floats, c: Floats) -> Floats:
-    """For each b of the grid, (n,), the least sum of squared relative errors."""
+    """Return the least sum of squared relative errors for each b of the grid, (n,)."""
     share = -np.expm1(-np.outer(grid, t)) / c
     peak = share.sum(1) / (share**2).sum(1)
     return np.asarray(((peak[:, None] * share - 1.0) ** 2).sum(1))

@@ -15,8 +15,8 @@ from edgellm.errors import InvalidOption
 @dataclass(frozen=True, slots=True)
 class Device:
     """One device (psi_k): peak FLOP/s and the two constants of its utilisation, bytes/s of disk, bytes of memory for
-    the model, bits/s to and from the access point, seconds that every sending takes on its side, and bytes/s at
-    which weights are read while it decodes: where that is 0, U(1) says how long a token takes.
+    the model, bits/s to and from the access point, seconds of latency that each transfer has on its side, and bytes/s
+    at which weights are read while it decodes: if that is 0, a token's time follows from U(1).
 
     Raises `InvalidOption` for a number that is not above 0, or a utilisation above 1.
     """
@@ -44,23 +44,23 @@ class Device:
                 raise InvalidOption(f"{field} of the device {self.name} is {getattr(self, field)}.", "Give 0 or more.")
 
     def utilisation(self, tokens: float) -> float:
-        """U(t) = a (1 - e^(-b t)), equation 8."""
+        """Return U(t) = a (1 - e^(-b t)), equation 8."""
         return self.util_a * -math.expm1(-self.util_b * tokens)
 
     def speed(self, tokens: float) -> float:
-        """c_k, FLOP/s for a pass over so many tokens, equation 9."""
+        """Return c_k, the FLOP/s of a pass over `tokens` tokens, equation 9."""
         return self.flops * self.utilisation(tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """From one device to another: bits/s, and seconds before the first of them arrives."""
+    """A link from one device to another: bits/s, and seconds until the first bit arrives."""
 
     rate: float
     latency: float = 0.0
 
     def seconds(self, size: float) -> float:
-        """For `size` bytes, equation 20."""
+        """Return the seconds to send `size` bytes, equation 20."""
         return self.latency + 8.0 * size / self.rate
 
 
@@ -84,7 +84,7 @@ class Radio:
         return _ratio(self.gain_at_reference) * math.pow(self.distance / self.reference, -self.exponent)
 
     def rate(self, power: float) -> float:
-        """bits/s at a power in dBm: Shannon's bound, and what of it is reached (equations 10 and 11)."""
+        """Return the bits/s at a power in dBm: Shannon's bound times the efficiency (equations 10 and 11)."""
         noise = 1e-3 * _ratio(self.noise) * self.bandwidth
         signal = 1e-3 * _ratio(power) * self.gain
         return self.efficiency * self.bandwidth * math.log2(1.0 + signal / noise)
@@ -107,7 +107,8 @@ Links = Mapping[tuple[str, str], Link]
 
 
 def sending(devices: Sequence[Device], size: float, links: Links | None = None) -> Floats:
-    """Seconds to send `size` bytes from the row's device to the column's, (K, K), through the access point."""
+    """Return the seconds to send `size` bytes from the row's device to the column's, (K, K): over a measured link, or
+    else through the access point."""
     found = np.zeros((len(devices), len(devices)))
     for i, one in enumerate(devices):
         for j, other in enumerate(devices):

@@ -1,4 +1,4 @@
-"""The plan: which device holds which layers, what that takes beside the other ways, why, and what to do."""
+"""The plan: which device holds which layers, its times next to those of other ways, the reasons, and the advice."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WORTH = 0.05
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """What one device does: its layers, and when, in seconds from the request.
+    """The part of one device: its layers, and its times in seconds from the request.
 
     It loads until `load_s`, waits `wait_s` for its predecessor (equation 24), is sent its input in `network_s`, which
     is over at `received_s`, computes for `compute_s` and is done at `finish_s`. `size` are the bytes of its layers.
@@ -53,14 +53,14 @@ class PlannedStage:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for a script: the layers as `first_layer` and `last_layer`, counted from 1, both included."""
+        """Return the stage for a script: layers as `first_layer` and `last_layer`, counted from 1, both included."""
         fields = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         del fields["layers"]
         return {"first_layer": self.layers.start + 1, "last_layer": self.layers.stop, **fields}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Return what `to_json` was called on."""
+        """Return the stage from which `to_json` made `found`."""
         fields = dict(found)
         return cls(layers=LayerRange(fields.pop("first_layer") - 1, fields.pop("last_layer")), **fields)
 
@@ -79,7 +79,7 @@ class Way:
         return len(self.stages) == 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for a script."""
+        """Return the way for a script."""
         return {
             "stages": [stage.to_json() for stage in self.stages],
             "ttft_s": self.ttft_s, "token_s": self.token_s, "reply_s": self.reply_s,
@@ -88,7 +88,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The best way, proved so within `gap` (a share; 0 where it is `optimal`), and others, None where they do not fit.
+    """The best way, proved so within `gap` (a share; 0 if it is `optimal`), and others, None where they do not fit.
 
     `warm_single`: the best single device that has the model loaded already. `unused`: why each device that is left out
     is left out.
@@ -108,12 +108,12 @@ class Plan:
     objective: Objective
 
     def seconds(self, way: Way) -> float:
-        """Of a way, what was to be least."""
+        """Return the time of a way that the plan's objective minimises."""
         return way.reply_s if self.objective == "reply" else way.ttft_s
 
     @property
     def advised(self) -> Way:
-        """What the advice says to use: the best way, or a device alone where a split would save next to nothing."""
+        """The way that the advice recommends: the best one, or a single device if a split saves next to nothing."""
         alone = self.best_single
         if self.way.alone or alone is None or self.seconds(self.way) < (1.0 - WORTH) * self.seconds(alone):
             return self.way
@@ -125,15 +125,15 @@ def plan(
     overlap: Overlap = "streamed", links: Links | None = None, stop: Stop = never, cold: bool = True,
     kept: Mapping[str, LayersOnDevice] | None = None, reserved: float = 0.0,
 ) -> Plan:  # fmt: skip
-    """Which device should hold which layers.
+    """Plan which device should hold which layers.
 
-    `ttft`: the first token comes soonest (the paper). `reply`: the last of `tokens_out` does; with `cold` False on
-    devices that have their layers loaded. `stop` is asked now and then whether to give up with the best plan so far.
-    With `kept`, what each device has by name, nothing is used that is not there, and nothing loaded again that is
-    loaded. `reserved`: as for `task_of`.
+    The objective `ttft` minimises the time to the first token (the paper), `reply` the time to the last of
+    `tokens_out`. With `cold` False, the devices have their layers loaded. `stop` is called now and then: whether to
+    give up with the best plan so far. With `kept`, the layers that each device has, by its name, the plan uses only
+    layers where they are, and loads no loaded layer again. `reserved`: as for `task_of`.
 
-    Raises `InvalidOption` for options that make no sense, and `PlanImpossible` where the devices together do not hold
-    the model.
+    Raises `InvalidOption` for options that make no sense, and `PlanImpossible` if the devices together do not hold the
+    model.
     """
     if objective not in OBJECTIVES:
         raise InvalidOption(f"There is no objective named {objective!r}.", f"Choose from {', '.join(OBJECTIVES)}.")
@@ -171,7 +171,7 @@ def foreseen(
     devices: Sequence[Device], model: ModelCosts, cut: Cut, tokens_in: int, tokens_out: int, *,
     overlap: Overlap = "streamed", links: Links | None = None, cold: bool = True,
 ) -> Way:  # fmt: skip
-    """What a reply takes with the layers as `cut` says, whether or not that is a good plan.
+    """Return the times of a reply with the layers divided as in `cut`, whether or not that is a good plan.
 
     Raises InvalidOption for numbers that make no sense."""
     task = task_of(devices, model, tokens_in, tokens_out, overlap, links)
@@ -183,7 +183,7 @@ def _score(objective: Objective) -> Callable[[Way], float]:
 
 
 def _best(task: Task, further: int, stop: Stop) -> Found | None:
-    """The fastest split, or a device alone where that is as fast: a tied head is then kept once."""
+    """Return the fastest plan: a split, or a single device, which keeps a tied head once."""
     return quickest(task, further, stop) if further else fastest(task, stop)
 
 
@@ -206,7 +206,7 @@ def _way(devices: Sequence[Device], model: ModelCosts, task: Task, further: int,
 
 
 def _why(task: Task, span: StageTimes, at: int, stages: int) -> str:
-    """What settles how much a stage holds, the one at place `at` of so many."""
+    """Return what limits the size of a stage, the one at place `at` of `stages`."""
     if stages == 1:
         return "holds everything"
     start, stop = span.layers.start, span.layers.stop
@@ -227,7 +227,7 @@ def _reason(found: Found) -> str:
 def _unused(
     devices: Sequence[Device], task: Task, found: Found, kept: Mapping[str, LayersOnDevice] | None
 ) -> tuple[tuple[str, str], ...]:
-    """Why each device that is left out is left out."""
+    """Return the reason for each device that is left out."""
     reasons = []
     for at in sorted(set(range(len(devices))) - {device for device, _ in found.cut}):
         has = LayersOnDevice() if kept is None else kept.get(devices[at].name, LayersOnDevice(frozenset()))
@@ -243,7 +243,7 @@ def _unused(
 
 
 def _not_there(devices: Sequence[Device], task: Task, kept: Mapping[str, LayersOnDevice]) -> PlanImpossible:
-    """The devices could hold the model, and do not hold enough of it."""
+    """Return the error for devices that could hold the model, but do not have enough of its layers."""
     listed = []
     for device, room in zip(devices, task.room, strict=True):
         disk = kept.get(device.name, LayersOnDevice(frozenset())).disk
@@ -271,13 +271,13 @@ def _too_big(devices: Sequence[Device], task: Task) -> PlanImpossible:
 
 
 def told(seconds: float) -> str:
-    """Seconds for a reader: 2.50 s, 91.7 ms."""
+    """Format seconds for a reader: 2.50 s, 91.7 ms."""
     return f"{seconds:.2f} s" if seconds >= 0.1 or seconds == 0.0 else f"{seconds * 1e3:.1f} ms"
 
 
 def whole_reply(best: Way, others: Sequence[Way], tokens: int, score: Callable[[Way], float]) -> str:
-    """Return what to say where the way that is advised for the first token takes longer to the end of a reply of so
-    many `tokens` than another way does; empty where it does not."""
+    """Return a hint if the advised way takes longer to the end of a reply of `tokens` tokens than another way; else an
+    empty string."""
     single = min((way for way in others if way.alone), key=score, default=best)
     advised = best if best.alone or score(best) < (1.0 - WORTH) * score(single) else single
     sooner = min((best, *others), key=lambda way: way.reply_s)
@@ -291,7 +291,7 @@ def whole_reply(best: Way, others: Sequence[Way], tokens: int, score: Callable[[
 
 
 def advice(best: Way, single: Way | None, other: Way | None, loaded: Way | None, score: Callable[[Way], float]) -> str:
-    """What to do, and why, in a sentence or two."""
+    """Return what to do, and why, in a sentence or two."""
     taken = score(best)
     if best.alone:
         name = best.stages[0].device

@@ -1,4 +1,4 @@
-"""The fast exact planner: the least time to the first token, and the proof that there is none less."""
+"""The fast exact planner: the least time to the first token, and the proof that no plan is faster."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MARGIN = 1e-8
 WIDTHS = (100, 1000, None)
 """Labels that a pass follows: narrow passes find good plans, the last one looks everywhere."""
 NEAR = 1e-2
-"""As near to each other, as a share, the first passes bring what is found and what is not."""
+"""The gap, as a share of T, to which the first passes bring the best plan found and the limit at which none was."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best plan found, what it takes, and what no plan undercuts (by more than a hundred millionth), in seconds."""
+    """The best plan found, its seconds, and a lower bound for all plans (to within a hundred millionth)."""
 
     cut: Cut
     seconds: float
@@ -34,7 +34,7 @@ class Found:
 
     @property
     def gap(self) -> float:
-        """By what share it might be better, at most."""
+        """The largest share by which another plan might be faster."""
         return 0.0 if self.optimal else 1.0 - self.floor / self.seconds
 
 
@@ -43,10 +43,11 @@ def never() -> bool:
 
 
 def fastest(task: Task, stop: Stop = never) -> Found | None:
-    """The plan of least T (equation 23), with its proof; None where the devices together do not hold the layers.
+    """Return the plan of least T (equation 23), with its proof; None if the devices together do not hold the layers.
 
-    Is there a plan a little better than the best one known? If so, that is the best one known; if not, and nothing was
-    left out, it is the optimum. `stop` is asked every few milliseconds whether to give up with what there is.
+    Each pass searches for a plan a little better than the best one known. If there is one, it becomes the best known;
+    if there is none, and the search was complete, the best known plan is the optimum. `stop` is called every few
+    milliseconds: whether to give up with the best plan so far.
     """
     tables = Tables(task)
     orders, search, columns = Orders(tables), Search(tables), Columns.of(tables)
@@ -77,7 +78,7 @@ def fastest(task: Task, stop: Stop = never) -> Found | None:
 
 
 def _any(search: Search, columns: Columns) -> tuple[float, Cut] | None:
-    """Some plan that fits, where none suggests itself: memories may be so tight that unlike layers are hard to pack."""
+    """Search for any plan that fits, if no warm start does: unlike layers are hard to pack into tight memories."""
     task = search.tables.task
     late = float(task.load.sum() + task.compute.sum() + task.send.sum())
     bound = Bound(columns, late)
@@ -89,7 +90,7 @@ def _any(search: Search, columns: Columns) -> tuple[float, Cut] | None:
 
 
 def floor(columns: Columns, layers: int, high: float) -> float:
-    """A T that no plan undercuts: where the prices leave no room for all layers. At most `high`."""
+    """Return a lower bound on T: below it, the prices leave no room for all layers. At most `high`."""
     for _ in range(3):
         until = high + columns.spared
         moments, price = prices(columns, until)

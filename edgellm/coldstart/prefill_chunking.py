@@ -15,7 +15,7 @@ from edgellm.coldstart.hardware import Device, Links, sending
 from edgellm.coldstart.problem import Cut
 
 SIZES = (256, 128, 64, 32)
-"""Tokens of a part that are tried. More at once would not be computed faster by a layer."""
+"""Tokens per part that are tried. A layer would not compute longer parts any faster."""
 
 
 _EQUAL = 1.01
@@ -39,7 +39,7 @@ def choose(
     cold: bool = True,
     links: Links | None = None,
 ) -> PrefillChunks:
-    """The parts with which the first token is there soonest; of those that are about equal the longest."""
+    """Return the size of parts with the least time to the first token; of sizes about equal, the longest."""
     found = {size: first_token(devices, model, cut, tokens_in, size, cold=cold, links=links) for size in SIZES}
     least = min(found.values())
     best, longest = next(size for size in SIZES if found[size] <= _EQUAL * least), found[SIZES[0]]
@@ -53,7 +53,7 @@ def first_token(
     devices: Sequence[Device], model: ModelCosts, cut: Cut, tokens_in: int, size: int, *, cold: bool = True,
     links: Links | None = None,
 ) -> float:  # fmt: skip
-    """Seconds from the request until the last stage has computed the last part."""
+    """Return the seconds from the request until the last stage has computed the last part."""
     parts = [min(size, tokens_in - at) for at in range(0, tokens_in, size)]
     arrive = [0.0] * len(parts)
     first, sender = 0, None
@@ -75,7 +75,7 @@ def first_token(
 
 
 def _stage(arrive: Sequence[float], there: Sequence[float], work: Sequence[float]) -> list[float]:
-    """When each part leaves a stage whose layers are `there` at these moments; `work` is for a layer, by part."""
+    """Return when each part leaves a stage whose layers are loaded at `there`; `work`: seconds per layer, by part."""
     at, since, now = [0] * len(arrive), list(arrive), 0.0
     left = set(range(len(arrive)))
     while left:
@@ -90,12 +90,12 @@ def _stage(arrive: Sequence[float], there: Sequence[float], work: Sequence[float
 
 
 def _free(part: int, at: Sequence[int]) -> bool:
-    """Whether the part before has left the layer that this one comes to."""
+    """Return whether the part before has left the layer that this part needs next."""
     return part == 0 or at[part - 1] > at[part]
 
 
 def _loads(device: Device, model: ModelCosts, first: int, count: int, cold: bool) -> list[float]:
-    """When each layer of a stage is loaded (equation 19)."""
+    """Return when each layer of a stage is loaded (equation 19)."""
     found, total = [], 0.0
     for layer in range(first, first + count):
         weights = model.layer_bytes[layer] + model.embedding * (layer == 0)
@@ -106,5 +106,5 @@ def _loads(device: Device, model: ModelCosts, first: int, count: int, cold: bool
 
 
 def _layer(device: Device, model: ModelCosts, tokens: int, context: int) -> float:
-    """Seconds for one layer (equation 21), for tokens that look at `context` ones."""
+    """Return the seconds for one layer (equation 21), for tokens that attend to `context` tokens."""
     return float(model.shape.flops(tokens, context)) / device.speed(tokens)

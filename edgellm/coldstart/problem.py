@@ -28,11 +28,11 @@ class Task:
     the column's. `need`, (L,): bytes that a layer takes of a device's memory; `room`, (K,): bytes that a device has for
     layers. Embedding and head belong to the first and the last layer.
 
-    `step`, (K, L), and `hop`, (K, K): the same as `compute` and `send` for one decoded token; zeros where nobody asks.
+    `step`, (K, L), and `hop`, (K, K): the same as `compute` and `send` for one decoded token; zeros if not needed.
     `alone_load`, (K,), and `alone_need`: seconds and bytes for all layers on one device, where that is less than their
     sum (a head tied to the embedding is kept once).
 
-    Raises `InvalidOption` where the shapes differ, or a number is negative or none.
+    Raises `InvalidOption` if the shapes differ, or a number is negative or not finite.
     """
 
     load: Floats
@@ -90,7 +90,7 @@ def uniform(
     load: Sequence[float], compute: Sequence[float], cap: Sequence[int], send: npt.ArrayLike, layers: int,
     overlap: Overlap = "paper",
 ) -> Task:  # fmt: skip
-    """A task of equal layers: seconds for one of them on each device, and how many of them each device holds."""
+    """Return a task of equal layers, from the seconds for a layer on each device, and the layers that each can hold."""
     one = np.ones(layers)
     return Task(
         np.outer(load, one),
@@ -108,11 +108,11 @@ Cut = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """When a stage does what, in seconds from the request (equations 17-21, 24).
+    """The times of a stage, in seconds from the request (equations 17-21, 24).
 
-    The stage holds `layers`, loads until `load`, has its input at `received`,
-    of which `network` seconds were the sending, and is done at `finish`; `compute` is the work alone. `wait` is what
-    it stood idle between its own load and its predecessor's output (equation 24).
+    The stage holds `layers`, loads until `load`, has its input at `received`, after a transfer of `network` seconds,
+    and is done at `finish`; `compute` is the work alone. `wait` is the idle time between its own load and its
+    predecessor's output (equation 24).
     """
 
     device: int
@@ -126,7 +126,7 @@ class StageTimes:
 
 
 def timeline(task: Task, cut: Cut) -> tuple[StageTimes, ...]:
-    """What each stage does when; the only place where that is worked out. `cut` covers the task's layers in order."""
+    """Return the times of each stage; the only place where they are computed. `cut` covers the layers in order."""
     spans: list[StageTimes] = []
     first, before, sender = 0, 0.0, None
     for device, count in cut:
@@ -159,9 +159,9 @@ def timeline(task: Task, cut: Cut) -> tuple[StageTimes, ...]:
 
 
 def streamed(load: Floats, compute: Floats, whole: float) -> float:
-    """When a device is done that computes each layer once it is loaded and the layers before it are computed.
+    """Return when a device is done that computes each layer once it is loaded and the layers before it are computed.
 
-    Loading is serial, so layer l is there after all loads up to its own, and it and what follows it is computed behind
+    Loading is serial, so layer l is there after all loads up to its own, and it and all later layers are computed after
     that. `whole` is the time of all loads.
     """
     there = np.minimum(np.cumsum(load), whole)
@@ -170,12 +170,12 @@ def streamed(load: Floats, compute: Floats, whole: float) -> float:
 
 
 def makespan(task: Task, cut: Cut) -> float:
-    """T of equation 23: when the last stage is done."""
+    """Return T of equation 23: when the last stage is done."""
     return timeline(task, cut)[-1].finish
 
 
 def per_token(task: Task, cut: Cut) -> float:
-    """Seconds from one decoded token to the next: every stage, every hop, and the last hop, back to the first stage."""
+    """Return the seconds from one decoded token to the next: all stages and hops, also the one back to the first."""
     first, total = 0, 0.0
     for at, (device, count) in enumerate(cut):
         total += float(task.step[device, first : first + count].sum())
@@ -186,7 +186,7 @@ def per_token(task: Task, cut: Cut) -> float:
 
 
 def fits(task: Task, cut: Cut) -> bool:
-    """Whether every stage fits its device's memory (equation 22), no device is used twice, and no layer is left."""
+    """Return whether each stage fits its device's memory (equation 22), with no device used twice and no layer left."""
     first = 0
     for device, count in cut:
         taken = task.need[first : first + count].sum() if len(cut) > 1 else task.alone_need

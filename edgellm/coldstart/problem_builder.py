@@ -17,7 +17,7 @@ from edgellm.errors import InvalidOption
 
 @dataclass(frozen=True, slots=True)
 class LayersOnDevice:
-    """What a device has of a model, layers counted from 0: on its `disk` (None: whatever is wanted of it), and loaded.
+    """The layers of a model that a device has, counted from 0: on its `disk` (None: any that it needs), and loaded.
 
     A device cannot load what is not on its disk, and need not load what is in its memory.
     """
@@ -30,11 +30,11 @@ def task_of(
     devices: Sequence[Device], model: ModelCosts, tokens_in: int, tokens_out: int = 0, overlap: Overlap = "streamed",
     links: Links | None = None, reserved: float = 0.0,
 ) -> Task:  # fmt: skip
-    """The task of answering a prompt of `tokens_in` tokens with `tokens_out`, the first of which ends the prefill.
+    """Return the task of answering `tokens_in` prompt tokens with `tokens_out`, the first of which ends the prefill.
 
-    `reserved`: bytes that a layer takes at least beside its weights, however short prompt and reply are.
+    `reserved`: the least bytes that a layer takes beside its weights, however short prompt and reply are.
 
-    Raises `InvalidOption` where there is no device, or a number of tokens makes no sense.
+    Raises `InvalidOption` if there is no device, or a number of tokens makes no sense.
     """
     if not devices:
         raise InvalidOption("There is no device to plan for.", "Give at least one.")
@@ -72,10 +72,10 @@ def task_of(
 def where_it_lies(
     task: Task, devices: Sequence[Device], model: ModelCosts, kept: Mapping[str, LayersOnDevice], further: int
 ) -> tuple[Task, float]:  # fmt: skip
-    """The task with the layers where they are, and seconds that no plan takes which uses what is there alone.
+    """Return the task with the layers where they are, and the seconds of penalty that a missing layer takes to load.
 
-    A layer that is not on a device takes that long to load there. `further`: tokens behind the first that count, too.
-    A device that is not `kept` has nothing. A device's memory is what it has beside the weights that are loaded.
+    A plan that uses only layers where they are takes less than the penalty. `further`: tokens after the first that
+    count, too. A device not in `kept` has no layers. A device's memory excludes the weights that are loaded.
     """
     beyond = 2.0 * float(task.load.sum() + task.compute.sum() + task.send.sum() + task.alone_load.sum()) + 1.0
     beyond += 2.0 * further * float(task.step.sum() + task.hop.sum())
@@ -94,7 +94,7 @@ def where_it_lies(
 
 
 def even(peak: npt.ArrayLike, task: Task) -> Cut | None:
-    """Equal parts for all devices, those of the highest `peak` (K,) first; None where one does not fit."""
+    """Return equal parts for all devices, those of the highest `peak` (K,) first; None if a part does not fit."""
     many = min(task.devices, task.layers)
     order = np.argsort(-np.asarray(peak), kind="stable")[:many].tolist()
     least, more = divmod(task.layers, many)
@@ -102,9 +102,9 @@ def even(peak: npt.ArrayLike, task: Task) -> Cut | None:
 
 
 def heuristic(speed: npt.ArrayLike, disk: npt.ArrayLike, task: Task) -> Cut | None:
-    """Parts by the harmonic mean of computing and disk speed, (K,), each as a share of the best; strongest first.
+    """Return parts by the harmonic mean of computing and disk speed, (K,), as shares of the best; strongest first.
 
-    Sizes are rounded up in that order. None where one does not fit.
+    Sizes are rounded up in that order. None if a part does not fit.
     """
     speed, disk = np.asarray(speed), np.asarray(disk)
     strength = 2.0 / (speed.max() / speed + disk.max() / disk)
@@ -118,14 +118,14 @@ def heuristic(speed: npt.ArrayLike, disk: npt.ArrayLike, task: Task) -> Cut | No
 
 
 def best_single(task: Task) -> Cut | None:
-    """All layers on the device that is done first, of those that can hold them; None where none can."""
+    """Put all layers on the device that is done first, of those that can hold them; return None if none can."""
     singles = [((device, task.layers),) for device in range(task.devices)]
     load = task.alone_load + task.compute.sum(1)
     return min((cut for cut in singles if fits(task, cut)), key=lambda cut: load[cut[0][0]], default=None)
 
 
 def ideal_single(peak: npt.ArrayLike, task: Task) -> Cut:
-    """All layers on the device of the highest peak, whatever its memory."""
+    """Put all layers on the device of the highest peak, whatever its memory."""
     return ((int(np.asarray(peak).argmax()), task.layers),)
 
 

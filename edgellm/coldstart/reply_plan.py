@@ -1,4 +1,4 @@
-"""The least time for a whole reply: the first token, and n times what each further one takes.
+"""The least time for a whole reply: the time to the first token, and n times that of each further token.
 
 Beyond the paper. A wide split loads quickly and then decodes slowly, so that the plan for the first token need not be
 the plan for the reply.
@@ -20,21 +20,21 @@ WIDTHS = (200, 5000, MOST)
 
 
 def seconds(task: Task, cut: Cut, further: int) -> float:
-    """Until the last of `further` tokens behind the first."""
+    """Return the seconds until the last of `further` tokens after the first."""
     return makespan(task, cut) + further * per_token(task, cut)
 
 
 def warm(task: Task) -> Task:
-    """The same task where every device has loaded its layers already."""
+    """Return the same task with every device's layers loaded already."""
     return replace(task, load=np.zeros_like(task.load), alone_load=np.zeros_like(task.alone_load))
 
 
 def quickest(task: Task, further: int, stop: Stop = never) -> Found | None:
-    """The plan whose whole reply is over first, with its proof; None where no plan fits.
+    """Return the plan whose whole reply ends first, with its proof; None if no plan fits.
 
     A search from the first stage to the last. A label is a beginning of a plan: (first device, set placed, last device,
-    layers done), the time t at which it is done, and the time D that it takes for one further token. Of two labels
-    alike in the former, (t, D) makes (t', D') needless if D <= D' and t + n D <= t' + n D'.
+    layers done), the time t at which it is done, and the time D that it takes for one further token. Of two labels that
+    agree in the first four, (t, D) dominates (t', D') if D <= D' and t + n D <= t' + n D'.
     """
     start = min(((seconds(task, cut, further), cut) for cut in _candidates(task, stop)), default=None)
     if start is None:
@@ -55,7 +55,7 @@ def quickest(task: Task, further: int, stop: Stop = never) -> Found | None:
 
 
 def _candidates(task: Task, stop: Stop) -> Iterator[Cut]:
-    """Single devices, and the fastest start on the few devices that decode best."""
+    """Yield the single devices, and the plans with the fastest first token on the few devices that decode best."""
     yield from (cut for device in range(task.devices) if fits(task, cut := ((device, task.layers),)))
     order = np.argsort(task.step.sum(1), kind="stable")
     for many in range(2, task.devices + 1):
@@ -101,10 +101,10 @@ class _Forward:
         self.rest = self._rest()
 
     def _rest(self) -> Floats:
-        """At the least, to compute the layers behind the first j once and decode with them n times, (2^K, L + 1).
+        """Return the least time to compute the layers after the first j and decode n times with them, (2^K, L + 1).
 
-        By the mask of devices that are placed. Each other device takes as many layers as it can hold, the cheapest
-        device first, each layer at its least cost there; and every device but one more that is needed is a hop more.
+        The rows are masks of placed devices. Each other device takes as many layers as it can hold, the cheapest device
+        first, each layer at its least cost there; and every further device that is needed adds a hop.
         """
         task, layers = self.task, np.arange(self.n + 1)
         cost = (task.compute + self.further * task.step).min(1)
@@ -116,17 +116,17 @@ class _Forward:
             filled = np.minimum(np.cumsum([0, *holds[free]]), self.n)
             paid = np.cumsum([0.0, *(np.diff(filled) * cost[free])])
             many = np.cumsum([0, *sorted(holds[free].tolist(), reverse=True)])
-            stages = np.searchsorted(many, layers)  # devices needed for so many layers
+            stages = np.searchsorted(many, layers)  # devices needed for each number of layers
             top = np.interp(layers, filled, paid) + self.further * self.hop * stages
             found[mask] = np.where(layers <= filled[-1], top, np.inf)[::-1]  # by the layers that are done
         return found
 
     def floor(self) -> float:
-        """What no reply undercuts."""
+        """Return a lower bound on the seconds of the whole reply."""
         return float(self.rest[0, 0]) - self.further * self.hop
 
     def within(self, limit: float, width: int, stop: Stop) -> tuple[Cut | None, bool]:
-        """A plan whose reply takes no longer than `limit`, and whether the search has looked everywhere."""
+        """Return a plan whose reply takes no longer than `limit`, if found, and whether the search was exhaustive."""
         everyone = np.arange(self.k)
         empty = np.zeros(0, dtype=np.int64)
         levels: list[_Labels] = []
@@ -150,7 +150,7 @@ class _Forward:
         return None, whole
 
     def _begun(self, limit: float) -> _Labels:
-        """A first stage of every device and size."""
+        """Return the labels of a first stage of every device and size."""
         nobody = np.zeros(self.k, dtype=np.int64)
         none = np.zeros(self.k)
         first = np.arange(self.k)
@@ -159,7 +159,7 @@ class _Forward:
         return _Labels(*(np.concatenate([getattr(m, f) for m in made]) for f in _Labels.__slots__))
 
     def _sized(self, labels: _Labels, label: Ints, device: int, limit: float, first: bool = False) -> _Labels:
-        """A stage of `device` behind each of the labels, of every size."""
+        """Return the labels with a stage of `device`, of every size, after each of the given ones."""
         label, count = (grid.reshape(-1) for grid in np.meshgrid(label, np.arange(1, self.n + 1), indexing="ij"))
         fit = labels.done[label] + count <= self.n
         label, count = label[fit], count[fit]
@@ -184,7 +184,7 @@ class _Forward:
         return _Labels(origin, placed, np.full(keep.size, device), end[keep], t[keep], d[keep], label, count[keep])
 
     def _back(self, labels: _Labels) -> Floats:
-        """The chosen token's way from the last device to the first."""
+        """Return the seconds of the chosen token's hop from the last device to the first."""
         return np.where(labels.first == labels.last, 0.0, self.task.hop[labels.last, labels.first])
 
     def _undominated(self, labels: _Labels) -> _Labels:

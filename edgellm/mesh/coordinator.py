@@ -1,7 +1,7 @@
-"""The coordinator of a mesh: opens the pipeline, and opens another over who is left when a device is gone.
+"""The coordinator of a mesh: opens the pipeline, and opens another over the remaining devices when one is gone.
 
-A stage that is lost takes its part of every session's cache with it. Nothing else: the text is here, so whoever waits
-for a verdict asks again, from the beginning, and the same verdict comes. No token can be lost or come twice.
+A lost stage takes its part of every session's cache with it, and nothing else: the text is here, so a session that
+waits for a verdict asks again, from the beginning, and gets the same verdict. No token can be lost or come twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgellm.mesh.runtime.pipeline import Pipeline, Seat
 from edgellm.spec.types import NO_IDS
 
 _log = logging.getLogger(__name__)
-_REVIVALS = 3  # of a device that comes back and is lost again, and of pipelines that nobody is blamed for
+_REVIVALS = 3  # of a device that comes back and is lost again, and of pipelines lost with no device at fault
 
 
 class Member(Protocol):
@@ -32,17 +32,17 @@ class Member(Protocol):
     def name(self) -> str: ...
 
     def able(self, model: str) -> Able:
-        """What it holds, now. Raises an EdgeError where it cannot be asked."""
+        """Return what the device holds now. Raise an EdgeError if it cannot be asked."""
         ...
 
     def seat(self) -> Seat:
-        """A new place for a stage."""
+        """Return a new seat for a stage."""
         ...
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One sequence in every stage's cache: what it holds, in the pipeline of which generation."""
+    """One sequence in every stage's cache: the tokens that it holds, and the generation of their pipeline."""
 
     held: Ids = field(default_factory=lambda: NO_IDS)
     generation: int = 0
@@ -60,10 +60,11 @@ class Mesh:
         *,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        """`work` is for the whole model: every stage gets its part. `tell` hears what changes, in words for people.
+        """Check the shares. `work` is for the whole model: every stage gets its part. `tell` is called with every
+        change, in words for people.
 
         Raises:
-            PlanImpossible: the shares are not the layers of the model in order, or of nobody among the members.
+            PlanImpossible: the shares are not the layers of the model in order, or one names no member.
         """
         self._members = {member.name: member for member in members}
         self.shares = tuple(shares)
@@ -81,10 +82,10 @@ class Mesh:
         check_shares(self.shares, work.n_layers, self._members)
 
     def pipeline(self) -> tuple[Pipeline, int]:
-        """The pipeline that is open, or a new one; and its generation.
+        """Return the open pipeline, or open a new one; and its generation.
 
         Raises:
-            PlanImpossible: who is left does not hold the model.
+            PlanImpossible: the remaining devices do not hold the model.
         """
         with self._lock:
             if self._closed:
@@ -98,15 +99,16 @@ class Mesh:
             return self._pipeline, self.generation
 
     def current(self) -> Pipeline | None:
-        """The pipeline, if one is open."""
+        """Return the pipeline, if one is open."""
         return self._pipeline
 
     def free(self) -> bool:
-        """Whether a sequence is left for another session."""
+        """Return whether a sequence is left for another session."""
         return not all(slot.taken for slot in self._slots)
 
     def slot(self, prompt: Ids) -> int | None:
-        """A sequence of the stages' caches for a session, that which begins most like `prompt`; None: all are taken."""
+        """Take the free sequence of the stages' caches that shares the longest prefix with `prompt`; None if all are
+        taken."""
         with self._lock:
             free = [at for at, slot in enumerate(self._slots) if not slot.taken]
             if not free:
@@ -116,24 +118,24 @@ class Mesh:
             return at
 
     def leave(self, slot: int) -> None:
-        """A session is over; what its sequence holds may serve another."""
+        """Free the sequence of a session that is over; its tokens may serve another session."""
         self._slots[slot].taken = False
 
     def held(self, slot: int, generation: int) -> Ids:
-        """The tokens that every stage's cache holds for a sequence, once what is on its way has been computed."""
+        """Return the tokens that every stage's cache will hold for a sequence, once the parcels sent are computed."""
         one = self._slots[slot]
         return one.held if one.generation == generation else NO_IDS
 
     def hold(self, slot: int, generation: int, ids: Ids) -> None:
-        """Notes what has been sent for a sequence."""
+        """Remember the tokens that have been sent for a sequence."""
         self._slots[slot].held, self._slots[slot].generation = ids, generation
 
     def proved(self) -> None:
-        """A verdict has come: whatever was lost before has been made up for."""
+        """Forget the losses counted so far: a verdict has come, so the pipeline has recovered."""
         self._revived.clear()
 
     def close(self) -> None:
-        """Lets all stages go."""
+        """Close the mesh, and release all stages."""
         with self._lock:
             self._closed = True
             if self._pipeline is not None:
@@ -141,13 +143,13 @@ class Mesh:
                 self._pipeline = None
 
     def _bury(self, pipeline: Pipeline) -> None:
-        """The pipeline has lost a stage: who is to blame is not counted on any more."""
+        """Close a pipeline that has lost a stage, and count the device at fault, if known, as lost."""
         name, gone = pipeline.gone or ("", None)
         pipeline.close()
         self._pipeline = None
         if gone is None:
             return
-        if pipeline.silent:  # where all rows pass through here, it is seen who does not give them back
+        if pipeline.silent:  # if all rows pass through this process, it can see which device does not return them
             self._direct = False
         self._revived[""] += 1
         if gone.blamed or (self._revived[""] > _REVIVALS and not pipeline.silent):
@@ -169,7 +171,8 @@ class Mesh:
         self._pipeline = Pipeline(stages, direct=self._direct)
 
     def _replanned(self) -> tuple[Share, ...]:
-        """The layers over who is left; over who was lost, too, if they are back and it takes them."""
+        """Return new shares over the remaining devices; if these cannot hold the model, also over lost ones that are
+        back."""
         able: list[Able] = []
         for name, member in self._members.items():
             if name not in self._lost:
@@ -208,7 +211,7 @@ class Mesh:
 
 
 def check_shares(shares: Sequence[Share], layers: int, names: Sequence[str] | dict[str, Member]) -> None:
-    """Raises PlanImpossible where the shares are not the layers of the model in order, each on a device of its own."""
+    """Raise PlanImpossible if the shares are not the layers of the model in order, each on a device of its own."""
     end = 0
     for share in shares:
         if share.name not in names:

@@ -1,5 +1,5 @@
-"""Brings to every device the layers that it needs and does not have: all devices at once, each as fast as it takes
-them, gone on with wherever a line was cut."""
+"""Copies to every device the layers that it needs and does not have: all devices at once, each as fast as it accepts
+them; an interrupted transfer is resumed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from edgellm.storage.layers.manifest import LayerPiece, Recipe, cut_piece, forge
 from edgellm.storage.layers.store import LayerStore, cut_layers
 
 ATTEMPTS = 6  # in a row without a single new byte
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 8.0  # seconds between two of them
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 8.0  # seconds between two attempts
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Layers for a worker; or for this device, where None."""
+    """Layers for a worker, or for this device if `worker` is None."""
 
     worker: Worker | None
     layers: LayerRange
@@ -37,9 +37,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """How far a part is: `arrived` of `total` bytes are there, `already` were there before, `sent` went over the line.
+    """The progress of a part: `arrived` of `total` bytes are there, `already` were before, `sent` went over the line.
 
-    `doing` is for people. `error`: why it has stopped for good. `done` comes last, with or without an error.
+    `doing` is for people. `error`: why the part has stopped for good. `done` is set last, with or without an error.
     """
 
     part: Part
@@ -67,10 +67,10 @@ def deploy(
     store: LayerStore | None = None,
     tell: Tell = lambda _moved: None,
 ) -> list[Moved]:
-    """Brings each part of `model` to its device; returns how each ended, in the same order.
+    """Copy each part of `model` to its device; return how each ended, in the same order.
 
-    `rate` bytes a second over all lines together at most, 0 for as fast as they are. `store` is this device's own.
-    `tell` hears of every step, from other threads. What fails on one device stops no other.
+    `rate` limits all lines together, in bytes per second; 0 is no limit. `store` is this device's own. `tell` is
+    called with every step, from other threads. A failure on one device does not stop the others.
 
     Raises:
         InvalidOption: the model has no such layers.
@@ -85,10 +85,10 @@ def deploy(
 
 
 def check_right(worker: Worker) -> None:
-    """Nothing of a model leaves for a device that may not copy models from here.
+    """Check that a worker's device may copy models from here.
 
     Raises:
-        NotPermitted: it may not.
+        NotPermitted: the device has no such right.
     """
     peer = worker.peer
     if peer is not None and Right.FILES not in peer.rights:
@@ -134,7 +134,7 @@ class _Bringing:
         await asyncio.to_thread(cut_layers, self._model, self._store, progress, part.layers)
 
     async def _there(self, worker: Worker, places: Sequence[int], state: _State) -> None:
-        """Again and again while it gets on; a device that is gone is given some time to come back."""
+        """Send the pieces, and try again as long as bytes arrive; a lost device is given some time to come back."""
         failures = 0
         while True:
             before = state.now.arrived
@@ -161,7 +161,7 @@ class _Bringing:
 
 
 class _State:
-    """How far one part is, told on every change."""
+    """The progress of one part, reported on every change."""
 
     def __init__(self, first: Moved, tell: Tell) -> None:
         self.now, self._tell = first, tell

@@ -15,7 +15,7 @@ from edgellm.errors import FleetUnreadable, InvalidOption
 
 PRESETS = ("csgo",)
 MAX_BYTES = 2**20
-_MOST = 1e15  # of any number, which what is computed from it does not take for infinite
+_MOST = 1e15  # of any number, so that nothing computed from it overflows
 MAX_DEVICES = 20
 
 _DEVICE = {"tflops": 1e12, "util_a": 1.0, "util_b": 1.0, "disk_mb_s": 1e6, "memory_gb": 1e9, "uplink_mbps": 1e6,
@@ -25,7 +25,7 @@ _MODEL = ("layers", "d_model", "heads", "kv_heads", "d_head", "d_ff")
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Devices, measured links between some of them, and a model where the file describes one."""
+    """Devices, measured links between some of them, and a model if the file describes one."""
 
     devices: tuple[Device, ...]
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Fleet:
 
 
 def preset(name: str) -> Fleet:
-    """A fleet that is known by name: `csgo` is the paper's, with its model.
+    """Return a fleet that is known by name: `csgo` is the paper's, with its model.
 
     Raises `InvalidOption` for another name.
     """
@@ -43,10 +43,10 @@ def preset(name: str) -> Fleet:
 
 
 def read_fleet(path: Path) -> Fleet:
-    """Reads a file of devices.
+    """Read a file of devices.
 
-    Raises `FleetUnreadable`: it cannot be read, is no TOML, or says something that cannot be meant; which key, which
-    value, and what is expected.
+    Raises `FleetUnreadable` if it cannot be read, is not TOML, or has an invalid key or value; the error says which,
+    and what is expected.
     """
     try:
         data = path.expanduser().read_bytes()

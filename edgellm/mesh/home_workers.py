@@ -1,4 +1,4 @@
-"""From names and a plan to devices: who is there, what they can do, and what has to be brought to each."""
+"""From names and a plan to devices: which are there, what they can do, and which layers each needs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from edgellm.rpc.trust.trust import Trust
 
 
 def seek(hosts: Sequence[str], places: Sequence[tuple[str, Address]] = ()) -> list[Worker]:
-    """The workers that this device may use, and why each of the others cannot be.
+    """Return the workers found, those that cannot be used with the reason.
 
-    `hosts` are this device's addresses to look for announcements at; `places`: where further workers are, or paired
-    ones if they are not found, each with its name, or an empty one.
+    `hosts` are this device's addresses to look for announcements at; `places`: addresses of further workers, or of
+    paired ones that are not found, each with its name, or an empty one.
 
     Raises:
-        InvalidOption: two have one name.
+        InvalidOption: two workers have the same name.
     """
     trust = Trust.here()
     said = [worker_there(trust, name, address) for name, address in places]
@@ -38,7 +38,7 @@ def seek(hosts: Sequence[str], places: Sequence[tuple[str, Address]] = ()) -> li
 
 
 def look(model: Path, workers: Sequence[Worker], fresh: bool, tell: Tell) -> Survey:
-    """What this device and these workers can do with a model; `fresh`: measured now, whatever is known.
+    """Return what this device and these workers can do with a model; `fresh`: measure again, whatever is known.
 
     Raises what `blocks_of` and `model_of` raise.
     """
@@ -47,22 +47,22 @@ def look(model: Path, workers: Sequence[Worker], fresh: bool, tell: Tell) -> Sur
 
 
 def read_place(text: str) -> tuple[str, Address]:
-    """What `--peer` says, [NAME=]HOST:PORT: a name, empty where none is given, and an address.
+    """Parse the value of `--peer`, [NAME=]HOST:PORT: a name, empty if none is given, and an address.
 
     Raises:
-        InvalidOption: it is no address.
+        InvalidOption: there is no valid address.
     """
     name, _, where = text.rpartition("=")
     return name.strip(), Address.parse(where)
 
 
 def parts_of(split: Sequence[Share], workers: Mapping[str, Worker]) -> list[Part]:
-    """The devices of a split, of those that are known by name; workers on this machine by HOST:PORT.
+    """Return the parts of a split, with devices looked up by name; workers on this machine by HOST:PORT.
 
     Raises:
-        NotPaired: nobody is called so.
+        NotPaired: no device has that name.
         InvalidOption: a device is named twice.
-        EdgeError: why a device that is called so cannot be used.
+        EdgeError: a device cannot be used; says why.
     """
     names = [one.name for one in split]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -85,8 +85,8 @@ def _worker(name: str, workers: Mapping[str, Worker]) -> Worker | None:
 
 
 def clean_worker(worker: Worker, fingerprint: str = "") -> tuple[int, int, int]:
-    """Has a worker remove what is not in use, of one model or of all: pieces and bytes that went, pieces that stayed.
-    Raises what `edgellm.rpc.layers.upload.clean` raises."""
+    """Have a worker remove what is not in use, of one model or of all; return the pieces and the bytes removed, and the
+    pieces kept. Raise what `edgellm.rpc.layers.upload.clean` raises."""
 
     async def work() -> tuple[int, int, int]:
         async with await reach_worker(Trust.here() if worker.peer else None, worker) as channel:

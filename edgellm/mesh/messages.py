@@ -1,4 +1,4 @@
-"""What travels between the coordinator and the stages of a mesh."""
+"""The messages between the coordinator and the stages of a mesh."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MOST_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """What one stage is to do: these `layers` of the model's `n_layers`.
+    """The task of one stage: these `layers` of the model's `n_layers`.
 
     `model` is the SHA-256 of the whole model's file in hex, and `recipe` the digest of the recipe of that file's pieces
-    (`edgellm.storage.layers.manifest`), empty where nobody needs it: a device without the file computes with pieces of
-    that very recipe, or not at all. Rows have `n_embd` numbers, ids lie below `n_vocab`.
-    `sessions` replies of `context` tokens each are held at once. `wide`: rows travel as 32-bit floats, not 16. It is
-    one of so many `stages`.
+    (`edgellm.storage.layers.manifest`), empty if no device needs it: a device without the file computes with pieces of
+    that very recipe, or not at all. Rows have `n_embd` numbers, ids lie below `n_vocab`. `sessions` replies of
+    `context` tokens each are held at once. `wide`: rows travel as 32-bit floats, not 16. `stages` is the number of
+    stages in the pipeline.
     """
 
     model: str
@@ -48,8 +48,8 @@ class StageSpec:
 class Parcel:
     """Positions of a session from `start` on, on their way through the stages: as ids (n,), later as rows (n, n_embd).
 
-    They take the place of whatever the session had there and behind. `number` grows with every parcel of a pipeline.
-    The last rows of one with a `request` are judged: those of its draft, and the one before it.
+    They replace all that the session had from `start` on. `number` grows with every parcel of a pipeline. If there is a
+    `request`, the last rows are judged: those of its draft, and the row before them.
     """
 
     session: int
@@ -65,7 +65,7 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
-    """What a stage did from `begin` to `end`, in seconds on its clock: `load` a layer, `compute`, or `got` a parcel.
+    """A stage's activity from `begin` to `end`, in seconds on its clock: `load` a layer, `compute`, or `got` a parcel.
 
     `what` is the layer, or the number of the parcel.
     """
@@ -93,8 +93,8 @@ class Onward:
 
 @dataclass(frozen=True, slots=True)
 class StageAnswer:
-    """The verdict on the parcel with this number, `at` seconds on the stage's clock, and if they were asked for its
-    logits, (len(draft) + 1, n_vocab)."""
+    """The verdict on the parcel with this number, `at` seconds on the stage's clock, with the logits, (len(draft) + 1,
+    n_vocab), if they were requested."""
 
     session: int
     number: int
@@ -105,7 +105,7 @@ class StageAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A parcel could not be computed. The stage goes on; the session has to begin anew."""
+    """A parcel could not be computed. The stage goes on; the session has to start again."""
 
     session: int
     number: int
@@ -114,8 +114,8 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What the stage did since it was asked last, merged where one thing follows the other at once; said `at` seconds
-    on its clock."""
+    """The stage's spans since the last request, merged where one follows another at once; sent `at` seconds on its
+    clock."""
 
     session: int
     spans: tuple[TraceSpan, ...]

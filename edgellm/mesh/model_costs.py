@@ -1,4 +1,4 @@
-"""What a GGUF asks of the devices that hold it, read from its header: the planner's record of a model."""
+"""The costs of a GGUF for the devices that hold it, read from its header: the planner's record of a model."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
 def model_of(path: Path) -> ModelCosts:
-    """The layers of a model file as the planner sees them: real bytes, quantised as they are.
+    """Return the costs of a model file for the planner: the real bytes of its layers, as quantised in the file.
 
-    Raises what `check_gguf` raises, and `ModelUnsupported` for a file that is no transformer with layers.
+    Raises what `check_gguf` raises, and `ModelUnsupported` for a file that is not a transformer with layers.
     """
     header = check_gguf(path)
     shape, name = _shape(dimensions(header)), str(header.metadata.get("general.name") or path.stem)

@@ -24,7 +24,7 @@ class MeshVerifier(Verifier):
     """See `Verifier`. `mesh` is closed with it."""
 
     def __init__(self, mesh: Mesh, is_eog: Callable[[int], bool], rows: int = MOST_ROWS) -> None:
-        """`rows` of a prompt go through the stages together."""
+        """Send prompts through the stages in parcels of `rows` rows."""
         self.mesh, self.rows = mesh, rows
         self._is_eog = is_eog
 
@@ -46,7 +46,7 @@ class MeshVerifier(Verifier):
         return MeshSession(self.mesh, state, self.rows, self._is_eog)
 
     def measured(self, session: int = 0) -> list[Lane]:
-        """What every stage of the pipeline did since this was asked last; nothing where there is none any more."""
+        """Return the lanes with every stage's spans since the last call; empty if no pipeline is open."""
         pipeline = self.mesh.current()
         return [] if pipeline is None else pipeline.measured(session)
 
@@ -63,22 +63,24 @@ class MeshSession(VerifierSession):
         self._closed = False
 
     def ready(self) -> bool:
-        """Whether there is a place for it: as many sessions as the stages have sequences can ask at a time."""
+        """Return whether the session has a sequence, or one is free: each open session needs one in the stages."""
         return self._slot is not None or self._mesh.free()
 
     @property
     def stopped(self) -> ShouldStop:
-        """Whether the reply was cancelled. What was sent crosses the stages all the same."""
+        """A callable that tells whether the reply was cancelled. Parcels already sent cross the stages all the same."""
         return self._state.stopped
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> MeshPending:
-        """See `VerifierSession.submit`. A verdict that was not waited for is given up."""
+        """See `VerifierSession.submit`. An earlier verdict that was not waited for is given up."""
         if self._slot is None and not self._closed:
             self._slot = self._mesh.slot(prefix)
         return MeshPending(self, prefix, chunk, extra)
 
     def send(self, prefix: Ids, chunk: Chunk) -> Future[StageAnswer]:
-        """Sends what the stages lack of `prefix`, and `chunk`. Raises PlanImpossible or ContextFull."""
+        """Send the part of `prefix` that the stages lack, and `chunk`.
+
+        Raises PlanImpossible, ContextFull, VerifierBusy or DeviceLost."""
         if self._slot is None:
             if self._closed:
                 raise DeviceLost("This session is closed.", "Open another.")
@@ -90,7 +92,7 @@ class MeshSession(VerifierSession):
                 "Shorten the prompt, or open the mesh with a longer context.",
             )
         pipeline, generation = self._mesh.pipeline()
-        # parcels of a session never overtake each other: what was sent before will be there, whatever was said of it
+        # parcels of a session never overtake each other: earlier ones will be there, whatever became of their verdicts
         start = common_prefix(self._mesh.held(self._slot, generation), prefix[:-1])
         ids = np.concatenate((prefix, chunk.ids)).astype(np.int32)
         self._mesh.hold(self._slot, generation, ids)
@@ -98,16 +100,16 @@ class MeshSession(VerifierSession):
         return pipeline.ask(self._slot, start, ids[start:], request, self._rows)
 
     def proved(self) -> None:
-        """A verdict has come: the pipeline works."""
+        """Tell the mesh that a verdict has come, so the pipeline works."""
         self._mesh.proved()
 
     def forget(self) -> None:
-        """Nobody knows what the stages hold: the next parcels begin at the beginning."""
+        """Forget what the stages hold, which is unknown now: the next parcels start from the beginning."""
         if self._slot is not None:
             self._mesh.hold(self._slot, -1, NO_IDS)
 
     def ends(self, token: int) -> bool:
-        """Whether a turn ends with this token."""
+        """Return whether a turn ends with this token."""
         return self._is_eog(token)
 
     def close(self) -> None:
@@ -133,19 +135,19 @@ class MeshPending:
         return self._future.done()
 
     def result(self) -> Verdict:
-        """Waits for the verdict, over another pipeline where this one is lost.
+        """Wait for the verdict, over another pipeline if this one is lost.
 
         Raises:
-            MeshBroken: who is left does not hold the model; says what would be needed.
+            MeshBroken: the remaining devices do not hold the model; says what would be needed.
             VerifierBusy: as many replies as the devices hold are open.
-            Stopped: nobody waits for it any more.
+            Stopped: the reply was cancelled.
         """
         if self._verdict is None:
             self._verdict = self._further(self._wait(self._future, self._prefix, self._chunk))
         return self._verdict
 
     def _wait(self, future: Future[StageAnswer], prefix: Ids, chunk: Chunk) -> Verdict:
-        """The verdict; asked for again as often as there is another way to get it."""
+        """Return the verdict; ask again as long as another pipeline can give it, and once after any other error."""
         refused = 0
         while True:
             try:
@@ -169,7 +171,7 @@ class MeshPending:
                 raise MeshBroken(error.what, error.next_step) from None
 
     def _further(self, verdict: Verdict) -> Verdict:
-        """The verdict with up to `extra` tokens more, each of which crosses the stages by itself."""
+        """Return the verdict with up to `extra` more tokens, each of which crosses the stages by itself."""
         tokens, seconds, passes = verdict.tokens.tolist(), verdict.seconds, 1
         kept = self._chunk.ids[: verdict.accepted]
         while len(tokens) <= self._extra and not self._session.ends(tokens[-1]):

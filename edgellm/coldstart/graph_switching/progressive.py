@@ -6,20 +6,20 @@ from edgellm.coldstart.graph_switching.switching import Instance, Plan, Switch, 
 
 
 def synchronous(instance: Instance) -> tuple[Plan, str]:
-    """Every switch after the whole prefill (Fig. 8b, 1)."""
+    """Switch every block after the whole prefill (Fig. 8b, 1)."""
     plan = tuple(Switch(block, instance.steps) for block in range(instance.blocks))
     return told(instance, plan, "all is loaded after the prefill")
 
 
 def naive(instance: Instance) -> tuple[Plan, str]:
-    """Every block as soon as its last computation is over, that is during the last chunk only (Fig. 8b, 2)."""
+    """Switch every block as soon as its last computation is over, so during the last chunk only (Fig. 8b, 2)."""
     first = instance.steps - instance.blocks
     plan = tuple(Switch(block, first + block + 1) for block in range(instance.blocks))
     return told(instance, plan, "each block is loaded behind its last chunk")
 
 
 def progressive(instance: Instance) -> tuple[Plan, str]:
-    """The paper's greedy (equations 1 and 2), in rounds from the first computation on.
+    """Plan by the paper's greedy (equations 1 and 2), in rounds from the first computation on.
 
     Some symbols of the equations are lost in the text at hand. What is taken from the words around them, and from the
     example of four blocks, two chunks and two computations a load (Fig. 8), is this. Let i be the block that computes
@@ -34,14 +34,14 @@ def progressive(instance: Instance) -> tuple[Plan, str]:
     The round begins to load j and computes k blocks; the next round begins behind them. About a place where no k
     satisfies (1) the paper says nothing. Here the next block then computes with no load beside it, and the round is
     tried again behind it; a load too long for any round begins behind j's own computation, where most of it is hidden.
-    What no round is left for is loaded after the prefill.
+    Blocks left over when the rounds end are loaded after the prefill.
     """
     plan = _rounds(instance, 0)
     return told(instance, plan, "rounds from the start on, each of the fewest computations that hide a load")
 
 
 def unhurried(instance: Instance) -> tuple[Plan, str]:
-    """The same greedy, begun behind 0, 1, 2 ... all computations: the best of these plans and of `naive`.
+    """Start the same greedy after 0, 1, 2 ... all computations; return the best of these plans and of `naive`.
 
     The greedy hides loads as early as it can, and pays for each with the slower graph in every chunk that follows.
     Begun later it hides as much where there is time enough, and pays less. In O(m^3 n^2).
@@ -55,13 +55,13 @@ def unhurried(instance: Instance) -> tuple[Plan, str]:
 
 
 def told(instance: Instance, plan: Plan, how: str) -> tuple[Plan, str]:
-    """The plan, and in a sentence what it does and costs."""
+    """Return the plan, and a sentence on what it does and costs."""
     taken, least = latency(instance, plan), instance.chunks * sum(instance.prefill)
     return plan, f"{how}: {taken:.4g}, where a prefill that switches nothing takes {least:.4g}"
 
 
 def _rounds(instance: Instance, first: int) -> Plan:
-    """The greedy's rounds, begun behind `first` computations."""
+    """Return the plan of the greedy's rounds, started after `first` computations."""
     m, step = instance.blocks, first
     left = set(range(m))
     plan = []

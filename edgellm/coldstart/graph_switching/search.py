@@ -1,4 +1,4 @@
-"""The best plan of all, and nearly the best plan quickly: one search, with and without a limit on its width."""
+"""The optimal plan, and a near-optimal one quickly: one search, with and without a limit on its width."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class SwitchState(NamedTuple):
 
 
 def optimum(instance: Instance, most: int = MOST) -> tuple[Plan, str]:
-    """The plan of least latency (to a billionth), and how that is known. For small instances: 8 blocks, 8 chunks.
+    """Return the plan of least latency (to 1e-9), and how that is known. For small instances (8 blocks, 8 chunks).
 
-    Dynamic programming over (computations done, set of blocks switched). Of a beginning nothing matters for what
-    follows but when the two lines are free again and whether a block is still waited for, so that most beginnings are
-    beaten by another in all of it; others cannot be continued to anything better than `beam` has found (`LowerBounds`).
-    Exponential in the number of blocks, as the problem is NP-hard (Appendix A).
+    Dynamic programming over (computations done, set of blocks switched). All that matters of a beginning is when the
+    two lines are free again and whether a block is still waited for, so most beginnings are dominated by another;
+    others cannot lead to anything better than `beam` has found (`LowerBounds`). Exponential in the number of blocks, as
+    the problem is NP-hard (Appendix A).
 
-    Raises `InvalidOption` where it would look at more than `most` beginnings.
+    Raises `InvalidOption` if it would look at more than `most` beginnings.
     """
     best, _ = beam(instance)
     found, looked, _ = _search(instance, latency(instance, best), None, most)
@@ -59,9 +59,9 @@ def optimum(instance: Instance, most: int = MOST) -> tuple[Plan, str]:
 
 
 def beam(instance: Instance, width: int = WIDTH) -> tuple[Plan, str]:
-    """A plan near the optimum in polynomial time, never worse than `unhurried`, and so than the other ways.
+    """Return a plan near the optimum in polynomial time, never worse than `unhurried`, nor than the other heuristics.
 
-    The search of `optimum`, but of the beginnings with equally many computations and switches it follows only the
+    The search of `optimum`, but of the beginnings with the same number of computations and switches it follows only the
     `width` most promising: at most about m^4 n `width` of them, for m blocks and n chunks.
 
     Raises `InvalidOption` for a width below 1.
@@ -77,12 +77,12 @@ def beam(instance: Instance, width: int = WIDTH) -> tuple[Plan, str]:
 
 
 def floor(instance: Instance) -> float:
-    """A latency that no plan can undercut, also where an instance is too large for `optimum`."""
+    """Return a lower bound on the latency of every plan, also for instances too large for `optimum`."""
     return max(LowerBounds(instance).rest(0, 0), math.fsum(instance.load))
 
 
 class LowerBounds:
-    """What is left to do behind a beginning, at the least."""
+    """Lower bounds on the time that is left after a beginning."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -91,16 +91,16 @@ class LowerBounds:
         self._loads: dict[Mask, float] = {}
 
     def time(self, block: int, mask: Mask) -> float:
-        """To compute a chunk with the graph that the block has."""
+        """Return the time to compute a chunk with the graph that the block has."""
         return (self.instance.decode if mask >> block & 1 else self.instance.prefill)[block]
 
     def until(self, step: int, block: int, mask: Mask) -> float:
-        """From step to the block's next computation, at the least; infinite where it has none."""
+        """Return the least time from `step` to the block's next computation; infinite if it has none."""
         its = step + (block - step) % self.m
         return sum(self.time(at % self.m, mask) for at in range(step, its)) if its < self.steps else math.inf
 
     def loads(self, mask: Mask) -> float:
-        """To load all that is not switched."""
+        """Return the time to load all blocks that are not switched."""
         if mask not in self._loads:
             self._loads[mask] = math.fsum(self.instance.load[block] for block in self.unswitched(mask))
         return self._loads[mask]
@@ -109,11 +109,11 @@ class LowerBounds:
         return [block for block in range(self.m) if not mask >> block & 1]
 
     def rest(self, step: int, mask: Mask) -> float:
-        """To do all, from `step` on, however the loads are placed.
+        """Return a lower bound on the time for all work from `step` on, however the loads are placed.
 
         A block's load comes either before its last computation, which then takes its decode time, or after it. Let f be
-        the first block of the latter kind: all of them are loaded after f's last computation, one after the other. Of
-        the blocks behind f so many are of that kind, and one of them in part, that both lines end together.
+        the first block of the latter kind: all of them are loaded after f's last computation, one after the other. The
+        blocks after f are divided between both kinds, one of them fractionally, so that both lines end together.
         """
         if (step, mask) not in self._rest:
             self._rest[step, mask] = self._least(step, mask)
@@ -139,7 +139,7 @@ class LowerBounds:
         return best
 
     def _level(self, computed: float, loaded: float, behind: list[int], slower: dict[int, float]) -> float:
-        """The later of both lines' ends, where blocks move from the second to the first, cheapest first."""
+        """Return the later of both lines' ends after moving blocks from the second to the first, cheapest first."""
         load = self.instance.load
         for block in sorted((b for b in behind if load[b] > 0.0), key=lambda b: slower[b] / load[b]):
             if computed + slower[block] >= loaded - load[block]:
@@ -150,15 +150,15 @@ class LowerBounds:
         return max(computed, loaded)
 
     def bound(self, step: int, node: SwitchState) -> tuple[float, float]:
-        """What comes of a beginning at the least; and, to tell equals apart, if it loads one by one from now on."""
+        """Return a beginning's lower bound and, to break ties, when its loads end if made one by one from now on."""
         loads = self.loads(node.mask)
         least = max(node.computed + self.rest(step, node.mask), node.loaded + loads)
         return least, max(node.computed, node.loaded) + loads
 
 
 def _search(instance: Instance, upper: float, width: int | None, most: int | None) -> tuple[Plan | None, int, bool]:
-    """A plan that takes less than `upper`, None where none was found; beginnings looked at, and whether some of them
-    were left out for want of width.
+    """Return a plan that takes less than `upper`, None if none was found; the number of beginnings looked at; and
+    whether the width limit dropped some.
     """
     costs, target = LowerBounds(instance), upper * (1.0 - MARGIN)
     layer = [SwitchState(0, 0.0, 0.0, -1, None)]
@@ -194,11 +194,11 @@ def _search(instance: Instance, upper: float, width: int | None, most: int | Non
 
 
 def _computed(costs: LowerBounds, step: int, node: SwitchState) -> SwitchState:
-    """The step done, with the graph that its block has.
+    """Return the beginning with the step computed, by the graph that its block has.
 
-    That the computations wait while the load of just this block begins need not be looked at: the load can begin
-    earlier, or change places with the one before it, or come behind the computation, which then takes the prefill
-    graph; and nothing ends later.
+    Plans in which the computation waits for a load of this very block to begin need not be looked at: the load can
+    begin earlier, swap places with the one before it, or follow the computation, which then uses the prefill graph;
+    nothing ends later.
     """
     block, start = step % costs.m, node.computed
     begin = max(start, node.loaded) if node.pending == block else start
@@ -206,7 +206,7 @@ def _computed(costs: LowerBounds, step: int, node: SwitchState) -> SwitchState:
 
 
 def _loaded(costs: LowerBounds, step: int, node: SwitchState) -> Iterator[SwitchState]:
-    """One load more that begins before the step is over."""
+    """Yield the beginnings with one more load that begins before the step is over."""
     begin = max(node.start, node.loaded)
     if begin >= node.computed or node.last < node.inner:
         return
@@ -223,7 +223,7 @@ def _loaded(costs: LowerBounds, step: int, node: SwitchState) -> Iterator[Switch
 
 
 def _closed(costs: LowerBounds, step: int, node: SwitchState) -> SwitchState:
-    """The beginning before the next step; a block is no longer pending where it will be loaded in time for sure."""
+    """Return the beginning before the next step; a block that is sure to be loaded in time is no longer pending."""
     wait = node.loaded - node.computed
     pending = node.pending
     if wait <= 0.0 or (pending >= 0 and wait <= costs.until(step, pending, node.mask)):
@@ -232,14 +232,14 @@ def _closed(costs: LowerBounds, step: int, node: SwitchState) -> SwitchState:
 
 
 def _enter(nodes: list[SwitchState], new: SwitchState) -> None:
-    """Keeps of beginnings with the same steps done and blocks switched those that no other one beats."""
+    """Add a beginning to those with the same steps done and blocks switched, and keep only the undominated ones."""
     if not any(_beats(node, new) for node in nodes):
         nodes[:] = [node for node in nodes if not _beats(new, node)]
         nodes.append(new)
 
 
 def _beats(one: SwitchState, other: SwitchState) -> bool:
-    """Whether all that can follow the other can follow this one, no later."""
+    """Return whether `one` dominates `other`: all that can follow `other` can follow `one`, no later."""
     if one.computed > other.computed or one.loaded > other.loaded:
         return False
     return one.pending < 0 or one.pending == other.pending or one.loaded <= other.computed
@@ -249,7 +249,7 @@ Ranked = tuple[tuple[float, float], int, SwitchState]
 
 
 def _narrowed(ranked: list[Ranked], width: int) -> list[Ranked]:
-    """The `width` best ones for each number of switches: few switches and many are not to be compared."""
+    """Return the best `width` beginnings for each number of switches, as different numbers do not compare."""
     taken: Counter[int] = Counter()
     kept = []
     for entry in sorted(ranked, key=itemgetter(0, 1)):
@@ -261,7 +261,7 @@ def _narrowed(ranked: list[Ranked], width: int) -> list[Ranked]:
 
 
 def _plan(costs: LowerBounds, node: SwitchState) -> Plan:
-    """The switches of a whole schedule; those that it leaves come after the prefill."""
+    """Return the switches of a whole schedule; blocks not switched yet come after the prefill."""
     switches = []
     trail = node.trail
     while trail is not None:

@@ -17,7 +17,7 @@ class Instance:
     prefill graph, to compute the same chunk with its decode graph (run once a sub-chunk, so never faster), and to load
     its decode graph. Step s, from 0, is block s % m on chunk s // m.
 
-    Raises `InvalidOption` where the lengths differ, a time is negative or no number, or a decode graph is the faster.
+    Raises `InvalidOption` if the lengths differ, a time is negative or not finite, or a decode graph is the faster one.
     """
 
     prefill: tuple[float, ...]
@@ -51,13 +51,13 @@ class Instance:
 
     @property
     def steps(self) -> int:
-        """Computations of a whole prefill."""
+        """Number of computations in a whole prefill."""
         return self.blocks * self.chunks
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """The decode graph of `block` is loaded once the first `step` computations are over; its next one waits for it."""
+    """A load of `block`'s decode graph after the first `step` computations; its next computation waits for it."""
 
     block: int
     step: int
@@ -104,18 +104,18 @@ class Timeline:
 
     @property
     def latency(self) -> float:
-        """What is to be least: when prefill and the last switch are both over."""
+        """When prefill and the last switch are both over: the objective to minimise."""
         return max(self.prefill_end, self.switch_end)
 
 
 def simulate(instance: Instance, plan: Plan) -> Timeline:
-    """When everything happens under a plan; the only place where that is worked out.
+    """Return when everything happens under a plan; the only place where that is computed.
 
     Computations are serial, and so are loads; both run side by side, but not for one block. Everything begins as early
     as the plan lets it. That loses nothing: of any schedule, number the computations that are over when each load
     begins, and the plan of these numbers is never later.
 
-    Raises `InvalidOption` where the plan does not switch each block once, at steps of the instance that never fall.
+    Raises `InvalidOption` if the plan does not switch each block once, at steps of the instance that never fall.
     """
     check(instance, plan)
     computed, loaded = 0.0, 0.0  # until when each of the two lines is taken
@@ -139,12 +139,12 @@ def simulate(instance: Instance, plan: Plan) -> Timeline:
 
 
 def latency(instance: Instance, plan: Plan) -> float:
-    """`simulate(instance, plan).latency`."""
+    """Return `simulate(instance, plan).latency`."""
     return simulate(instance, plan).latency
 
 
 def check(instance: Instance, plan: Sequence[Switch]) -> None:
-    """Raises `InvalidOption` where `simulate` could not make sense of the plan."""
+    """Raise `InvalidOption` if `simulate` cannot run the plan."""
     blocks = [switch.block for switch in plan]
     if sorted(blocks) != list(range(instance.blocks)):
         raise InvalidOption(

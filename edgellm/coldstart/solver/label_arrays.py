@@ -1,4 +1,4 @@
-"""The search's records, and what it wants to know of the devices beforehand."""
+"""The search's records, and what it computes about the devices beforehand."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Stages:
 
 
 def receiving(send: Floats) -> tuple[Floats, Floats, Floats]:
-    """The least and the most seconds to send to each device, (K,), and how many more at most whoever sends needs for
-    the row's device than for the column's, (K, K).
+    """Return the least and the most seconds to send to each device, (K,), and the most seconds that any third device
+    takes more to send to the row's device than to the column's, (K, K).
     """
     k = send.shape[0]
     himself = np.eye(k, dtype=bool)
@@ -64,7 +64,7 @@ def receiving(send: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def twins(load: Floats, compute: Floats, room: Floats, send: Floats) -> list[tuple[int, int]]:
-    """Devices that are alike in everything: each with the last one before it of its kind."""
+    """Return the pairs of identical devices: each device with the last one before it that is alike in everything."""
     pairs = []
     for device in range(room.size):
         for other in reversed(range(device)):

@@ -1,7 +1,7 @@
 """Is there a plan that is done by a given time? A search from the last stage to the first, level by level, in numpy.
 
-A label is the end of a plan. At each level one stage more is put before every label, of each device and each size that
-its time allows; what cannot become a whole plan (`Bound`), and what another label makes needless, is dropped.
+A label is the end of a plan. Each level puts one more stage before every label, of each device and each size that its
+time allows; labels that cannot become a whole plan (`Bound`), and labels dominated by another, are dropped.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from edgellm.coldstart.solver.label_arrays import Labels, Stages, receiving, twi
 from edgellm.coldstart.solver.lp_bound import Bound
 from edgellm.coldstart.solver.stage_costs import Tables
 
-TINY = 1e-11  # of the time limit: how much later than it a stage may be for want of exact sums
+TINY = 1e-11  # of the time limit: by how much a stage may be late, as sums are not exact
 TIE = 1e-10  # of the time limit: labels are as good as each other within it; far below the planner's margin
-CHUNK = 8_192  # labels continued in one go: what comes of them stays in the processor's cache
+CHUNK = 8_192  # labels expanded in one go: the results stay in the processor's cache
 MOST = 2_000_000  # labels kept of a level at the most
-GROWN = 8_000_000  # labels that may come of them before the needless ones are dropped, in half a gigabyte
+GROWN = 8_000_000  # labels that a level may grow to before the dominated ones are dropped, in half a gigabyte
 
 
 Stop = Callable[[], bool]
@@ -44,9 +44,9 @@ class Search:
         self.twins = twins(task.load, task.compute, task.room, task.send)
 
     def within(self, limit: float, bound: Bound, width: int | None, stop: Stop) -> tuple[list[Cut], bool]:
-        """Plans done by `limit`, some of them if there are any, and whether the search has looked everywhere.
+        """Return some plans done by `limit`, if there are any, and whether the search was exhaustive.
 
-        With a `width` only the most promising labels of each level are followed. Returns early once `stop` says so.
+        With a `width` only the most promising labels of each level are followed. Return early once `stop` is true.
         """
         one = np.zeros(1, dtype=np.int64)
         level = Labels(one, one + self.k, one + self.n, np.array([limit]), np.zeros(1), one, one)
@@ -71,8 +71,8 @@ class Search:
     def _expanded(
         self, labels: Labels, limit: float, bound: Bound, stop: Stop
     ) -> tuple[list[tuple[int, int, int]], Labels, bool]:
-        """Whole plans that begin before a label, as (label, device, layers); else one stage more before each label, and
-        whether that is all of them.
+        """Return whole plans with one more stage, as (label, device, layers); or else the labels with one more stage,
+        and whether these are all of them.
         """
         ended: list[tuple[float, tuple[int, int, int]]] = []
         parts: list[Labels] = []
@@ -96,8 +96,8 @@ class Search:
         return [], grown, whole
 
     def _stages(self, labels: Labels, some: Ints, limit: float) -> tuple[Stages, Floats]:
-        """One stage more before some labels, of every device that may come; and where whole plans come of that, just
-        these, with how late they are.
+        """Return one more stage before some labels, of every device that may come; if some complete a plan, return just
+        these, and how late they are.
         """
         everyone = np.arange(self.k)
         due = labels.rho[some, None] - self.send_to[labels.head[some]]  # when the new stage must be done
@@ -121,11 +121,11 @@ class Search:
         return stages.take(ended), late
 
     def _worth(self, bound: Bound, stages: Stages) -> Stages:
-        """The stages with the sizes that can be worth it.
+        """Return the stages with the sizes that can be worth it.
 
-        Where all layers are alike, a stage of n layers begins at due - w n, and what can be placed before it is at most
-        F(due - w n) and a sum over the other devices, of which that for n = 1 is the largest: convex in n. So what does
-        not reach the layers left at one end is given up from there to where it does.
+        If all layers are alike, a stage of n layers begins at due - w n, and at most F(due - w n) layers and a sum over
+        the other devices, largest for n = 1, can be placed before it: convex in n. So if one end of the range of n
+        falls short of the layers left, the range is cut from that end to where the bound reaches them.
         """
         stages = stages.take(np.flatnonzero(stages.most))  # of those that can take any
         if self.tables.ends > 1:
@@ -149,7 +149,7 @@ class Search:
         return replace(stages, least=least, most=most)
 
     def _sized(self, limit: float, bound: Bound, stages: Stages) -> Labels:
-        """Every size of every new stage, as far as the layers left can be placed before it."""
+        """Return the labels of every size of every new stage, as far as the layers left can be placed before it."""
         many = stages.most - stages.least + 1
         which = np.repeat(np.arange(many.size), many)
         count = np.arange(which.size) - np.repeat(np.cumsum(many) - many - stages.least, many)
@@ -169,11 +169,11 @@ class Search:
         )
 
     def _undominated(self, labels: Labels, limit: float) -> Labels:
-        """Without the labels that another one with the same devices makes needless.
+        """Drop the labels that are dominated by another with the same devices.
 
-        It does so if it leaves no more layers (any of its own could be given up: they are all alike; where they are
-        not, exactly as many), and whatever device comes next may be done no earlier. First within each head, then
-        across heads, the worst sending of one against the best of the other; then head by head.
+        A label dominates if it leaves no more layers (a stage of alike layers could give some up; of unlike layers it
+        must leave exactly as many), and whatever device comes next may be done as late or later. Compare within each
+        head first, then across heads, the worst sending of one against the best of the other; then head by head.
         """
         for across in (False, True):
             if len(labels) > 1:
@@ -181,18 +181,18 @@ class Search:
         return labels.take(self._pairwise(labels, limit)) if len(labels) > 1 else labels
 
     def _offers(self, labels: Labels) -> Floats:
-        """rho, and 0 where in the paper's timing some device would send too slowly for the head's own load."""
+        """Return rho, or 0 where in the paper's timing some device would send too slowly for the head's own load."""
         if not self.paper:
             return labels.rho
         return np.where(labels.load + self.most_in[labels.head] <= labels.rho, labels.rho, 0.0)
 
     def _group(self, labels: Labels, by_head: bool) -> Ints:
-        """Labels that compete have one number; further, with as many layers left they have one and the same."""
+        """Return each label's group number: labels share it if they have the same devices and number of layers left."""
         group = labels.placed * self.k + labels.head if by_head else labels.placed
         return group * (self.n + 1) + labels.left
 
     def _best(self, labels: Labels, limit: float, across: bool) -> Ints:
-        """Those to keep of labels that compete: sorted by layers left, each against the best offer before it."""
+        """Return the labels to keep of those that compete: by layers left, each against the best offer before it."""
         offers, asks, group = self._offers(labels), labels.rho, self._group(labels, not across)
         if across:
             offers, asks = offers - self.most_in[labels.head], asks - self.least_in[labels.head]
@@ -208,7 +208,7 @@ class Search:
         return np.sort(order[~beaten])
 
     def _pairwise(self, labels: Labels, limit: float) -> Ints:
-        """Those to keep, each compared with the best of every other head, by the sending to just these two."""
+        """Return the labels to keep, each compared with the best of every head, by the sending to just these two."""
         group = self._group(labels, by_head=False)
         order, first, part = self._sorted(group)
         base = self._base(group[order[first]], limit)
@@ -227,7 +227,7 @@ class Search:
         return order[~beaten]
 
     def _sorted(self, group: Ints) -> tuple[Ints, Ints, Ints]:
-        """The order of the groups' numbers; where each group begins in it, and which one each place is of.
+        """Return the order that sorts the group numbers, where each group begins in it, and the group of each place.
 
         Numbers and places are packed into one word each: that sorts several times faster than by an index.
         """
@@ -243,15 +243,15 @@ class Search:
         return order, np.flatnonzero(fresh), np.cumsum(fresh) - 1
 
     def _base(self, group: Ints, limit: float) -> Floats:
-        """Offsets that keep the running maximum of labels that do not compete apart; `group` is sorted.
+        """Return offsets that separate the running maxima of labels that do not compete; `group` is sorted.
 
-        Those with other layers left compete where all layers are alike.
+        If all layers are alike, labels with different numbers of layers left compete, too.
         """
         rivals = group // (self.n + 1) if self.tables.ends == 1 else group
         return np.cumsum(np.concatenate([[0], rivals[1:] != rivals[:-1]])) * (2.0 * limit)
 
     def _plan(self, levels: list[Labels], label: int, device: int, count: int) -> Cut:
-        """The way back from a whole plan, which is its way from the first stage to the last."""
+        """Return a whole plan's stages: tracing the labels back goes from the first stage to the last."""
         stages = [(device, count)]
         for level in reversed(levels[1:]):
             stages.append((int(level.head[label]), int(level.count[label])))

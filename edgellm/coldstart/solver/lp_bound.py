@@ -1,4 +1,4 @@
-"""How many layers can still be placed, at most: prices on time, from a small linear program."""
+"""An upper bound on the layers that can still be placed: prices on time, from a small linear program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgellm.coldstart.problem import Floats, Ints
 from edgellm.coldstart.solver.stage_costs import Tables
 
 MOMENTS = 40
-"""Moments that may get a price at first; those that do are looked at closer, `REFINED` times."""
+"""Moments that may get a price at first; the grid is refined around those that do, `REFINED` times."""
 REFINED = 2
 PIVOTS = 600
 """Steps of the simplex method at the most; it is hardly ever cut short, and nothing depends on its end."""
@@ -47,13 +47,13 @@ class Columns:
 
     @property
     def spared(self) -> float:
-        """What a whole plan does not send, at most."""
+        """The most seconds of sending that a whole plan is charged and does not spend."""
         return self.behind + float(self.before.max())
 
 
 def potentials(send: Floats) -> tuple[Floats, Floats]:
-    """Parts of the sending, (K,) each, `before` a stage and `behind` it: before[b] + behind[a] <= send[a, b], in sum as
-    large as can be.
+    """Return parts of the sending, (K,) each, `before` a stage and `behind` it: before[b] + behind[a] <= send[a, b],
+    with the largest possible sum.
     """
     k = send.shape[0]
     if k == 1 or not send.any():
@@ -67,7 +67,7 @@ def potentials(send: Floats) -> tuple[Floats, Floats]:
 
 
 def prices(columns: Columns, limit: float) -> tuple[Floats, Floats]:
-    """Prices on time that bound best what can be placed until `limit`: moments (R,), and the price at each (R,).
+    """Return the prices on time that best bound the layers placed until `limit`: moments (R,), and prices (R,).
 
     A stage that cannot begin its work before its head works, after any moment h, at least worked(h) = min(work, (head +
     work - h)^+) seconds, and no two stages work at a time. So: maximise sum n x[m, n] with sum_n x[m, n] <= 1 for each
@@ -96,9 +96,9 @@ def prices(columns: Columns, limit: float) -> tuple[Floats, Floats]:
 
 
 def packing(rows: Floats, room: Floats, value: Floats) -> tuple[Floats, Floats]:
-    """Maximise value x, with rows x <= room and x >= 0, where nothing is negative: x, and the duals of the rows.
+    """Maximise value x, with rows x <= room, x >= 0 and no negative inputs; return x, and the duals of the rows.
 
-    The plain simplex method; the start x = 0 is allowed.
+    The plain simplex method; the start x = 0 is feasible.
     """
     m, n = rows.shape
     table = np.zeros((m + 1, n + m + 1))
@@ -124,7 +124,7 @@ def packing(rows: Floats, room: Floats, value: Floats) -> tuple[Floats, Floats]:
 
 
 def shares(columns: Columns, moments: Floats, price: Floats, limit: float) -> Floats:
-    """s_m: what each device adds at the most, (K,), at these prices and where it must be done by `limit`."""
+    """Return s_m: the most that each device adds, (K,), at these prices, if it must be done by `limit`."""
     usable = columns.head + columns.work <= limit
     head, end = np.where(usable, columns.head, 0.0), np.where(usable, columns.head + columns.work, 0.0)
     grid = np.append(moments, limit)
@@ -135,12 +135,12 @@ def shares(columns: Columns, moments: Floats, price: Floats, limit: float) -> Fl
 
 
 class Bound:
-    """At most how many layers the devices not yet placed can take, where the stage behind them may start at rho.
+    """An upper bound on the layers that the devices not yet placed can take, if the stage after them may start at rho.
 
-    The bound is F(rho) + sum of s_m over the devices m not placed, F(rho) = sum of price x (rho - moment)^+, which is
-    what all time until rho is worth. It is convex, so that chords between the points of a table lie above it. s_m takes
-    only sizes that are done by rho: there is a table for each of `BINS` ranges of it; its sums are kept for two halves
-    of the devices. Sound for all limits up to `until`.
+    The bound is F(rho) + sum of s_m over the devices m not placed, F(rho) = sum of price x (rho - moment)^+, the worth
+    of all time until rho. F is convex, so chords between the points of a table lie above it. s_m counts only sizes that
+    are done by rho: there is a table for each of `BINS` ranges of rho; its sums are kept for two halves of the devices.
+    Sound for all limits up to `until`.
     """
 
     def __init__(self, columns: Columns, until: float) -> None:
@@ -161,13 +161,13 @@ class Bound:
         self._low, self._high, self._line = low.reshape(-1), high.reshape(-1), line.reshape(-1)
 
     def __call__(self, placed: Ints, head: Ints, rho: Floats) -> Floats:
-        """Layers, at most; `placed` are masks of devices, and `head` is the one that the rest sends to."""
+        """Return the most layers; `placed` are masks of devices, and `head` is the device that the rest sends to."""
         found, part = self.paid(head, rho)
         found += self.others(placed, part)
         return found
 
     def paid(self, head: Ints, rho: Floats) -> tuple[Floats, Ints]:
-        """F: what the time until rho is worth; convex in rho. And the range of time that rho is in."""
+        """Return F, the worth of the time until rho, convex in rho; and the range of time that rho is in."""
         where = np.minimum((rho + self._shift[head]) * (BINS * CELLS / self._limit), BINS * CELLS - 1e-6)
         cell = where.astype(np.int64)
         part = cell // CELLS
@@ -177,7 +177,7 @@ class Bound:
         return found, part
 
     def others(self, placed: Ints, part: Ints) -> Floats:
-        """The sum of s_m over the devices not placed; larger for a later range."""
+        """Return the sum of s_m over the devices not placed; larger for a later range."""
         found: Floats = self._low[(part << self._half) + (placed & ((1 << self._half) - 1))]
         found += self._high[part * (self._high.size // BINS) + (placed >> self._half)]
         return found
@@ -185,11 +185,11 @@ class Bound:
 
 @lru_cache(maxsize=8)
 def _bits(count: int) -> Floats:
-    """Which of `count` devices are not in each mask, (2^count, count)."""
+    """Return which of `count` devices are not in each mask, (2^count, count)."""
     placed = np.arange(1 << count)[:, None] >> np.arange(count) & 1
     return (1 - placed).astype(np.float64)
 
 
 def _sums(left: Floats) -> Floats:
-    """For each mask of placed devices, the sum over the others."""
+    """Return the sum over the devices that are not placed, for each mask of placed ones."""
     return _bits(left.size) @ left

@@ -1,4 +1,4 @@
-"""A task as the searches look things up in it: for a device, a first layer behind a stage, and the stage's length."""
+"""Lookup tables of a task for the searches: by device, the first layer after a stage, and the stage's length."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Tables:
 
     @cached_property
     def ends(self) -> int:
-        """Rows a device: 1, or L + 1."""
+        """Rows per device: 1, or L + 1."""
         return 1 if self.task.uniform else self.task.layers + 1
 
     def row(self, device: Ints, end: Ints) -> Ints:
@@ -53,10 +53,10 @@ class Tables:
 
     @cached_property
     def head(self) -> Floats:
-        """How long before the end of its work a stage cannot have begun: its load, or less where work overlaps it.
+        """The earliest effective start of a stage's work: its load, or less where work overlaps it.
 
-        With it, a stage that starts at s is done at `max(s, head) + compute`, in all timing models (in `paper` s is
-        when it may receive, and the sending comes in between).
+        A stage that starts at s is done at `max(s, head) + compute`, in all timing models (in `paper` s is when it may
+        receive, and the sending comes in between).
         """
         task = self.task
         if task.overlap != "streamed":
@@ -75,7 +75,7 @@ class Tables:
 
     @cached_property
     def own(self) -> Floats:
-        """Seconds that a stage takes by itself, (K, ends, L + 1), infinite where it does not fit; rises with n."""
+        """Seconds that a stage takes alone, (K, ends, L + 1), infinite where it does not fit; rises with n."""
         fits = self._windows[2] <= self.task.room[:, None, None] * (1.0 + SLACK)
         with np.errstate(invalid="ignore"):
             own = np.where(fits & np.isfinite(self.load), self.head + self.compute, np.inf)
@@ -84,6 +84,6 @@ class Tables:
 
     @cached_property
     def most(self) -> Ints:
-        """Layers that fit a row at all."""
+        """The most layers that fit, per row."""
         many: Ints = np.isfinite(self.own).sum(2).reshape(-1)
         return many - 1

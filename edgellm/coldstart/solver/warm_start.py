@@ -1,4 +1,4 @@
-"""Good plans at once, and better sizes for the stages of a given order: where the exact search begins."""
+"""Good plans at once, and better sizes for the stages of a given order: the start of the exact search."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Orders:
         self._send = tables.task.send.tolist()
 
     def filled(self, order: Sequence[int], limit: float) -> Cut | None:
-        """From the last device on, each with as many layers as the limit lets it have; None where some are left."""
+        """Fill devices, the last one first, with all layers that the limit allows; return None if some are left."""
         left, due, cut = self.task.layers, limit, []
         for at in reversed(range(len(order))):
             device = order[at]
@@ -41,7 +41,7 @@ class Orders:
         return None
 
     def sized(self, order: Sequence[int], high: float) -> tuple[float, Cut] | None:
-        """The best plan of an order that `filled` gives for some limit up to `high`, with its T."""
+        """Return the best plan, with its T, that a bisection of `filled`'s limit up to `high` finds for an order."""
         best: tuple[float, Cut] | None = None
         low = 0.0
         for _ in range(HALVINGS):
@@ -56,12 +56,12 @@ class Orders:
         return best
 
     def better(self, cut: Cut) -> tuple[float, Cut]:
-        """The plan, or a better one of the same order."""
+        """Return the plan, or a better one of the same order, with its T."""
         taken = makespan(self.task, cut)
         return min((taken, cut), self.sized([device for device, _ in cut], taken) or (math.inf, cut))
 
     def start(self) -> tuple[float, Cut] | None:
-        """The best of some plans that suggest themselves; None where all devices together do not hold the layers."""
+        """Return the best of some heuristic plans, with its T; None if none of them fits."""
         task = self.task
         high = float(task.load.sum() + task.compute.sum() + task.send.sum())
         singles: list[Cut] = [((device, task.layers),) for device in range(task.devices)]

@@ -1,4 +1,4 @@
-"""Who of those that are left takes which layers: the least seconds for what is left of a reply, over who holds what."""
+"""Which remaining device takes which layers: the split with the least seconds for the rest of a reply."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.placement.split import Share
 
-_MOST = 10  # devices that are looked at: the number of sets of them doubles with each
+_MOST = 10  # devices that are considered: the number of their sets doubles with each
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Able:
 
     `load` and `step`: seconds to load a layer, and to compute it for one token; `hop`: to send a token's rows to it;
     `most`: layers for which it has memory, and `memory`: bytes that it gives to models, 0 where it sets no limit.
-    `begins` and `ends`: layers with which a range of its may begin and end, because a piece does; None: any.
+    `begins` and `ends`: layers with which one of its ranges may begin and end, because a piece does; None: any.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Able:
     ends: frozenset[int] | None = None
 
     def takes(self, layers: LayerRange) -> bool:
-        """Return whether these layers are there, and can be had without those around them."""
+        """Return whether these layers are there, and can be loaded without those around them."""
         return self.may_begin(layers.start) and self.may_end(layers.last) and self.holds.issuperset(layers)
 
     def may_begin(self, layer: int) -> bool:
@@ -45,11 +45,11 @@ class Able:
 
 
 def cover(devices: Sequence[Able], layers: int, tokens: int = 64) -> tuple[Share, ...] | None:
-    """The ranges, in order, for which loading and `tokens` more tokens take least; None where layers are on nobody.
+    """Return the ranges, in order, for which loading and `tokens` more tokens take least; None if no split is possible.
 
     best[S][j]: the least seconds with the first j layers on the devices of the set S, each of which holds one range.
-    Loads are added up as if one came after the other: with few devices that is what counts, and who has its layers
-    loaded already is preferred.
+    Loads are added up as if one came after the other: with few devices that is what counts, and devices that have their
+    layers loaded already are preferred.
     """
     devices = devices[:_MOST]
     full = 1 << len(devices)
@@ -79,8 +79,8 @@ def cover(devices: Sequence[Able], layers: int, tokens: int = 64) -> tuple[Share
 
 
 def _costs(device: Able, layers: int, tokens: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """(layers + 1, layers + 1): seconds for the layers from i to before j; infinite where one is missing, where a piece
-    would be cut in two, or j <= i."""
+    """Return the seconds for the layers from i to before j, (layers + 1, layers + 1); infinite where a layer is
+    missing, where a piece would be cut in two, or j <= i."""
     found = np.full((layers + 1, layers + 1), np.inf)
     for i in filter(device.may_begin, range(layers)):
         seconds = tokens * device.hop

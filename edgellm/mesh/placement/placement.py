@@ -22,7 +22,7 @@ from edgellm.rpc.discovery.workers import Worker
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes that are wanted beside weights: for each `layer`, its cache above all, and for a `stage` as such."""
+    """Bytes needed beside weights: for each `layer`, mostly its cache, and for a `stage` as such."""
 
     layer: float = 0.0
     stage: float = 0.0
@@ -30,7 +30,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """What is not on a device's disk of its share of a plan: these layers, of so many bytes."""
+    """The layers of a share of a plan that are not on its device's disk, and their `size` in bytes."""
 
     share: Share
     layers: tuple[int, ...]
@@ -39,12 +39,11 @@ class Lacking:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Who holds what now, in `shares`, and what that is expected to take; `reason` says why so.
+    """The `shares` of the devices now, and the times expected of them; `reason` explains the choice.
 
-    `best`: the plan for layers that are wherever they are wanted; None where the devices could not hold it. `lacking`:
-    what would have to be brought where for that. `fleet`: the devices, with the memory that each has for layers in all,
-    those included that are loaded. `unused` devices, and those that are `left_out` because they could not
-    be asked: each with the reason.
+    `best`: the plan if every layer could be anywhere; None if the devices could not hold the model. `lacking`: the
+    layers to copy for that plan. `fleet`: the devices, with the memory that each has for layers in all, loaded ones
+    included. `unused` devices, and those `left_out` because they could not be asked: each with the reason.
     """
 
     shares: tuple[Share, ...]
@@ -58,8 +57,8 @@ class Placed:
     left_out: tuple[tuple[str, str], ...]
 
     def advice(self, model: str) -> str:
-        """What to do so that it is faster next time, in a sentence; `model` as the user calls it. Empty: nothing that
-        would be worth it."""
+        """Return a sentence on how to be faster next time, with `model` as the user calls it; empty if nothing would be
+        worth it."""
         if self.best is None or not self.lacking:
             return ""
         if self.best.seconds(self.best.advised) > (1.0 - WORTH) * self.best.seconds(self.way):
@@ -73,18 +72,18 @@ class Placed:
         )
 
     def why(self) -> list[tuple[str, str]]:
-        """Device by device: why it holds what it holds, or nothing."""
+        """Return the reason for each device's layers, or for its having none."""
         found = [(stage.device, f"{stage.layers}: {stage.reason}")
                  for stage in self.way.stages]  # fmt: skip
         return [*found, *self.unused, *self.left_out]
 
     def deploy(self, model: str) -> str:
-        """The command that brings what is lacking."""
+        """Return the command that copies the lacking layers."""
         return deploy_command(model, self.lacking, self.workers)
 
 
 def deploy_command(model: str, lacking: Iterable[Lacking], workers: Mapping[str, Worker]) -> str:
-    """`edgellm mesh deploy` for these; what is there already it does not send again."""
+    """Return the `edgellm mesh deploy` command for these; it does not send layers again that are there already."""
     parts = []
     for one in lacking:
         worker = workers.get(one.share.name)
@@ -98,11 +97,11 @@ def place(
     tokens_in: int, tokens_out: int,
     room: Room = Room(), objective: Objective = "ttft", left_out: Sequence[tuple[str, str]] = (), stop: Stop = never,
 ) -> Placed:  # fmt: skip
-    """The best split over what the devices of the `home` have. `able`: those that can be used, with what each holds
-    now; `room`: what a stage takes beside weights; the rest as for `edgellm.coldstart.plan.plan`.
+    """Return the best split over the layers that the devices of the `home` have. `able`: the usable devices, with what
+    each holds now; `room`: bytes of a stage beside weights; the rest as for `edgellm.coldstart.plan.plan`.
 
     Raises:
-        PlanImpossible: the layers do not lie where there is memory for them; says what to bring where, if that helps.
+        PlanImpossible: the layers are not where there is memory for them; says what to copy where, if that helps.
     """
     fleet = _fleet(home, able, model, room.stage)
     planned = partial(
@@ -145,8 +144,8 @@ def place(
 
 
 def _fleet(home: Fleet, able: Sequence[Able], model: ModelCosts, taken: float) -> Fleet:
-    """The devices that can be used, each with the memory that it gives beside what it has loaded of the model, less
-    what a stage takes in any case."""
+    """Return the usable devices, each with its memory beside the layers of the model that it has loaded, less the
+    `taken` bytes of any stage."""
     gives = {one.name: one.memory - _loaded(one, model) if one.memory else math.inf for one in able}
     devices = tuple(
         replace(device, memory=max(1.0, min(device.memory, gives[device.name]) - taken))
@@ -157,7 +156,7 @@ def _fleet(home: Fleet, able: Sequence[Able], model: ModelCosts, taken: float) -
 
 
 def _with_loaded(fleet: Fleet, able: Sequence[Able], model: ModelCosts) -> Fleet:
-    """The same with the memory that each device has for layers in all, those included that it has loaded."""
+    """Return the fleet with each device's memory for layers in all, including those that it has loaded."""
     loaded = {one.name: _loaded(one, model) for one in able}
     devices = tuple(replace(device, memory=device.memory + loaded[device.name]) for device in fleet.devices)
     return Fleet(devices, fleet.links)
@@ -168,7 +167,7 @@ def _loaded(one: Able, model: ModelCosts) -> float:
 
 
 def missing(model: ModelCosts, shares: Sequence[Share], able: Sequence[Able]) -> Iterable[Lacking]:
-    """What each device lacks of its share."""
+    """Yield the layers that each device lacks of its share."""
     holds = {one.name: one.holds for one in able}
     for share in shares:
         layers = sorted(set(share.layers) - holds[share.name])

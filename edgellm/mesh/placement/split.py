@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edgellm.coldstart.plan import Plan, Way
 
 HERE = "here"
-"""What this device is called in a split, and in a plan."""
+"""The name of this device in a split, and in a plan."""
 EXAMPLE = "Give NAME:FIRST-LAST for every device, in order: --split here:1-12,desk:13-24"
 _PART = re.compile(r"(.+):(\d+)(?:-(\d+))?")
 
@@ -28,10 +28,10 @@ class Share:
 
 
 def read_split(text: str) -> tuple[Share, ...]:
-    """What `--split` says: names and layers counted from 1, both ends included.
+    """Parse the value of `--split`: names and layers counted from 1, both ends included.
 
     Raises:
-        InvalidOption: it cannot be meant.
+        InvalidOption: it is not a valid split.
     """
     shares = []
     for part in text.split(","):
@@ -46,17 +46,17 @@ def read_split(text: str) -> tuple[Share, ...]:
 
 
 def of_plan(plan: Plan) -> tuple[Share, ...]:
-    """Who holds what in a plan."""
+    """Return the shares of a plan."""
     return of_way(plan.way)
 
 
 def of_way(way: Way) -> tuple[Share, ...]:
-    """Who holds what in a way to hold the model."""
+    """Return the shares of a way to hold the model."""
     return tuple(Share(stage.device, stage.layers) for stage in way.stages)
 
 
 def ranges(layers: Iterable[int]) -> str:
-    """Layers, counted from 0, for people, who count from 1: 1-4, 7."""
+    """Format layers, counted from 0, for people, who count from 1: 1-4, 7."""
     runs: list[list[int]] = []
     for layer in sorted(layers):
         if runs and runs[-1][1] == layer - 1:

@@ -41,12 +41,12 @@ def figures_here(
     folder: Path | None = None,
     threads: int | None = None,
 ) -> Figures:
-    """What this device measured of such layers within `oldest` seconds, or measures now. Memory is always that of now.
+    """Return this device's figures for such layers, measured within `oldest` seconds or now. Memory is always current.
 
     `folder` is where layers lie: the disk that is read. `threads` as for `edgellm.engine.Context`.
 
     Raises:
-        MeasureFailed: it cannot be measured.
+        MeasureFailed: the device cannot be measured.
     """
     memory, bound = free_memory()
     kept, why = _kept(blocks, oldest, threads)
@@ -70,7 +70,7 @@ def figures_here(
 
 
 def processor() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()[:100]
@@ -96,8 +96,8 @@ def _measured(
 
 
 def _cold_load(file: Path, blocks: Blocks, rate: float, how: str) -> tuple[float, str]:
-    """Bytes/s at which layers come from the disk ready to compute, where a file is read at `rate`: llama.cpp may lay
-    weights out anew for the processor, and a slow one is then what limits."""
+    """Return the bytes/s at which layers load from the disk, ready to compute, if a file is read at `rate`: llama.cpp
+    may repack weights for the processor, and a slow processor then sets the limit."""
     some = file.with_name(f"{file.stem}-some.gguf")
     count = max(1, min(blocks.layers, int(_LOADING * rate / blocks.layer)))
     try:
@@ -116,13 +116,13 @@ def _cold_load(file: Path, blocks: Blocks, rate: float, how: str) -> tuple[float
 
 
 def _place(block: str, threads: int | None) -> Path:
-    """The file names the machine, too, because a home folder may serve several."""
+    """Return the file of the figures; it names the machine, too, because machines may share a home folder."""
     name = f"{block[:16]}-{threads or 'all'}-{platform.node() or 'here'}.json"
     return cache_dir() / "figures" / name
 
 
 def _kept(blocks: Blocks, oldest: float, threads: int | None) -> tuple[Figures | None, str]:
-    """What was kept and is good enough; else None, and why it is measured."""
+    """Return the stored figures if they are good enough; else None, and the reason to measure."""
     path = _place(blocks.key, threads)
     try:
         figures = read_json(path, lambda found: from_json(Figures, found))
@@ -143,7 +143,7 @@ def _kept(blocks: Blocks, oldest: float, threads: int | None) -> tuple[Figures |
 
 
 def _keep(figures: Figures, threads: int | None) -> None:
-    """Where that fails it is measured anew next time."""
+    """Store the figures. If that fails, they are measured again next time."""
     path = _place(figures.block, threads)
     with suppress(OSError):
         write_state(path, json.dumps(asdict(figures)))

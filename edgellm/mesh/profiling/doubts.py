@@ -14,15 +14,15 @@ from edgellm.places import cache_dir
 from edgellm.storage.state import from_json, read_json, write_state
 
 FAR = 8.0
-"""A time that was so many times longer or shorter than planned says that a figure is wrong, and not that the planner's
-model leaves something out."""
+"""The factor between measured and planned time from which a figure counts as wrong, and not just the planner's model as
+inexact."""
 _LEAST = 1e-4  # seconds: shorter times say nothing of a line
 
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Of the figures that were measured at `taken` (seconds since 1970, UTC). `again`: they are to be measured again;
-    else they already are what was measured for that reason, and are not doubted any more."""
+    """A doubt about the figures measured at `taken` (seconds since 1970, UTC). `again`: they are to be measured again;
+    else they come from such a new measurement, and are not doubted any more."""
 
     taken: int
     again: bool
@@ -53,7 +53,7 @@ def doubt(key: str, taken: int) -> bool:
 
 
 def settle(key: str, taken: int) -> None:
-    """The figures of `key` were measured again, at `taken`."""
+    """Record that the figures of `key` were measured again, at `taken`."""
     doubts = read_doubts()
     if key in doubts:
         _keep({**doubts, key: Doubt(taken, again=False)})
@@ -67,7 +67,7 @@ def read_doubts() -> dict[str, Doubt]:
 
 
 def _keep(doubts: Mapping[str, Doubt]) -> None:
-    """Where that fails the figures are doubted again after the next reply."""
+    """Write the doubts. If that fails, the figures are doubted again after the next reply."""
     with suppress(OSError):
         write_state(_path(), json.dumps({key: asdict(one) for key, one in doubts.items()}))
 

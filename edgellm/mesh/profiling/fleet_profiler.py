@@ -32,11 +32,11 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.decode_cost_cache import DOUBTFUL_OLDEST
 from edgellm.storage.state import from_json, read_json, write_state
 
-LINE_OLDEST = 86_400.0  # seconds; who has moved to another room since has another line
-_NO_LIMIT = 1e12  # bits/s of this device's own side: what limits is in the lines
+LINE_OLDEST = 86_400.0  # seconds; a device that has moved to another room since has another line
+_NO_LIMIT = 1e12  # bits/s of this device's own side: the limits are in the lines
 
 Tell = Callable[[str, str], None]
-"""Hears what is measured, and of which device."""
+"""Called with the device and what is being measured of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class KeptLine:
-    """A line, when it was measured (seconds since 1970, UTC), why then, and for which share of its time this process
-    waited for a processor."""
+    """A line, when it was measured (seconds since 1970, UTC), why then, and the share of the time for which this
+    process waited for a processor."""
 
     line: LinkSpeed
     taken: int
@@ -71,7 +71,7 @@ class KeptLine:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Each device's speed by name, this one's as `HERE`; lines by the names of both ends; who is left out, and why."""
+    """Each device's speed by name, this one's as `HERE`; lines by the names of both ends; devices left out, and why."""
 
     speeds: Mapping[str, Speed]
     lines: Mapping[tuple[str, str], KeptLine]
@@ -79,7 +79,7 @@ class Survey:
     left_out: tuple[tuple[str, EdgeError], ...]
 
     def fleet(self) -> Fleet:
-        """For the planner."""
+        """Return the fleet for the planner."""
         devices = tuple(self._device(name, speed) for name, speed in self.speeds.items())
         links = {}
         for (one, other), kept in self.lines.items():
@@ -98,8 +98,8 @@ class Survey:
         return [*found, "Run again with --measure when the devices are idle."] if found else []
 
     def _device(self, name: str, speed: Speed) -> Device:
-        """Where two devices have no measured line, what they send passes through the home's network as it does between
-        each of them and this one."""
+        """Return a device for the planner. Between two devices without a measured line, data is taken to pass through
+        the home's network as it does between each of them and this one."""
         figures, curve = speed.figures, speed.utilisation
         kept = self.lines.get((HERE, name))
         up, down, latency = (_NO_LIMIT, _NO_LIMIT, 0.0)
@@ -122,10 +122,10 @@ def survey(
     tell: Tell = lambda _who, _what: None,
     with_here: bool = True,
 ) -> Survey:
-    """Measures what is not known, or too old, of this device and of the workers that answer; `fresh`: everything.
+    """Measure what is not known, or too old, of this device and of the workers that answer; `fresh`: everything.
 
-    The devices measure themselves at the same time, the lines one after the other. Raises nothing of what a device may
-    do: who cannot be measured is left out.
+    The devices measure themselves at the same time, the lines one after the other. A device that fails does not raise:
+    if it cannot be measured, it is left out.
     """
     return run_there(_Surveying(trust, blocks, model, shape, fresh, tell).all(workers, with_here)).result()
 
@@ -196,7 +196,7 @@ class _Surveying:
             return None
 
     async def _line_between(self, one: Worker, other: Worker) -> KeptLine | None:
-        """None where the two cannot speak with each other: they are not paired, as a rule."""
+        """Return the line between two workers; None if they cannot reach each other, usually for not being paired."""
         key = (_key(one), _key(other))
         known = self._known(key)
         if known is not None or one.peer is None or other.peer is None:
@@ -248,13 +248,13 @@ def _young(kept: KeptLine) -> bool:
 
 
 def line_key(one: str, other: str) -> str:
-    """What the line between two devices is called in files."""
+    """Return the key of the line between two devices in files."""
     return f"{one} {other}"
 
 
 def doubt_figures(worker: Worker | None, what: str) -> bool:
-    """Have what a reply has disproved measured again, "computing", "loading" or "network" of a device; return whether
-    it will be."""
+    """Have a device's figures that a reply has disproved, "computing", "loading" or "network", measured again; return
+    whether they will be."""
     if what != "network":
         speed = known_speed(worker)
         return speed is not None and doubt(_key(worker), speed.figures.taken)
@@ -263,14 +263,14 @@ def doubt_figures(worker: Worker | None, what: str) -> bool:
 
 
 def _key(worker: Worker | None) -> str:
-    """What a device is called in files: its ID, as names change."""
+    """Return the key of a device in files: its ID, as names change."""
     if worker is None:
         return HERE
     return str(worker.address) if worker.peer is None else str(worker.peer.id)
 
 
 def known_speed(worker: Worker | None) -> Speed | None:
-    """What was last measured of a device, whatever the model."""
+    """Return the last measurement of a device, whatever the model."""
     try:
         return read_json(_speeds(_key(worker)), _speed)
     except StateDamaged:
@@ -282,7 +282,7 @@ def _speed(found: Any) -> Speed:
 
 
 def known_line(worker: Worker) -> KeptLine | None:
-    """What was last measured of the line from here."""
+    """Return the last measurement of the line from here."""
     return read_lines().get((HERE, _key(worker)))
 
 
@@ -291,7 +291,7 @@ def keep_speed(key: str, speed: Speed) -> None:
 
 
 def read_lines() -> dict[tuple[str, str], KeptLine]:
-    """All lines that were measured, by the keys of both ends."""
+    """Return all lines that were measured, by the keys of both ends."""
     try:
         return read_json(_lines(), lambda rows: dict(map(_line, rows))) or {}
     except StateDamaged:
@@ -314,7 +314,7 @@ def keep_lines(lines: Mapping[tuple[str, str], KeptLine]) -> None:
 
 
 def _write(path: Path, found: Any) -> None:
-    """Where that fails it is measured anew next time."""
+    """Write a file of measurements. If that fails, they are made again next time."""
     with suppress(OSError):
         write_state(path, json.dumps(found))
 

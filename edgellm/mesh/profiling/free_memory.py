@@ -13,7 +13,7 @@ _V2 = ("memory.max", "memory.current")
 
 
 def free_memory(proc: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/sys/fs/cgroup")) -> tuple[int, str]:
-    """Bytes, and what bounds them: what the machine has free, or what this process's control groups leave it."""
+    """Return the free bytes, and what bounds them: the machine's free memory, or this process's control groups."""
     free, reason = psutil.virtual_memory().available, "what this machine has free, less a tenth"
     with suppress(OSError, ValueError):
         for line in proc.read_text(encoding="utf-8").splitlines():
@@ -27,7 +27,7 @@ def free_memory(proc: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/sy
 
 
 def _left(root: Path, place: str, names: tuple[str, str]) -> int | None:
-    """The least that a group or one above it leaves."""
+    """Return the least memory that a control group or one above it leaves; None without a limit."""
     least: int | None = None
     folder = root / place.lstrip("/")
     for group in (folder, *folder.parents):

@@ -1,28 +1,28 @@
-"""When another device's clock began, by this one: Cristian's algorithm (1989) over the messages that come anyway."""
+"""The start of another device's clock on this one's: Cristian's algorithm (1989) over messages that come anyway."""
 
 from __future__ import annotations
 
 from time import perf_counter
 
-_DRIFT = 1e-4  # seconds a second, by which two clocks may part: five times what a crystal's data sheet allows
+_DRIFT = 1e-4  # seconds per second by which two clocks may drift apart: five times a crystal's data-sheet value
 
 
 class StageClock:
-    """The moment at which a stage's clock stood at 0, between what its messages allow.
+    """The moment at which a stage's clock stood at 0, within the bounds that its messages set.
 
-    A message that says `at` and arrives now was written earlier, so the clock began before now - `at`; an answer to
-    what was sent at `sent` was written later than that. The two are narrowed with each message and parted by drift.
+    A message that says `at` and arrives now was written earlier, so the clock began before now - `at`; an answer to a
+    message sent at `sent` was written later than `sent`. Each message narrows the two bounds, and drift widens them.
     """
 
     def __init__(self) -> None:
-        """It is asked for now, and begins later."""
+        """Note the time: the stage is requested now, so its clock begins later."""
         self._asked = perf_counter()
         self._latest: tuple[float, float] | None = None  # the bound, and when it was found
         self._earliest: tuple[float, float] | None = None
 
     def heard(self, at: float, sent: float | None = None) -> None:
-        """Take in a message that was written `at` seconds on the stage's clock and has just arrived; as an answer to
-        what left at `sent`, where that is known."""
+        """Take in a message written `at` seconds on the stage's clock that has just arrived; `sent` is when the message
+        that it answers left, if that is known."""
         now, at = perf_counter(), max(0.0, at)
         if self._latest is None or now - at < self._latest[0] + _DRIFT * (now - self._latest[1]):
             self._latest = now - at, now
@@ -33,7 +33,7 @@ class StageClock:
 
     @property
     def began(self) -> float:
-        """The middle of what is possible; without an answer to anything, the latest. Never before it was asked for."""
+        """The middle between both bounds, or the later bound while there is no answer; never before the request."""
         if self._latest is None:
             return self._asked
         latest = self._latest[0]

@@ -1,4 +1,4 @@
-"""Where a worker's layers lie: the seam between the mesh and whatever keeps layers on a device's disk."""
+"""The sources of a worker's layers: the interface between the mesh and the code that keeps layers on a disk."""
 
 from __future__ import annotations
 
@@ -37,52 +37,51 @@ class Loadable:
 
 
 class Layers(Protocol):
-    """Layers of models, in a file each (`engine.cut` of one layer), or several in a row in one: the first carries the
-    embedding and the tokenizer, the last one norm and head. A model is known by the SHA-256 of its whole file where
-    this device has that, and by the digest of its recipe where pieces were brought; both in hex."""
+    """Layers of models, in files of one layer (`engine.cut`) or several in a row: the first layer carries the embedding
+    and the tokenizer, the last one norm and head. A model is known by the SHA-256 of its whole file if this device has
+    that file, and by the digest of its recipe if pieces were copied here; both in hex."""
 
     def find(self, model: str, layers: LayerRange) -> Path | None:
-        """Return a file that begins with the first of `layers`, and ends with the last of them or before it, wherever
-        that suits; None where it is not here, or not whole. From now on nobody removes it, until `tidy` says that it is
-        not loaded."""
+        """Return a file that begins with the first of `layers`, and ends with the last of them or before it; None if it
+        is not here, or not whole. The file is not removed until `tidy` is told that it is not loaded."""
         ...
 
     def held(self, model: str) -> frozenset[int]:
-        """The layers that are here."""
+        """Return the layers that are here."""
         ...
 
     def bounds(self, model: str) -> CutPoints:
-        """Where a stage may begin and end, so that no piece has to be cut in two."""
+        """Return the layers at which a stage may begin and end, so that no piece has to be cut in two."""
         ...
 
     def pieces(self, model: str, layers: LayerRange) -> Sequence[Loadable]:
-        """What `find` gives for these layers, one after the other, as far as they are here."""
+        """Return what `find` would give for these layers, one after the other, up to the first that is not here."""
         ...
 
     def header(self, model: str) -> GgufHeader | None:
-        """Of the whole model, or of some of its layers; None where there is nothing of it here."""
+        """Return the header of the whole model, or of some of its layers; None if nothing of the model is here."""
         ...
 
     def tidy(self, loaded: Collection[Path]) -> None:
-        """Lets go of the files that were found and are not loaded, or no longer."""
+        """Release the files that were found and are not `loaded`, or no longer."""
         ...
 
 
 def known_as(layers: Layers, model: str, recipe: str) -> str:
-    """Return what `layers` are asked by for a `model` of which a coordinator names the SHA-256 of its own file, and the
-    digest of its `recipe`: a file of this device goes before what was brought."""
+    """Return the key by which `layers` know a model: `model`, the SHA-256 of the coordinator's file, or the digest of
+    its `recipe`. A whole file on this device goes before pieces copied to it."""
     return model if layers.held(model) or not recipe else recipe
 
 
 class InUse:
-    """Files that nobody removes because they are loaded. Any thread may ask."""
+    """Files that must not be removed because they are loaded. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[Path, ExitStack] = {}
 
     def keep(self, using: AbstractContextManager[Path]) -> Path:
-        """The file that `using` shows, which it keeps until `tidy`. Raises what it raises."""
+        """Enter `using` and return its file; keep the context open until `tidy`. Raise what `using` raises."""
         with ExitStack() as held:
             path = held.enter_context(using)
             with self._lock:
@@ -98,8 +97,7 @@ class InUse:
 
 
 class SeveralLayers:
-    """Layers that are in one place or another; of a model at most one of them has pieces of several layers that it
-    cannot cut."""
+    """Layers from several places; for each model, at most one place has pieces of several layers that it cannot cut."""
 
     def __init__(self, *places: Layers) -> None:
         self._places = places
@@ -135,13 +133,13 @@ class SeveralLayers:
 
 
 class WholeModel:
-    """A model file of this device, of which pieces are cut when they are asked for, and kept in a store of layers for
-    the next time, as far as its limit allows. Small layers go together (`edgellm.storage.layers.derived_pieces`)."""
+    """A model file of this device. Pieces are cut from it on demand, and kept in a store of layers for the next time,
+    as far as the store's limit allows. Small layers go together (`edgellm.storage.layers.derived_pieces`)."""
 
     def __init__(self, path: Path, store: LayerStore | None = None) -> None:
-        """Without a `store`, the user's own.
+        """Check that the file can be cut. `store` defaults to the user's own.
 
-        Raises ModelNotFound, ModelCorrupt or ModelUnsupported where it cannot be cut, and OSError where it cannot be
+        Raises ModelNotFound, ModelCorrupt or ModelUnsupported if the file cannot be cut, and OSError if it cannot be
         read."""
         header = check_gguf(path)
         self.path, self.model, self.n_layers = path, fingerprint(path), check_cuttable(header)
@@ -187,7 +185,7 @@ class WholeModel:
 
 
 def require(source: Layers, work: StageSpec) -> None:
-    """Raise LayersMissing where one of the stage's layers is not here."""
+    """Raise LayersMissing if one of the stage's layers is not here."""
     missing, name = sorted(set(work.layers) - source.held(work.model)), work.name
     if missing:
         raise LayersMissing(

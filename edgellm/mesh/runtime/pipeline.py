@@ -42,26 +42,26 @@ class Seat(Protocol):
     def name(self) -> str: ...
 
     def begin(self, work: StageSpec, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:
-        """Begins to load. `post` hears of everything, from any thread; rows for the seat `after` this one may be given
-        to it directly, and else are posted as `Onward`. `waiting` tells whether somebody waits for the pipeline."""
+        """Begin to load. `post` is called with every event, from any thread. Rows for the next seat, `after`, may be
+        given to it directly, or else are posted as `Onward`. `waiting` tells whether an answer is waited for."""
         ...
 
     def put(self, parcel: Parcel) -> None: ...
 
     def expect(self, number: int, request: VerifyRequest) -> None:
-        """Whoever gives it the parcel with this number, its answer is to this question."""
+        """Remember that the answer to parcel `number`, whoever delivers that parcel, is for `request`."""
         ...
 
     def tell(self, session: int) -> None:
-        """Has `Times` posted."""
+        """Ask the stage to post its `Times`."""
         ...
 
     def idle(self) -> bool:
-        """Whether it says that it has nothing to do."""
+        """Return whether the stage says that it has nothing to do."""
         ...
 
     def close(self) -> None:
-        """The stage is not needed any more."""
+        """Release the stage, which is not needed any more."""
         ...
 
 
@@ -101,55 +101,55 @@ class LocalSeat:
 
     def close(self) -> None:
         stage, self._stage = self._stage, None
-        if stage is not None:  # it may be loading, and nobody waits for that
+        if stage is not None:  # it may be loading, which is not worth waiting for
             threading.Thread(target=stage.close, daemon=True).start()
 
 
 class Lane:
-    """What one stage did, as far as it has told: on this process's clock, in seconds."""
+    """The record of one stage, as far as it has reported: its spans, and its clock's offset to this process's."""
 
     def __init__(self, seat: Seat, work: StageSpec) -> None:
-        """The stage is asked for now."""
+        """Start the lane's clock: the stage is requested now."""
         self.seat, self.work = seat, work
         self.clock = StageClock()
         self.loaded = 0
         self.spans: list[TraceSpan] = []
 
     def has_loaded(self, layers: int) -> bool:
-        """Take in that the stage has loaded so many layers; return whether that is news."""
+        """Take in that the stage has loaded `layers` layers; return whether that is news."""
         news, self.loaded = layers > self.loaded, max(layers, self.loaded)
         return news
 
     @property
     def whole(self) -> bool:
-        """Whether it says that all its layers are loaded."""
+        """Whether the stage says that all its layers are loaded."""
         return self.loaded >= len(self.work.layers)
 
 
 class Pipeline:
-    """Stages that hold a whole model in order. Any number of threads may ask, one at a time for each session."""
+    """Stages that hold a whole model in order. Any number of threads may call `ask`, one at a time per session."""
 
     def __init__(self, stages: Sequence[tuple[Seat, StageSpec]], *, direct: bool = True) -> None:
-        """All stages begin to load at once. Unless they give rows to each other `direct`, all pass through here."""
+        """Have all stages begin to load. Stages pass rows to each other if `direct`, or else through this process."""
         self.lanes = [Lane(seat, replace(work, stages=len(stages))) for seat, work in stages]
         self.gone: tuple[str, Gone] | None = None
-        self.silent = False  # nobody answered, and nobody is known to be at fault
+        self.silent = False  # no answer came, and the device at fault is not known
         self._direct = direct
         self._way, self._deadline = OnTheWay(len(self.lanes)), Deadline()
         self._numbers = count(1)
         self._asked: dict[int, tuple[int, Future[StageAnswer]]] = {}  # by the last parcel's number: the first one's
         self._told: dict[int, tuple[set[int], threading.Event, float]] = {}
         self._lock = threading.Lock()
-        for at, lane in reversed(list(enumerate(self.lanes))):  # who is waited for longest is there first
+        for at, lane in reversed(list(enumerate(self.lanes))):  # a stage is there before the one that sends to it
             after = self.lanes[at + 1].seat if direct and at + 1 < len(self.lanes) else None
             lane.seat.begin(lane.work, partial(self._happened, at), after, self._waiting)
 
     def ask(
         self, session: int, start: int, ids: Ids, request: VerifyRequest, rows: int = MOST_ROWS
     ) -> Future[StageAnswer]:
-        """Sends `ids` for the positions from `start` on, in parcels of at most `rows`; the verdict is on its way.
+        """Send `ids` for the positions from `start` on, in parcels of at most `rows`; return a future of the answer.
 
-        It fails with `DeviceLost` where a stage is gone, and with what the engine says where it refuses.
+        The future fails with `DeviceLost` if a stage is gone, and with the engine's error if the engine refuses.
         """
         future: Future[StageAnswer] = Future()
         tail = len(request.draft) + 1
@@ -175,7 +175,8 @@ class Pipeline:
         return future
 
     def measured(self, session: int, seconds: float = 2.0) -> list[Lane]:
-        """The lanes, with what every stage did since it was asked last; of one that does not answer nothing new."""
+        """Return the lanes with the spans of every stage since the last call; none for a stage that does not answer
+        within `seconds`."""
         missing, there = set(range(len(self.lanes))), threading.Event()
         with self._lock:
             self._told[session] = missing, there, perf_counter()
@@ -189,7 +190,7 @@ class Pipeline:
         return self.lanes
 
     def close(self) -> None:
-        """Lets the stages go; what is on its way fails."""
+        """Release the stages; pending requests fail."""
         for lane in self.lanes:
             lane.seat.close()
         self._fail(DeviceLost("The pipeline is closed.", "Ask again."))
@@ -208,7 +209,7 @@ class Pipeline:
         elif isinstance(event, Times):
             with self._lock:
                 missing, there, sent = self._told.get(event.session, (set[int](), threading.Event(), 0.0))
-                if at in missing:  # else nobody has asked
+                if at in missing:  # else these times were not asked for
                     lane.clock.heard(event.at, sent)
                     lane.spans.extend(event.spans)
                     missing.discard(at)
@@ -220,13 +221,13 @@ class Pipeline:
             self._end(lane.seat.name, event)
 
     def _end(self, name: str, gone: Gone) -> None:
-        """The pipeline has lost a stage; the first one lost is the reason."""
+        """Record that the pipeline has lost a stage, if it is the first one lost, and fail all pending requests."""
         if self.gone is None:
             self.gone = name, gone
             self._fail(self._lost(*self.gone))
 
     def _onward(self, at: int, said: Parcel) -> None:
-        """Gives rows to the next stage, if they are those of a parcel that was sent."""
+        """Give rows to the next stage, if they belong to a parcel that was sent."""
         try:
             with self._lock:
                 parcel = self._way.passed(at, said)
@@ -237,7 +238,7 @@ class Pipeline:
             self.lanes[at + 1].seat.put(parcel)
 
     def _waiting(self) -> bool:
-        """Whether an answer is waited for, which seats ask now and then; one that is overdue ends the pipeline."""
+        """Return whether an answer is waited for, and end the pipeline if it is overdue. Seats call this regularly."""
         with self._lock:
             if not self._asked:
                 return False
@@ -266,7 +267,7 @@ class Pipeline:
             asked[1].set_result(answer)
 
     def _failed(self, event: Failed) -> None:
-        """A parcel is lost, and with it the question that it belongs to."""
+        """Fail the request that a lost parcel belongs to."""
         with self._lock:
             of = next((last for last, (first, _) in self._asked.items() if first <= event.number <= last), 0)
             asked = self._asked.pop(of, None)

@@ -36,22 +36,22 @@ from edgellm.mesh.runtime.stage_scheduler import Moving, StageQueue
 from edgellm.mesh.runtime.weight_cache import Shelf
 from edgellm.verifier.judging import judge_pass, verdict
 
-_MERGED = 2e-3  # seconds: work that goes on after less than that is told as one piece
+_MERGED = 2e-3  # seconds: spans with a shorter gap between them are reported as one
 _SPANS_MOST = 2048
-ROWS_MOST = 4  # that wait, for each position of every session: what was given up goes through all the same
+ROWS_MOST = 4  # rows that may wait per position of every session: abandoned parcels still pass through
 
 
 class Stage:
-    """The layers of one `StageSpec`. `post` is told of everything that happens, in threads of the stage."""
+    """The layers of one `StageSpec`. `post` is called with every event, from the stage's threads."""
 
     def __init__(
         self, work: StageSpec, shelf: Shelf, post: Callable[[Event], None], *, threads: int | None = None
     ) -> None:
-        """Nothing is loaded before `start`, but memory is set aside for it, until `close`. May wait a moment for that.
+        """Reserve the memory that the stage needs, until `close`; this may wait a moment. `start` begins to load.
 
         Raises:
-            LayersMissing: they are not all on this device.
-            MemoryShort: there is no room for them, and for what they compute.
+            LayersMissing: not all of the layers are on this device.
+            MemoryShort: there is no room for the weights, the caches and the batches.
         """
         require(shelf.layers, work)
         self.work = work
@@ -73,7 +73,7 @@ class Stage:
 
     @property
     def progress(self) -> tuple[float, int, int]:
-        """Layers loaded, the one under way included as a share; blocks computed; parcels that wait or are computed."""
+        """Layers loaded, the one under way as a fraction; passes through blocks; parcels waiting or being computed."""
         return self._loaded + self._share, self._steps, len(self._line)
 
     @property
@@ -94,15 +94,15 @@ class Stage:
             return perf_counter() - self._used
 
     def start(self) -> None:
-        """Begins to load."""
+        """Begin to load and to compute."""
         self._loader.start()
         self._computer.start()
 
     def put(self, parcel: Parcel) -> None:
-        """Takes a parcel.
+        """Queue a parcel.
 
         Raises:
-            ProtocolError: it is not what this stage takes.
+            ProtocolError: the parcel does not fit this stage, or too many rows wait already.
         """
         check(parcel, self.work)
         with self._news:
@@ -114,18 +114,18 @@ class Stage:
             self._news.notify_all()
 
     def touch(self) -> None:
-        """It is in use, though it has nothing to do: other stages are at work."""
+        """Reset the idle time: the stage is in use although it has nothing to do, as other stages are at work."""
         with self._news:
             self._used = perf_counter()
 
     def tell(self, session: int) -> None:
-        """Posts what was done since this was asked last."""
+        """Post the spans recorded since the last call, as `Times`."""
         with self._news:
             spans, self._spans = tuple(self._spans), []
         self._post(Times(session, spans, self.clock))
 
     def close(self) -> None:
-        """Gives everything back. Returns when nothing is computed any more; what is being loaded is loaded first."""
+        """Release everything, once nothing is being computed any more; a block being loaded is finished first."""
         with self._news:
             if self._closed:
                 return
@@ -142,12 +142,12 @@ class Stage:
         self._lease.close()
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Runs a thread's work; whatever ends it ends the stage."""
+        """Run a thread's work, and post `Gone` if it raises: any error ends the stage."""
         try:
             work()
         except EdgeError as error:
             self._post(Gone(error))
-        except Exception as error:  # noqa: BLE001 - nobody else would hear of it
+        except Exception as error:  # noqa: BLE001 - it would go unreported otherwise
             self._post(Gone(EngineFailed(f"The stage has failed: {error!r}.", "Report this.")))
 
     def _load(self) -> None:
@@ -172,7 +172,7 @@ class Stage:
             layer += model.n_layer
 
     def _block(self, model: Model, layer: int) -> Block:
-        """The layers of one file, of which `layer` is the first."""
+        """Return a block with the layers of one file, of which `layer` is the first."""
         work, piece = self.work, LayerRange(layer, layer + model.n_layer)
         if piece.stop > work.layers.stop:
             raise LayersMissing(
@@ -193,7 +193,7 @@ class Stage:
             self._step(group)
 
     def _next(self) -> list[Moving]:
-        """The parcels that go through a block next, once there are any; none at the end."""
+        """Wait for parcels that can go through a block, and return them; return none once the stage is closed."""
         with self._news:
             while not self._closed:
                 if self._blocks and (group := self._line.next(len(self._blocks), self._blocks[0].rows_that_pay)):
@@ -202,7 +202,7 @@ class Stage:
             return []
 
     def _step(self, group: list[Moving]) -> None:
-        """Takes parcels through one block. Where they cannot go together, each is tried alone: one is to blame."""
+        """Take parcels through one block. If the batch fails, try each alone, to find the parcel at fault."""
         begin, at = self.clock, group[0].at
         try:
             found = self._blocks[at].forward_together([moving.passage for moving in group])
@@ -217,7 +217,7 @@ class Stage:
         last = self._ends[at] == self.work.layers.last
         results: list[Event | None] = []
         for moving, rows in zip(group, found, strict=True):
-            # a block shows rows in memory that it uses again, and not all may go on at once
+            # a block returns rows in memory that it reuses, and not all of these parcels may move on at once
             moving.passed(None if last else rows.copy())
             if last:
                 results.append(self._result(moving, rows, begin))
@@ -230,7 +230,7 @@ class Stage:
             self._leave(moving, result)
 
     def _leave(self, moving: Moving, event: Event | None) -> None:
-        """A parcel is done with, and `event` is what comes of it."""
+        """Remove a finished parcel from the queue, and post `event`, its result, if there is one."""
         with self._news:
             self._used = perf_counter()
             self._line.leave(moving)
@@ -238,9 +238,9 @@ class Stage:
             self._post(event)
 
     def _result(self, moving: Moving, rows: Floats, begin: float) -> Event | None:
-        """What comes of a parcel that has gone through the last block, which it entered at `begin`.
+        """Return the event for a parcel that has gone through the last block, which it entered at `begin`.
 
-        At the last stage that is the rule: verdicts travel, and not whole rows of a large vocabulary.
+        The last stage applies the verification rule itself: verdicts travel, not whole rows of a large vocabulary.
         """
         parcel, request = moving.parcel, moving.parcel.request
         if not self.work.ends:
@@ -256,7 +256,7 @@ class Stage:
         return StageAnswer(parcel.session, parcel.number, verdict(request), logits, self.clock)
 
     def _note(self, span: TraceSpan, merge: bool = True) -> None:
-        """Remembers what was done; the lock is held."""
+        """Record a span, merged with the one before where possible; the caller holds the lock."""
         before = self._spans[-1] if self._spans else None
         if merge and before is not None and before.kind == span.kind and span.begin - before.end < _MERGED:
             self._spans[-1] = replace(before, end=span.end)
@@ -265,15 +265,15 @@ class Stage:
 
 
 def _never_asked(_token: int) -> bool:
-    """Whether a turn ends matters for further tokens alone, and those cross all stages by themselves."""
+    """Return False: the end of a turn matters only for further tokens, each of which crosses the stages by itself."""
     return False
 
 
 def check(parcel: Parcel, work: StageSpec) -> None:
-    """Refuses what the stage before would not send.
+    """Check that a parcel is one that the stage before could have sent.
 
     Raises:
-        ProtocolError: a session, shape, id or number that cannot be meant.
+        ProtocolError: its session, position, shape, ids or values are invalid.
     """
     data, n = parcel.data, len(parcel.data)
     if not 0 <= parcel.session < work.sessions:

@@ -1,18 +1,18 @@
 """The parcels that are in a stage, and which of them go through a block next.
 
 One pass over a row of each of several sessions takes less time than a pass for each: the weights are read once. So the
-oldest parcel that can move takes along whoever is there and fits, and nobody is waited for. Four limits keep that from
-making things slower:
+oldest parcel that can move is batched with the other parcels that are there and fit; it never waits for more. Four
+limits keep that from making things slower:
 
-- Parcels of equally many rows, of sequences that follow each other: others llama.cpp computes one after the other, also
+- Only parcels with the same number of rows, of adjacent sequences: llama.cpp computes others one after the other even
   within a batch, and then the first would only wait for the last.
-- Rows in all for which a pass does take less time: `Block.rows_that_pay` and more.
-- `COMPANY_ROWS` in all at most: in longer passes a row costs the same, so the parts of prompts go by themselves.
-- Of all sessions that are at work not more than their number divided by that of the stages. If all went together, one
-  stage would compute, and the others would wait for it.
+- Enough rows in all for a batched pass to take less time: at least `Block.rows_that_pay`.
+- At most `COMPANY_ROWS` in all: in longer passes a row costs the same, so the parts of prompts go by themselves.
+- At most the number of active sessions divided by the number of stages. If all went together, one stage would compute,
+  and the others would wait for it.
 
-The parts of a prompt come all at once, and each takes as long as many tokens. So that nobody's token waits for all of
-them, what is short goes ahead of the next part whenever one has gone through; and then that part's turn has come.
+The parts of a prompt come all at once, and each takes as long as many tokens. So that no session's token waits for all
+of them, a short parcel goes ahead of the next part whenever a part has gone through; then that part has its turn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COMPANY_ROWS = 64
 
 @dataclass(slots=True, eq=False)
 class Moving:
-    """A parcel in this stage, whose `data` has gone through the first `at` blocks, in so many seconds."""
+    """A parcel in this stage, whose `data` has gone through the first `at` blocks, in `seconds` seconds."""
 
     parcel: Parcel
     data: Ids | Floats
@@ -37,30 +37,30 @@ class Moving:
     seconds: float = 0.0
 
     def passed(self, data: Floats | None = None) -> None:
-        """It has gone through one more block, which has made `data` of it; None: the last one."""
+        """Record that the parcel has gone through one more block, with `data` as the output; None for the last one."""
         self.at += 1
         if data is not None:
             self.data = data
 
     def took(self, seconds: float) -> None:
-        """That took so many seconds, in company or not."""
+        """Add the seconds of a pass, batched or not."""
         self.seconds += seconds
 
     @property
     def passage(self) -> Passage:
-        """What its next block is given."""
+        """The input of the parcel's next block."""
         parcel = self.parcel
         return Passage(self.data, parcel.start, parcel.session, parcel.outputs)
 
 
 class StageQueue:
-    """Parcels in the order in which they came. Whoever uses it holds a lock."""
+    """Parcels in the order in which they came. The caller locks it."""
 
     def __init__(self, work: StageSpec) -> None:
         self._stages = work.stages
         self._line: deque[Moving] = deque()
-        self._after_long = False  # who went through last
-        self._lately: deque[int] = deque(maxlen=work.sessions)  # whose parcels came, one after the other
+        self._after_long = False  # whether the last parcel that went through was a long one
+        self._lately: deque[int] = deque(maxlen=work.sessions)  # sessions of the latest parcels, runs merged
 
     def __len__(self) -> int:
         return len(self._line)
@@ -76,7 +76,7 @@ class StageQueue:
             self._lately.append(parcel.session)
 
     def leave(self, moving: Moving) -> None:
-        """It has gone through, or is given up."""
+        """Remove a parcel that has gone through, or is given up."""
         self._after_long = not _short(moving)
         if moving in self._line:  # it may have been cleared
             self._line.remove(moving)
@@ -85,10 +85,10 @@ class StageQueue:
         self._line.clear()
 
     def next(self, blocks: int, least: int = 2) -> list[Moving]:
-        """Who goes through one of the first so many blocks next; nobody: all must wait.
+        """Return the parcels that go next through one of the first `blocks` blocks; empty if all must wait.
 
-        The first of them goes alone where all together have fewer than `least` rows. No parcel overtakes another one of
-        its session.
+        The first of them goes alone if the group has fewer than `least` rows. No parcel overtakes another parcel of its
+        session.
         """
         ready = self._ready(blocks)
         if not ready:
@@ -106,7 +106,7 @@ class StageQueue:
         return group if len(group) * len(first.data) >= least else [first]
 
     def _ready(self, blocks: int) -> list[Moving]:
-        """Those whose next block is there, and no earlier parcel of their session before it; the oldest first."""
+        """Return the parcels, oldest first, whose next block is loaded and clear of earlier parcels of the session."""
         ready, ahead = [], dict[int, int]()
         for moving in self._line:
             session = moving.parcel.session
@@ -117,11 +117,11 @@ class StageQueue:
 
     @property
     def _fair(self) -> int:
-        """How many sessions may go together, so that every stage of the pipeline has some."""
+        """The most sessions in one batch that leave some for every stage of the pipeline."""
         alive = {*self._lately, *(moving.parcel.session for moving in self._line)}
         return -(-len(alive) // self._stages)
 
 
 def _short(moving: Moving) -> bool:
-    """Whether it is no part of a long prompt."""
+    """Return whether a parcel is not a part of a long prompt."""
     return len(moving.data) <= COMPANY_ROWS

@@ -1,4 +1,4 @@
-"""The layers of a store for whoever loads them: small ones joined, and what is loaded stays until it is let go."""
+"""The layers of a store, ready to load: small ones are joined, and loaded files stay until they are released."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from edgellm.storage.layers.store import LayerStore
 
 
 class StoredLayers:
-    """Models are known by the digest of the recipe that their pieces are of: whoever asks says with it which bytes are
-    meant. The SHA-256 of a whole model's file finds nothing here. Layers count from 0. Any thread may ask.
+    """The layers in a store. Models are known by the digest of their pieces' recipe, which names the exact bytes.
 
-    Layers come and are kept one by one, so that whatever plan is made next finds them; small ones are joined where a
-    stage wants several in a row, because each block costs something for every pass.
+    The SHA-256 of a whole model's file finds nothing here. Layers count from 0. Thread-safe.
+
+    Layers arrive and are kept one by one, so that any later plan can use them; small ones are joined where a stage
+    wants several in a row, because each block has a cost in every pass.
     """
 
     def __init__(self, store: LayerStore) -> None:
@@ -37,17 +38,17 @@ class StoredLayers:
         try:
             try:
                 return self._used.keep(self._file(recipe, row))
-            except (StoreFull, DiskFull):  # no room for a joined one: as it lies there it can be loaded, too
+            except (StoreFull, DiskFull):  # no room for a joined file: the first piece can be loaded as it is
                 return self._used.keep(self._file(recipe, row[:1]))
-        except LayersMissing:  # somebody has removed one just now
+        except LayersMissing:  # a piece has just been removed
             return None
 
     def held(self, model: str) -> frozenset[int]:
-        """The layers that are here."""
+        """Return the layers that are here."""
         return frozenset(layer for piece in self._here(model) for layer in piece.layers)
 
     def bounds(self, model: str) -> CutPoints:
-        """Where a stage may begin and end: where pieces do."""
+        """Return the layers at which a stage may begin and end: those at which pieces do."""
         here = self._here(model)
         return CutPoints(frozenset(piece.first for piece in here), frozenset(piece.last for piece in here))
 
@@ -61,7 +62,8 @@ class StoredLayers:
         return found
 
     def header(self, model: str) -> GgufHeader | None:
-        """See `Layers.header`. The last layer knows how many ids there are, the first one every single one of them."""
+        """See `Layers.header`. The last layer's header is preferred: it gives the size of the vocabulary, while the
+        first layer's lists every token."""
         recipe, here = self._recipe(model), self._here(model)
         if recipe is None or not here:
             return None
@@ -70,11 +72,11 @@ class StoredLayers:
         return None if path is None else check_gguf(path)
 
     def tidy(self, loaded: Collection[Path]) -> None:
-        """Lets go of the files that are not loaded, or no longer."""
+        """Release the files that are not loaded, or no longer."""
         self._used.tidy(loaded)
 
     def _row(self, recipe: Recipe, layers: LayerRange) -> list[LayerPiece]:
-        """The pieces with which `layers` begin that are loaded as one."""
+        """Return the pieces at the beginning of `layers` that are loaded as one file."""
         layer, last = layers.start, layers.last
         end = together(layer, last, median(piece.size / len(piece.layers) for piece in recipe.pieces))
         row: list[LayerPiece] = []
@@ -87,7 +89,7 @@ class StoredLayers:
 
     @contextmanager
     def _file(self, recipe: Recipe, row: Sequence[LayerPiece]) -> Iterator[Path]:
-        """A row of pieces as one file. Raises LayersMissing where one is gone, and what making it raises."""
+        """Yield a row of pieces as one file. Raise LayersMissing if a piece is gone, and what joining them raises."""
         with self.store.using(row) as paths:
             if len(paths) == 1:
                 yield paths[0]

@@ -1,5 +1,5 @@
-"""What a coordinator checks itself, because a stage may say anything: which rows it passes on, and that an answer comes
-in time. Wrong numbers of the right shape cannot be told from right ones.
+"""Checks that a coordinator makes itself, because a stage may say anything: which rows it passes on, and whether an
+answer comes in time. Wrong numbers of the right shape cannot be told from right ones.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 from edgellm.errors import ProtocolError
 from edgellm.mesh.messages import Parcel
 
-IDLE_SECONDS = 60.0  # a question is open, and every device says that it has nothing to do
-ANSWER_SECONDS = 300.0  # for each parcel of a question, where all layers are loaded
+IDLE_SECONDS = 60.0  # for which a request may be open while every device says that it has nothing to do
+ANSWER_SECONDS = 300.0  # for each parcel of a request, once all layers are loaded
 LOAD_SECONDS = 1800.0  # until the next piece is loaded
-STOOD_SECONDS = 5.0  # between two looks, which come several times a second
+STOOD_SECONDS = 5.0  # between two checks, of which several come a second: a longer gap is a pause of this process
 
 
 class OnTheWay:
-    """The parcels that have been sent through `stages` stages and are not answered yet. Its owner holds a lock."""
+    """The parcels sent through `stages` stages that are not answered yet. The owner locks it."""
 
     def __init__(self, stages: int) -> None:
         self._last = stages - 1
@@ -28,16 +28,17 @@ class OnTheWay:
         self._highest = 0
 
     def sent(self, parcel: Parcel) -> None:
-        """A parcel is given to the first stage."""
+        """Remember a parcel that is given to the first stage."""
         self._known[parcel.number] = 0, parcel
         self._highest = max(self._highest, parcel.number)
 
     def passed(self, at: int, said: Parcel) -> Parcel | None:
-        """Return what the next stage is to be given where the one `at` says that a parcel has gone through it: what was
-        sent, with the rows that it gives. None: nobody waits for that parcel any more.
+        """Return the parcel for the next stage, when stage `at` says that a parcel has gone through it: the parcel as
+        it was sent, with that stage's rows. None: the parcel is not waited for any more.
 
         Raises:
-            ProtocolError: no such parcel was sent there, it has passed there already, or its rows are not what it held.
+            ProtocolError: no such parcel was sent there, it has passed there already, or its rows have a wrong shape
+                or values that are not finite.
         """
         if said.number > self._highest or at >= self._last:
             raise ProtocolError(f"Parcel {said.number} was never sent that way.", _UPDATE)
@@ -55,7 +56,7 @@ class OnTheWay:
         return replace(parcel, data=said.data)
 
     def over(self, numbers: Sequence[int]) -> None:
-        """Nobody waits for these parcels any more."""
+        """Forget these parcels: they are not waited for any more."""
         for number in numbers:
             self._known.pop(number, None)
 
@@ -65,21 +66,21 @@ class OnTheWay:
 
 
 class Deadline:
-    """When the oldest open question is overdue, whatever the devices say of what they do."""
+    """A deadline for the oldest open request, whatever the devices say about their work."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
         self._moved = self._busy = self._looked = clock()
 
     def moved(self) -> None:
-        """A question was asked where none was open, answered, or a device has loaded something."""
+        """Restart the time: a first request was sent, a request was settled, or a device has loaded layers."""
         self._moved = self._busy = self._looked = self._clock()
 
     def passed(self, parcels: int, loaded: bool, idle: bool) -> bool:
-        """Whether it is too late for a question of so many parcels. `loaded`: all layers are; `idle`: every device says
-        that it has nothing to do."""
+        """Return whether a request of `parcels` parcels is overdue. `loaded`: all layers are loaded; `idle`: every
+        device says that it has nothing to do."""
         now = self._clock()
-        if (stood := now - self._looked) > STOOD_SECONDS:  # this process itself did
+        if (stood := now - self._looked) > STOOD_SECONDS:  # this process itself was paused
             self._moved, self._busy = self._moved + stood, self._busy + stood
         self._looked = now
         if not (loaded and idle):

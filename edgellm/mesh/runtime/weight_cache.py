@@ -1,4 +1,4 @@
-"""Layers in memory: shared by all pipelines that use them, warm for a while after, given back where room is needed."""
+"""Layers in memory: shared by all pipelines that use them, kept warm for a while after, evicted to make room."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from edgellm.mesh.messages import MOST_ROWS, StageSpec
 from edgellm.mesh.runtime.layer_sources import Layers
 
 KEEP_SECONDS = 300.0
-_PATIENCE = 2.0  # seconds: the stage that this one comes after may be about to give its memory back
+_PATIENCE = 2.0  # seconds: the stage that this one replaces may be about to release its memory
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A piece that is loaded, or being loaded by somebody."""
+    """A piece that is loaded, or being loaded by some thread."""
 
     size: int
     users: int = 0
@@ -32,19 +32,19 @@ class _Kept:
 
 
 class Lease:
-    """Memory that is set aside, until it is given back."""
+    """Memory that is reserved until the lease is closed."""
 
     def __init__(self, shelf: Shelf, size: int) -> None:
         self._shelf, self.size = shelf, size
 
     def close(self) -> None:
-        """Gives it back, once."""
+        """Release the memory; a second call does nothing."""
         size, self.size = self.size, 0
         self._shelf.release(size)
 
 
 def beside(costs: MemoryEstimate, work: StageSpec, pieces: Sequence[LayerRange]) -> int:
-    """Bytes that a stage takes beside the weights of its pieces: caches, and what each block computes a batch in."""
+    """Return the bytes that a stage takes beside the weights of its pieces: caches, and each block's batch buffers."""
     size = costs.cache(len(work.layers), work.context, work.sessions)
     for piece in pieces:
         ends = piece.start == 0 or piece.stop == work.n_layers
@@ -63,15 +63,15 @@ class Shelf:
         keep: float = KEEP_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`memory`: bytes that weights, caches and batches may take in all, None for no limit. `keep`: seconds that
-        weights stay when nobody uses them."""
+        """Limit weights, caches and batches to `memory` bytes in all (None: no limit); keep weights that no stage uses
+        for `keep` seconds."""
         self.layers, self.memory, self.keep = layers, memory, keep
         self._clock = clock
         self._kept: dict[tuple[str, int, Path], _Kept] = {}
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
-        self._reserved = 0  # bytes of caches, and of what batches are computed in
-        self._looking = 0  # calls that look for a file, or have found one that is not on the shelf yet
+        self._reserved = 0  # bytes of caches and batch buffers
+        self._looking = 0  # calls that look for a file, or have found a file that is not on the shelf yet
 
     @property
     def size(self) -> int:
@@ -80,7 +80,7 @@ class Shelf:
             return sum(kept.size for kept in self._kept.values())
 
     def warm(self, model: str) -> frozenset[int]:
-        """The layers of a model that are in memory."""
+        """Return the layers of a model that are in memory."""
         with self._lock:
             return frozenset(
                 layer + further
@@ -91,17 +91,17 @@ class Shelf:
 
     @property
     def left(self) -> int:
-        """Bytes of its memory that no stage has reserved for its caches; 0 where it has no limit."""
+        """Bytes of the shelf's memory that no stage has reserved for caches and batches; 0 if there is no limit."""
         return 0 if self.memory is None else max(1, self.memory - self._reserved)
 
     def reserve(self, work: StageSpec) -> Lease:
-        """Sets memory aside for what a stage needs beside its weights. Waits a moment where others use it.
+        """Reserve the memory that a stage needs beside its weights. Wait a moment where other stages use it.
 
         Raises:
-            MemoryShort: with its weights, and what is in use, that is more than there is.
+            MemoryShort: the stage does not fit, with its weights, beside what is in use.
         """
         header = None if self.memory is None else self.layers.header(work.model)
-        if self.memory is None or header is None:  # what is not here is said where it is to be loaded
+        if self.memory is None or header is None:  # missing layers are reported when they are to be loaded
             return Lease(self, 0)
         pieces, costs = self.layers.pieces(work.model, work.layers), costs_of(header)
         size = beside(costs, work, [piece.layers for piece in pieces])
@@ -123,7 +123,8 @@ class Shelf:
         return Lease(self, size)
 
     def _in_use(self, model: str, but: Collection[int]) -> int:
-        """Bytes that stages use: of weights those but for the pieces of a model that begin with these layers."""
+        """Return the bytes that stages use, without the weights of the pieces of `model` that begin with the layers
+        `but`."""
         weights = (
             kept.size for (one, layer, _), kept in self._kept.items()
             if kept.users and not (one == model and layer in but)
@@ -131,7 +132,7 @@ class Shelf:
         return self._reserved + sum(weights)
 
     def release(self, size: int) -> None:
-        """What was reserved is free again."""
+        """Give back `size` reserved bytes."""
         with self._freed:
             self._reserved -= size
             self._freed.notify_all()
@@ -139,13 +140,13 @@ class Shelf:
     def take(
         self, model: str, layers: LayerRange, progress: Callable[[float], None] | None = None
     ) -> Model:  # fmt: skip
-        """A piece that begins with the first of `layers`, and ends with the last of them or before it, loaded unless it
-        is there; to be given back with `give`.
+        """Return a piece that begins with the first of `layers`, and ends with the last of them or before it. Load it
+        if it is not in memory; the caller gives it back with `give`.
 
         Raises:
-            LayersMissing: it is not on this device.
-            MemoryShort: what is in use leaves no room for it.
-            ModelCorrupt, ModelUnsupported: its file cannot be loaded.
+            LayersMissing: the piece is not on this device.
+            MemoryShort: what is in use leaves no room for the piece.
+            ModelCorrupt, ModelUnsupported: the piece's file cannot be loaded.
         """
         with self._finding():
             layer = layers.start
@@ -169,7 +170,7 @@ class Shelf:
         return kept.model
 
     def give(self, model: Model) -> None:
-        """A piece that was taken is no longer used."""
+        """Give back a piece got from `take`."""
         with self._freed:
             for kept in self._kept.values():
                 if kept.model is model:
@@ -178,8 +179,8 @@ class Shelf:
             self._freed.notify_all()
 
     def tidy(self, everything: bool = False) -> int:
-        """Gives back what nobody has used for `keep` seconds, or all that nobody uses, and lets go of the files; how
-        many pieces went."""
+        """Unload the pieces that have been unused for `keep` seconds, or all unused ones if `everything`, and release
+        their files; return how many pieces were unloaded."""
         now = self._clock()
         with self._lock:
             old = [
@@ -189,7 +190,7 @@ class Shelf:
             ]
             for key in old:
                 self._drop(key)
-            if not self._looking:  # else one that was just found is not loaded yet
+            if not self._looking:  # else a file that was just found may not be loaded yet
                 self.layers.tidy({path for _, _, path in self._kept})
         return len(old)
 
@@ -204,7 +205,7 @@ class Shelf:
                 self._looking -= 1
 
     def _claim(self, key: tuple[str, int, Path]) -> tuple[_Kept, bool]:
-        """The place of a piece, and whether the caller is the one to load it."""
+        """Return the entry of a piece, counted as used once more, and whether the caller has to load it."""
         with self._lock:
             kept = self._kept.get(key)
             mine = kept is None
@@ -216,7 +217,7 @@ class Shelf:
             return kept, mine
 
     def _make_room(self, size: int, layer: int) -> None:
-        """Gives back the least recently used layers, as far as need be."""
+        """Unload the least recently used pieces until `size` more bytes fit."""
         if self.memory is None:
             return
         taken = self._reserved + sum(kept.size for kept in self._kept.values())
