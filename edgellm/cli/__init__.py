@@ -1,4 +1,4 @@
-"""The command line: the only room that prints."""
+"""The command line: the only package that prints."""
 
 from edgellm.cli.entrypoint import main
 

@@ -1,4 +1,4 @@
-"""The commands, put together."""
+"""The application, put together from its commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Past conversations for a chat: what was said before helps to draft, and what is said now is remembered."""
+"""Past conversations for a chat: earlier ones help to draft, and the present one is remembered."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 Remember = Callable[[str, str], None]
 RECALLED = 2**16
-"""Bytes of past conversations that are drafted from: more would be felt before the first word of a reply."""
+"""Bytes of past conversations that are drafted from: more would delay the first word of a reply noticeably."""
 
 
 def recall(pair: Pair) -> Remember | None:
-    """Gives `pair` what is remembered; returns what remembers a question and its reply. None: history is off, or it
-    cannot be used, which the user is told.
+    """Give `pair` the remembered conversations, and return a function that remembers a question and its reply; None if
+    the history is off or cannot be used, and the user is told of the latter.
     """
     from edgellm.storage import History
 
@@ -45,7 +45,7 @@ def recall(pair: Pair) -> Remember | None:
 
 @dataclass(slots=True)
 class Notes:
-    """What is kept of the conversation under way, so that it can be taken up again."""
+    """The stored copy of the conversation under way, from which it can be continued later."""
 
     store: Conversations
     conversation: Conversation
@@ -53,8 +53,8 @@ class Notes:
 
     @classmethod
     def open(cls, again: bool, which: str | None, on: bool) -> Self:
-        """Of the last conversation (`again`), of a certain one, or of a new one; nothing is kept where not `on`, or
-        where the history is off.
+        """Open the last conversation (`again`), the one named `which`, or a new one; nothing is kept unless `on`, nor
+        while the history is off.
 
         Raises:
             InvalidOption: there is no such conversation, or both are given.
@@ -69,16 +69,16 @@ class Notes:
         return cls(store, past, on and History().on)
 
     def said(self) -> list[Message]:
-        """What was said before."""
+        """Return the messages so far."""
         from edgellm.engine import Message
 
         return [Message(role, text) for role, text in self.conversation.turns]
 
     def keep(self, messages: Sequence[Message]) -> None:
-        """Keeps all that was said; what stands in the way is told once."""
+        """Keep all messages; an error is told once, and ends the keeping."""
         if not self.on:
             return
-        if list(messages[: len(self.conversation.turns)]) != self.said():  # it was cleared: another one begins
+        if list(messages[: len(self.conversation.turns)]) != self.said():  # cleared: another one begins
             self.conversation = type(self.conversation).new()
         self.conversation = self.conversation.said([(message.role, message.content) for message in messages])
         try:

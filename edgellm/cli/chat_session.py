@@ -1,4 +1,4 @@
-"""A conversation: what was said, what is given as context, and what comes next. Knows no screen."""
+"""A conversation: its messages, its context, and the next reply. Prints nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ChatSession:
-    """Turns so far. `context` texts stand in the first turn, and again in the first one after `clear`."""
+    """The turns so far. `context` texts are part of the first turn, and again of the first one after `clear`."""
 
     def __init__(
         self,
@@ -29,23 +29,23 @@ class ChatSession:
         keep: Callable[[Sequence[Message]], None] | None = None,
         reports: Reports | None = None,
     ) -> None:
-        """`remember` is told of each question, without the context, and of its reply, once that is complete; `keep` of
-        all that was said, each time; `reports` of each reply, where several devices hold the model. `history` was said
-        before."""
+        """`remember` is called with each question, without the context, and its reply, once that is complete; `keep`
+        with all messages, after each reply; `reports` with each reply, where several devices hold the model. `history`
+        are earlier messages."""
         self.pair = pair
         self.options = options
         self.summary: Summary | None = None
         self._context = context
         self._system = system
         self._history: list[Message] = list(history)
-        self._new = True  # the context is still to be told
+        self._new = True  # the context is still to be sent
         self._keep = keep
         self._asked: list[Message] = []
         self._question = ""
         self._remember, self._reports = remember, reports
 
     def ask(self, prompt: str) -> Reply:
-        """A reply to `prompt` after all that was said. Raises what `Pair.reply` raises, and forgets the prompt then."""
+        """Return the next reply, to `prompt`. Raises what `Pair.reply` raises; `prompt` is forgotten then."""
         from edgellm.llm import compose
 
         self._question = prompt
@@ -56,7 +56,7 @@ class ChatSession:
         return self.pair.reply(self._asked, self.options)
 
     def heard(self, summary: Summary) -> None:
-        """Takes the reply into the conversation; a stopped one as far as it came, an empty one not at all."""
+        """Take the reply into the conversation; a stopped one as far as it came, an empty one not at all."""
         from edgellm.engine import Message
 
         self.summary = summary
@@ -70,6 +70,6 @@ class ChatSession:
                 self._remember(self._question, summary.text)
 
     def clear(self) -> None:
-        """Forgets all that was said."""
+        """Forget all messages."""
         self._history, self._new = [], True
         self.summary = None

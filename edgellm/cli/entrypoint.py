@@ -1,4 +1,4 @@
-"""From the shell's words to an exit code; the one place where errors become words.
+"""The entry point: from the arguments to an exit code; the one place where errors are printed.
 
 Exit codes: 0 all went well, 1 an expected failure, 2 wrong usage, 130 interrupted.
 """
@@ -25,14 +25,14 @@ from edgellm.storage.state import write_state
 
 
 def main() -> None:
-    """The `edgellm` command."""
-    logging.disable(logging.WARNING)  # of libraries; what a user should know is said by us
+    """Run the `edgellm` command."""
+    logging.disable(logging.WARNING)  # of libraries; edgellm itself tells what a user should know
     prepare_streams()
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code. Never raises, never shows a traceback."""
+    """Run one command line and return its exit code. Never raises, never shows a traceback."""
     try:
         from edgellm.cli.app import app
         from edgellm.cli.settings import read_settings
@@ -58,13 +58,13 @@ def run(arguments: Sequence[str]) -> int:
         forget(sys.stdout)
         fail("The disk is full: what goes there cannot be written. Make room, then run it again.")
         return 1
-    except Exception as error:  # noqa: BLE001  # this is where everything ends
+    except Exception as error:  # noqa: BLE001  # the last resort
         return _unexpected(error)
 
 
 def _wrong_usage(error: typer.TyperException) -> int:
     context = getattr(error, "ctx", None)
-    if message := error.format_message():  # empty where the help has been shown in its place
+    if message := error.format_message():  # empty where the help was shown instead
         command = context.command_path if context is not None else "edgellm"
         message = message.replace("Value error, ", "").strip().rstrip(".")
         fail(f"{message}. See: {command} --help")

@@ -175,7 +175,7 @@ bytes_per_weight."""
 
 
 def taught(command: str, summary: str, more: str = "") -> str:
-    """Help text in Rich markup: what the command does, examples, then `more`."""
+    """Return a help text in Rich markup: what the command does, examples, then `more`."""
     lines = [f"  [cyan not dim]{escape(line)}[/]\n      {escape(what)}" for line, what in EXAMPLES[command]]
     examples = "\n".join(["For example:", *lines])
     return "\n\n".join(part for part in (summary, examples, escape(more)) if part)
@@ -195,7 +195,7 @@ GATES = {
 
 
 def gate_names(incomplete: str) -> Iterator[tuple[str, str]]:
-    """For shell completion: the gates, with what each of them verifies."""
+    """Yield the gates for shell completion, with what each of them verifies."""
     for name, meaning in GATES.items():
         if name.startswith(incomplete.lower()):
             yield name, meaning
@@ -211,7 +211,7 @@ SOURCES = {
 
 
 def source_names(incomplete: str) -> Iterator[tuple[str, str]]:
-    """For shell completion: what drafts are copied from; the last of those already typed is completed."""
+    """Yield the sources of drafts for shell completion; the last of those already typed is completed."""
     *before, last = incomplete.split(",")
     choices = SOURCES if before else {"auto": "from all that pay", "off": "from none", **SOURCES}
     for name, meaning in choices.items():
@@ -220,7 +220,7 @@ def source_names(incomplete: str) -> Iterator[tuple[str, str]]:
 
 
 def model_names(incomplete: str) -> Iterator[tuple[str, str]]:
-    """For shell completion: the models that are here, with their sizes."""
+    """Yield the models on this machine for shell completion, with their sizes."""
     from edgellm.cli.views.text import size
     from edgellm.storage import list_models
 

@@ -1,4 +1,4 @@
-"""The HTTP door of `edgellm serve`: its options, who may come in, and what is said of it."""
+"""The HTTP server of `edgellm serve`: its options, its credentials, and what is printed about it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Waiting = Annotated[int, typer.Option(metavar="N", help="Requests that wait for 
 
 @dataclass(frozen=True, slots=True)
 class HTTPOptions:
-    """What was asked for on the command line."""
+    """The options of the command line for HTTP."""
 
     on: bool
     host: str
@@ -69,15 +69,15 @@ class HTTPOptions:
     private_key: Path | None
     replies: int
     waiting: int
-    paired_only: bool = False  # other programs of this machine are strangers, too: a key is asked for on loopback
+    paired_only: bool = False  # other programs here are not trusted either: a key is asked for on loopback
 
 
 def opened(wanted: HTTPOptions) -> Door | None:
-    """The door, listening, or None where none is wanted; it says that the model is being loaded until it is opened.
+    """Start the server, or return None where none is wanted; it says that the model is being loaded until `Door.open`.
 
     Raises:
         PortTaken: the port that was asked for is in use.
-        InvalidOption, TrustUnusable: it cannot be opened so.
+        InvalidOption, TrustUnusable: the server cannot be started with these options.
     """
     if not wanted.on:
         return None
@@ -109,7 +109,7 @@ def opened(wanted: HTTPOptions) -> Door | None:
 
 @contextmanager
 def closing_door(wanted: HTTPOptions) -> Iterator[Door | None]:
-    """The same, closed behind the `with` whatever happens in it."""
+    """Start the server as `opened` does, and stop it after the `with`, whatever happens in it."""
     door = opened(wanted)
     try:
         yield door
@@ -119,7 +119,7 @@ def closing_door(wanted: HTTPOptions) -> Iterator[Door | None]:
 
 
 class Server(Protocol):
-    """What `until_stopped` stops."""
+    """A server that `until_stopped` can stop."""
 
     def request_stop(self, grace: float = ...) -> None: ...
 
@@ -130,8 +130,8 @@ STOPS = "Ctrl-C stops it when it has finished what is in flight; a second one st
 
 
 def until_stopped(servers: Sequence[Server | None], hint: str = STOPS) -> None:
-    """Waits for SIGINT or SIGTERM, then for what is in flight, one server after the other: the later ones may be what
-    the earlier ones use. A second signal cuts that off. Says the `hint` once signals are heard."""
+    """Wait for SIGINT or SIGTERM, then for requests in flight, one server after the other: an earlier one may use later
+    ones. A second signal cuts that short. Print the `hint` once signals are handled."""
     left = [server for server in servers if server is not None]
     asked = 0
 
@@ -159,12 +159,12 @@ def until_stopped(servers: Sequence[Server | None], hint: str = STOPS) -> None:
 
 
 def called(model: str) -> str:
-    """The name under which a model is served: as the user named it, of a file its stem."""
+    """Return the name under which a model is served: as the user named it, of a file its stem."""
     return Path(model).stem if model.endswith(".gguf") or ("/" in model and Path(model).exists()) else model
 
 
 def invite(door: Door) -> None:
-    """Says where the door is, now that it answers."""
+    """Print where the server is, now that it answers."""
     say(f"A page to talk to it: {door.url}/", style="bold")
     say(f"OpenAI's API: {door.url}/v1", style="bold")
 
@@ -191,7 +191,8 @@ def _key(path: Path | None) -> str:
 
 
 def _names(host: str) -> list[str]:
-    """By what a machine is called that listens at `host`: that, and its own name; its addresses if that is all."""
+    """Return the names of a machine that listens at `host`: that, or all its addresses if it is 0.0.0.0 or ::, and its
+    own name."""
     from ipaddress import ip_address
 
     from edgellm.rpc.discovery.interfaces import own_hosts

@@ -106,7 +106,7 @@ def _keys() -> KeyBindings:
 
 
 class _Typed(History):
-    """What was typed, in this process and in those before it."""
+    """The lines typed in this process and in earlier ones."""
 
     def __init__(self, lines: Lines) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class _Typed(History):
         self._usable = True
 
     def load_history_strings(self) -> Iterator[str]:
-        """Yield the texts of before, the newest first."""
+        """Yield the earlier texts, the newest first."""
         try:
             pasts = self._lines.recent()
         except HistoryUnusable as error:

@@ -1,4 +1,4 @@
-"""Progress of loading a model, shown only where it takes so long that one wonders."""
+"""Progress of loading a model, shown only where it takes noticeably long."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PATIENCE = 1.0  # seconds
 
 
 class Loading:
-    """Called with a model's name and the share of it that is loaded. Used in a `with`, which takes the bar away."""
+    """A progress callback, for a model's name and the share of it that is loaded. Its `with` removes the bar."""
 
     def __init__(self, verb: str = "loading") -> None:
-        """`verb`: what is done with the model."""
+        """`verb` says what is done with the model."""
         self._verb = verb
         self._began = time.monotonic()
         self._progress: Progress | None = None

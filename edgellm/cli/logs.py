@@ -1,6 +1,6 @@
-"""What daemons note for whoever runs them: standard logging, to stderr, and nothing unless it is asked for.
+"""Logs of daemons: standard logging, to stderr, and nothing unless it is asked for.
 
-Loggers are called like their modules. No prompt, no token, no key and no pairing code is ever logged.
+Loggers have the names of their modules. No prompt, no token, no key and no pairing code is ever logged.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class LogLevel(StrEnum):
-    """What is logged; each level says all that is said by those before it."""
+    """Levels of logging; each includes those before it."""
 
     off = "off"
     error = "error"
@@ -32,7 +32,7 @@ def log_to_stderr(level: LogLevel) -> None:
 
 
 class _OneLine(logging.Formatter):
-    """One line a record, whatever another device has said in it: nobody forges a second one."""
+    """A formatter with one line per record: no text from another device can forge a second one."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)

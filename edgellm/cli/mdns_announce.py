@@ -1,4 +1,4 @@
-"""How other devices find what is served here."""
+"""Announcement of what is served here, so that other devices find it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def hosts_of(server: Listener, interface: list[str] | None) -> list[str]:
-    """Where others can reach a server: at the address it was given, or at all that lead home."""
+    """Return the hosts at which others can reach a server: its address, or all of this machine's that lead home."""
     from ipaddress import ip_address
 
     from edgellm.rpc.discovery.interfaces import chosen_hosts
@@ -29,7 +29,7 @@ def hosts_of(server: Listener, interface: list[str] | None) -> list[str]:
 
 @contextmanager
 def findable(server: Listener, interface: list[str] | None) -> Iterator[None]:
-    """Announces a server that other machines can reach, and looks for one that has this one's identity."""
+    """Announce a server that other machines can reach, and look for a device with the identity of this one."""
     from edgellm.rpc.discovery.mdns import ServiceKind, announced, copies
 
     trust, address = server.trust, server.address

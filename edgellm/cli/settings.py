@@ -1,7 +1,7 @@
-"""Options that are set once: in a file of TOML, or by a variable each.
+"""Options that are set once: in a TOML file, or each by an environment variable.
 
 The file has a table for each command, with its options by their long names; `EDGELLM_CHAT_BUDGET` is `--budget` of
-`edgellm chat`. A word on the command line comes before a variable, a variable before the file.
+`edgellm chat`. The command line takes precedence over a variable, a variable over the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgellm.storage.state import read_toml
 FILE = "file"
 DEFAULT = "default"
 _MOST_BYTES = 2**20
-_OTHER = frozenset(  # variables that are no options
+_OTHER = frozenset(  # variables that set no option
     {
         "EDGELLM_HOME", "EDGELLM_DRAFT", "EDGELLM_VERIFIER", "EDGELLM_INTERFACE", "EDGELLM_PROBE", "EDGELLM_AMX",
         "EDGELLM_HISTORY_KEEP",
@@ -29,25 +29,24 @@ _OTHER = frozenset(  # variables that are no options
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of a command: its long name without dashes, the name of its parameter, and where it comes from when
-    nothing is set."""
+    """An option of a command: its long name without dashes, the name of its parameter, and its default."""
 
     command: tuple[str, ...]
     name: str
     parameter: str
     many: bool
     default: object
-    variable: str | None  # one that it has always had, and that comes before all others
+    variable: str | None  # an older variable of its own, which takes precedence
 
     @property
     def env(self) -> str:
-        """The variable that sets it."""
+        """The environment variable that sets the option."""
         return "_".join(["EDGELLM", *self.command, self.name]).replace("-", "_").upper()
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value of an option, and where it is from: `FILE`, `DEFAULT`, or the name of a variable."""
+    """A value of an option and its origin: `FILE`, `DEFAULT`, or the name of a variable."""
 
     option: Option
     value: object
@@ -56,13 +55,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is set, one for each option that is; `options` are all there are."""
+    """The settings, one for each option that is set; `options` are all that exist."""
 
     settings: tuple[Setting, ...]
     options: tuple[Option, ...]
 
     def defaults(self) -> dict[str, Any]:
-        """As the command line takes them: by command, then by parameter."""
+        """Return the values as a default map for the command line: by command, then by parameter."""
         tree: dict[str, Any] = {}
         for setting in self.settings:
             table = tree
@@ -73,13 +72,13 @@ class Settings:
 
 
 def config_file() -> Path:
-    """The file of settings. It need not exist."""
+    """Return the file of settings. It need not exist."""
     return config_dir() / "config.toml"
 
 
 def read_settings(command: Any, environment: Mapping[str, str], *, relaxed: bool = False) -> Settings:
-    """Everything that is set for `command`, the root of all. `relaxed`: a file that cannot be used counts as empty, so
-    that what tells where it is still works.
+    """Read all settings of `command`, the root command. `relaxed`: a file that cannot be used counts as empty, so that
+    the command that tells its path still works.
 
     Raises:
         ConfigUnusable: the file is not TOML, or names what does not exist; says what.

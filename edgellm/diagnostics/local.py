@@ -20,12 +20,12 @@ from edgellm.storage.cache import hub_cache
 GIB = 2**30
 _LEAST_DISK, _LITTLE_DISK = GIB // 4, 4 * GIB
 _LEAST_MEMORY = GIB
-_BUILT = datetime(2026, 1, 1, tzinfo=UTC)  # no device of ours has seen an earlier day
+_BUILT = datetime(2026, 1, 1, tzinfo=UTC)  # edgellm did not exist before
 _FAST = ({"x86_64", "amd64"}, ("AVX2", "AVX")), ({"arm64", "aarch64"}, ("NEON", "ARM_FMA"))
 
 
 def examine_machine() -> Iterator[Finding]:
-    """Each thing as it is found out."""
+    """Yield the findings as they come."""
     yield from _library()
     yield _memory(psutil.virtual_memory().available)
     yield from _disks()
@@ -95,7 +95,7 @@ def _disk(name: str, place: Path, free: int) -> Finding:
 
 
 def clock(now: datetime) -> Finding:
-    """Trust does not hang on the clock; when things were seen or said does."""
+    """Check the clock. Trust does not depend on it, but the recorded times do."""
     if now < _BUILT:
         return problem("clock", f"The clock says {now:%Y-%m-%d %H:%M} UTC.", "Set it, or switch on network time.")
     return fine("clock", f"The clock says {now:%Y-%m-%d %H:%M} UTC.")

@@ -1,7 +1,7 @@
 """The part of `edgellm doctor` that looks at the network: interfaces, multicast, and each paired device.
 
-Multicast and TCP fail for different reasons, so they are tried apart: announcements that do not cross are client
-isolation or a filter in the access point; a port that swallows what is sent is a firewall.
+Multicast and TCP fail for different reasons, so they are tried apart: announcements that do not arrive point to client
+isolation or a filter in the access point, a port that swallows packets to a firewall.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _SKEW = 120.0  # seconds by which two clocks may differ
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What was announced on the network while we listened, and whether our own announcement came back."""
+    """The announcements heard on the network while listening, and whether our own came back."""
 
     hints: tuple[Hint, ...]
     own_came_back: bool
 
 
 def examine_interfaces(hosts: Sequence[str]) -> Iterator[Finding]:
-    """Which networks this machine is in, and which of them are used."""
+    """Report which networks this machine is in, and which of them are used."""
     known = interfaces()
     used = [one for one in known if set(one.hosts) & set(hosts)]
     left = [one for one in known if one not in used]
@@ -53,7 +53,7 @@ def examine_interfaces(hosts: Sequence[str]) -> Iterator[Finding]:
 
 
 def listen(short: str, hosts: Sequence[str]) -> Heard:
-    """Announces that something is tried, to hear whether that comes back, and listens for devices."""
+    """Announce a test, to hear whether it comes back, and listen for devices."""
     instance = new_instance()
 
     def own(found: Sequence[Hint]) -> bool:
@@ -65,7 +65,7 @@ def listen(short: str, hosts: Sequence[str]) -> Heard:
 
 
 def examine_multicast(heard: Heard, short: str, hosts: Sequence[str]) -> Iterator[Finding]:
-    """Whether announcements leave this machine, and whether somebody else uses its name."""
+    """Report whether announcements leave this machine, and whether another one announces its identity."""
     for host in hosts:
         if why := multicast_error(host):
             yield problem(
@@ -89,7 +89,7 @@ def examine_multicast(heard: Heard, short: str, hosts: Sequence[str]) -> Iterato
 
 
 def examine_peers(trust: Trust, heard: Heard, vocabulary: str) -> Iterator[Finding]:
-    """Each paired device: is it there, does it speak our version, can it verify?"""
+    """Report for each paired device whether it answers, speaks our version and can verify."""
     for answer in roll_call(trust, trust.peers.all(), (), heard.hints):
         announcements = [hint for hint in heard.hints if hint.short == answer.peer.id.short]
         if answer.welcomed is None:
@@ -101,7 +101,7 @@ def examine_peers(trust: Trust, heard: Heard, vocabulary: str) -> Iterator[Findi
 
 
 def examine_address(trust: Trust, address: Address, vocabulary: str) -> Iterator[Finding]:
-    """The device at an address that the user has given."""
+    """Report on the device at an address that the user has given."""
     try:
         welcomed = ask_at(trust, address)
     except EdgeError as error:
@@ -112,7 +112,7 @@ def examine_address(trust: Trust, address: Address, vocabulary: str) -> Iterator
 
 
 def examine_welcome(welcomed: Welcomed, vocabulary: str) -> Iterator[Finding]:
-    """What a device says of itself."""
+    """Report on what a device says of itself: its clock, version, rights and vocabulary."""
     name = welcomed.peer.name
     if abs(welcomed.clock_ahead) > _SKEW:
         way = "ahead of" if welcomed.clock_ahead > 0 else "behind"
@@ -152,7 +152,7 @@ def _there(welcomed: Welcomed, announced_itself: bool) -> Finding:
 
 
 def _missing(answer: ProbeResult, announcements: Sequence[Hint]) -> Finding:
-    """Why a device does not answer: TCP is tried apart from what was announced."""
+    """Find out why a device does not answer: try TCP, whatever was announced."""
     name, trouble = answer.peer.name, answer.trouble
     if trouble is not None and not isinstance(trouble, VerifierUnreachable):
         topic = "versions" if isinstance(trouble, ProtocolError) else "peers"

@@ -1,4 +1,4 @@
-"""What a look at this device and its links has found, and what to do about it."""
+"""Findings about this device and its links, each with what to do about it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     NOTE = "note"
@@ -16,7 +16,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `topic` is a stable word for scripts; `next_step` is empty where all is well."""
+    """The result of one check. `topic` is a stable word for scripts; `next_step` is empty where all is well."""
 
     topic: str
     state: State

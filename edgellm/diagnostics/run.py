@@ -1,4 +1,4 @@
-"""Finds what is wrong with this device and its links, and says what to do about each of it."""
+"""Diagnosis of this device and its links, with what to do about each problem."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgellm.rpc.trust.trust import Trust
 
 
 def examine(*, draft: str = DRAFT, peers: Sequence[str] = (), interfaces: Sequence[str] = ()) -> Iterator[Finding]:
-    """Everything that is looked at, one after the other; takes some seconds, as it listens to the network.
+    """Yield the findings of all checks; this takes some seconds, as it listens to the network.
 
     `draft` is the model whose vocabulary verifiers should have; `peers` are addresses (HOST:PORT) to try, too.
 
@@ -35,7 +35,7 @@ def examine(*, draft: str = DRAFT, peers: Sequence[str] = (), interfaces: Sequen
     try:
         trust = Trust.here()
         trust.peers.all()
-    except EdgeError:  # has been told
+    except EdgeError:  # `examine_machine` has reported it
         return
     heard = network.listen(trust.identity.id.short, hosts)
     yield from network.examine_multicast(heard, trust.identity.id.short, hosts)

@@ -1,4 +1,4 @@
-"""Who is let in: so many replies at a time, so many who wait for that, and nobody beyond."""
+"""Admission of requests: a limit of replies at a time, a limit of requests that wait, and no more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 from edgellm.http.schemas.errors import SERVER, Fault, Refused
 
 _FIRST_GUESS = 2.0  # seconds that a reply takes, before one was written
-_FADE = 0.8  # what the replies before count for
+_FADE = 0.8  # weight of earlier replies in the mean
 
 
 class Admission:
@@ -30,14 +30,14 @@ class Admission:
         return len(self._line)
 
     def wait_seconds(self) -> float:
-        """How long who comes now would have to wait, going by the replies of late."""
+        """Return how long a new request would have to wait, going by recent replies."""
         return self._seconds * (len(self._line) + 1) / self.most
 
     async def enter(self) -> None:
-        """Takes a place, in turn. It is given back with `leave`.
+        """Take a place, in turn. It is given back with `leave`.
 
         Raises:
-            Refused: the line is full (429), or nobody is let in any more (503); says when to ask again.
+            Refused: the line is full (429), or no request is let in any more (503); says when to ask again.
         """
         if self._closed is not None:
             raise Refused(self._closed)
@@ -58,13 +58,13 @@ class Admission:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled() and place.exception() is None:
-                self.leave(None)  # it was given the moment that it was no longer wanted
+                self.leave(None)  # the place was given just when it was no longer wanted
             elif place in self._line:
                 self._line.remove(place)
             raise
 
     def leave(self, seconds: float | None) -> None:
-        """Gives a place back, to the next in line; the reply took `seconds`, None where there was none."""
+        """Give a place back, to the next in line; the reply took `seconds`, None where there was none."""
         if seconds is not None:
             self._seconds = _FADE * self._seconds + (1.0 - _FADE) * seconds
         self.running -= 1
@@ -77,7 +77,7 @@ class Admission:
             self._empty.set()
 
     def close(self, fault: Fault) -> None:
-        """From now on everybody is refused with `fault`, also those in line."""
+        """Refuse every request from now on with `fault`, also those in line."""
         self._closed = fault
         while self._line:
             place = self._line.popleft()
@@ -85,7 +85,7 @@ class Admission:
                 place.set_exception(Refused(fault))
 
     async def empty(self) -> None:
-        """Waits until no reply is being written."""
+        """Wait until no reply is being written."""
         await self._empty.wait()
 
     def _take(self) -> None:
@@ -94,7 +94,7 @@ class Admission:
 
 
 def closing() -> Fault:
-    """What is said while the server stops."""
+    """Return the fault for requests while the server stops."""
     return Fault(503, "The server is stopping.", SERVER, "stopping", retry_after=5.0)
 
 
@@ -112,7 +112,7 @@ class FairLock:
             self._line.append(mine)
             if self._line[0] is mine:
                 return self
-        mine.acquire()  # until who was before lets go of it
+        mine.acquire()  # until the holder before releases it
         return self
 
     def __exit__(self, *_raised: object) -> None:

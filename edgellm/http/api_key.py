@@ -14,15 +14,15 @@ _FIT = re.compile(r"[!-~]{16,500}")
 
 
 def http_folder() -> Path:
-    """Where the door's own key and certificate lie. It need not exist."""
+    """Return the folder of the server's own key and certificate. It need not exist."""
     return data_dir() / "http"
 
 
 def api_key(path: Path | None = None) -> tuple[Path, str]:
-    """The key in the file `path` (by default one in edgellm's data folder), made there if it does not exist.
+    """Return the file `path` (by default one in edgellm's data folder) and the key in it, made if it does not exist.
 
     Raises:
-        InvalidOption: it is too short, or holds anything but plain characters.
+        InvalidOption: the key is too short or long, or holds anything but plain characters.
         TrustUnusable: the file is a link, or cannot be read or written.
     """
     path = path or http_folder() / "api-key"

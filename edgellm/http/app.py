@@ -1,4 +1,4 @@
-"""The paths of the door."""
+"""The FastAPI application and its routes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from edgellm.http.status import describe
 
 
 def make_app(reception: Reception, version: str) -> FastAPI:
-    """The application over `reception`, without the guard in front of it."""
+    """Return the application over `reception`, without the `SecurityMiddleware` in front of it."""
     app = FastAPI(
         title="edgellm", version=version, docs_url=None, redoc_url=None, redirect_slashes=False,
         description="OpenAI's API over a pair of models. What is not described here is refused, never ignored.",
@@ -83,7 +83,7 @@ def make_app(reception: Reception, version: str) -> FastAPI:
 
     for methods in app.openapi()["paths"].values():
         for method in methods.values():
-            method["responses"].pop("422", None)  # FastAPI's own way to refuse, in whose place is ours
+            method["responses"].pop("422", None)  # FastAPI's own error, which ours replaces
     return app
 
 
@@ -98,7 +98,7 @@ def _model(writer: Writer, created: int) -> dict[str, Any]:
 
 
 def _answer_faults(app: FastAPI, reception: Reception) -> None:
-    """Whatever goes wrong is told in OpenAI's form."""
+    """Have every error answered in OpenAI's form."""
 
     def told(fault: Fault, more: Mapping[str, str] | None = None) -> JSONResponse:
         shown = redact_fault(fault) if reception.anonymous else fault
@@ -130,17 +130,17 @@ _PLAIN = {404: "There is nothing here. /openapi.json tells what there is.", 405:
 
 
 _NAME = re.compile(r"[a-z_]+|\d+")
-_TYPES = ("str", "int", "float", "bool", "list")  # pydantic puts the alternatives' names into the place of an error
+_TYPES = ("str", "int", "float", "bool", "list")  # pydantic adds the alternatives' names to an error's location
 
 
 def _malformed(request: Request, errors: Sequence[Any]) -> Fault:
-    """The first thing that is wrong with a request, in words, and the parameter it is about."""
+    """Return the first thing that is wrong with a request, in words, and the parameter it is about."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         return Fault(415, f"The request is {kind or 'of no type'}; send Content-Type: application/json.", INVALID)
     if not errors:
         return Fault(400, "The request is not what /openapi.json describes.")
-    first = max(errors, key=lambda error: len(error["loc"]))  # where there are alternatives, the one that came nearest
+    first = max(errors, key=lambda error: len(error["loc"]))  # of alternatives, the one that came nearest
     if first["type"] == "json_invalid":
         return Fault(400, f"The request is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}.")
     name = ".".join(part for part in map(str, first["loc"][1:]) if _NAME.fullmatch(part) and part not in _TYPES)

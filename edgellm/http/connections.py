@@ -1,7 +1,7 @@
-"""Whoever has connected: so many at a time, and none for long without a request.
+"""Connections: a limit of how many there are at a time, and of the time for which one may owe a request.
 
 uvicorn waits for ever for the end of a request's head, and for a client that does not read. A stranger needs no key for
-that, so here both have a time; and where all places are taken, whoever is silent for longest makes room for who comes.
+that, so both are limited here; and where all places are taken, a new connection replaces the one silent for longest.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0  # for a TLS handshake, and then for the head of the first request
 NEXT_SECONDS = 40.0  # for the head of the next one
-TAKE_SECONDS = 30.0  # how long a client may leave untaken what it is sent
+TAKE_SECONDS = 30.0  # how long a client may leave data unread
 MOST = 512
-_AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: on, and for no second
-_BREATH = 0.5  # seconds until the next try, where the system has no descriptor left
+_AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 seconds
+_BREATH = 0.5  # seconds until the next try, when the system has no descriptor left
 
 
 class Visit(H11Protocol):
@@ -31,20 +31,20 @@ class Visit(H11Protocol):
         self, came: socket.socket, *, left: Callable[[Visit], None], silent: Callable[[Visit, bool], None],
         **uvicorns: object,
     ) -> None:  # fmt: skip
-        """`left` is called when it is over; `silent` is told whenever it begins, or ceases, to owe a request."""
+        """`left` is called when the connection is over; `silent` whenever it begins, or ceases, to owe a request."""
         super().__init__(**uvicorns)  # type: ignore[arg-type]  # as uvicorn calls it
         self._came, self._left, self._silent = came, left, silent
         self._owed: TimerHandle | None = None
         self._untaken: TimerHandle | None = None
 
     def end(self) -> None:
-        """Hangs up, whatever is under way."""
+        """Close the connection at once, whatever is under way."""
         if self.transport is not None:
-            if self.transport.get_write_buffer_size():  # or the system goes on offering it what it does not take
+            if self.transport.get_write_buffer_size():  # or the system goes on offering unread data
                 self._came.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
             self.transport.abort()
             return
-        with suppress(OSError):  # who is being greeted still is found to have left
+        with suppress(OSError):  # during a handshake the client then seems to have left
             self._came.shutdown(socket.SHUT_RDWR)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -58,7 +58,7 @@ class Visit(H11Protocol):
             self._silent(self, False)
 
     def on_response_complete(self) -> None:
-        self._owe(NEXT_SECONDS)  # whatever comes meanwhile, the rest of a refused request too
+        self._owe(NEXT_SECONDS)  # whatever comes meanwhile, even the rest of a refused request
         super().on_response_complete()
 
     def pause_writing(self) -> None:
@@ -87,10 +87,10 @@ def _cancel(timer: TimerHandle | None) -> None:
 
 
 class Porch:
-    """Where connections are accepted. Used in one event loop."""
+    """An acceptor of connections, for use in one event loop."""
 
     def __init__(self, listening: socket.socket, tls: ssl.SSLContext | None, visit: Callable[..., Visit]) -> None:
-        """`visit` makes one, of a socket, `left` and `silent`."""
+        """`visit` makes a connection from a socket, `left` and `silent`."""
         self._listening, self._tls, self._visit = listening, tls, visit
         self._here: set[Visit] = set()
         self._silent: dict[Visit, None] = {}  # in the order in which they fell silent
@@ -99,7 +99,7 @@ class Porch:
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     async def close(self) -> None:
-        """Accepts nobody any more, and gives up handshakes; who has come in stays."""
+        """Accept no more connections, and give up handshakes; open connections stay."""
         self._accepting.cancel()
         for visit in self._greeted.values():
             visit.end()
@@ -129,7 +129,7 @@ class Porch:
         within = {} if self._tls is None else {"ssl_handshake_timeout": HEAD_SECONDS}
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: visit, came, ssl=self._tls, **within)
-        except OSError:  # it has left, or speaks no TLS
+        except OSError:  # the client has left, or speaks no TLS
             self._gone(visit)
 
     def _hang_up(self, visit: Visit) -> None:

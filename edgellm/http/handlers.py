@@ -1,4 +1,4 @@
-"""What stands between requests and the pair: is it there, is there a place, and who writes the answer."""
+"""Request handlers, between HTTP and the pair: is the pair loaded, is there a place, and which thread writes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LOADING = Fault(503, "The model is being loaded.", SERVER, "loading", retry_afte
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """What answers, under which name. `in_turns`: its replies compute on this device's processor, one round at a time.
+    """A pair and the name that it is served by. `in_turns`: replies compute on this device's processor, round by round.
 
     `options` are the choices that requests do not make. `course` watches what the devices of a mesh do for a reply.
     """
@@ -49,48 +49,48 @@ class Writer:
 
 
 class Reception:
-    """Of one door. All but the constructor, `open` and `close` is for its event loop."""
+    """The handlers of one server. All but the constructor, `open` and `close` is for its event loop."""
 
     def __init__(self, replies: int, waiting: int, on_error: Callable[[str], None], *, anonymous: bool = False) -> None:
-        """`replies` are written at once, and so many requests wait; `on_error` hears of what nobody expected.
+        """`replies` are written at once, and up to `waiting` requests wait; `on_error` is told of unexpected errors.
         `anonymous`: clients show no key, and so are told nothing of other devices."""
         self.anonymous = anonymous
         self.admission = Admission(replies, waiting)
         self.metrics = Metrics(self.admission)
         self._writer: Writer | None = None
-        self._idle = ""  # why nobody writes here
+        self._idle = ""  # why no pair is served here
         self._turns = FairLock()
         self._threads = ThreadPoolExecutor(replies, thread_name_prefix="edgellm-http")
         self._under_way: set[Running] = set()
         self._on_error = on_error
-        self.rtt_ms: float | None = None  # of the last reply that told one
+        self.rtt_ms: float | None = None  # of the last reply that reported one
         self.plan: PlanOut | None = None
 
     def open(self, writer: Writer, plan: PlanOut | None = None) -> None:
-        """From now on `writer` answers, and the page shows `plan`."""
+        """Let `writer` answer from now on, and the page show `plan`."""
         self.plan = plan
         if writer.pair.verifier_up is not None:
             self.metrics.watch(writer.pair.verifier_up)
         self._writer = writer
 
     def rest(self, why: str) -> None:
-        """Nobody writes here, and that is all right."""
+        """Serve without a pair, on purpose; `why` is the answer to requests for a reply."""
         self._idle = why
 
     def ready(self) -> Writer | None:
-        """Who writes, None where nobody does; raises Refused while the model is being loaded."""
+        """Return the writer, None where no pair is served. Raises Refused while the model is being loaded."""
         if self._writer is None and not self._idle:
             raise Refused(LOADING)
         return self._writer
 
     def writer(self) -> Writer:
-        """Raises Refused while the model is being loaded, or where nobody writes."""
+        """Return the writer. Raises Refused while the model is being loaded, or where no pair is served."""
         if (writer := self.ready()) is None:
             raise Refused(Fault(404, self._idle, code="model_not_found"))
         return writer
 
     async def answer(self, request: Request, ask: Sampled, begin: Begin, shape: ResponseShape) -> Response:
-        """The reply that `begin` makes, in `shape`, whole or in chunks as `ask` has it. A client that leaves ends it.
+        """Return the reply that `begin` makes, in `shape`, whole or streamed by `ask`. A client that leaves ends it.
 
         Raises:
             Refused: there is no place, or it failed before its first token.
@@ -108,7 +108,7 @@ class Reception:
             events = running.events()
             if not ask.stream:
                 return await _whole(events, shape)
-            first = await anext(events, None)  # so that what fails at once has a status of its own
+            first = await anext(events, None)  # so that a failure at once has a status of its own
             streamed = EventStream(running, gone, _chunks(first, events, shape, ask.wants_usage()))
             return streamed
         finally:
@@ -117,12 +117,12 @@ class Reception:
                 gone.cancel()
 
     def unexpected(self, error: BaseException) -> None:
-        """Tells whoever runs the server of what is no error of ours; the client is not told in detail."""
+        """Report an error that is none of edgellm's to the server's user; the client gets no details."""
         if not isinstance(error, (EdgeError, Refused)):
             self._on_error(f"A reply failed: {type(error).__name__}: {error}")
 
     async def finish(self, grace: float) -> None:
-        """Takes nothing new, lets what is under way end for `grace` seconds, then stops it."""
+        """Refuse new requests, give replies under way `grace` seconds to end, then stop them."""
         self.admission.close(closing())
         try:
             async with asyncio.timeout(grace):
@@ -136,7 +136,7 @@ class Reception:
         self._threads.shutdown(wait=False)
 
     async def _place(self, gone: asyncio.Task[None]) -> bool:
-        """Waits in line; False where the client has left meanwhile."""
+        """Wait in line; return False where the client has left meanwhile."""
         entering = asyncio.ensure_future(self.admission.enter())
         try:
             await asyncio.wait({entering, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -176,7 +176,7 @@ class Reception:
 
 
 def _work(running: Running, course: Course | None) -> BaseException | None:
-    """Writes the reply; where its course is watched, the client is told before that is asked for."""
+    """Write the reply; only after the client has it, `course` asks the devices about it."""
     if course is None:
         return running.work()
     course.begins()
@@ -187,7 +187,7 @@ def _work(running: Running, course: Course | None) -> BaseException | None:
 
 
 class EventStream(Response):
-    """Server-sent events. Ends the reply when the client leaves, or does not read."""
+    """A response of server-sent events, which ends the reply when the client leaves or does not read."""
 
     def __init__(self, running: Running, gone: asyncio.Task[None], chunks: AsyncIterator[bytes]) -> None:
         super().__init__(media_type="text/event-stream")
@@ -202,14 +202,14 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         except (OSError, TimeoutError):
-            return  # nobody is left to tell
+            return  # the client has left
         finally:
             self._running.stop()
             self._gone.cancel()
 
 
 async def _left(receive: Receive) -> None:
-    """Returns when the client has left."""
+    """Return when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -224,7 +224,7 @@ async def _whole(events: AsyncIterator[Event], shape: ResponseShape) -> Response
             pieces.append(event)
         else:
             notices.append(event)
-    return Response(status_code=499)  # it was stopped, and nobody is left to read this
+    return Response(status_code=499)  # the reply was stopped, and the client has left
 
 
 async def _chunks(

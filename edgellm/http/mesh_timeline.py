@@ -1,4 +1,4 @@
-"""What the devices of a mesh did for the last reply, beside what was planned: for the page."""
+"""The measured work of a mesh's devices for the last reply, beside the plan: for the page."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _MOST = 200  # spans of a kind that are drawn for a device
 
 
 class Course:
-    """Of one mesh. Replies begin and end in threads of their own; of those that shared the devices with another one
-    nothing is told, since nobody can tell what was done for which."""
+    """The last measured reply of one mesh. Replies begin and end in threads of their own; those that shared the devices
+    are left out, since it is unknown which work was done for which reply."""
 
     def __init__(self, opened: Opened) -> None:
         self._opened, self._replies = opened, Replies(opened)
@@ -26,7 +26,7 @@ class Course:
         self._last = None if opened.plan is None else beside(None, opened.plan.way)
 
     def begins(self) -> None:
-        """A reply begins. May wait for what the devices tell of those before it."""
+        """Note that a reply begins. May wait for the devices' reports on earlier replies."""
         with self._lock:
             self._open += 1
             if self._open > 1:
@@ -36,17 +36,17 @@ class Course:
             self._mixed = False
 
     def over(self, summary: Summary | None) -> None:
-        """A reply is over; None: it failed. May wait, as above."""
+        """Note that a reply is over; `summary` is None where it failed. May wait, as `begins` may."""
         with self._lock:
             self._open -= 1
             found = None if self._mixed or summary is None else self._replies.heard(summary)
             if found is None:
-                self._mixed = True  # what was done so far belongs to no reply
+                self._mixed = True  # the work so far belongs to no reply
             else:
                 self._last = _drawn(*found)
 
     def told(self) -> dict[str, Any]:
-        """Who holds which layers now, counted from 1, and the last reply that can be told of; before it the plan."""
+        """Return which device holds which layers, counted from 1, and the last measured reply; at first, the plan."""
         shares = self._opened.verifier.mesh.shares
         holders = [
             {"device": one.name, "first_layer": one.layers.start + 1, "last_layer": one.layers.stop} for one in shares
@@ -62,7 +62,7 @@ def _drawn(found: Measured, plan: Way | None) -> dict[str, Any]:
 
 
 def _spans(did: Did, until: float) -> dict[str, Any]:
-    """When it loaded and computed, up to the first token."""
+    """Return when a device loaded and computed, up to the first token."""
 
     def cut(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
         return [(begin, min(end, until)) for begin, end in spans if begin < until][:_MOST]

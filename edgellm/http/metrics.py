@@ -1,4 +1,4 @@
-"""What Prometheus may know. Nothing of it says what was written."""
+"""Metrics for Prometheus. They reveal nothing of what was written."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _AWAY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5
 
 
 class Metrics:
-    """Of one door."""
+    """The metrics of one server."""
 
     def __init__(self, admission: Admission) -> None:
         self._registry = registry = CollectorRegistry()
         self._requests = Counter("edgellm_requests", "Requests by how they ended", ["outcome"], registry=registry)
-        for outcome in ("stop", "length", "cancelled", "failed", "refused"):  # so that none is silent
+        for outcome in ("stop", "length", "cancelled", "failed", "refused"):  # so that each is reported from the start
             self._requests.labels(outcome)
         self._prompt = Counter("edgellm_prompt_tokens", "Tokens of prompts", registry=registry)
         self._generated = Counter("edgellm_generation_tokens", "Tokens written", registry=registry)
@@ -54,20 +54,20 @@ class Metrics:
             self._bytes.labels(way)
 
     def watch(self, up: Callable[[], bool]) -> None:
-        """Tells from now on whether the verifier across the link is there."""
+        """Report from now on whether the verifier across the link is there."""
         there = Gauge("edgellm_peer_up", "Whether the verifier across the link is there", registry=self._registry)
         there.set_function(lambda: float(up()))
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def refused(self) -> None:
-        """A request was turned away before anything was computed for it."""
+        """Count a request that was refused before anything was computed for it."""
         self._requests.labels("refused").inc()
 
     def reply(self, summary: Summary | None, marks: Marks, failed: bool) -> None:
-        """A reply is over, whole or not. May be told from any thread."""
+        """Count a reply that is over, whole or not. May be called from any thread."""
         self._requests.labels("failed" if failed or summary is None else summary.finish_reason).inc()
         if summary is None:
             return

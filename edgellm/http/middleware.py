@@ -1,7 +1,7 @@
-"""Who may come through the door: the right Host, the same origin, the key, and no more than fits.
+"""The checks of each request: the right Host, the same origin, the key, and a limit of its size.
 
-A page of somebody else's in the user's browser can reach a port on loopback. It cannot choose the Host header once its
-own name leads there (DNS rebinding), and it cannot hide its origin: both are looked at on every request.
+A foreign page in the user's browser can reach a port on loopback. It cannot choose the Host header once its
+own name leads there (DNS rebinding), and it cannot hide its origin: both are checked on every request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_BYTES = 8 * 2**20
 BODY_SECONDS = 30.0  # for a request to arrive
 OPEN = frozenset({"/", "/health"})
 PAGE = "/page/"
-"""What needs no key: they tell nothing and cost nothing."""
+"""The paths that need no key: they reveal nothing and cost nothing."""
 
 _Headers: TypeAlias = Mapping[bytes, list[bytes]]
 _ALWAYS = (
@@ -38,10 +38,10 @@ _ALWAYS = (
 
 
 class SecurityMiddleware:
-    """An ASGI application before another one. Nothing of a refused request's body is read."""
+    """ASGI middleware that refuses requests. Nothing of a refused request's body is read."""
 
     def __init__(self, app: ASGIApp, names: Iterable[str], key: str | None) -> None:
-        """`names`: hosts by which the door may be called, without ports. `key`: what must be shown; None: nothing."""
+        """`names`: hosts by which the server may be called, without ports. `key` must be shown, if it is not None."""
         self._app = app
         self._names = frozenset(name.lower() for name in names)
         self._key = None if key is None else key.encode()
@@ -59,7 +59,7 @@ class SecurityMiddleware:
             await _answer(fault, send)
             return
         status = [0]
-        # what nobody expected has been answered and told by the application, and goes no further
+        # the application has answered and reported unexpected errors; they go no further
         with suppress(Exception):
             await self._app(scope, _limited(receive), _marked(send, status))
         took = 1e3 * (perf_counter() - began)
@@ -71,7 +71,7 @@ class SecurityMiddleware:
             shown = hosts[0][:100] if hosts else ""
             return Fault(
                 403, f"The Host header {shown!r} is none of this server's names. Use the address that it has printed.",
-                "permission_error", "wrong_host",  # a page whose name was led here (DNS rebinding) reads this answer
+                "permission_error", "wrong_host",  # a page whose name was rebound to this address reads this answer
             )  # fmt: skip
         if _is_foreign(scope, headers, hosts[0]):
             return Fault(403, "Pages of other origins may not ask here.", "permission_error", "cross_origin")
@@ -98,7 +98,7 @@ def too_large() -> Fault:
 
 
 def _name(host: str) -> str:
-    """The host of HOST[:PORT], without brackets."""
+    """Return the host of HOST[:PORT], without brackets."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
@@ -106,7 +106,7 @@ def _name(host: str) -> str:
 
 
 def _is_foreign(scope: Scope, headers: _Headers, host: str) -> bool:
-    """Whether a browser says that another origin's page asks. Following a link to the page is no such thing."""
+    """Return whether a browser says that another origin's page asks. Following a link to our page does not count."""
     own = f"{scope['scheme']}://{host}".lower()
     if any(origin.decode("latin-1").lower() != own for origin in headers.get(b"origin", [])):
         return True
@@ -126,7 +126,7 @@ async def _answer(fault: Fault, send: Send) -> None:
 
 
 def _limited(receive: Receive) -> Receive:
-    """Reads no more than fits, and not for ever; what comes behind the body is let through as it is."""
+    """Limit the size of a request's body and the time that it may take; pass on what comes after it unchanged."""
     size, whole = 0, False
     deadline = asyncio.get_running_loop().time() + BODY_SECONDS
 
@@ -149,7 +149,7 @@ def _limited(receive: Receive) -> Receive:
 
 
 def _marked(send: Send, status: list[int]) -> Send:
-    """Tells browsers to take answers for what they say they are, and to keep none; notes the `status`."""
+    """Add headers by which browsers neither guess types nor cache answers; write the status to `status`."""
 
     async def marked(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -16,7 +16,7 @@ _POLICY = (
 
 
 def page_file(name: str) -> Response:
-    """One of the page's files. Raises HTTPException (404) for any other name."""
+    """Return one of the page's files. Raises HTTPException (404) for any other name."""
     if name not in _FILES:
         raise HTTPException(404)
     text = (files("edgellm.http") / "page" / name).read_text(encoding="utf-8")

@@ -26,7 +26,7 @@ class StageOut(BaseModel):
 
 
 class PlanOut(BaseModel):
-    """What is drawn of a plan."""
+    """The part of a plan that the page draws."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
@@ -36,7 +36,7 @@ class PlanOut(BaseModel):
 
 
 def read_plan(path: Path) -> PlanOut:
-    """A plan as `edgellm mesh plan --json` prints it.
+    """Read a plan as `edgellm mesh plan --json` prints it.
 
     Raises:
         InvalidOption: the file cannot be read, or is something else.

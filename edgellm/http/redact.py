@@ -1,4 +1,4 @@
-"""What clients without a key are not told: names, IDs and addresses of other devices."""
+"""Redaction of what clients without a key are not told: names, IDs and addresses of other devices."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ from edgellm.http.plan_file import PlanOut
 from edgellm.rpc.address import Address
 from edgellm.rpc.versions import program
 
-GRACE_SECONDS = 10.0  # for replies under way, when the door is closed
+GRACE_SECONDS = 10.0  # for replies under way, when the server stops
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """What keeps strangers out: the API key, and the files of a certificate and its key for TLS."""
+    """The credentials of a server: the API key, and the files of a certificate and its key for TLS."""
 
     key: str
     certificate: Path
@@ -38,7 +38,7 @@ class Lock:
 
 
 class Door:
-    """HTTP over one pair. `start`, `open` when the pair is loaded, then `stop`; all may come from any thread."""
+    """An HTTP server for one pair. Call `start`, `open` when the pair is loaded, then `stop`, all from any thread."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Door:
         waiting: int = 16,
         on_event: Callable[[str], None] | None = None,
     ) -> None:
-        """`names`: further hosts by which it may be called; its address is one. `replies` are written at once, and so
-        many requests wait. `key` is asked for without TLS, on loopback; clients of a door that asks for none are not
-        told of other devices.
+        """`names`: hosts by which the server may be called, besides its address. `replies` are written at once, and up
+        to `waiting` requests wait. `key` is asked for without TLS, on loopback; clients of a server that asks for none
+        are not told of other devices.
 
         Raises:
-            InvalidOption: the address leaves this machine, and there is no lock; or a size that cannot be meant.
+            InvalidOption: the address leaves this machine, and there is no lock; or a number is out of range.
         """
         if lock is None and not address.loopback:
             raise InvalidOption(
@@ -79,7 +79,7 @@ class Door:
         return f"{self.scheme}://{self.address}"
 
     def start(self) -> Address:
-        """Listens; returns the address, with the real port where port 0 was asked for.
+        """Listen, and return the address, with the real port where port 0 was asked for.
 
         Raises:
             PortTaken: something else listens there.
@@ -110,27 +110,27 @@ class Door:
         return self.address
 
     def open(self, writer: Writer, plan: PlanOut | None = None) -> None:
-        """From now on `writer` answers; until then /health and everything else say that it is being loaded. The page
-        shows `plan`."""
+        """Let `writer` answer from now on; until then /health and everything else say that the model is being loaded.
+        The page shows `plan`."""
         self._reception.open(writer, plan)
 
     def rest(self, why: str) -> None:
-        """Nobody writes here, and `why` is told to who asks for it; all else is answered."""
+        """Serve without a pair: requests for a reply are answered with `why`, all others as usual."""
         self._reception.rest(why)
 
     def request_stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Begins to stop and returns at once; may be called in a signal handler, and again with less grace."""
+        """Begin to stop, and return at once; may be called in a signal handler, and again with less grace."""
         if self._server is not None and self._server.loop is not None and not self.wait(0):
             self._server.loop.call_soon_threadsafe(self._begin_stop, grace)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the door is closed; whether it is."""
+        """Wait until the server is closed, for `timeout` seconds at most; return whether it is."""
         if self._thread is not None:
             self._thread.join(timeout)
         return self._thread is None or not self._thread.is_alive()
 
     def stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Stops, and returns when everything is closed. The pair stays the caller's."""
+        """Stop, and return when everything is closed. The pair stays the caller's."""
         self.request_stop(grace)
         self.wait()
 
@@ -155,7 +155,7 @@ class Door:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which tells when it listens, and lets replies end before it closes."""
+    """A uvicorn server that tells when it listens, and lets replies end before it closes."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -165,7 +165,7 @@ class _Server(uvicorn.Server):
         self._porches: list[Porch] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accepts connections itself: uvicorn has no limits for those that bring no request."""
+        """Accept connections in a `Porch`: uvicorn has no limits for those that bring no request."""
         self.loop = asyncio.get_running_loop()
         await super().startup([])
         visit = partial(Visit, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)

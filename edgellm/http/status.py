@@ -1,4 +1,4 @@
-"""What the page shows beside the conversation: who drafts and verifies, devices and links, and a mesh."""
+"""The status that the page shows beside the conversation: the models of the pair, devices and links, and a mesh."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgellm.rpc.trust.peer_store import Peers
 
 
 def describe(reception: Reception) -> dict[str, Any]:
-    """Return the state of the server and of what is behind it. Where no key is asked for, other devices are not named.
+    """Return the state of the server and of its pair. Where no key is asked for, other devices are not named.
 
     Raises:
         Refused: the model is being loaded.

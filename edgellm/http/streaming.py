@@ -1,5 +1,5 @@
-"""One reply on its way to a client: written in a thread of its own, heard in the event loop, stopped when nobody is
-left to hear it."""
+"""Streaming of one reply to a client: written in a thread of its own, passed on in the event loop, stopped when the
+client has left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgellm.spec.utf8 import Utf8
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Whole characters, and the tokens that brought them: one, or several where a character is made of several."""
+    """Whole characters, and the tokens that they come from: several where a character is made of several."""
 
     text: str
     tokens: tuple[Token, ...]
@@ -34,15 +34,15 @@ Event: TypeAlias = TextDelta | Notice | Summary
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """When tokens came, for the metrics: seconds from the request to the first one, and between the later ones."""
+    """The times of tokens, for the metrics: seconds from the request to the first one, and between the later ones."""
 
     first: float | None
     gaps: tuple[float, ...]
 
 
-# Makes a reply, unless what it is given says that nobody wants it any more.
+# Makes a reply, unless the function that it is given says that the client no longer wants it.
 Begin: TypeAlias = Callable[[Callable[[], bool]], Reply]
-# The summary (None: there is none), when tokens came, and whether it failed.
+# Called with the summary (None: there is none), the times of tokens, and whether the reply failed.
 Measured: TypeAlias = Callable[[Summary | None, Marks, bool], None]
 
 
@@ -56,9 +56,10 @@ class Running:
         measured: Measured,
         redact: Redact = keep,
     ) -> None:
-        """`begin` makes the reply, as long as what it is given does not say that nobody wants it; that tokenises the
-        prompt, beside other replies. Whatever computes does so within `turn`. `measured` is told when it is over, in
-        the thread, and before the client is. `redact` is applied to notices and to what went wrong."""
+        """`begin` makes the reply, which tokenises the prompt, beside other replies; the function that it is given
+        returns true once the client no longer wants it. All other computing is done within `turn`. `measured` is
+        called when the reply is over, in the thread, before the client is told. `redact` is applied to notices and
+        errors."""
         self._redact = redact
         self._begin, self._turn, self._measured = begin, turn, measured
         self._loop = asyncio.get_running_loop()
@@ -76,7 +77,8 @@ class Running:
         return Marks(times[0] - self._asked if times else None, gaps)
 
     def stop(self) -> None:
-        """The client is gone, or has had enough. Returns at once; the thread ends soon, also within a long decode."""
+        """Stop the reply, as the client has left or has enough, and return at once; the thread ends soon, also within a
+        long decode."""
         with self._lock:
             self._stopped = True
             reply = self._reply
@@ -85,7 +87,7 @@ class Running:
         self._heard.put_nowait(None)
 
     async def events(self) -> AsyncIterator[Event]:
-        """Pieces and notices as they come, the summary last; nothing more once it was stopped.
+        """Yield pieces of text and notices as they come, the summary last; nothing more once the reply was stopped.
 
         Raises:
             Refused: the reply failed, at once or on its way.
@@ -99,7 +101,7 @@ class Running:
                 return
 
     def work(self) -> BaseException | None:
-        """Writes the reply, to its end or until it is stopped. Returns what went wrong, which `events` raises."""
+        """Write the reply, to its end or until it is stopped. Return the error, if any, which `events` raises."""
         summary: Summary | None = None
         event: Summary | BaseException
         try:
@@ -114,7 +116,7 @@ class Running:
             event = summary
         except Stopped:  # before there was a reply
             event = summary = Stats().summary(0)
-        except BaseException as error:  # noqa: BLE001  whatever it is, the client is told, and the caller
+        except BaseException as error:  # noqa: BLE001  the client and the caller are told of any error
             event = error
         failed = isinstance(event, BaseException)
         self.summary = None if failed else summary
@@ -126,7 +128,7 @@ class Running:
         return self._stopped
 
     def _too_late(self, reply: Reply) -> bool:
-        """Whether it is too late for `reply`: it was stopped before it was there."""
+        """Keep `reply`; return whether it is too late for it, as `stop` was called before there was one."""
         with self._lock:
             self._reply = reply
             return self._stopped

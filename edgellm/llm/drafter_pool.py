@@ -1,4 +1,4 @@
-"""Drafters of a pair: opened as a reply needs them, and used again by the next one."""
+"""Drafters of a pair: opened when a reply needs one, and used again by the next reply."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPARE = 16  # cells of the cache for a branch, at least
 
 @dataclass(frozen=True, slots=True)
 class DrafterKind:
-    """What a drafter can do beside drafting: measure the attention of `layers`, follow `branches` guesses of up to
+    """The abilities of a drafter beside drafting: measure the attention of `layers`, follow `branches` guesses of up to
     `gamma` tokens each, leave the model after `exit_layer` where that is surer than `threshold`.
     """
 
@@ -36,10 +36,10 @@ class DrafterKind:
 
 
 class Drafters:
-    """Of one model. One for each reply under way; of the others only those of the last kind are kept."""
+    """The drafters of one model: one for each reply under way; of idle ones only those of the last kind are kept."""
 
     def __init__(self, model: Model, n_ctx: int, threads: int | None, fingerprint: Callable[[], str]) -> None:
-        """`fingerprint` of the model's file is asked for where shards of it are cut."""
+        """`fingerprint` returns that of the model's file; it is called where shards of the file are cut."""
         self._model, self._n_ctx, self._threads, self._fingerprint = model, n_ctx, threads, fingerprint
         self._idle: list[tuple[DrafterKind, ModelDrafter | ExitDrafter]] = []
         self._out: list[ModelDrafter | ExitDrafter] = []
@@ -47,10 +47,10 @@ class Drafters:
         self._lock = threading.Lock()  # replies may be written by several threads
 
     def take(self, kind: DrafterKind) -> ModelDrafter | ExitDrafter:
-        """The drafter of this kind that was given back last, or a new one.
+        """Return the drafter of this kind that was given back last, or a new one.
 
         Raises:
-            EngineFailed: no memory for it.
+            EngineFailed: there is no memory for it.
             ModelUnsupported: an early exit from a model that cannot be cut.
         """
         with self._lock:
@@ -65,7 +65,7 @@ class Drafters:
             return drafter
 
     def give(self, kind: DrafterKind, drafter: ModelDrafter | ExitDrafter) -> None:
-        """Gives a drafter back, for the next reply."""
+        """Give a drafter back, for the next reply."""
         with self._lock:
             if drafter in self._out:
                 self._out.remove(drafter)
@@ -73,15 +73,15 @@ class Drafters:
 
     @cached_property
     def curve(self) -> CostCurve:
-        """How long the model's decodes take on this device."""
+        """The times of the model's decodes on this device."""
         return curve_of(self._model, self._threads)[0]
 
     def shard(self, layer: int) -> Model:
-        """The model up to `layer`, with a head behind it. Raises what `take` raises for an early exit there."""
+        """Return the model up to `layer`, with a head behind it. Raises what `take` raises for an early exit there."""
         return self._cut(layer)[0]
 
     def close(self) -> None:
-        """Closes all of them, also those that are still out."""
+        """Close all drafters, also those that were not given back."""
         for drafter in [*self._out, *(idle for _, idle in self._idle)]:
             drafter.close()
         self._out.clear()
@@ -122,7 +122,7 @@ class Drafters:
 
 
 def exit_layers(path: Path) -> tuple[int, ...]:
-    """Layers of a model after which an early exit is thought of: those from which at most a quarter is left out.
+    """Return the layers after which an early exit is considered: it leaves out at most a quarter of the model.
 
     Raises:
         ModelUnsupported, ModelCorrupt: the model cannot be cut.
@@ -132,7 +132,7 @@ def exit_layers(path: Path) -> tuple[int, ...]:
 
 
 def shards(path: Path, fingerprint: str, layer: int) -> tuple[Path, Path]:
-    """A model cut behind `layer`, both parts with a head; kept in the cache folder by the model's fingerprint.
+    """Cut a model behind `layer` and return both parts, each with a head; the cache folder keeps them by `fingerprint`.
 
     Raises:
         ModelUnsupported: a model that cannot be cut.

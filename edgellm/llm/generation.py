@@ -1,4 +1,4 @@
-"""One reply of a pair: what is asked for becomes a gate and a drafter, and they write."""
+"""One reply of a pair: the options become a gate and a drafter, and these write the reply."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LONG = 16
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """What a pair is made of. `linked`: the verifier is across a link; `extra` as in `GenerationLimits`."""
+    """The parts of a pair. `linked`: the verifier is across a link; `extra` as in `GenerationLimits`."""
 
     text: Model
     draft: Model | None
@@ -55,23 +55,23 @@ class Components:
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """How one reply is written, and why so. `rejection` as in `AheadDrafter`, which looks ahead at `branches` guesses;
-    `acceptance` learns from verdicts. `first`: it is one of those that make the pair's profile.
-    `gamma`: tokens that the draft model drafts at most where copies are drafted, too.
+    """The way in which one reply is written, and the reasons. `rejection` as in `AheadDrafter`, which looks ahead at
+    `branches` guesses; `acceptance` learns from verdicts. `first`: the reply is one of those that make the pair's
+    profile. `gamma`: tokens that the draft model drafts at most where copies are drafted, too.
     """
 
     choice: GateChoice
     kind: DrafterKind
     branches: int = 0
     acceptance: Acceptance = field(default_factory=Acceptance)
-    alpha: float | None = None  # the paper's rule, by this acceptance rate
+    alpha: float | None = None  # acceptance rate for the paper's rule
     first: FirstReply | None = None
     gamma: int = LONG
     notices: tuple[Notice, ...] = ()
     reasons: tuple[str, ...] = ()
 
     def rejection(self, confidence: Sequence[float]) -> Probabilities:
-        """Where a chunk will be rejected: the paper's estimate with the paper's gate, else by what happened so far."""
+        """Return where a chunk will be rejected: with the paper's gate by its estimate, else by the verdicts so far."""
         return self.acceptance.rejection(confidence) if self.alpha is None else rejection(confidence, self.alpha)
 
 
@@ -163,7 +163,7 @@ def _written(
 
 
 def _copying(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> tuple[Copying | None, str]:
-    """Drafts that are copied from what was seen, where nothing is kept unchecked; and why."""
+    """Return the retrieval of drafts for the reply, None where it cannot be used; and why."""
     if options.drafter is not None:
         return None, "nothing is retrieved: the drafter is your own"
     if options.logprobs is not None:
@@ -185,11 +185,11 @@ def _copying(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> 
 
 
 def reporting(parts: Components, options: ReplyOptions) -> Verifier:
-    """Return the verifier of a reply whose tokens tell their probabilities: the pair's own if it reports them, else the
+    """Return the verifier of a reply whose tokens come with probabilities: the pair's own if it reports them, else the
     model itself.
 
     Raises:
-        InvalidOption: they cannot be told truly; says why.
+        InvalidOption: the true probabilities cannot be told; says why.
     """
     own = parts.verifier if parts.verifier is not None and parts.verifier.reports_logprobs else None
     if why := why_not(parts.linked and own is None, parts.verifier is not None, options):
@@ -201,7 +201,7 @@ def reporting(parts: Components, options: ReplyOptions) -> Verifier:
 
 
 def plan_reply(parts: Components, prompt: Ids, options: ReplyOptions, seed: int) -> GenerationPlan:
-    """What is asked for of a reply to `prompt`, as far as this pair can do it, and the reasons for what was chosen."""
+    """Return how this pair writes a reply to `prompt`: the `options` as far as it can follow them, and the reasons."""
     known, draft = parts.knowledge, parts.draft
     if known is None or draft is None:
         alone = AlwaysGate() if draft is None else NeverGate()
@@ -226,7 +226,7 @@ def plan_reply(parts: Components, prompt: Ids, options: ReplyOptions, seed: int)
         choice = choose(options, seed, profile=profile, ledger=ledger, linked=parts.linked, prompt=prompt)
     kind, early = _early(parts, options, profile, DrafterKind(choice.layers))
     many, parallel = _parallel(parts, options, profile, kind, choice)
-    if first is not None:  # of what is drafted ahead no importance is measured
+    if first is not None:  # importance is not measured for what is drafted ahead
         many, parallel = 0, "no parallel inference: the pair is being profiled"
     if many:
         kind = DrafterKind(kind.layers, MOST_BRANCHES, max(choice.gamma, FAR))
@@ -238,19 +238,19 @@ def plan_reply(parts: Components, prompt: Ids, options: ReplyOptions, seed: int)
 
 
 def _beside(parts: Components, options: ReplyOptions, choice: GateChoice) -> int:
-    """How many tokens the draft model drafts at most beside copies: in this process each is drafted only if it pays."""
+    """Return how many tokens the draft model drafts at most beside copies: here each is drafted only if it pays."""
     return LONG if options.gamma is None and not parts.linked else choice.gamma
 
 
 def default_layers(model: Model) -> tuple[int, ...]:
-    """Whose attention is importance, where nobody has said: an early layer, but not the first."""
+    """Return the layers whose attention is importance by default: an early one, but not the first."""
     return (min(1, model.n_layer - 1),)
 
 
 def _early(
     parts: Components, options: ReplyOptions, profile: Profile | None, kind: DrafterKind
 ) -> tuple[DrafterKind, str]:
-    """Whether drafts leave the model early, after which layer, and why."""
+    """Return `kind` with an early exit where drafts leave the model early, and why."""
     if options.early_exit == "off" or parts.draft is None:
         return kind, "no early exit, as you said" if parts.draft is not None else "no early exit: nobody drafts"
     layer, why = profile.best_exit() if profile is not None else (None, "the pair has no profile that says it pays")
@@ -267,7 +267,7 @@ def _early(
 def _parallel(
     parts: Components, options: ReplyOptions, profile: Profile | None, kind: DrafterKind, choice: GateChoice
 ) -> tuple[int, str]:
-    """How many guesses are followed while a verdict is on its way, and why."""
+    """Return how many guesses are followed while a verdict is on its way, and why."""
     if not options.parallel:
         return 0, "no parallel inference, as you said"
     if not parts.linked:

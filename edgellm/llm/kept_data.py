@@ -1,4 +1,4 @@
-"""Everything on this device's disk that comes from prompts and replies: what there is, and how it is removed.
+"""Everything on this device's disk that comes from prompts and replies: count it, and remove it.
 
 docs/privacy.md lists the same for users.
 """
@@ -22,12 +22,12 @@ from edgellm.storage.chats.typed_lines import old_lines, typed_lines
 from edgellm.storage.state import close_to_others
 
 LOGS_MOST = 20
-"""Crash logs that are kept, the newest."""
+"""The number of crash logs that are kept, the newest ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptData:
-    """How many there are of what. Of profiles only those with words of prompts, or made from replies, are counted."""
+    """Counts of what is kept, by kind. Only profiles with words of prompts, or made from replies, are counted."""
 
     replies: int = 0
     conversations: int = 0
@@ -52,7 +52,7 @@ class KeptData:
 
 
 def kept() -> KeptData:
-    """Count what is there, whether the history is on or off.
+    """Count what is kept, whether the history is on or off.
 
     Raises:
         HistoryUnusable, TrustUnusable: a file cannot be read.
@@ -66,8 +66,8 @@ def kept() -> KeptData:
 
 
 def forget() -> KeptData:
-    """Remove all of it, and return how many there were of what. Measured figures of a profile that was made from a
-    file of prompts stay, without the words.
+    """Remove all that is kept, and return the counts. Measured figures of a profile that was made from a file of
+    prompts stay, without the words.
 
     Raises:
         HistoryUnusable, TrustUnusable: something cannot be removed.
@@ -90,7 +90,7 @@ def forget() -> KeptData:
 
 
 def tidy() -> None:
-    """Remove what is too old, and close to other users what they could read."""
+    """Remove what is too old, and take away other users' access to the rest."""
     expire()
     close_to_others()
 
@@ -116,12 +116,12 @@ def expire_logs(before: datetime) -> None:
 
 
 def _profiles() -> Iterator[Path]:
-    """Yield profiles, the replies that will make one, what was set aside of them, and what a crash has left."""
+    """Yield profiles, replies that will make one, files of theirs that were set aside, and remains of a crash."""
     return _files(data_dir() / "profiles", "*")
 
 
 def _is_personal(path: Path) -> bool:
-    """Return whether a file among the profiles has words of prompts in it, or is made from replies, or damaged."""
+    """Return whether a file among the profiles has words of prompts in it, was made from replies, or is damaged."""
     try:
         profile = Profile.load(path, own=True)
     except ProfileUnusable:

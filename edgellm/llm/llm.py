@@ -43,7 +43,7 @@ from edgellm.spec.stream import Reply
 from edgellm.spec.types import Ids
 from edgellm.storage import fingerprint
 
-_AT_ONCE = 7  # tokens beyond the next one that a verifier across a link writes per request, where nobody drafts
+_AT_ONCE = 7  # tokens beyond the next one that a verifier across a link writes per request, without a draft model
 
 
 class Pair:
@@ -67,15 +67,15 @@ class Pair:
         history: bool = True,
         closing: ExitStack | None = None,
     ) -> None:
-        """Of parts that are already there; `open` is the usual way.
+        """Build a pair from parts that are already there; `open` is the usual way.
 
         `text` is the model whose tokenizer and chat template are used; `extra` as in `GenerationLimits`; `model_hash`
         tells the hash of a verifier's model that is not in this process, and `remote` how the verifier was found where
         it is across a link; `profile` is a file; `history` as for `open`; `closing` is closed with the pair, and closes
-        what the pair shall own.
+        what the pair owns.
 
         Raises:
-            InvalidOption: both left out, or `n_ctx` is more than the draft model was trained for.
+            InvalidOption: both are left out, or `n_ctx` is more than the draft model was trained for.
             ProfileUnusable: the given profile is not this pair's.
         """
         self._remote = remote
@@ -117,7 +117,7 @@ class Pair:
         peers: Sequence[str] = (),
         history: bool = True,
     ) -> Self:
-        """Loads the models and compares their vocabularies.
+        """Load the models and compare their vocabularies.
 
         A model is a path, an alias or `user/repo:quant`; the verifier may also be the `HOST:PORT` of one that is being
         served, or "auto": the best that a paired device serves, of `peers` (names, IDs or `HOST:PORT`) if given, and
@@ -125,14 +125,14 @@ class Pair:
         vocabulary and template are used where neither model is in this process. `profile` is a file from `edgellm
         profile`; without one the pair's own is found by the hashes of its models. `n_ctx` limits prompt and reply
         together, in tokens. `progress` is called with a model's name and the share of it that is loaded. Without
-        `history` nothing that is derived from prompts is written to disk; so it is while `edgellm history` is off.
+        `history`, and while `edgellm history` is off, nothing that is derived from prompts is written to disk.
 
         Raises:
-            InvalidOption: both left out, or `n_ctx` is more than a model was trained for.
+            InvalidOption: both are left out, or `n_ctx` is more than a model was trained for.
             ModelNotFound, ModelCorrupt, ModelUnsupported: from loading.
             VocabularyMismatch: the two do not share one vocabulary; names the first token that differs.
-            VerifierUnreachable: nobody answers at the address.
-            PairingRequired, NotPaired, NotPermitted, IdentityClash: the verifier's device and this one are strangers.
+            VerifierUnreachable: nothing answers at the address.
+            PairingRequired, NotPaired, NotPermitted, IdentityClash: the two devices do not trust each other enough.
             ProfileUnusable: the given profile is of other models or of another version.
         """
         draft, verifier = named(draft), named(verifier)
@@ -173,18 +173,18 @@ class Pair:
         stopped: ShouldStop = never,
         **changes: Any,
     ) -> Reply:
-        """A reply to a question, or to a conversation as `compose` makes it. The prompt is tokenised at once, until
-        `stopped` says that nobody wants it any more; nothing else is computed before the reply is iterated.
+        """Return a reply to a question, or to a conversation as `compose` makes it. The prompt is tokenised at once,
+        unless `stopped` says that the reply is no longer wanted; the rest is computed when the reply is iterated.
 
         `changes` are fields of `ReplyOptions` that differ from `options`. Iterating raises ProfileUnusable where a
         budget needs a profile that cannot be used, and what the verifier raises when it is opened.
 
         Raises:
-            InvalidOption: an option that cannot be meant, or an empty prompt.
+            InvalidOption: an option that makes no sense, or an empty prompt.
             InputNotText: the prompt cannot be written as UTF-8.
             PromptTooLong: the prompt leaves no room in the context; says both lengths.
             TextRefused: the model's tokenizer fails on the prompt, or takes too long over it.
-            Stopped: `stopped` said so.
+            Stopped: `stopped` returned true.
         """
         began = perf_counter()
         self._check_open()
@@ -198,7 +198,8 @@ class Pair:
         stopped: ShouldStop = never,
         **changes: Any,
     ) -> Reply:
-        """What follows `prompt` as it stands, without the chat template. As `reply` otherwise, also in what it raises.
+        """Return a continuation of `prompt` as it stands, without the chat template; otherwise as `reply`, which says
+        what is raised.
 
         In a text the names of control tokens, such as <|im_start|>, mean those tokens; token ids are taken as they are.
         """
@@ -210,7 +211,7 @@ class Pair:
     def _reply(self, ids: Ids, options: ReplyOptions, began: float) -> Reply:
         sampling = options.sampling()
         if options.logprobs is not None:
-            reporting(self._parts, options)  # or says now why not
+            reporting(self._parts, options)  # raises now if they cannot be told
         reply = Reply(
             partial(write, self._parts, ids, options, sampling),
             prompt_tokens=len(ids),
@@ -221,13 +222,13 @@ class Pair:
         return reply
 
     def remember(self, conversations: Sequence[tuple[str, str]]) -> None:
-        """Past questions and their replies, the oldest first, to retrieve drafts from; replies of this pair are
-        remembered without it. They stay in this process."""
+        """Remember past questions and their replies, the oldest first, to retrieve drafts from. They stay in this
+        process. The pair's own replies are remembered anyway."""
         self._retrieval.remember(conversations)
 
     def curve(self) -> CostCurve:
-        """How long the verifier (the draft model, where that is alone) takes for a decode of so many rows. Measured at
-        the first call, in some seconds at most, and kept for later processes."""
+        """Return how long the verifier (the draft model, if there is no verifier) takes for a decode, by its number of
+        rows. It is measured at the first call, in some seconds at most, and kept for later processes."""
         self._check_open()
         return self._retrieval.curve()
 
@@ -241,17 +242,18 @@ class Pair:
         precedents: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> Profile:
-        """Profiles the pair on `prompts`, everything verified, and uses that from now on, without saving it.
+        """Profile the pair on `prompts`, verifying every token, and use the profile from now on, without saving it.
 
-        `layers`: whose attention is importance. `precedents`: it is found out, too, when the draft model had better
-        draft what the context says. `progress` is called with the prompts done, and those in all; some are read twice
-        where no layer is given. A profile is kept with `Profile.save`, or for later processes with `keep_profile`.
+        `layers`: those whose attention is taken as importance. `precedents`: also find out when the draft model had
+        better draft what the context says. `progress` is called with the number of prompts done and with that of all;
+        some are read twice where no layer is given. `Profile.save` saves a profile; `keep_profile` saves it where later
+        processes find it.
 
         Raises:
             InvalidOption: one of the two models is missing, or the prompts bring too little to say anything.
             PromptTooLong, InputNotText: one of the prompts.
             ProfileUnusable: the verifier does not say which model it is.
-            VerifierLost: it goes away meanwhile.
+            VerifierLost: the verifier goes away meanwhile.
         """
         self._check_open()
         ids = [self.prompt_ids(prompt) for prompt in prompts]
@@ -260,7 +262,7 @@ class Pair:
         )
 
     def keep_profile(self, profile: Profile) -> Path:
-        """Saves `profile` as this pair's, where later processes find it; returns the file.
+        """Save `profile` as this pair's, where later processes find it, and return the file.
 
         Raises:
             InvalidOption: one of the two models is missing.
@@ -271,12 +273,12 @@ class Pair:
         return self._parts.knowledge.use(profile)
 
     def prompt_ids(self, prompt: str | Sequence[Message], stopped: ShouldStop = never) -> Ids:
-        """The prompt as the models see it, shape (n,). Raises what `reply` raises for a prompt."""
+        """Return the prompt as the models see it, shape (n,). Raises what `reply` raises for a prompt."""
         return chat_ids(self._text, prompt, self.context_length, stopped)
 
     @property
     def name(self) -> str:
-        """The name of the model whose text it is: the verifier's, or the draft model's where that is alone."""
+        """The name of the model that decides on the text: the verifier, or the draft model if there is no verifier."""
         return self._text.name if self._parts.verifier is None else self._parts.verifier.name
 
     @property
@@ -289,7 +291,7 @@ class Pair:
 
     @property
     def verifier_reason(self) -> str:
-        """Why "auto" has chosen the verifier; "" where it was asked for."""
+        """The reason why "auto" has chosen the verifier; "" where it was asked for."""
         return self._remote.reason if self._remote is not None else ""
 
     @property
@@ -299,11 +301,11 @@ class Pair:
 
     @property
     def verifier_up(self) -> Callable[[], bool] | None:
-        """What tells whether the verifier is there; None where it is not across a link."""
+        """A function that tells whether the verifier is there; None where it is not across a link."""
         return self._remote.up if self._remote is not None else None
 
     def piece(self, token: int) -> bytes:
-        """The bytes that a token adds to a text. They need not be whole UTF-8."""
+        """Return the bytes that a token adds to a text. They need not be whole UTF-8."""
         return self._text.piece(token)
 
     def _check_open(self) -> None:
@@ -311,7 +313,7 @@ class Pair:
             raise InvalidOption("This pair is closed.", "Open it again.")
 
     def close(self) -> None:
-        """Stops the replies that are under way and gives memory back."""
+        """Stop the replies that are under way and free the memory."""
         self._closed = True
         for reply in list(self._replies):
             reply.close()
@@ -335,9 +337,9 @@ def generate(
     threads: int | None = None,
     **options: Any,
 ) -> Reply:
-    """One reply in one call, with the bundled pair unless told otherwise: `for token in generate("Where is my mug?")`.
+    """Return one reply, by default from the bundled pair: `for token in generate("Where is my mug?")`.
 
-    `options` are fields of `ReplyOptions`. The models are loaded for this reply and closed behind it: open a `Pair`
+    `options` are fields of `ReplyOptions`. The models are loaded for this reply and closed after it: open a `Pair`
     for several. Raises what `Pair.open` and `Pair.reply` raise.
     """
     chosen = ReplyOptions(**options)

@@ -1,4 +1,4 @@
-"""Replies whose tokens tell how probable they were."""
+"""Replies whose tokens come with their log-probabilities."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from edgellm.spec.params import ReplyOptions
 
 
 def why_not(silent: bool, verified: bool, options: ReplyOptions) -> str:
-    """Why the text of a reply would not be alone that of one model which tells its probabilities; "" if it would.
-    `silent`: the verifier is on another device, and does not tell; `verified`: there is one beside the model.
+    """Return why the tokens of a reply would not all be those of one model that reports probabilities, "" otherwise.
+    `silent`: the verifier is on another device, and does not report; `verified`: there is one beside the model.
     """
     if silent:
         return "the verifier is on another device, and does not send them"

@@ -1,4 +1,4 @@
-"""What a request says to the models."""
+"""The messages of a request to the models."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from edgellm.engine import Message
 def compose(
     prompt: str, *, context: Sequence[str] = (), history: Sequence[Message] = (), system: str | None = None
 ) -> list[Message]:
-    """The messages of a request: `history` (earlier turns), then a user turn that holds `context` texts and `prompt`.
+    """Return a request's messages: `history` (earlier turns), then a user turn with the `context` texts and `prompt`.
 
-    The user turn is what the bundled models are trained on: the context texts first, a blank line after each, then
-    the question. `system` opens the conversation, unless `history` already has such a turn.
+    The user turn has the form that the bundled models are trained on: the context texts first, a blank line after each,
+    then the question. `system` opens the conversation, unless `history` already has such a turn.
     """
     texts = [stripped for text in context if (stripped := text.strip())]
     opening = [Message("system", system)] if system and not any(m.role == "system" for m in history) else []

@@ -28,17 +28,17 @@ _POSITIONS = 4096  # of a context by default, where the model was trained for mo
 
 
 def is_remote(verifier: Named) -> bool:
-    """Whether `verifier` names one that is served: a `HOST:PORT`, or "auto", and not a model."""
+    """Return whether `verifier` names one that is served: a `HOST:PORT`, or "auto", and not a model."""
     return verifier == AUTO or is_address(verifier)
 
 
 def is_address(verifier: Named) -> bool:
-    """Whether `verifier` names a `HOST:PORT`, and not a model."""
+    """Return whether `verifier` names a `HOST:PORT`, and not a model."""
     return isinstance(verifier, str) and _ADDRESS.fullmatch(verifier) is not None and not Path(verifier).exists()
 
 
 def check_vocabularies(draft: Model, verifier: Model) -> None:
-    """Drafts are sent as token ids, so both models must mean the same by them.
+    """Check that both models mean the same by token ids: drafts are sent as such.
 
     Raises:
         VocabularyMismatch: names the first token that differs, and shows both sides of it.
@@ -60,12 +60,13 @@ def _shown(model: Model, token: int) -> str:
 
 
 def named(model: Named | None) -> Named | None:
-    """None also for "none"."""
+    """Return `model`, or None where it is "none"."""
     return None if model is None or model == "none" else model
 
 
 def positions(model: Model, n_ctx: int | None) -> int:
-    """Of a context over `model`: `n_ctx`, or what suits. Raises InvalidOption where it was trained for fewer."""
+    """Return the length of a context over `model`: `n_ctx`, or a default. Raises InvalidOption where it was trained for
+    fewer."""
     if n_ctx is None:
         return min(model.n_ctx_train, _POSITIONS)
     if n_ctx > model.n_ctx_train:
@@ -76,7 +77,7 @@ def positions(model: Model, n_ctx: int | None) -> int:
 
 
 def load(name: Named, *, gpu_layers: int, progress: Progress | None, closing: ExitStack) -> Model:
-    """The model that a name means; `closing` closes it. Raises what `resolve` and `Model.load` raise."""
+    """Load the model of that name; `closing` closes it. Raises what `resolve` and `Model.load` raise."""
     from edgellm.storage import resolve
 
     path = resolve(str(name))
@@ -86,14 +87,14 @@ def load(name: Named, *, gpu_layers: int, progress: Progress | None, closing: Ex
 
 
 def local_verifier(model: Model, n_ctx: int, threads: int | None, closing: ExitStack) -> Verifier:
-    """A verifier over `model`; `closing` closes it."""
+    """Return a verifier over `model`; `closing` closes it."""
     verifier = verifier_of(model, n_ctx, threads)
     closing.callback(verifier.close)
     return verifier
 
 
 def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:
-    """A verifier over `model`."""
+    """Return a verifier over `model`."""
 
     def context() -> Context:
         return Context(model, n_ctx=n_ctx, threads=threads, late=head_pays(model))
@@ -103,8 +104,8 @@ def verifier_of(model: Model, n_ctx: int, threads: int | None) -> LocalVerifier:
 
 @dataclass(frozen=True, slots=True)
 class OpenedVerifier:
-    """A verifier across a link, what tells its model's hash and whether it is there, and why it was chosen; "" where it
-    was asked for."""
+    """A verifier across a link, functions that tell its model's hash and whether it is there, and the reason why "auto"
+    has chosen it; "" where it was asked for."""
 
     verifier: Verifier
     model_hash: Callable[[], str]
@@ -114,12 +115,12 @@ class OpenedVerifier:
 
 
 def remote_verifier(where: str, peers: Sequence[str], text: Model, closing: ExitStack) -> OpenedVerifier:
-    """The verifier at the address `where`, or the best one of `peers` if that is "auto", for drafts in the vocabulary
-    of `text`. Off loopback, and wherever a paired device was met, it is asked by mutual TLS.
+    """Open the verifier at the address `where`, or the best one of `peers` if that is "auto", for drafts in the
+    vocabulary of `text`. Off loopback, and for every paired device, the connection uses mutual TLS.
 
     Raises what `RemoteVerifier` and `choose_verifier` raise.
     """
-    # gRPC takes its time to import: only who needs it waits
+    # gRPC is slow to import, so only a pair that needs it waits
     from edgellm.rpc.address import Address
     from edgellm.rpc.trust.trust import Trust
     from edgellm.services.client.verifier_client import RemoteVerifier

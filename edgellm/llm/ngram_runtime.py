@@ -30,28 +30,28 @@ from edgellm.storage import History, fingerprint
 from edgellm.storage.decode_cost_cache import CHANGE_MOST, KeptCurve, curve_path, keep_curve, read_curve
 from edgellm.verifier.in_process import LocalVerifier
 
-_BEHIND = 16  # positions that a measured decode stands behind
+_BEHIND = 16  # positions in the context before a measured decode
 _ROUNDS = 12  # fewer where all lengths took as long twice
 _FEWEST = 3  # lengths that are measured on any device, however slow
-_PATIENCE = 3.0  # seconds, after which nothing more is measured: what is beyond is as slow a row as the last
+_PATIENCE = 3.0  # seconds, after which nothing more is measured: longer decodes count as slow per row as the last
 _ORDER = (1, 4, 2, 8, 16, 3, 6, 12, 32, 5, 10, 24, 64, 48)
 _QUICK = 0.01  # seconds
 SHARED = 0.5
 """Decodes that shared the cores count as if they had waited for this share of their time."""
 _LOAD = 16.0
-"""Other programs make decodes take up to so many times as long."""
+"""Other programs make decodes take up to this many times as long."""
 MEMORIES = 4
-"""Choices of sources for which is remembered what was indexed and learned: each reply may choose its own."""
+"""Choices of sources whose memory is kept: each reply may choose its own."""
 FAR = CostCurve((1, KNOTS[-1]), (0.05, 0.1))
-"""Of a verifier across a link: a round trip, and the rest of a batch is cheap beside it."""
+"""The curve of a verifier across a link: a round trip, beside which the rest of a batch is cheap."""
 
 
 class Retrieval:
-    """Of one verifier. Opened with the pair; nothing is measured before it is used."""
+    """Retrieval for one verifier. It is opened with the pair; nothing is measured before it is used."""
 
     def __init__(self, model: Model, n_ctx: int, threads: int | None, linked: bool, *, history: bool = True) -> None:
         """`model` verifies in this process, or, where the verifier is `linked`, has its vocabulary. Without `history`,
-        and while that is off, what decodes of replies took is not kept."""
+        and while the history is off, the times of a reply's decodes are not kept."""
         self._history = history
         self.model, self._n_ctx, self._threads, self._linked = model, n_ctx, threads, linked
         self._itself: LocalVerifier | None = None
@@ -62,11 +62,11 @@ class Retrieval:
         self._verifier: Verifier | None = None  # of the last reply
         self._shared = 0  # decodes of it that shared the cores, before the last correction
         self._past: list[PastConversation] = []
-        self._texts: list[tuple[str, str]] = []  # not yet tokens
+        self._texts: list[tuple[str, str]] = []  # not yet tokenised
         self._lock = threading.RLock()  # replies may be written by several threads
 
     def memory(self, sources: tuple[str, ...]) -> Memory:
-        """What is remembered for drafts from these sources."""
+        """Return the memory for drafts from these sources."""
         with self._lock:
             self._read()
             memory = self._memories.pop(sources, None)
@@ -74,25 +74,25 @@ class Retrieval:
                 memory = Memory(sources, self.curve(), inside_of(self.model), cache(self.model.is_eog))
                 for talk in self._past:
                     memory.add(talk)
-            self._memories[sources] = memory  # behind those that were used before it
+            self._memories[sources] = memory  # after those that were used before it
             while len(self._memories) > MEMORIES:
                 del self._memories[next(iter(self._memories))]
             return memory
 
     def remember(self, conversations: Sequence[tuple[str, str]]) -> None:
-        """Questions and replies of before, the oldest first. They are read when they are needed."""
+        """Remember past questions and replies, the oldest first. They are read when they are needed."""
         self._texts += conversations
 
     def _read(self) -> None:
         texts, self._texts = self._texts, []
         end = [token] if (token := self.model.end_of_turn) is not None else []
         for question, reply in texts:
-            with suppress(EdgeError, UnicodeEncodeError):  # what this model cannot read helps it to no draft
+            with suppress(EdgeError, UnicodeEncodeError):  # a text that this model cannot read is of no use to it
                 prompt = self.model.chat_prompt([Message("user", question)])
                 self.add(prompt, [*self.model.tokenize(reply).tolist(), *end])
 
     def add(self, prompt: Ids, reply: Sequence[int]) -> None:
-        """A reply is complete."""
+        """Remember a complete reply and its prompt."""
         talk = PastConversation(prompt.tolist(), reply)
         with self._lock:
             self._past = recent([*self._past, talk])
@@ -102,7 +102,7 @@ class Retrieval:
                 memory.settle()
 
     def curve(self) -> CostCurve:
-        """How long a decode takes, measured once and kept; across a link it is a guess, which rounds then correct."""
+        """Return how long a decode takes, measured once and kept; across a link it is a guess that rounds correct."""
         with self._lock:
             if self._curve is None:
                 self._curve, self._path = (FAR, None) if self._linked else curve_of(self.model, self._threads)
@@ -110,12 +110,11 @@ class Retrieval:
             return self._curve
 
     def uses(self, verifier: Verifier) -> None:
-        """`verifier` computes the decodes that the curve is corrected by."""
+        """Correct the curve by the decodes of `verifier` from now on."""
         self._verifier, self._shared = verifier, verifier.shared
 
     def correct(self, rule: LengthRule) -> None:
-        """Keep the curve that decodes really followed, where that is another one, and not for the load of the
-        machine."""
+        """Keep the curve that decodes really followed, if it differs, unless the machine's load explains that."""
         with self._lock:
             if self._path is None or self._curve is None or not rule.drifted:
                 return
@@ -134,7 +133,7 @@ class Retrieval:
 
     @property
     def heads(self) -> str:
-        """For which rows of a check the verifier's head is computed, and why; "" where it is across a link."""
+        """A text that says for which rows of a check the verifier's head is computed, and why; "" across a link."""
         return "" if self._linked else f"; {why_late(self.model)[1]}"
 
     def begin(self, sources: tuple[str, ...]) -> Copying | None:
@@ -144,7 +143,7 @@ class Retrieval:
         return None if drafter is None else Copying(self, memory, drafter)
 
     def itself(self) -> LocalVerifier:
-        """The model as a verifier of what is copied for it."""
+        """Return the model as a verifier of what is copied for it."""
         if self._itself is None:
             self._itself = verifier_of(self.model, self._n_ctx, self._threads)
         return self._itself
@@ -158,7 +157,7 @@ class Retrieval:
 
 
 def curve_of(model: Model, threads: int | None) -> tuple[CostCurve, Path]:
-    """How long a decode of `model` takes here, measured once and kept in the file that is named."""
+    """Return how long a decode of `model` takes here, measured once and kept, and the file that keeps it."""
     with Context(model, n_ctx=_BEHIND + KNOTS[-1], threads=threads, late=head_pays(model)) as context:
         path = curve_path(fingerprint(model.path), context.threads)
         if (known := read_curve(path, _device())) is not None and bool(known.heads) == (context.late is not None):
@@ -175,22 +174,22 @@ def _kept(curve: CostCurve, waited: float) -> KeptCurve:
 
 
 def _device() -> str:
-    """What a curve holds for, beside the model and its threads."""
+    """Return the program and processor that a curve holds for."""
     return f"edgellm {program()} on {processor()}"
 
 
 def measure_curve(context: Context) -> CostCurve:
-    """Return the least time of one decode of 1, 2, 3 … 64 rows with all their logits looked at, and how much longer it
-    takes behind one of another number of rows. Where the context decodes late, the heads' time is told apart.
+    """Return the least time of one decode of 1, 2, 3 … 64 rows with all their logits read, and how much longer it
+    takes behind one of another number of rows. Where the context decodes late, the heads' time is separate.
 
-    A reply waits for it, so a slow device measures fewer lengths, those first that tell most, and once.
+    A reply waits for it, so a slow device measures fewer lengths, the most telling ones first, and each once.
     """
     ids = np.ones(KNOTS[-1], dtype=np.int32)
     context.clear()
     context.fill(())
     context.decode(ids[:_BEHIND])
     if context.late is not None:
-        context.decode_late(ids[:2], outputs=2)  # which finds out whether it can be
+        context.decode_late(ids[:2], outputs=2)  # finds out whether the context can decode late
         context.rollback(_BEHIND)
     late = context.late
     changes: list[float] = []
@@ -207,13 +206,13 @@ def measure_curve(context: Context) -> CostCurve:
         return taken
 
     def settled(rows: int) -> float:
-        """Seconds of such a decode behind one of as many rows, where that is quickly found out."""
+        """Return the seconds of a decode; if it is quick, of one behind another of as many rows."""
         fresh = timed(rows)
         if fresh < _QUICK:
             again = timed(rows)
             changes.append(fresh - again)
             return again
-        if rows > 1:  # single rows come in runs, and are what all else is compared with
+        if rows > 1:  # single rows come in runs, and all others are compared with them
             behind, single = timed(1), timed(1)
             changes.append(behind - single)
             singles.append(single)
@@ -234,7 +233,7 @@ def measure_curve(context: Context) -> CostCurve:
 
 
 def measure_heads(head: LMHead) -> tuple[float, ...]:
-    """Return the least time of the heads of 1, 2, 3 … 64 rows together, as far as there is time for that; then in
+    """Return the least time of the heads of 1, 2, 3 … 64 rows together; those that there is no time to measure, in
     proportion."""
 
     def timed(rows: int) -> float:
@@ -251,19 +250,19 @@ def measure_heads(head: LMHead) -> tuple[float, ...]:
 
 
 class Copying:
-    """Retrieval for one reply, to be closed behind it."""
+    """Retrieval for one reply, to be closed after it."""
 
     def __init__(self, retrieval: Retrieval, memory: Memory, drafter: RetrievalDrafter) -> None:
         self._retrieval, self._memory, self._drafter = retrieval, memory, drafter
 
     @property
     def suggestions(self) -> Suggestions:
-        """What the models that write the reply are told."""
+        """Suggestions for the models that write the reply."""
         return self._drafter
 
     @property
     def filling(self) -> Filling:
-        """To how many rows the verifier's decodes are filled up."""
+        """The numbers of rows that the verifier's decodes are filled up to, and the times of its heads."""
         return self._retrieval.curve().filling()
 
     def beside(self, model: Drafter | None, gamma: int) -> Drafter:
@@ -279,7 +278,7 @@ class Copying:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Accepted tokens by source; it goes on counting."""
+        """Accepted tokens by source; the dictionary keeps counting."""
         return self._drafter.copied
 
     def close(self) -> None:
@@ -288,7 +287,8 @@ class Copying:
 
 
 def inside_of(model: Model) -> Callable[[int], bool]:
-    """Whether a token goes on with the word before it: it begins with a letter, a digit, or a byte beyond ASCII."""
+    """Return a function that tells whether a token continues a word: it begins with a letter, a digit, or a byte
+    beyond ASCII."""
 
     @cache
     def inside(token: int) -> bool:

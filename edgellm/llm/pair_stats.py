@@ -1,4 +1,4 @@
-"""What is known of a pair of models: which two they are, what budgets were spent on, and their profile."""
+"""Statistics of a pair of models: their hashes, what budgets were spent on, and their profile."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _LAST = 0.2  # weight of the last verdict's time
 
 
 class Knowledge:
-    """Kept for as long as a pair is open. Files are read when somebody asks, and each once."""
+    """The knowledge of a pair, kept for as long as it is open. Each file is read when it is needed, and once."""
 
     def __init__(
         self, draft: Path, verifier: Path | Callable[[], str], given: Path | None = None, *, history: bool = True
     ) -> None:
-        """`verifier`: its model's file, or what tells the hash of one across a link (empty: not told). `given` is a
-        profile to use. Without `history`, and while that is off, what was seen in replies stays in memory.
+        """`verifier`: its model's file, or across a link a function that returns the hash (empty: unknown). `given` is
+        a profile to use. Without `history`, and while the history is off, what was seen in replies stays in memory.
 
         Raises:
             ProfileUnusable: the given profile is of other models, of another version, or no profile.
         """
         self._draft, self._verifier, self._history = draft, verifier, history
         self.verdict_seconds: float | None = None
-        """From asking for a verdict on a drafted chunk to having it, of late."""
+        """The recent time from asking for a verdict on a drafted chunk to having it."""
         self.first = FirstReplies()
         self._ledgers: dict[Terms, Ledger] = {}
         self._acceptances: dict[Terms, Acceptance] = {}
@@ -48,11 +48,11 @@ class Knowledge:
         self._told = False
 
     def draft_hash(self) -> str:
-        """Of the draft model's file."""
+        """Return the hash of the draft model's file."""
         return fingerprint(self._draft)
 
     def hashes(self) -> tuple[str, str]:
-        """Of both models' files; read if need be.
+        """Return the hashes of both models' files, the draft model's first; the files are read if need be.
 
         Raises:
             ProfileUnusable: the verifier does not say which model it is.
@@ -68,7 +68,7 @@ class Knowledge:
         return self._hashes
 
     def profile(self, needed: bool) -> Profile | None:
-        """The pair's profile, if it has one. Not `needed`: None also where finding that out would take long.
+        """Return the pair's profile, if it has one. Not `needed`: None also where finding that out would take long.
 
         Raises:
             ProfileUnusable: needed, and the pair's own is damaged or of another version.
@@ -83,7 +83,7 @@ class Knowledge:
         return self._profile
 
     def use(self, profile: Profile, save: bool = True) -> Path:
-        """From now on this is the pair's profile, also for later processes where it is saved. Returns the file.
+        """Use `profile` from now on, also in later processes if it is saved, and return its file.
 
         While the history is off, the words of prompts are left out of what is saved.
         """
@@ -101,16 +101,17 @@ class Knowledge:
         self.verdict_seconds = seconds + (1.0 - _LAST) ** verdicts * (before - seconds)
 
     def ledger(self, options: ReplyOptions) -> Ledger:
-        """What this budget was spent on so far, by this gate and with chunks of this length."""
+        """Return what this budget was spent on so far, by this gate and with chunks of this length."""
         return self._ledgers.setdefault(_terms(options), Ledger())
 
     def acceptance(self, options: ReplyOptions) -> Acceptance:
-        """Of tokens in chunks that this gate has verified at this budget: it chooses those that are often wrong."""
+        """Return the acceptance of tokens in chunks that this gate has verified at this budget: it chooses chunks that
+        are often wrong."""
         return self._acceptances.setdefault(_terms(options), Acceptance())
 
     def begin_first(self, layers: tuple[int, ...]) -> tuple[FirstReply, list[Notice]]:
-        """Return the gate of one of the pair's first replies, for which the attention of `layers` is measured; and what
-        the user is to hear of once."""
+        """Return the gate of one of the pair's first replies, for which the attention of `layers` is measured; and the
+        notices for the user, which are given once."""
         news = []
         if not self._told:
             self._told = True
@@ -125,7 +126,7 @@ class Knowledge:
         return FirstReply(layers), news
 
     def end_first(self, watched: FirstReply, gamma: int, layers: tuple[int, ...]) -> Notice | None:
-        """One of the first replies is over; what to tell, where they now make a profile."""
+        """Take in one of the first replies; return a notice for the user if they now make a profile."""
         if self._profile is not None:  # another reply, under way at the same time, has completed it
             return None
         self.first.add(watched)

@@ -1,4 +1,4 @@
-"""From what a user writes to the tokens that the models see."""
+"""The tokens that the models see, from the text that a user writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def chat_ids(model: Model, prompt: str | Sequence[Message], context: int, stoppe
     whether the caller has given up.
 
     Raises:
-        Stopped: it said so.
+        Stopped: it has.
         TextRefused: the model's tokenizer fails on it, or takes too long over it.
         InvalidOption: it is empty.
         InputNotText: it cannot be written as UTF-8.
@@ -33,7 +33,7 @@ def chat_ids(model: Model, prompt: str | Sequence[Message], context: int, stoppe
 
 
 def plain_ids(model: Model, prompt: str | Sequence[int], context: int, stopped: ShouldStop = never) -> Ids:
-    """Return a text as it stands, or tokens. Raises what `chat_ids` raises, and InvalidOption for what is no token."""
+    """Return a text as it stands, or tokens, as ids (n,). Raises what `chat_ids` raises, InvalidOption for no token."""
     if isinstance(prompt, str):
         _check_text(prompt)
         ids = model.plain_prompt(prompt, most=context - 1, stopped=stopped)

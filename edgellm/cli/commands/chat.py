@@ -25,7 +25,7 @@ _WHICH = f"Which ones: {', '.join(GATES)}. auto is the one with the best evidenc
 
 
 class GateName(enum.StrEnum):
-    """Which drafted chunks the verifier is asked about."""
+    """The rules by which drafted chunks are sent to the verifier."""
 
     AUTO = "auto"
     SYNERA = "synera"
@@ -39,7 +39,7 @@ class GateName(enum.StrEnum):
 
 
 class Exit(enum.StrEnum):
-    """Whether drafted tokens leave the draft model before its last layers."""
+    """The choices for an early exit from the draft model, before its last layers."""
 
     AUTO = "auto"
     ON = "on"

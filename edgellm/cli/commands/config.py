@@ -1,4 +1,4 @@
-"""`edgellm config`: where settings lie, and which are in force."""
+"""`edgellm config`: show where settings are kept, and which are in force."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ A word on the command line comes before a variable, a variable before the file. 
 
 
 class Folder(enum.StrEnum):
-    """Folders of edgellm's own."""
+    """Places where edgellm keeps something."""
 
     CONFIG = "config"
     DATA = "data"
@@ -105,7 +105,7 @@ def _plain(option: Option) -> Any:
 
 
 def _toml(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)  # of strings, numbers, truth values and lists TOML's form is JSON's
+    return json.dumps(value, ensure_ascii=False)  # strings, numbers, booleans and lists look alike in TOML and JSON
 
 
 def _tree(chosen: list[Any], origin: bool) -> dict[str, Any]:

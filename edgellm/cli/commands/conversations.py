@@ -1,4 +1,4 @@
-"""`edgellm conversations`: what was talked about, and how to be rid of it."""
+"""`edgellm conversations`: list, show and remove conversations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ConversationAction(enum.StrEnum):
-    """What to do with conversations."""
+    """Actions on conversations."""
 
     LIST = "list"
     SHOW = "show"
@@ -94,7 +94,7 @@ def _list(found: Sequence[Conversation], as_json: bool) -> None:
 
 
 def conversation_ids(incomplete: str) -> list[tuple[str, str]]:
-    """For shell completion: the conversations, with their first questions."""
+    """Return the conversations for shell completion, with their first questions."""
     from edgellm.storage.chats.conversations import Conversations
 
     try:

@@ -1,4 +1,4 @@
-"""`edgellm doctor`: what is wrong here, and what to do about it."""
+"""`edgellm doctor`: find out what is wrong here, and what to do about it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def doctor(
 
 
 def _shown(found: Iterable[Finding]) -> Iterable[Finding]:
-    """Prints each finding as it comes."""
+    """Print each finding as it comes, and yield it."""
     for one in found:
         word, style = _LOOKS[one.state]
         table = Table(box=None, show_header=False, pad_edge=False)

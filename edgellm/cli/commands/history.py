@@ -1,4 +1,4 @@
-"""`edgellm history`: what is kept of past conversations, and how to be rid of it."""
+"""`edgellm history`: show, limit and remove what is kept of past conversations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class HistoryAction(enum.StrEnum):
-    """What to do with the history."""
+    """Actions on the history."""
 
     SHOW = "show"
     PATH = "path"

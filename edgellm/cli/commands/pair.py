@@ -1,4 +1,4 @@
-"""`edgellm pair`: makes two devices trust each other."""
+"""`edgellm pair`: make two devices trust each other."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from edgellm.rpc.trust.rights import Rights
     from edgellm.rpc.trust.trust import Trust
 
-PORT = 50150  # as in `edgellm.rpc.trust.pairing`, which takes its time to import
-SEARCH_SECONDS = 4.0  # for the device that shows the code, before it is said that the search goes on
+PORT = 50150  # as in `edgellm.rpc.trust.pairing`, which is slow to import
+SEARCH_SECONDS = 4.0  # for the device that shows the code, before the user is told that the search goes on
 LONGEST_SEARCH = 30.0
 
 Interfaces = Annotated[
@@ -80,7 +80,7 @@ def pair(
 
 
 def _typed(words: list[str]) -> tuple[Address | None, Code | None]:
-    """What stands behind `edgellm pair`: nothing, a code, or an address and a code."""
+    """Parse the words after `edgellm pair`: nothing, a code, or an address and a code."""
     from edgellm.rpc.address import Address
     from edgellm.rpc.trust.pairing import PAIRING_PORT
     from edgellm.rpc.trust.pairing_code import Code
@@ -105,7 +105,7 @@ def _listening(hosts: Sequence[str], port: int) -> list[Address]:
 
 
 def _wait(trust: Trust, about: About, hosts: Sequence[str], port: int, as_json: bool) -> Peer:
-    """Shows a code and waits until somebody has tried it, or time is up."""
+    """Show a code and wait until a device has tried it, or time is up."""
     from edgellm.rpc.discovery.mdns import ServiceKind, announced, code_number, new_instance
     from edgellm.rpc.trust.pairing import WINDOW_SECONDS, Window
     from edgellm.rpc.trust.pairing_code import Code
@@ -145,7 +145,7 @@ def _join(trust: Trust, about: About, hosts: Sequence[str], place: Address | Non
 
 
 def _find(code: Code, hosts: Sequence[str]) -> Address:
-    """Where the device that shows a code with this number announces itself."""
+    """Return where the device that shows a code with this number announces itself."""
     from edgellm.rpc.discovery.mdns import ServiceKind, browse
     from edgellm.rpc.discovery.tcp_probe import listening
     from edgellm.rpc.event_loop import run_there

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PeerAction(enum.StrEnum):
-    """What to do with the list."""
+    """Actions on the list of paired devices."""
 
     LIST = "list"
     RM = "rm"
@@ -35,7 +35,7 @@ class PeerAction(enum.StrEnum):
 
 
 def peer_names(incomplete: str) -> Iterator[tuple[str, str]]:
-    """For shell completion: the paired devices, with their short IDs."""
+    """Yield the paired devices for shell completion, with their short IDs."""
     from edgellm.rpc.trust.peer_store import Peers
 
     with suppress(OSError, EdgeError):

@@ -1,4 +1,4 @@
-"""`edgellm profile`: measures a pair on prompts, and says what it found."""
+"""`edgellm profile`: measure a pair on prompts, and print the result."""
 
 from __future__ import annotations
 
@@ -106,10 +106,10 @@ def _keep(pair: Any, found: Profile, output: Path | None) -> Path:
 
 
 def read_prompts(path: Path) -> list[str | list[Message]]:
-    """The prompts in a file.
+    """Read the prompts in a file.
 
     Raises:
-        InvalidOption: it cannot be read, or a line of it is not what it seems to be; says which.
+        InvalidOption: it cannot be read, or a line that looks like JSON holds no prompt; says which.
         InputNotText: it is not UTF-8.
     """
     from edgellm.engine import Message
@@ -142,7 +142,7 @@ def read_prompts(path: Path) -> list[str | list[Message]]:
 
 
 def figures(found: Profile) -> dict[str, Any]:
-    """What is worth telling of a profile; the chunks that it keeps are left out."""
+    """Return the figures of a profile for a script, without the chunks that it keeps."""
     kept = ("confidence", "importance", "tokens", "perplexities", "policies", "trouble")
     from edgellm.spec.gates.offload_policy import SHARES
 

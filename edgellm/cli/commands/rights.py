@@ -1,4 +1,4 @@
-"""What a paired device may do, in words that both screens show alike."""
+"""The rights of a paired device, in words that both screens show alike."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from edgellm.errors import InvalidOption
 from edgellm.rpc.trust.rights import Right, Rights
 
-# What the right allows, and what the device that grants it, or the one that uses it, should know.
+# What each right allows, and the consequence that both devices should know.
 MEANS = {
     Right.VERIFY: (
         "have drafts checked by the verifier that {host} serves",
@@ -25,7 +25,7 @@ MEANS = {
 
 
 def read_grant(text: str) -> Rights:
-    """Rights from `verify,files`, `all` or `none`.
+    """Parse rights such as `verify,files`, `all` or `none`.
 
     Raises:
         InvalidOption: there is no such right.
@@ -45,7 +45,7 @@ def read_grant(text: str) -> Rights:
 
 
 def explained(rights: Iterable[Right], host: str, guest: str) -> Iterator[tuple[str, str]]:
-    """Each right that `guest` has at `host`: its name and what it allows, then under no name what follows from it."""
+    """Yield each right that `guest` has at `host`: its name and what it allows, then "" and what follows from it."""
     had = set(rights)
     if not had:
         yield "nothing", ""
@@ -57,7 +57,7 @@ def explained(rights: Iterable[Right], host: str, guest: str) -> Iterator[tuple[
 
 
 def right_names(incomplete: str) -> Iterator[tuple[str, str]]:
-    """For shell completion; the last of those already typed is completed."""
+    """Yield rights for shell completion; the last of those already typed is completed."""
     *before, last = incomplete.split(",")
     for right, (allows, _) in MEANS.items():
         if right.value.startswith(last.lower()) and right.value not in before:

@@ -1,4 +1,4 @@
-"""`edgellm serve`: a role that other devices use."""
+"""`edgellm serve`: serve a pair, a verifier or layers."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from edgellm.http.server import Door
     from edgellm.services.server.verification_service import ServerEvent
 
-PLANNED = 512  # tokens of a reply, where devices are planned for that nobody has asked yet
-PORT = 50151  # as in `edgellm.rpc.channel`, which takes its time to import
+PLANNED = 512  # tokens of a reply, for a plan before the first request
+PORT = 50151  # as in `edgellm.rpc.channel`, which is slow to import
 
 
 class Role(enum.StrEnum):
-    """What this process does for others."""
+    """The role of this process for others."""
 
     PAIR = "pair"
     VERIFIER = "verifier"
@@ -161,7 +161,7 @@ _OF_A_PAIR = {
 
 
 def _check_role(role: Role, given: typer.Context) -> None:
-    """Refuses what was typed and says nothing with this role."""
+    """Refuse options on the command line that have no meaning for this role."""
     for name in sorted(set().union(*_USES.values()) - _USES[role]):
         source = given.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":

@@ -24,9 +24,9 @@ def serve_worker(
     keep: float,
     store: float | None = None,
 ) -> WorkerServer:
-    """A worker that is running. `model`: one of which it has all layers, beside those that were brought here, for which
-    there are `store` gigabytes. Without a limit for its `memory`, in gigabytes, that is what is free now, less a tenth:
-    whoever may have layers computed here decides how much is asked for.
+    """Start a worker. It has all layers of `model`, if given, and those that others bring, for which it has `store`
+    gigabytes on disk. The limit of its `memory`, in gigabytes, is by default what is free now, less a tenth: without
+    one, other devices would decide how much it takes.
 
     Raises what `WorkerServer` and, where the model cannot be cut, `WholeModel` raise.
     """

@@ -1,4 +1,4 @@
-"""Where words go: the answer to stdout, everything else to stderr; colours only where somebody sees them."""
+"""Output to the console: the answer to stdout, everything else to stderr; colours only on a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STYLES = {
     "parallel": "italic green",
     "verifier": "bright_blue",
 }
-"""How a token of each `Source` looks: one of the sixteen colours that every terminal has."""
+"""The style of a token of each `Source`: one of the sixteen colours that every terminal has."""
 
 _STYLES = {source: Style.parse(style) for source, style in STYLES.items()}
 
@@ -40,25 +40,25 @@ MEANINGS = {
 
 
 def coloured(stream: TextIO) -> bool:
-    """Whether to colour what goes to `stream`: a capable terminal, and the user has not said no with `NO_COLOR`."""
+    """Return whether to colour output to `stream`: on a capable terminal, unless the user has set `NO_COLOR`."""
     console = Console(file=stream)
     return console.is_terminal and console.color_system is not None and not console.no_color
 
 
 class _Aside(Console):
-    """What is said on stderr is said by the way, and from any thread: where nobody reads it, the work goes on."""
+    """A console for stderr. It may be used from any thread, and a broken pipe does not stop the work."""
 
     def on_broken_pipe(self) -> None:
         forget(sys.stderr)
 
 
 def err() -> Console:
-    """stderr, plain where nobody sees it. Text is printed as it is, with no markup in it."""
+    """Return a console for stderr, without colours where it is no terminal. Text is printed without markup."""
     return _console(sys.stderr, _Aside)
 
 
 def out() -> Console:
-    """stdout, for tables; a reply's tokens go through `Painter`."""
+    """Return a console for stdout, for tables; a reply's tokens go through `Painter`."""
     return _console(sys.stdout, Console)
 
 
@@ -71,26 +71,26 @@ def _console(stream: TextIO, kind: type[Console]) -> Console:
 
 
 def say(text: str, style: str = "") -> None:
-    """A line, or several, on stderr."""
+    """Print one line or several on stderr."""
     try:
         err().print(harmless(text), style=style, soft_wrap=True)
-    except OSError:  # the terminal is gone, or what it is written to is full
+    except OSError:  # the terminal is gone, or the disk is full
         forget(sys.stderr)
 
 
 def fail(text: str) -> None:
-    """`error: ...` on stderr, on one line."""
+    """Print `error: ...` on stderr, on one line."""
     err().print(Text.assemble(("error: ", "bold red"), one_line(text)), soft_wrap=True)
 
 
 def emit(line: str) -> None:
-    """A line for a program to read, on stdout, at once."""
+    """Print a line for a program to read on stdout, at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 class Painter:
-    """Writes text to stdout as it comes, coloured by source, and knows whether the cursor stands in a line."""
+    """A writer of text to stdout as it comes, coloured by source, which knows whether the cursor is within a line."""
 
     def __init__(self) -> None:
         self._stream = sys.stdout
@@ -116,7 +116,7 @@ class Painter:
 
 
 def prepare_streams() -> None:
-    """A character that the terminal's encoding lacks shall not stop a reply, nor shall a stream that is closed."""
+    """Keep characters that the terminal's encoding lacks, and closed streams, from stopping a reply."""
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  # for as long as the program runs
     sys.stderr = sys.stderr or sys.stdout
     for stream in (sys.stdout, sys.stderr):
@@ -125,7 +125,7 @@ def prepare_streams() -> None:
 
 
 def forget(stream: TextIO) -> None:
-    """What a stream still holds, and what comes, goes nowhere: writing it failed, and would fail again."""
+    """Discard what a stream still holds, and all further output: writing it failed, and would fail again."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

@@ -23,13 +23,13 @@ _PATIENCE = 1.0  # seconds, before something is said
 
 
 def looked(model: Path, interface: Sequence[str] | None, fresh: bool, peers: Sequence[str] = ()) -> Survey:
-    """What the devices can do with a model, measured where it is not known; says who is left out. `peers`: as for
-    `sought`."""
+    """Return what the devices can do with a model, measured where it is not known; print which are left out. `peers` as
+    for `sought`."""
     return surveyed(model, sought(interface, peers), fresh)
 
 
 def sought(interface: Sequence[str] | None, peers: Sequence[str] = ()) -> list[Worker]:
-    """The workers among the paired devices, and those at `peers`, [NAME=]HOST:PORT."""
+    """Find the workers among the paired devices, and those at `peers`, [NAME=]HOST:PORT."""
     from edgellm.mesh.home_workers import read_place, seek
     from edgellm.rpc.discovery.interfaces import chosen_hosts
 
@@ -39,7 +39,7 @@ def sought(interface: Sequence[str] | None, peers: Sequence[str] = ()) -> list[W
 
 
 def surveyed(model: Path, workers: Sequence[Worker], fresh: bool) -> Survey:
-    """What this device and these workers can do with a model, measured where it is not known; says who is left out."""
+    """Return what this device and `workers` can do with a model, measured where unknown; print which are left out."""
     from edgellm.mesh.home_workers import look
 
     with doing("asking the devices") as tell:
@@ -51,14 +51,14 @@ def surveyed(model: Path, workers: Sequence[Worker], fresh: bool) -> Survey:
 
 
 def left_out(whom: Sequence[tuple[str, EdgeError]]) -> None:
-    """Says who cannot be used, and why."""
+    """Print which devices cannot be used, and why."""
     for name, trouble in whom:
         say(f"left out: {name}: {trouble}", style="dim")
 
 
 @contextmanager
 def doing(first: str) -> Iterator[Callable[[str], None]]:
-    """Says what goes on, where it takes longer than one likes to wait without a word."""
+    """Print what is being done, where it takes longer than users like to wait without a word."""
     began = time.monotonic()
     if is_terminal(sys.stderr):
         with err().status(one_line(first)) as status:
@@ -75,7 +75,7 @@ def doing(first: str) -> Iterator[Callable[[str], None]]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The devices: what each may do, can do and has."""
+    """Return a table of the devices: what each may do, can do and has."""
     shown = Table(box=None, pad_edge=False)
     titles = ("NAME", "ID", "MAY HERE", "MAY THERE", "COMPUTES", "READS", "DISK", "MEMORY", "LINE", "MEASURED",
               "LAYERS")  # fmt: skip
@@ -112,7 +112,7 @@ def _cells(row: Mapping[str, Any]) -> Iterator[str]:
 def row_of(
     name: str, worker: Worker | None, speed: Speed | None, line: KeptLine | None, held: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """A device for a script; this one where `worker` is None."""
+    """Return a device's facts for a script; this device's where `worker` is None."""
     peer = None if worker is None else worker.peer
     there = (
         None if worker is None else sorted(worker.rights if worker.trouble is None else getattr(peer, "granted", ()))

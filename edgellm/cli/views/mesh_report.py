@@ -1,4 +1,4 @@
-"""Behind each reply of a mesh: what every device did, beside what was planned."""
+"""Reports after each reply of a mesh: what every device did, beside what was planned."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 class Reports:
-    """Of one mesh; see `Replies`."""
+    """The reports of one mesh; see `Replies`."""
 
     def __init__(self, opened: Opened, *, as_json: bool) -> None:
         self._replies, self._as_json = Replies(opened), as_json
 
     def asked(self) -> None:
-        """A reply begins."""
+        """Note that a reply begins."""
         self._replies.asked()
 
     def heard(self, summary: Summary) -> None:
-        """The reply is over: prints what was done for it."""
+        """Print what was done for the reply, which is over."""
         found = self._replies.heard(summary)
         if found is None:
             return

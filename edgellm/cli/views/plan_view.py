@@ -1,4 +1,4 @@
-"""A plan on the screen: who holds what and why, when each device does what, what else there is, and what to do."""
+"""A plan on the screen: which device holds which layers and why, when it does what, other ways, and advice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOKS = {
     "sending": ("▒", "magenta"),
     "idle": ("·", "dim"),
 }
-"""What a device does at a moment: how it looks with colours and without."""
+"""The look of what a device does at a moment, with colours and without."""
 WIDEST = 72
 
 
@@ -28,7 +28,7 @@ def show(
     console: Console, plan: Plan, model: ModelCosts, tokens_in: int, tokens_out: int, milliseconds: float,
     moves: Sequence[tuple[str, int]] | None = None,
 ) -> None:  # fmt: skip
-    """Prints it all. `moves`: bytes that each device still lacks, where that is known."""
+    """Print the plan. `moves`: bytes that each device still lacks, where that is known."""
     reply = plan.objective == "reply"
     goal = f"the end of a reply of {tokens_out} tokens" if reply else "the first token"
     console.print(
@@ -63,7 +63,7 @@ def _holders(plan: Plan) -> Table:
 
 
 def gantt(way: Way, width: int) -> list[Text]:
-    """A line a device, `width` characters long, then the scale and what the characters mean."""
+    """Return a line for each device, `width` characters long, then a legend of the characters."""
     width = max(20, width)
     end = max(stage.finish_s for stage in way.stages) or 1.0
     names = [one_line(stage.device)[:18] for stage in way.stages]
@@ -88,7 +88,7 @@ def gantt(way: Way, width: int) -> list[Text]:
 
 
 def at_moment(stage: PlannedStage, moment: float, cell: float) -> str:
-    """What the device does at a moment; a sending is seen even if it is shorter than a cell."""
+    """Return what the device does at a moment; a transfer is shown even if it is shorter than a cell."""
     computing = stage.finish_s - stage.compute_s <= moment < stage.finish_s
     loading = moment < stage.load_s
     if stage.network_s > 0.0:
@@ -103,7 +103,7 @@ def at_moment(stage: PlannedStage, moment: float, cell: float) -> str:
 
 
 def _ways(plan: Plan) -> Table:
-    """The plan beside the other ways."""
+    """Return a table of the plan beside the other ways."""
     table = Table(box=None, pad_edge=False)
     for name in ("WAY", "FIRST TOKEN", "A TOKEN", "REPLY", ""):
         table.add_column(name, justify="left" if name in ("WAY", "") else "right", no_wrap=True)
@@ -123,7 +123,7 @@ def _ways(plan: Plan) -> Table:
 
 
 def _moves(console: Console, plan: Plan, moves: Sequence[tuple[str, int]] | None) -> None:
-    """What has to lie on each device's disk before the first run."""
+    """Print what must be on each device's disk before the first run."""
     if moves is None:
         what, lacking = "to be on the devices' disks first", [(s.device, int(s.size)) for s in plan.way.stages]
     else:

@@ -1,4 +1,4 @@
-"""One reply on its way to the user, who may stop it."""
+"""Printing of a reply as it is written, until the user stops it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def speak(reply: Reply, *, as_json: bool, explain: bool, stats: bool) -> Summary:
-    """Writes a reply to stdout as it comes, and its figures to stderr behind it.
+    """Write a reply to stdout as it comes, and its figures to stderr after it.
 
-    Ctrl-C stops the reply; `finish_reason` of the summary then is `cancelled`. Errors of the reply come through.
+    Ctrl-C stops the reply; `finish_reason` of the summary then is `cancelled`. Errors of the reply are passed on.
     """
     show = _json if as_json else _words
     reasons: list[Explanation] = []
@@ -66,7 +66,8 @@ def _words(reply: Reply) -> Counter[str]:
 
 
 def _json(reply: Reply) -> Counter[str]:
-    """A token that leaves a character half-done waits for the next one, and takes the rest if there is none."""
+    """Print a JSON object per token. A token that leaves a character incomplete waits for the next one, and gets the
+    rest of the text if there is none."""
     reply.listen(on_notice=lambda news: say(news.text))
     text, waiting = Utf8(), None
     for token in reply:
@@ -84,11 +85,11 @@ def _json(reply: Reply) -> Counter[str]:
 
 @contextmanager
 def stoppable(reply: Reply) -> Iterator[None]:
-    """Within it Ctrl-C stops the reply, also while a prompt is read; a second one, where the first is not heard, stops
-    the program.
+    """Let Ctrl-C stop the reply within the `with`, also while a prompt is read; a second Ctrl-C, if the first has no
+    effect, stops the program.
 
-    Python calls a signal's handler once the main thread is out of llama.cpp, where it may be for long; but of the
-    signal a socket is told at once, and a thread that listens there.
+    Python calls a signal's handler once the main thread is out of llama.cpp, which may take long; but the signal is
+    written to a socket at once, and a thread listens there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -120,7 +121,7 @@ def stoppable(reply: Reply) -> Iterator[None]:
 
 
 def _watch(heard: socket.socket, reply: Reply) -> None:
-    """Stops the reply at the first SIGINT that `heard` brings; ends where that is closed."""
+    """Stop the reply at a SIGINT that `heard` brings; return when the other end is closed."""
     while numbers := heard.recv(64):
         if signal.SIGINT in numbers:
             reply.cancel()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def token_json(token: Token, text: str) -> str:
-    """One token as a JSON object. `text` are the characters that it completes; all of them joined are the reply."""
+    """Return a token as a JSON object. `text`: the characters that it completes; joined, they are the reply."""
     return json.dumps(
         {
             "id": token.id,
@@ -34,12 +34,12 @@ def token_json(token: Token, text: str) -> str:
 
 def summary_json(summary: Summary) -> str:
     figures = {name: _short(value) for name, value in dataclasses.asdict(summary).items()}
-    del figures["first_at"]  # on a clock that nobody else has
+    del figures["first_at"]  # by a clock of this process alone
     return json.dumps({"summary": figures})
 
 
 def print_summary(summary: Summary, sources: Counter[str]) -> None:
-    """The legend with the counts of this reply, and its figures, on stderr."""
+    """Print the legend with the counts of this reply, and its figures, on stderr."""
     console = err()
     if sources:
         legend = [Text(f"■ {source} {sources[source]}", style=STYLES[source]) for source in STYLES if sources[source]]
@@ -82,7 +82,7 @@ def _bytes_and_end(summary: Summary) -> list[str]:
 
 
 def print_stats(summary: Summary) -> None:
-    """Every figure with its meaning, on stderr."""
+    """Print every figure with its meaning on stderr."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(justify="right")
     table.add_column()
@@ -127,7 +127,7 @@ def _copied(summary: Summary) -> str:
 
 
 def print_legend() -> None:
-    """What each colour means, on stderr."""
+    """Print what each colour means on stderr."""
     console = err()
     for source, meaning in MEANINGS.items():
         console.print(Text.assemble(("■ ", STYLES[source]), (f"{source:<10}", STYLES[source]), meaning))

@@ -1,4 +1,4 @@
-"""Text for a screen: nothing in it can command the terminal."""
+"""Text for a screen, without characters that control the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _harmless() -> dict[int, str]:
     table[ord("\r")] = ""  # would let later text overwrite earlier text
     table[0x7F] = "␡"
     table |= dict.fromkeys(range(0x80, 0xA0), "\ufffd")
-    table |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")  # turn the reading order round
+    table |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")  # reverse the reading order
     return table | {0x2028: "\n", 0x2029: "\n"}
 
 
@@ -21,17 +21,17 @@ _HARMLESS = MappingProxyType(_harmless())
 
 
 def harmless(text: str) -> str:
-    """`text` with every control character made visible; line ends and tabs stay."""
+    """Return `text` with every control character made visible; line ends and tabs stay."""
     return text.translate(_HARMLESS)
 
 
 def one_line(text: str) -> str:
-    """`harmless`, and on one line."""
+    """Return `text` as `harmless` does, on one line."""
     return " ".join(harmless(text).split())
 
 
 def decode(data: bytes, name: str) -> str:
-    """A user's input as text.
+    """Decode a user's input.
 
     Raises:
         InputNotText: it is not UTF-8; says where.
@@ -48,7 +48,7 @@ def decode(data: bytes, name: str) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes in the unit that suits: 0 B, 12.3 kB, 4.0 MB, 1.2 GB."""
+    """Return a number of bytes in a suitable unit: 0 B, 12.3 kB, 4.0 MB, 1.2 GB."""
     amount, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if amount < 1000:
@@ -58,7 +58,7 @@ def size(count: int) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long ago, for people."""
+    """Return how long ago something was, for people to read."""
     for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
             count = int(seconds // length)

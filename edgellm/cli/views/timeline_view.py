@@ -1,4 +1,4 @@
-"""A reply over several devices on the screen: what every device was to do, and below it what it did."""
+"""A reply over several devices on the screen: the plan of every device, and below it what it did."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Spans = Sequence[tuple[float, float]]
 
 
 def show(console: Console, found: Measured, plan: Way | None) -> None:
-    """Prints it: figures, then a Gantt chart up to the first token."""
+    """Print the reply's figures, then a Gantt chart up to the first token."""
     console.print(figures(found.way, plan))
     console.print()
     for line in gantt(found, plan, min(WIDEST, console.width - 32)):
@@ -30,7 +30,7 @@ def show(console: Console, found: Measured, plan: Way | None) -> None:
 
 
 def figures(way: Way, plan: Way | None) -> Table:
-    """Stage by stage, planned beside measured."""
+    """Return a table of the stages, measured beside planned."""
     table = Table(box=None, pad_edge=False)
     for name in ("DEVICE", "LAYERS", "LOADED", "GOT ITS INPUT", "COMPUTED FOR", "DONE"):
         left = name in ("DEVICE", "LAYERS")
@@ -55,7 +55,7 @@ def _both(measured: float, planned: float | None) -> str:
 
 
 def gantt(found: Measured, plan: Way | None, width: int) -> list[Text]:
-    """Two lines a device, planned and measured, on one scale of time; only the latter where there is no plan."""
+    """Return two lines for each device, planned and measured, on one scale of time; only the latter without a plan."""
     width = max(20, width)
     ends = [found.way.ttft_s, *(stage.finish_s for stage in (plan.stages if plan is not None else ()))]
     cell = (max(ends) or 1.0) / width
@@ -88,7 +88,7 @@ def _line(head: str, cells: Sequence[str], end: float) -> Text:
 
 
 def _did(did: Did, stage: PlannedStage, moment: float, cell: float, until: float) -> str:
-    """What a device did at a moment; whatever took less than a cell is seen."""
+    """Return what a device did at a moment; even what took less than a cell is shown."""
     if moment - cell / 2.0 > max(stage.finish_s, stage.load_s) or moment > until + cell:
         return ""
     loading, computing = _within(did.loading, moment, cell), _within(did.computing, moment, cell)

@@ -1,1 +1,1 @@
-"""What requests and responses hold, and how errors are told."""
+"""Requests, responses and errors of the HTTP API."""

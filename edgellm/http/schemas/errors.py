@@ -1,4 +1,4 @@
-"""What goes wrong at the door, as HTTP says it: a status, and OpenAI's form of an error."""
+"""Errors as the HTTP API tells them: a status, and OpenAI's form of an error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SERVER = "server_error"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`status` of HTTP, and the fields of OpenAI's error; `retry_after` in seconds, where asking again may help."""
+    """An HTTP status and the fields of OpenAI's error; `retry_after` in seconds, where asking again may help."""
 
     status: int
     message: str
@@ -42,7 +42,7 @@ class Fault:
 
 
 class Refused(Exception):
-    """A request that is answered with a fault."""
+    """Raised for a request that is answered with a fault."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.message)
@@ -50,12 +50,12 @@ class Refused(Exception):
 
 
 def refuse(message: str, param: str | None = None, code: str | None = None) -> Refused:
-    """A request that cannot be meant."""
+    """Return the exception for a request that makes no sense."""
     return Refused(Fault(400, message, param=param, code=code))
 
 
 def fault_of(error: BaseException) -> Fault:
-    """How an error of ours, or anything else that went wrong, is told. What is unexpected is not told in detail."""
+    """Return the fault for an error of ours, or for any other. Unexpected errors are not told in detail."""
     if isinstance(error, Refused):
         return error.fault
     if isinstance(error, (PromptTooLong, ContextFull)):

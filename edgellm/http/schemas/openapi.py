@@ -1,4 +1,4 @@
-"""What /openapi.json says of answers."""
+"""The description of answers in /openapi.json."""
 
 from __future__ import annotations
 
@@ -114,13 +114,13 @@ _MEANINGS = {
 FAULTS: dict[int, dict[int | str, dict[str, Any]]] = {
     status: {status: {"model": Error, "description": meaning}} for status, meaning in _MEANINGS.items()
 }
-"""For the `responses` of a path, by status."""
+"""Entries for the `responses` of a path, by status."""
 
 _WHOLE: dict[str, type[BaseModel]] = {"chat": ChatCompletion, "completion": TextCompletion}
 
 
 def described(kind: str) -> dict[str, Any]:
-    """The part of a path's declaration that tells its answers. A stream has the same fields, in chunks."""
+    """Return the part of a path's declaration that describes its answers. A stream has the same fields, in chunks."""
     faults = {status: about for one in FAULTS.values() for status, about in one.items()}
     stream = {"text/event-stream": {"schema": {"type": "string"}}}
     whole = {200: {"model": _WHOLE[kind], "content": stream, "description": "The reply, whole or in chunks"}}

@@ -1,4 +1,4 @@
-"""From a request to what the pair is asked."""
+"""Conversion of requests to options, messages and prompts for the pair."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROLES = {"developer": "system"}
 
 
 def check_model(name: str | None, writer: Writer) -> None:
-    """Raises Refused where another model is asked for than the one that is here."""
+    """Raise Refused where another model is asked for than the one that is here."""
     if name not in (None, writer.name):
         raise Refused(
             Fault(404, f"There is no model {name!r} here, only {writer.name!r}.", code="model_not_found", param="model")
@@ -22,10 +22,10 @@ def check_model(name: str | None, writer: Writer) -> None:
 
 
 def chat_options(ask: ChatRequest, writer: Writer) -> ReplyOptions:
-    """The choices of a chat request.
+    """Return the options of a chat request.
 
     Raises:
-        Refused, InvalidOption: they contradict each other, or cannot be meant.
+        Refused, InvalidOption: they contradict each other, or make no sense.
     """
     if ask.top_logprobs is not None and not ask.logprobs:
         raise refuse("top_logprobs is given, and logprobs is not true.", "top_logprobs")
@@ -37,7 +37,7 @@ def chat_options(ask: ChatRequest, writer: Writer) -> ReplyOptions:
 
 
 def completion_options(ask: CompletionRequest, writer: Writer) -> ReplyOptions:
-    """The choices of a completion request. Raises what `chat_options` raises."""
+    """Return the options of a completion request. Raises what `chat_options` raises."""
     return _options(ask, writer, ask.max_tokens, ask.logprobs)
 
 

@@ -1,4 +1,4 @@
-"""What may be asked: OpenAI's parameters that mean something here, and a few of our own. What is not here is refused.
+"""Requests: OpenAI's parameters that mean something here, and a few of our own. All others are refused.
 
 A parameter that is null counts as left out. Parameters of OpenAI's and llama.cpp's that would change the text and are
 not supported are taken only with the value that changes nothing: none is accepted and then ignored.
@@ -37,7 +37,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
 }
-"""Parameters that others have and we do not, and the values with which they ask for nothing."""
+"""Parameters of other servers that are not supported here, and the values with which they ask for nothing."""
 
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
@@ -95,7 +95,7 @@ class Sampled(Given):
         return {name: value for name, value in data.items() if name not in NEUTRAL or name in cls.model_fields}
 
     def wants_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
+        """Return whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def stops(self) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ class Sampled(Given):
 
 
 def _like(name: str) -> tuple[Any, ...]:
-    """The neutral values, numbers in both of JSON's shapes."""
+    """Return the neutral values, numbers in both of JSON's forms."""
     known = NEUTRAL[name]
     return (*known, *(float(one) for one in known if type(one) is int))
 

@@ -1,4 +1,4 @@
-"""OpenAI's objects, made of what a reply brings; `timings` as llama.cpp has them, and under `edgellm` what is ours."""
+"""OpenAI's objects, made from a reply; `timings` as in llama.cpp, and under `edgellm` our own extension."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from edgellm.spec.types import Logprobs, Notice, Summary, Token
 
 Json: TypeAlias = dict[str, Any]
 Bytes: TypeAlias = Callable[[int], bytes]
-"""The bytes of a token."""
+"""Returns the bytes of a token."""
 
-_LEAST = -9999.0  # what OpenAI says where the logarithm has no number
+_LEAST = -9999.0  # OpenAI's value for the logarithm of 0
 _ENDS = {"stop": "stop", "length": "length", "cancelled": "stop"}
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """What every object of one reply begins with."""
+    """The fields that every object of one reply begins with."""
 
     kind: str
     id: str
@@ -34,7 +34,7 @@ class ResponseHead:
 
 
 class ResponseShape(Protocol):
-    """How one of the two kinds of reply looks, whole or in chunks."""
+    """The format of one of the two kinds of reply, whole or in chunks."""
 
     def opening(self) -> Iterator[Json]: ...
 
@@ -50,7 +50,7 @@ class ResponseShape(Protocol):
 
 
 class ChatShape:
-    """/v1/chat/completions."""
+    """The format of /v1/chat/completions."""
 
     def __init__(self, model: str, piece: Bytes) -> None:
         self._head = ResponseHead("chat.completion", f"chatcmpl-{secrets.token_hex(12)}", model)
@@ -98,7 +98,7 @@ class ChatShape:
 
 
 class CompletionShape:
-    """/v1/completions."""
+    """The format of /v1/completions."""
 
     def __init__(self, model: str, piece: Bytes) -> None:
         self._head = ResponseHead("text_completion", f"cmpl-{secrets.token_hex(12)}", model)
@@ -158,7 +158,7 @@ def _said(pieces: Sequence[TextDelta]) -> Iterator[tuple[Token, Logprobs]]:
 
 
 def tokens(pieces: Sequence[TextDelta]) -> list[Json]:
-    """Who wrote what. `text` are the characters that a token completes; all of them joined are the content."""
+    """Return tokens with their sources. `text`: the characters that a token completes; joined, they are the content."""
     return [
         {
             "id": token.id,
@@ -173,7 +173,7 @@ def tokens(pieces: Sequence[TextDelta]) -> list[Json]:
 
 
 def rest_of(pieces: Sequence[TextDelta], notices: Sequence[Notice], summary: Summary) -> Json:
-    """What a whole reply has beside its text."""
+    """Return the fields of a whole reply beside its text."""
     ours = {"tokens": tokens(pieces), "notices": [notice.text for notice in notices], "summary": figures(summary)}
     return {"usage": usage(summary), "timings": timings(summary), "edgellm": ours}
 
@@ -187,7 +187,7 @@ def usage(summary: Summary) -> Json:
 
 
 def timings(summary: Summary) -> Json:
-    """Under llama.cpp's names: the prompt until its first token, then the later ones; `draft_n` were tested."""
+    """Return llama.cpp's timings: the prompt until its first token, then the later ones; `draft_n` were tested."""
     first, rate = summary.ttft_ms or 0.0, summary.tokens_per_second
     later = summary.seconds_decoding * 1e3
     return {
@@ -205,7 +205,7 @@ def timings(summary: Summary) -> Json:
 
 
 def figures(summary: Summary) -> Json:
-    """What llama.cpp has no names for."""
+    """Return the figures that llama.cpp has no names for."""
     return {
         "finish_reason": summary.finish_reason,
         "stopped_by": summary.stopped_by or None,

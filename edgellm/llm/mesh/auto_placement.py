@@ -1,4 +1,4 @@
-"""A model over the measured home: what each device has of it is asked, and the best split of that is found."""
+"""A model over the measured home: ask each device what it has of the model, and find the best split."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def place_at_home(
     path: Path, home: Survey, *, tokens_in: int, tokens_out: int, objective: Objective = "ttft",
     context: int | None = None, sessions: int = 1,
 ) -> Placed:  # fmt: skip
-    """Who of the surveyed devices takes which layers of the model at `path` now, for a prompt of `tokens_in` tokens and
-    a reply of `tokens_out`, with `sessions` caches of `context` tokens on each.
+    """Return which surveyed devices take which layers of the model at `path` now, for a prompt of `tokens_in` tokens
+    and a reply of `tokens_out`, with `sessions` caches of `context` tokens on each.
 
     Raises:
         ModelUnsupported, ModelCorrupt: a model that cannot be cut, by name.
@@ -52,8 +52,8 @@ def place_at_home(
 
 
 def to_bring(path: Path, shares: Sequence[Share], home: Survey) -> list[tuple[str, int]]:
-    """Bytes that each device of a split over the surveyed ones still lacks of its layers, by name. This one has the
-    model; of one that does not answer any more nothing is known to be there."""
+    """Return the bytes that each device of a split over the surveyed ones still lacks of its layers, by name. This
+    device has the model; one that no longer answers is taken to lack all of its layers."""
     names = [share.name for share in shares]
     if names == [HERE]:
         return [(HERE, 0)]
@@ -67,7 +67,7 @@ def to_bring(path: Path, shares: Sequence[Share], home: Survey) -> list[tuple[st
 def _asked(
     names: Sequence[str], whole: WholeModel, home: Survey, model: ModelCosts, room: Room
 ) -> list[tuple[str, Able | EdgeError]]:
-    """What each of these devices has of the model, or why it cannot be used; all are asked at once."""
+    """Return what each of these devices has of the model, or why it cannot be used; all are asked at once."""
     fleet, layer_bytes = home.fleet(), max(model.layer_bytes) + room.layer
     there = {name: home.workers[name] for name in names if name != HERE}
     recipe = recipe_digest(whole, [place_of(worker) for worker in there.values() if worker.address is not None])

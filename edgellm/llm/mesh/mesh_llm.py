@@ -1,4 +1,4 @@
-"""A model over several devices: from names and a plan to a pair whose verifier they are."""
+"""A model over several devices: from their names and a plan to a pair that has them as its verifier."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ from edgellm.storage.layers.derived_pieces import together
 from edgellm.storage.layers.manifest import quick_recipe, recipe_of
 
 SESSIONS = 4
-_SHARE = 0.8  # of the free memory: caches and batches want some
+_SHARE = 0.8  # of the free memory: caches and batches need the rest
 _POSITIONS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Who holds what, and how: `split` says it, or a plan over the devices of `fleet` does, or what was `placed` over
-    the measured home (`edgellm.llm.mesh.auto_placement.place_at_home`).
+    """The settings of a mesh. `split` says which device holds which layers, or a plan over the devices of `fleet` does,
+    or what was `placed` over the measured home (`edgellm.llm.mesh.auto_placement.place_at_home`).
 
-    `peers`: HOST:PORT, or NAME=HOST:PORT, of workers; those that hold nothing at first take over for who is lost.
+    `peers`: HOST:PORT, or NAME=HOST:PORT, of workers; those without layers at first take over when a device is lost.
     `wide`: rows travel as 32-bit floats.
     """
 
@@ -71,15 +71,15 @@ class Options:
 
     @property
     def described(self) -> Fleet | None:
-        """The devices of which it is known what they can do."""
+        """The devices whose speed and memory are known."""
         return self.fleet if self.placed is None else self.placed.fleet
 
 
 class LocalMember:
-    """This device."""
+    """This device as a member of a mesh."""
 
     def __init__(self, layers: Layers, threads: int | None, like: Able, layer_bytes: float) -> None:
-        """`like`: what its layers are known to cost; each takes so many bytes of memory, with its cache."""
+        """`like`: what its layers are known to cost; each takes `layer_bytes` of memory, with its cache."""
         self.name = HERE
         self._shelf = Shelf(layers)
         self._threads, self._like, self._layer_bytes = threads, like, layer_bytes
@@ -96,10 +96,10 @@ class LocalMember:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A pair whose verifier is a mesh; the plan where one was made, and why the prompt goes through in such parts.
+    """A pair whose verifier is a mesh, the plan where one was made, and the reason for the size of the prompt's parts.
 
-    `began` is when the devices began to load, as `perf_counter` has it. `workers`: the devices whose figures were
-    measured, beside this one; None where they were described."""
+    `began` is when the devices began to load, by `perf_counter`. `workers`: the devices whose figures were measured,
+    beside this one; None where they were described."""
 
     pair: Pair
     verifier: MeshVerifier
@@ -111,9 +111,8 @@ class Opened:
     workers: Mapping[str, Worker] | None = None
 
     def foreseen(self, tokens_in: int, tokens_out: int, *, cold: bool = True) -> Way | None:
-        """What such a reply takes by the planner's model, with the layers where they are now, loaded or not.
-
-        None where the devices that hold them are not described."""
+        """Return what a reply takes by the planner's model, with the layers where they are now; `cold`: they still have
+        to be loaded. None where the devices that hold them are not described."""
         shares, devices = self.verifier.mesh.shares, self.fleet.devices if self.fleet is not None else ()
         names = [device.name for device in devices]
         if self.fleet is None or not all(share.name in names for share in shares):
@@ -137,12 +136,12 @@ def open_mesh(
     history: bool = True,
     tell: Callable[[str], None] | None = None,
 ) -> Opened:
-    """Every device begins to load its layers of the model at `path`; meanwhile the rest is opened. `history` as for
+    """Let every device load its layers of the model at `path`, and open the rest meanwhile. `history` as for
     `Pair.open`.
 
     Raises:
         ModelUnsupported, ModelCorrupt: a model that cannot be cut, by name.
-        InvalidOption, PlanImpossible: a split that cannot be meant, or devices that do not hold the model.
+        InvalidOption, PlanImpossible: a split that makes no sense, or devices that do not hold the model.
         NotPaired, NotPermitted, DeviceLost, VerifierUnreachable: a device that is named and cannot be used.
         VocabularyMismatch: of the draft model and this one.
     """
@@ -192,16 +191,16 @@ def open_mesh(
 
 
 def positions_of(header: GgufHeader, asked: int | None) -> int:
-    """Tokens of prompt and reply that a session has room for: as many as asked, but no more than the model can."""
+    """Return how many tokens of prompt and reply a session has room for: `asked`, but no more than the model can."""
     trained = header.metadata.get(f"{header.architecture}.context_length")
     return min(asked or _POSITIONS, trained if isinstance(trained, int) and trained > 0 else _POSITIONS)
 
 
 def room_of(header: GgufHeader, context: int, sessions: int) -> Room:
-    """What a stage takes beside weights, for so many replies at a time of `context` tokens each."""
+    """Return the memory of a layer and of a stage beside weights, for `sessions` replies of `context` tokens each."""
     costs, layers = costs_of(header), dimensions(header).layers
     size = sum(tensor.nbytes for tensor in header.tensors if tensor.name.startswith("blk.")) / layers
-    many = together(0, layers - 1, size) + 1  # layers of a block, of which each has a batch of its own
+    many = together(0, layers - 1, size) + 1  # layers of a block; each block has a batch of its own
     batch = costs.batch(many, context, MOST_ROWS + 1, ends=False)
     return Room(costs.cache(1, context, sessions) + batch / many, costs.batch(1, context, MOST_ROWS + 1, ends=True))
 
@@ -214,8 +213,8 @@ def _crew(
     threads: int | None,
     room: Room,
 ) -> tuple[list[Member], str]:
-    """The devices that are named, further `peers`, and this one: who has nothing may be needed when others are lost.
-    And what `recipe_digest` returns for them."""
+    """Return the named devices, further `peers` and this one, and what `recipe_digest` returns for them. A device
+    without layers may be needed when another is lost."""
     places = {place.name: place for place in map(_place, options.peers)}
     if options.placed is not None:
         places = {device.name: place_of(options.placed.workers[device.name])
@@ -237,7 +236,7 @@ def _crew(
 
 
 def recipe_digest(whole: WholeModel, places: Sequence[Endpoint]) -> str:
-    """Return the digest of the recipe of this device's own file, by which it has brought layers used.
+    """Return the digest of the recipe of this device's own file, by which devices use layers that were brought there.
 
     It is remembered. To find it out, the whole file has to be read; that is done where it is small, or where one of the
     devices was brought layers of it, or cannot be asked. Empty where none of them needs it.
@@ -256,7 +255,7 @@ def recipe_digest(whole: WholeModel, places: Sequence[Endpoint]) -> str:
 
 
 def like(name: str, fleet: Fleet | None, model: planned.ModelCosts, layer_bytes: float) -> Able:
-    """What a layer costs on a device, as far as that is described; with its cache it takes so many bytes of memory."""
+    """Return what a layer costs on a device, as far as that is described; with its cache it takes `layer_bytes`."""
     device = next((one for one in (fleet.devices if fleet is not None else ()) if one.name == name), None)
     if device is None:
         return Able(name, frozenset())
@@ -291,7 +290,7 @@ def _place(text: str) -> Endpoint:
 
 
 def place_of(worker: Worker) -> Endpoint:
-    """Where a worker that was found is. Raises why it cannot be used."""
+    """Return where a worker that was found is. Raises the reason why it cannot be used."""
     if worker.address is None:
         raise worker.trouble or NotPaired(f"Nobody knows where {worker.name} is.", "Is it on, and does it serve?")
     if worker.peer is None:
@@ -300,7 +299,7 @@ def place_of(worker: Worker) -> Endpoint:
 
 
 def _met(names: Sequence[str]) -> dict[str, Endpoint]:
-    """Where the devices are that have these names, an address or that of a paired device; all are asked at once."""
+    """Return where devices are, named by an address or a paired device's name; paired ones are all asked at once."""
     found = {name: _place(name) for name in names if ":" in name}
     paired = [name for name in names if name not in found]
     if not paired:

@@ -1,4 +1,4 @@
-"""A plan as a picture: a lane a device, from the request to the first token."""
+"""A plan as a picture: one lane per device, from the request to the first token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLOURS = {"load": "#e8b04a", "wait": "#d9d9d9", "network": "#a45a92", "compute"
 
 
 def save(plan: Plan, name: str, path: Path) -> None:
-    """Draws the plan, and below it the best single device and the even split, on one scale of time.
+    """Draw the plan, and below it the best single device and the even split, on one scale of time.
 
     Raises `InvalidOption` where matplotlib is missing, and `OSError` where the file cannot be written.
     """
@@ -39,7 +39,7 @@ def save(plan: Plan, name: str, path: Path) -> None:
 
 
 def lanes(axes: Any, way: Way, title: str) -> None:
-    """One way to hold the model, on given axes: what loads above what waits, receives and computes."""
+    """Draw one way to hold the model on the given axes: loading above waiting, receiving and computing."""
     for lane, stage in enumerate(way.stages):
         begin = stage.finish_s - stage.compute_s
         sent = stage.received_s - stage.network_s
@@ -57,7 +57,7 @@ def lanes(axes: Any, way: Way, title: str) -> None:
 
 
 def key(figure: Any) -> None:
-    """What the colours mean."""
+    """Add a legend of the colours."""
     from matplotlib.patches import Patch
 
     handles = [Patch(color=colour, label=name) for name, colour in COLOURS.items()]

@@ -1,4 +1,4 @@
-"""What a reply over several devices really took, to be looked at beside the plan."""
+"""The measured times of a reply over several devices, to compare with the plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEYS = ("load_s", "wait_s", "network_s", "received_s", "compute_s", "finish_s")
 
 @dataclass(frozen=True, slots=True)
 class Did:
-    """What one device really did, in seconds from the request: when it loaded and computed, and got what was sent."""
+    """The measured work of one device, in seconds from the request: when it loaded, computed and received."""
 
     device: str
     layers: LayerRange
@@ -33,8 +33,8 @@ class Did:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A reply as it was: until the first token, stage by stage, and what each further token took. `disproved`: a
-    sentence for each figure that it has shown to be wrong, which is measured again before the next plan."""
+    """A reply as measured: until the first token, stage by stage, and the time of each further token. `disproved`: a
+    sentence for each figure that the reply has shown to be wrong, which is measured again before the next plan."""
 
     way: Way
     did: tuple[Did, ...]
@@ -42,9 +42,9 @@ class Measured:
 
 
 def measured(opened: Opened, since: float, ttft: float, tokens: int, seconds: float) -> Measured:
-    """What the stages did for the reply that has just ended, to be asked once a reply.
+    """Return what the stages did for the reply that has just ended; call it once per reply.
 
-    `since` is its beginning, as `perf_counter` has it; the first token came after `ttft` seconds, and the last of
+    `since` is when the reply began, by `perf_counter`; the first token came after `ttft` seconds, and the last of
     `tokens` after `seconds`."""
     did = [_did(lane, since) for lane in opened.verifier.measured()]
     stages: list[PlannedStage] = []
@@ -69,7 +69,7 @@ def _did(lane: Lane, began: float) -> Did:
 
     def of(kind: str) -> tuple[tuple[float, float], ...]:
         spans = ((span.begin + shift, span.end + shift) for span in lane.spans if span.kind == kind)
-        return tuple((max(0.0, begin), end) for begin, end in spans if end >= 0.0)  # a device may tell of before late
+        return tuple((max(0.0, begin), end) for begin, end in spans if end >= 0.0)  # it may report earlier work late
 
     work = lane.work
     got = tuple(begin for begin, _ in of("got"))
@@ -77,7 +77,7 @@ def _did(lane: Lane, began: float) -> Did:
 
 
 def planned_for(stage: PlannedStage, plan: Way | None) -> PlannedStage | None:
-    """What the plan says of a stage; None where there is no plan, or another device has taken over."""
+    """Return what the plan says of a stage; None where there is no plan, or another device has taken over."""
     for one in plan.stages if plan is not None else ():
         if (one.device, one.layers) == (stage.device, stage.layers):
             return one
@@ -85,8 +85,8 @@ def planned_for(stage: PlannedStage, plan: Way | None) -> PlannedStage | None:
 
 
 def disproved_by(found: Way, plan: Way | None, workers: Mapping[str, Worker]) -> tuple[str, ...]:
-    """Have the figures of measured devices, this one and the `workers`, that a reply has disproved measured again;
-    return a sentence for each."""
+    """Mark the figures that a reply has disproved, of this device and the `workers`, to be measured again; return a
+    sentence for each."""
     sentences = []
     for stage in found.stages:
         planned, worker = planned_for(stage, plan), workers.get(stage.device)
@@ -102,8 +102,8 @@ def disproved_by(found: Way, plan: Way | None, workers: Mapping[str, Worker]) ->
 
 
 def beside(found: Way | None, plan: Way | None, disproved: Sequence[str] = ()) -> dict[str, Any]:
-    """What was measured and what was planned, for a script or the page: None where there is nothing of it; layers
-    counted from 1. One of the two is there. `disproved`: as of `Measured`."""
+    """Return what was measured and what was planned, for a script or the page; None for what is missing, layers counted
+    from 1. At least one of the two is given. `disproved`: as in `Measured`."""
     shown = found or plan
     return {
         "ttft_s": None if found is None else found.ttft_s, "token_s": None if found is None else found.token_s,
@@ -123,9 +123,9 @@ def _numbers(stage: PlannedStage | None) -> dict[str, float] | None:
 
 
 class Replies:
-    """Of one mesh: what was done for each of its replies, one at a time.
+    """The measured replies of one mesh, one at a time.
 
-    The first counts from when the devices began to load, later ones from when they were asked."""
+    The first reply counts from when the devices began to load, later ones from their request."""
 
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
@@ -134,21 +134,21 @@ class Replies:
 
     @property
     def stands(self) -> bool:
-        """Whether nobody has asked yet, and all is loaded: so a reply does not wait for that any more."""
+        """Whether all layers are loaded before the first request, so that its reply does not wait for them."""
         pipeline = self._opened.verifier.mesh.current()
         lanes = [] if pipeline is None else pipeline.lanes
         return self._since is not None and all(lane.whole for lane in lanes)
 
     def asked(self, anew: bool = False) -> None:
-        """A reply begins. `anew`: whatever was done before is not looked at."""
+        """Note that a reply begins. `anew`: disregard all work before it."""
         if anew:
             self._opened.verifier.measured()
             self._since = None
         self._asked = perf_counter()
 
     def heard(self, summary: Summary) -> tuple[Measured, Way | None] | None:
-        """What was done for the reply, which is over, and what was planned for one like it; None where there is none of
-        it. As `measured`, and as `Opened.foreseen`."""
+        """Return what was done for the reply that has ended and what was planned for one like it, by `measured` and
+        `Opened.foreseen`; None for a reply without a token."""
         cold, since = self._since is not None, self._since or self._asked
         self._since = None
         if summary.first_at is None:

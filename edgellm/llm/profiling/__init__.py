@@ -1,1 +1,1 @@
-"""Profiles of pairs: made from prompts, kept, found again."""
+"""Profiles of pairs: making them from prompts, keeping them, finding them."""

@@ -1,4 +1,4 @@
-"""What a profile holds beside the verifier's opinions: how long drafting takes here, and whether leaving early pays."""
+"""The part of a profile beside the verdicts: how long drafting takes here, and whether an early exit pays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PROMPTS = 12  # of those given, for the early exit
 
 
 def batch_seconds(model: Model, prompt: Ids, threads: int | None) -> tuple[float, ...]:
-    """Seconds for a token of each of 1, 2, ... branches in one batch, behind `prompt`; the median of a few."""
+    """Return the seconds of a batch with a token of each of 1, 2, ... branches, behind `prompt`; medians of a few."""
     n_ctx = len(prompt) + 2 * _REPEATS
     seconds = []
     with Context(
@@ -51,8 +51,8 @@ def exit_points(
     most: int,
     threads: int | None,
 ) -> tuple[ExitPoint, ...]:
-    """An early exit after each layer of the last quarter, measured on replies of the draft model; none where the model
-    cannot be cut.
+    """Measure an early exit after each layer of the last quarter, on replies of the draft model; return () where the
+    model cannot be cut.
     """
     try:
         layers = exit_layers(model.path)
@@ -68,7 +68,7 @@ def exit_points(
         except (InvalidOption, ModelUnsupported):  # no room for the shards: the rest of the profile is good
             continue
         fast, full = [], []
-        for prompt, reply in texts:  # in turns, so that what else the machine does slows both down
+        for prompt, reply in texts:  # in turns, so that other load of the machine slows both down
             fast.append(_seconds(early, prompt, reply, gamma))
             full.append(_seconds(whole, prompt, reply, gamma))
         lower = drafters.shard(layer)
@@ -80,7 +80,7 @@ def exit_points(
 
 
 def _written(drafter: Drafter, model: Model, prompt: Ids, gamma: int, most: int) -> Ids:
-    """The draft model's own reply to `prompt`, of at least one token."""
+    """Return the draft model's own reply to `prompt`, of at least one token."""
     ids = prompt
     while len(ids) - len(prompt) < most and not model.is_eog(int(ids[-1])):
         gamma_now = min(gamma, most - len(ids) + len(prompt))
@@ -89,7 +89,7 @@ def _written(drafter: Drafter, model: Model, prompt: Ids, gamma: int, most: int)
 
 
 def _seconds(drafter: Drafter, prompt: Ids, reply: Ids, gamma: int) -> float:
-    """Seconds of a drafted token along a reply, the prompt's own decoding left out."""
+    """Return the seconds of a drafted token along a reply, without the decoding of the prompt."""
     drafter.propose(GenerationState(prompt), 1)
     texts = [GenerationState(np.concatenate((prompt, reply[:at]))) for at in range(0, len(reply), gamma)]
     began = perf_counter()
@@ -100,7 +100,7 @@ def _seconds(drafter: Drafter, prompt: Ids, reply: Ids, gamma: int) -> float:
 def _agreement(
     model: Model, lower: Model, texts: Sequence[tuple[Ids, Ids]], threshold: float, threads: int | None
 ) -> tuple[float, float]:
-    """Which share of tokens leaves early, and of how many of those full depth says the same."""
+    """Return the share of tokens that leave early, and the share of those for which full depth says the same."""
     left = same = total = 0
     longest = max(len(prompt) + len(reply) for prompt, reply in texts)
     with (

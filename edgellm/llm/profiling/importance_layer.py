@@ -1,4 +1,4 @@
-"""Which layer's attention is importance: the one that tells rejected chunks from accepted ones (Synera, 4.2)."""
+"""The layer whose attention is importance: the one that tells rejected chunks from accepted ones (Synera, 4.2)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.types import Chunk, Floats
 
 PROMPTS = 80
-"""That are read for it, at most: with some four hundred chunks an AUC is known to about 0.03."""
+"""The most prompts that are read to find the layer: with some four hundred chunks an AUC is known to about 0.03."""
 
 
 def sample(prompts: Sequence[Ids]) -> Sequence[Ids]:
-    """As many of at least one prompt as are read, from all over: they may be sorted by what they are about."""
+    """Return at most `PROMPTS` of the prompts, spread evenly: they may be sorted by topic. At least one is given."""
     return prompts[:: -(-len(prompts) // PROMPTS)]
 
 
@@ -34,11 +34,12 @@ def telling_layer(
     context: int,
     reached: Callable[[int], None],
 ) -> tuple[int, tuple[float, ...]]:
-    """The layer with the best AUC, and that of each, counted from 0; on replies to `prompts` of up to `most` tokens.
+    """Return the layer with the best AUC, counted from 0, and the AUC of each, on replies to `prompts` of up to `most`
+    tokens.
 
-    Everything is verified, in the paper's chunks of four: in smaller ones no token is looked at by many. Shorter ones
-    at the end of a reply do not count: that they are short would seem to tell. An AUC is NaN, and the first layer as
-    good as any, where no chunk was rejected, or every one. `reached` is called with the prompts done.
+    Everything is verified, in the paper's chunks of four: in smaller ones no token gets attention from many. Shorter
+    chunks at the end of a reply do not count: their length itself would seem to predict the verdict. If no chunk was
+    rejected, or every one, each AUC is NaN and the layer is the first. `reached` is called with the prompts done.
     """
     kind = DrafterKind(tuple(range(draft.n_layer)))
     drafter = drafters.take(kind)

@@ -1,4 +1,4 @@
-"""Profiling a pair on prompts: everything is verified, and everything that gates and exits need is measured."""
+"""Profiling a pair on prompts: verify everything, and measure what gates and early exits need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgellm.spec.ngram.context_lookup import Seen, hesitation
 from edgellm.spec.state import GenerationLimits, GenerationState
 
 ASKED = 64
-"""Prompts by which it is found out when the draft model had better heed the context."""
+"""Prompts that are used to find out when the draft model had better heed the context."""
 
 
 def profile_pair(
@@ -32,7 +32,7 @@ def profile_pair(
     precedents: bool,
     progress: Callable[[int, int], None] | None,
 ) -> Profile:
-    """The pair's profile from now on. See `Pair.profile`."""
+    """Return a new profile, which is the pair's from now on. See `Pair.profile`."""
     known, draft, drafters, verifier = parts.knowledge, parts.draft, parts.drafters, parts.verifier
     if known is None or draft is None or drafters is None or verifier is None:
         raise InvalidOption("This is no pair: a draft model or a verifier is missing.", "Name both.")

@@ -1,4 +1,4 @@
-"""Where profiles of pairs live, and which one is the pair's."""
+"""The files of profiles, and the search for a pair's own."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SHOWN = 16  # characters of a hash in a file's name
 
 
 def profile_path(draft_hash: str, verifier_hash: str) -> Path:
-    """The file in the user's data folder that holds the profile of these two models, if there is one."""
+    """Return the file in the user's data folder for the profile of these two models; it need not exist."""
     return data_dir() / "profiles" / f"{draft_hash[:_SHOWN]}-{verifier_hash[:_SHOWN]}.json"
 
 
 def find_profile(draft_hash: str, verifier_hash: str) -> Profile | None:
-    """The user's own profile of the pair, or the one that came with edgellm; None where there is neither.
+    """Return the user's own profile of the pair, or the one that came with edgellm; None where there is neither.
 
     Raises:
         ProfileUnusable: the user's own is damaged or of another version.
@@ -30,12 +30,12 @@ def find_profile(draft_hash: str, verifier_hash: str) -> Profile | None:
     try:
         shipped = bundled(next(iter(ALIASES))).with_name("profile.json")
         return read_profile(shipped, draft_hash, verifier_hash)
-    except (ModelNotFound, ProfileUnusable):  # of another pair than this, or not installed
+    except (ModelNotFound, ProfileUnusable):  # the profile of another pair, or not installed
         return None
 
 
 def keep_profile(profile: Profile, path: Path) -> None:
-    """Save a profile, without words of prompts while the history is off. One there that cannot be used is set aside.
+    """Save a profile, without words of prompts while the history is off. An unusable one at `path` is set aside.
 
     Raises:
         OSError: it cannot be written.

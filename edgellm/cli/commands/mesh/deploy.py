@@ -1,4 +1,4 @@
-"""`edgellm mesh deploy` and `edgellm mesh layers`: layers to the devices, and what is there."""
+"""`edgellm mesh deploy` and `edgellm mesh layers`: bring layers to the devices, list and remove them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from edgellm.rpc.discovery.workers import Worker
     from edgellm.storage.layers.store import LayerStore
 
-_EVERY = 5.0  # seconds between two lines where nobody watches a bar
+_EVERY = 5.0  # seconds between two lines where there is no bar
 _MEGABIT = 125_000.0  # bytes
 
 
 class LayerAction(enum.StrEnum):
-    """What to do with the layers that are there."""
+    """Actions on the layers that a device has."""
 
     LIST = "list"
     CLEAN = "clean"
@@ -112,7 +112,7 @@ def _planned(
 
 @contextmanager
 def shown(parts: Sequence[Part]) -> Iterator[Callable[[Moved], None]]:
-    """Progress of every device: bars for who watches, else a line now and then."""
+    """Show the progress of every device: bars on a terminal, else a line now and then."""
     if not is_terminal(sys.stderr):
         said: dict[str, float] = {}
 
@@ -236,13 +236,13 @@ def _held(worker: Worker | None) -> Iterator[dict[str, Any]]:
 
 
 def _made(store: LayerStore) -> Iterator[dict[str, Any]]:
-    """What stages here have made of a model that is whole here, or of small layers; it can be made again."""
+    """Yield the files that stages here have made from a whole model or from small layers; they can be made again."""
     from edgellm.engine import check_gguf
     from edgellm.storage.layers.derived_pieces import layers_of
 
     for fingerprint, files in store.made.models().items():
         name = fingerprint[:16]
-        with suppress(EdgeError, OSError):  # it may be removed just now
+        with suppress(EdgeError, OSError):  # the file may have just been removed
             name = str(check_gguf(files[0].path).metadata.get("general.name") or name)
         yield {
             "device": HERE, "fingerprint": fingerprint, "of": None, "model": name,
@@ -295,7 +295,7 @@ def _removed(worker: Worker | None, fingerprint: str) -> tuple[int, int, int]:
 
 
 def _fingerprint(model: str | None) -> str:
-    """Of a model by name; empty for all."""
+    """Return the fingerprint of a model by name; empty for all models."""
     if model is None:
         return ""
     from edgellm.storage import fingerprint, resolve

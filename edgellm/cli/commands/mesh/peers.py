@@ -48,7 +48,7 @@ def peers(
 
 
 def there(interface: Sequence[str] | None) -> list[Worker]:
-    """The paired devices, as workers."""
+    """Return the paired devices, as workers."""
     from edgellm.rpc.discovery.interfaces import chosen_hosts
     from edgellm.rpc.discovery.workers import find_workers
     from edgellm.rpc.trust.trust import Trust
@@ -60,7 +60,7 @@ def there(interface: Sequence[str] | None) -> list[Worker]:
 
 
 def held_by(worker: Worker) -> list[dict[str, Any]]:
-    """What a worker has of each model."""
+    """Return what a worker has of each model."""
     found = []
     for one in worker.facts.models if worker.facts is not None else ():
         pieces = [one.recipe.pieces[place] for place in one.pieces]

@@ -46,7 +46,7 @@ _LAYERS = (
 
 
 class Overlap(enum.StrEnum):
-    """What may go on while a device still loads."""
+    """The work that a device may do while it still loads."""
 
     PAPER = "paper"
     RECEIVING = "receiving"
@@ -136,7 +136,7 @@ def _fleet(devices: Path | None, preset: str | None) -> Fleet:
 
 
 def _moves(model: Path, found: Plan, home: Survey) -> list[tuple[str, int]]:
-    """Bytes that each device still lacks of its layers."""
+    """Return the bytes that each device still lacks of its layers."""
     from edgellm.cli.views.device_table import doing
     from edgellm.llm.mesh.auto_placement import to_bring
     from edgellm.mesh.placement.split import of_plan
@@ -173,7 +173,7 @@ def _drawn(found: Plan, model: ModelCosts, path: Path) -> None:
 
 
 def figures(found: Plan, milliseconds: float, overlap: str) -> dict[str, Any]:
-    """The plan for a script; layers counted from 1, both ends included; null where something does not fit."""
+    """Return the plan for a script; layers counted from 1, both ends included; null where something does not fit."""
 
     def seconds(way: Way | None) -> float | None:
         return None if way is None else found.seconds(way)

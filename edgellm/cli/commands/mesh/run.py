@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 AUTO = "auto"
-CHAT_TOKENS = 256  # of a prompt, in a conversation of which nothing is known yet
+CHAT_TOKENS = 256  # of a prompt, in a conversation whose length is unknown
 
 
 class Objective(enum.StrEnum):
-    """What is to be soonest."""
+    """The time that a plan minimises."""
 
     TTFT = "ttft"
     REPLY = "reply"
@@ -130,7 +130,7 @@ def over_devices(
     mesh: str, model: str, peers: Sequence[str], draft: str, max_tokens: int, *, as_json: bool, explain: bool,
     sessions: int = 1, history: bool = True,
 ) -> tuple[Opened, Reports]:  # fmt: skip
-    """What `chat --mesh` and `serve --mesh` open: `mesh` is a split, or names a file of devices, or is AUTO, the
+    """Open a mesh for `chat --mesh` and `serve --mesh`: `mesh` is a split, or names a file of devices, or is AUTO, the
     measured home."""
     from edgellm.cli.views.mesh_report import Reports
     from edgellm.llm.mesh.mesh_llm import Options, open_mesh
@@ -157,7 +157,7 @@ def over_devices(
 
 @dataclass(frozen=True, slots=True)
 class PlanTarget:
-    """What is planned for: tokens of prompt and reply, what shall be soonest, and a context's length, if one is set."""
+    """The target of a plan: tokens of prompt and reply, the objective, and the context's length, if one is set."""
 
     tokens_in: int
     tokens_out: int
@@ -168,8 +168,8 @@ class PlanTarget:
 def at_home(
     model: str, path: Path, wanted: PlanTarget, peers: Sequence[str], interface: Sequence[str] | None, *, explain: bool
 ) -> tuple[str, None] | tuple[None, Placed]:
-    """The best split over the measured devices, with the layers where they are; says why, and what would be better.
-    Where nobody else is there, nothing is measured or placed: a split that gives this device everything."""
+    """Return the best placement over the measured devices, with the layers where they are; print why, and what would be
+    better. Without another device nothing is measured: return a split that gives this one all layers."""
     from edgellm.llm.mesh.auto_placement import place_at_home
     from edgellm.mesh.model_costs import model_of
 
