@@ -1,4 +1,4 @@
-"""Where a device listens. Without TLS between paired devices only loopback addresses will do."""
+"""Addresses at which devices listen. Without TLS between paired devices, only loopback addresses are allowed."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Address:
 
     @classmethod
     def of(cls, host: str, port: int) -> Address:
-        """Checks both. `localhost` becomes 127.0.0.1, so that both sides mean the same family.
+        """Check host and port. `localhost` becomes 127.0.0.1, so that both sides use the same address family.
 
         Raises:
-            InvalidOption: no host, no port, or out of range.
+            InvalidOption: the host is not valid, or the port is out of range.
         """
         if host.lower() == "localhost":
             host = "127.0.0.1"
@@ -38,10 +38,10 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Reads HOST:PORT; an IPv6 host stands in brackets.
+        """Parse HOST:PORT; an IPv6 host stands in brackets.
 
         Raises:
-            InvalidOption: it is not that.
+            InvalidOption: the text is not an address.
         """
         host, colon, port = text.strip().rpartition(":")
         if host.startswith("[") and host.endswith("]") and _is_ip(host[1:-1]):
@@ -54,14 +54,14 @@ class Address:
 
     @property
     def loopback(self) -> bool:
-        """Whether it can be reached from this machine only. A name cannot promise that."""
+        """Whether only this machine can reach the address. For a name this is never certain, so False."""
         return _is_ip(self.host) and ip_address(self.host).is_loopback
 
     def require_loopback(self) -> Address:
-        """This address, if nobody else can reach it or be reached by it.
+        """Return this address if it is a loopback address.
 
         Raises:
-            PairingRequired: it leaves this machine.
+            PairingRequired: the address is not loopback.
         """
         if not self.loopback:
             raise PairingRequired(

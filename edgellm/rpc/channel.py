@@ -1,4 +1,4 @@
-"""gRPC as we use it: limits, keepalive, and no surprises from the environment."""
+"""gRPC channels and servers: limits, keepalive, and no surprises from the environment."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ DEFAULT_PORT = 50151
 MAX_MESSAGE = 16 * 2**20  # bytes, either way
 MAX_CHUNK = 256  # tokens
 MAX_EXTRA = 4096  # tokens
-HELLO_SECONDS = 2.0  # how long the verifier may take for its first words
+HELLO_SECONDS = 2.0  # how long the verifier may take for its greeting
 HEARTBEAT_SECONDS = 0.25  # between two Working frames
 TAKE_SECONDS = 10.0  # how long a device may leave a frame untaken
-LONGEST_BUSY_MS = 60_000  # a device asks again after that, whatever it is told
+LONGEST_BUSY_MS = 60_000  # a device asks again after this time, whatever it is told
 BLOCK = 256  # tokens of a vocabulary that share one hash
-BLOCK_HASH = 8  # bytes of it that travel
+BLOCK_HASH = 8  # bytes of that hash that are sent
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Verification"]
 SERVICE = _SERVICE.full_name
@@ -45,15 +45,15 @@ _LIMITS: Options = [
 _CHANNEL: Options = [
     *_LIMITS,
     ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.client_idle_timeout_ms", 2**31 - 1),  # an idle connection is kept, so that its end means something
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel means a new connection, not a broken one found again
-    ("grpc.enable_http_proxy", 0),  # a home device is never behind the proxy that the environment names
-    ("grpc.enable_retries", 0),  # whether to ask again is the session's decision
+    ("grpc.client_idle_timeout_ms", 2**31 - 1),  # keep idle connections, so that losing one means something
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel opens a new connection, not a broken shared one
+    ("grpc.enable_http_proxy", 0),  # a home device is never behind the environment's proxy
+    ("grpc.enable_retries", 0),  # retrying is the session's decision
 ]
 _SERVER: Options = [
     *_LIMITS,
-    ("grpc.so_reuseport", 0),  # else two verifiers share a port silently
-    ("grpc.keepalive_time_ms", 30_000),  # finds devices that left without a word
+    ("grpc.so_reuseport", 0),  # otherwise two verifiers share a port silently
+    ("grpc.keepalive_time_ms", 30_000),  # detects devices that left without closing
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.max_concurrent_streams", 256),
     ("grpc.server_handshake_timeout_ms", 10_000),
@@ -67,12 +67,13 @@ _PAIRING: Options = [
 
 
 def open_channel(address: Address, trust: Trust | None = None, device: DeviceID | None = None) -> grpc.aio.Channel:
-    """A connection to a device, made when first used: in plain text on this machine, or by mutual TLS.
+    """Open a channel to a device, which connects on first use: in plain text on this machine, or by mutual TLS.
 
-    With `trust` it is the latter, to the paired `device`, or to any paired one: `rpc.trust.handshake` asks which.
+    With `trust`, the channel uses mutual TLS to the paired `device`, or to any paired device when `device` is None;
+    `rpc.trust.handshake` then finds out which one answers.
 
     Raises:
-        PairingRequired: without `trust` the address leaves this machine; with it, nobody is paired.
+        PairingRequired: without `trust`, the address is not loopback; with it, no device is paired.
     """
     if trust is None:
         return grpc.aio.insecure_channel(str(address.require_loopback()), options=_CHANNEL)
@@ -82,15 +83,15 @@ def open_channel(address: Address, trust: Trust | None = None, device: DeviceID 
 
 
 def new_server() -> grpc.aio.Server:
-    """A server that listens nowhere yet. To be made in the event loop that runs it."""
+    """Create a server that does not listen yet. Call this in the event loop that runs the server."""
     return grpc.aio.server(options=_SERVER)
 
 
 def bind(server: grpc.aio.Server, address: Address, trust: Trust | None = None) -> Address:
-    """Makes `server` listen at `address`, by mutual TLS where `trust` is given; returns it with the real port.
+    """Make `server` listen at `address`, by mutual TLS if `trust` is given; return the address with the real port.
 
     Raises:
-        PairingRequired: without `trust` the address is not loopback; with it, nobody is paired.
+        PairingRequired: without `trust`, the address is not loopback; with it, no device is paired.
         PortTaken: something else listens there.
         InvalidOption: this machine does not have the address, or does not give the port to this user.
     """
@@ -112,20 +113,20 @@ def bind(server: grpc.aio.Server, address: Address, trust: Trust | None = None) 
 
 
 def new_pairing_server() -> grpc.aio.Server:
-    """A server for pairing alone: for small messages, and few of them at a time."""
+    """Create a server for pairing only: small messages, and few streams at a time."""
     return grpc.aio.server(options=[*_PAIRING, *_SERVER])
 
 
 def open_pairing_channel(address: Address) -> grpc.aio.Channel:
-    """A connection in plain text to whoever says that it shows a code: that pairing finds out."""
+    """Open a plain-text channel to a device that claims to show a code; pairing verifies the claim."""
     return grpc.aio.insecure_channel(str(address), options=[*_PAIRING, *_CHANNEL])
 
 
 def bind_pairing(server: grpc.aio.Server, hosts: Sequence[str], port: int) -> list[Address]:
-    """Makes a pairing server, and no other one, listen at all of `hosts` in plain text, at one port.
+    """Make a pairing server listen at all of `hosts`, in plain text and at one port. Use it for no other server.
 
     Raises:
-        PortTaken, InvalidOption: as for `bind`; a `port` that is taken at the first host is replaced.
+        PortTaken, InvalidOption: as for `bind`; but a `port` that is taken at the first host is replaced.
     """
     bound: list[Address] = []
     for host in hosts:
@@ -144,7 +145,7 @@ def bind_pairing(server: grpc.aio.Server, hosts: Sequence[str], port: int) -> li
 
 
 def probe(address: Address) -> None:
-    """Finds out whether, and if not why, one can listen at an address; gRPC says no more than no, and on stderr.
+    """Check that this process can listen at an address; gRPC itself gives the reason only on stderr.
 
     Raises:
         PortTaken: something else listens there.
@@ -152,10 +153,10 @@ def probe(address: Address) -> None:
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: a port in TIME_WAIT is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # like gRPC: a port in TIME_WAIT is free
         try:
             probe.bind((address.host, address.port))
-            probe.listen(1)  # where two may bind, only one may listen
+            probe.listen(1)  # two sockets may bind, but only one may listen
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise _taken(address) from None

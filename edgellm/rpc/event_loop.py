@@ -1,7 +1,7 @@
-"""The event loop of this process's network.
+"""The event loop for all network code of this process.
 
-There is one, and it lives as long as the process: gRPC's asyncio side has one poller for all loops, and where several
-come and go it calls into those that have ended.
+There is only one, and it lives as long as the process: gRPC's asyncio API has one poller for all loops, and where loops
+come and go, it calls into loops that have ended.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _first = threading.Lock()
 
 
 def network_loop() -> asyncio.AbstractEventLoop:
-    """The loop, in a thread of its own. Whoever runs in it must never block."""
+    """Return the loop, which runs in a thread of its own. Code that runs in it must never block."""
     with _first:
         return _started()
 
 
 def run_there(work: Coroutine[Any, Any, T]) -> Future[T]:
-    """Runs a coroutine in the network's loop."""
+    """Run a coroutine in the network loop, from another thread."""
     return asyncio.run_coroutine_threadsafe(work, network_loop())
 
 

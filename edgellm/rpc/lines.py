@@ -1,5 +1,5 @@
-"""Where this device dials another one because a third asks it to: only where it knows that other device to be, so that
-nobody learns through it what listens on this machine or in networks that only this machine reaches."""
+"""The addresses that this device dials because another device asks it to: only known addresses of a paired device, so
+that no one can use it to scan this machine or networks that only this machine reaches."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from edgellm.rpc.discovery.mdns import ServiceKind, browse
 from edgellm.rpc.trust.auth_interceptor import Context, caller
 from edgellm.rpc.trust.peer_store import Peer
 
-FAILED_SECONDS = 4.0  # every failure takes so long, whatever it was
+FAILED_SECONDS = 4.0  # how long every failure takes, whatever its cause
 
 
 def on_this_machine(context: Context) -> bool:
-    """Whether who calls is on this machine, where it could dial by itself."""
+    """Return whether the caller is on this machine, where it could dial loopback addresses itself."""
     return _loopback(caller(context))
 
 
 def places_of(peer: Peer, asked: str, near: bool) -> list[Address]:
-    """Return where a paired device may be dialled for somebody who wants it dialled at `asked`, IP:PORT or nothing.
+    """Return where a paired device may be dialled for a caller that asks for `asked`, IP:PORT or empty.
 
-    That is any port of a host that it was met at, and every address that it was met at. Names are not resolved.
-    Loopback is for those who are `near`, on this machine.
+    This is `asked` itself, if the device was met at that host on any port, and every address where it was met. Names
+    are not resolved. Loopback is only for callers that are `near`, on this machine; they may ask for any port of it.
     """
     known = [place for place in peer.addresses if near or not _loopback(place.host)]
     hosts = {place.host for place in known}
@@ -40,7 +40,7 @@ def places_of(peer: Peer, asked: str, near: bool) -> list[Address]:
 
 
 def announced_places(peer: Peer, seconds: float) -> list[Address]:
-    """Return where the device announces itself, in `seconds` at most: it may have moved since it was met."""
+    """Return the addresses that the device announces within `seconds`: it may have moved since it was met."""
     hints = browse(
         ServiceKind.DEVICE, chosen_hosts(), seconds, lambda found: any(hint.short == peer.id.short for hint in found)
     )
@@ -49,8 +49,8 @@ def announced_places(peer: Peer, seconds: float) -> list[Address]:
 
 @asynccontextmanager
 async def alike(near: bool, errors: Sequence[type[BaseException]], failed: EdgeError) -> AsyncIterator[None]:
-    """Raise `failed`, FAILED_SECONDS after the `with` began, in the place of any of these `errors`: what was met on the
-    way shows neither in words nor in time. Who is `near` need not wait."""
+    """Raise `failed`, FAILED_SECONDS after the `with` began, in the place of any of these `errors`, so that neither the
+    message nor the time reveals the cause. Callers that are `near` need not wait."""
     until = asyncio.get_running_loop().time() + FAILED_SECONDS
     try:
         yield

@@ -1,4 +1,4 @@
-"""From bytes to messages: the one place where what another device has sent is parsed."""
+"""Parsing of protobuf messages: the one place where bytes from another device are parsed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from edgellm.errors import ProtocolError
 
 M = TypeVar("M", bound=Message)
 
-SMALL = 2**16  # bytes of a greeting: a parsed message may take sixteen times the room of its bytes, and more
-VOCABULARY = 2**20  # of hashes, or of a block of tokens
+SMALL = 2**16  # bytes of a greeting: a parsed message may take more than sixteen times the memory of its bytes
+VOCABULARY = 2**20  # bytes of hashes, or of a block of tokens
 
 
 def parsed(kind: type[M], data: bytes, most: int | None = None) -> M:
-    """`data` as a message of this `kind`, of at most so many bytes.
+    """Parse `data` as a message of this `kind`, of at most `most` bytes.
 
-    gRPC would parse for us; but then before the guard has looked who asks, and with an answer that explains nothing.
+    gRPC could parse it itself, but before the guard has checked the caller, and with an error that explains nothing.
 
     Raises:
-        ProtocolError: it is none, or is too long.
+        ProtocolError: the data is not such a message, or is too long.
     """
     if most is not None and len(data) > most:
         raise ProtocolError(f"A {kind.DESCRIPTOR.name} has {len(data)} bytes; {most} are allowed.", _UPDATE)

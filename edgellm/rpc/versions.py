@@ -11,12 +11,12 @@ PAIRING = 2  # of its service Pairing; 2: both sides sign the transcript
 
 
 def program() -> str:
-    """The version of edgellm, for people. The package imports every room, so it is looked up when it is asked for."""
+    """Return the version of edgellm, for display. Imported late: the package itself imports this module."""
     return str(vars(import_module("edgellm"))["__version__"])
 
 
 def check_version(theirs: int, ours: int, who: str) -> None:
-    """Refuses another version; `who` speaks it.
+    """Refuse a peer, named `who`, that speaks another version.
 
     Raises:
         PeerTooOld, PeerTooNew: says on which side to update.

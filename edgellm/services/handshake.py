@@ -31,7 +31,7 @@ class VerifierInfo:
 
 
 async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, where: str) -> VerifierInfo:
-    """A device's first words to the verifier at the address `where`, which has so many seconds for each of its own.
+    """Greet the verifier at the address `where`, which has `seconds` for each of its answers.
 
     Raises:
         VocabularyMismatch, ProtocolError: the two do not fit.
@@ -54,14 +54,14 @@ async def greet(channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, whe
 
 
 def hello(vocabulary: Vocabulary) -> pb.HelloRequest:
-    """What a device says first."""
+    """Return a device's greeting."""
     return pb.HelloRequest(
         protocol=PROTOCOL, vocabulary=bytes.fromhex(vocabulary.fingerprint), vocabulary_size=vocabulary.size
     )
 
 
 def first_different_block(ours: Vocabulary, theirs: pb.VocabularyHashes) -> pb.VocabularyBlock:
-    """The verifier's side of the first block that differs from the device's hashes; empty where none does."""
+    """Return the verifier's tokens of the first block that differs from the device's hashes; none if all agree."""
     block = ours.first_different_block(theirs.blocks)
     if block is None:
         return pb.VocabularyBlock(first_token=ours.size)
@@ -70,7 +70,7 @@ def first_different_block(ours: Vocabulary, theirs: pb.VocabularyHashes) -> pb.V
 
 
 def check_protocol(theirs: int, who: str) -> None:
-    """Refuses another version of the contract; `who` speaks it.
+    """Refuse a peer, named `who`, that speaks another version of the contract.
 
     Raises:
         PeerTooOld, PeerTooNew: says on which side to update.
@@ -79,7 +79,7 @@ def check_protocol(theirs: int, who: str) -> None:
 
 
 def mismatch(ours: Vocabulary, size: int, block: pb.VocabularyBlock, where: str) -> VocabularyMismatch:
-    """Names the first token on which device and verifier (of `size` tokens, at the address `where`) differ."""
+    """Return an error that names the first token on which device and verifier (`size` tokens, at `where`) differ."""
     sent = islice(zip(block.tokens, block.kinds, strict=False), _BLOCK)
     theirs = dict(enumerate(sent, start=block.first_token))
     mine = range(block.first_token, min(block.first_token + _BLOCK, ours.size))

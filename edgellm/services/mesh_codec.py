@@ -50,7 +50,7 @@ _TEXT_MOST = 500
 
 
 def most_rows(n_embd: int) -> int:
-    """Rows of a parcel that surely fit a message."""
+    """Return how many rows of a parcel surely fit a message."""
     return max(1, min(MOST_ROWS, MAX_MESSAGE // 2 // (4 * n_embd)))
 
 
@@ -63,7 +63,7 @@ def write_work(work: StageSpec, stage: bytes) -> pb.Prepare:
 
 
 def read_work(message: pb.Prepare) -> StageSpec:
-    """What a stage is to do.
+    """Return a stage's work from Prepare, checked.
 
     Raises:
         ProtocolError: it cannot be meant, or comes from a coordinator that speaks or computes otherwise.
@@ -108,7 +108,7 @@ def write_parcel(parcel: Parcel, wide: bool) -> pb.MeshParcel:
 
 
 def read_parcel(message: pb.MeshParcel, work: StageSpec) -> Parcel:
-    """A parcel for a stage of `work`, which checks the rest.
+    """Return a parcel for a stage of `work`; the stage checks the rest.
 
     Raises:
         ProtocolError: it breaks the contract.
@@ -131,7 +131,7 @@ def read_parcel(message: pb.MeshParcel, work: StageSpec) -> Parcel:
 
 
 def write_event(event: Event, wide: bool) -> pb.Report | None:
-    """What a stage tells its coordinator; None for what the end of the stream says."""
+    """Return a stage's report of an event; None for events that the end of the stream conveys."""
     if isinstance(event, Loaded):
         return pb.Report(loaded=pb.StageLoaded(layers=event.layers, at=event.at))
     if isinstance(event, Onward):
@@ -155,7 +155,7 @@ def write_event(event: Event, wide: bool) -> pb.Report | None:
 
 
 def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyRequest]) -> Event | None:
-    """What a stage has told, about parcels with the `asked` numbers; None where it only shows that it lives.
+    """Return the event in a stage's report, checked against the `asked` parcels; None for a sign of life.
 
     Raises:
         ProtocolError: it breaks the contract.
@@ -213,7 +213,7 @@ def write_working(progress: tuple[float, int, int]) -> pb.Report:
 
 
 def lost(what: str) -> DeviceLost:
-    """The error for a stage that is no more."""
+    """Return the error for a stage that is gone."""
     return DeviceLost(what, "The others go on if they hold its layers.")
 
 

@@ -30,20 +30,20 @@ class RequestLimits:
 
 
 def write_open(sampling: Sampling, fingerprint: str) -> pb.DeviceFrame:
-    """The first frame of a session; `fingerprint` is the vocabulary's, in hex."""
+    """Return the first frame of a session; `fingerprint` is the vocabulary's, in hex."""
     wanted = write_sampling(sampling)
     return pb.DeviceFrame(open=pb.Open(protocol=PROTOCOL, vocabulary=bytes.fromhex(fingerprint), sampling=wanted))
 
 
 def write_sampling(sampling: Sampling) -> pb.Sampling:
-    """How to choose."""
+    """Convert sampling parameters to their message."""
     return pb.Sampling(
         temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, seed=sampling.seed & (2**64 - 1)
     )
 
 
 def read_sampling(message: pb.Sampling) -> Sampling:
-    """How to choose, from an Open.
+    """Return the sampling parameters of an Open, checked.
 
     Raises:
         ProtocolError: a number that cannot be meant.
@@ -56,7 +56,7 @@ def read_sampling(message: pb.Sampling) -> Sampling:
 
 
 def write_verify(request: VerifyRequest) -> pb.DeviceFrame:
-    """The frame that asks for a verdict. Ids and probabilities arrive as they are, to the bit.
+    """Return the frame that asks for a verdict. Ids and probabilities arrive bit for bit.
 
     Raises:
         InvalidOption: a draft was drawn from something that cannot be sent; see `edgellm.spec.sampling.distribution`.
@@ -181,7 +181,7 @@ def _plausible(bits: bytes, drafted: int) -> tuple[bool, ...]:
 
 
 def read_ids(tokens: Iterable[int], vocabulary: int) -> Ids:
-    """Ids, all of them below `vocabulary`; ProtocolError otherwise."""
+    """Return ids, checked to be below `vocabulary`. Raises ProtocolError otherwise."""
     wide = np.fromiter(tokens, dtype=np.int64)
     if not len(wide):
         return NO_IDS

@@ -1,1 +1,1 @@
-"""Which devices there are: mDNS, interfaces, probes."""
+"""Device discovery: mDNS, interfaces, probes."""

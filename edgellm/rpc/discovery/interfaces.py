@@ -1,4 +1,4 @@
-"""The network interfaces of this machine, and which of them lead to the home's other devices."""
+"""The network interfaces of this machine, and a guess at which of them lead to other devices at home."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import psutil
 
 from edgellm.errors import InvalidOption
 
-# Bridges of containers and virtual machines, tunnels: devices there are not the home's. (An empty docker0 chosen by
-# mistake is the commonest reason for two devices that do not find each other.)
+# Tunnels and the bridges of containers and virtual machines: devices there are not on the home network. (An empty
+# docker0 chosen by mistake is the commonest reason why two devices do not find each other.)
 _VIRTUAL = re.compile(
     r"docker|br-|virbr|veth|vmnet|vboxnet|cni|flannel|cali|lxc|podman|tun|tap|utun|awdl|llw|vEthernet"
 )
@@ -22,7 +22,7 @@ _VIRTUAL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """A network interface that is up, its IPv4 addresses, and whether it is used unasked, with the reason."""
+    """A network interface that is up, its IPv4 addresses, and whether it is used by default, with the reason."""
 
     name: str
     hosts: tuple[str, ...]
@@ -31,7 +31,7 @@ class Interface:
 
 
 def interfaces() -> list[Interface]:
-    """Those with an IPv4 address."""
+    """Return the interfaces that are up and have an IPv4 address."""
     up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
     found = []
     for name, addresses in sorted(psutil.net_if_addrs().items()):
@@ -42,14 +42,15 @@ def interfaces() -> list[Interface]:
 
 
 def own_hosts() -> frozenset[str]:
-    """Every address of this machine, IPv4 and IPv6."""
+    """Return every address of this machine, IPv4 and IPv6."""
     found = {address.address.partition("%")[0] for listed in psutil.net_if_addrs().values() for address in listed}
     return frozenset(found)
 
 
 def chosen_hosts(names: Sequence[str] = ()) -> list[str]:
-    """The IPv4 addresses of the interfaces with these names or addresses; without any, of those that
-    `EDGELLM_INTERFACE` names (with commas between them), or else of those that lead home.
+    """Return the IPv4 addresses of the interfaces with these names or addresses.
+
+    Without `names`, use the interfaces in `EDGELLM_INTERFACE` (separated by commas), or else those chosen by default.
 
     Raises:
         InvalidOption: there is no such interface.

@@ -1,7 +1,7 @@
-"""Finding devices on the home's network by multicast DNS. It is a hint and nothing more: trust comes from TLS.
+"""Finding devices on the home network by multicast DNS. Announcements are only hints: trust comes from TLS.
 
-What is announced: the device's short ID, its port, the version of the contract, and a number drawn anew each time. No
-name, no model, nothing of what is asked.
+An announcement holds the device's short ID, its port, the version of the contract, and a fresh random number. It holds
+no name, no model, and nothing about requests.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from edgellm.rpc.trust.pairing_code import NUMBERS
 from edgellm.rpc.versions import LINK
 
 _ADDRESSES_MOST = 8
-_ASK_MS = 800  # for the first try to resolve a name; each further one takes twice as long
+_ASK_MS = 800  # for the first try to resolve a name; each further try takes twice as long
 _PAUSE = 0.1  # seconds between two tries
 COPY_SECONDS = 15.0
-_ASKED_MOST = 64  # names in one look; whoever floods the network with more gains nothing by it
+_ASKED_MOST = 64  # names resolved in one search; flooding the network with more gains nothing
 
 
 class ServiceKind(StrEnum):
-    """What is announced: a device that serves, one that shows a pairing code, or that announcing is tried."""
+    """The kind of an announcement: a device that serves, a device that shows a pairing code, or a test."""
 
     DEVICE = "_edgellm._tcp.local."
     PAIRING = "_edgellm-pair._tcp.local."
@@ -43,7 +43,7 @@ class ServiceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What somebody announces, believed by nobody. `instance` is 16 hex digits."""
+    """An announcement from the network, not to be trusted. `instance` is 16 hex digits."""
 
     short: str
     protocol: int
@@ -57,7 +57,7 @@ class Hint:
 
     @property
     def own(self) -> bool:
-        """Whether it comes from this machine."""
+        """Whether the announcement comes from this machine."""
         return any(address.host in own_hosts() for address in self.addresses)
 
 
@@ -65,12 +65,12 @@ Enough: TypeAlias = Callable[[Sequence[Hint]], bool]
 
 
 def new_instance() -> str:
-    """A random name for one announcement."""
+    """Return a random name for one announcement."""
     return secrets.token_hex(8)
 
 
 def code_number(instance: str) -> int:
-    """The number of a pairing code follows from the announcement's name, so that it need not be announced."""
+    """Return the number of a pairing code; it follows from the announcement's name, so it is not announced itself."""
     return int(instance, 16) % NUMBERS + 1
 
 
@@ -78,7 +78,7 @@ def code_number(instance: str) -> int:
 def announced(
     kind: ServiceKind, short: str, port: int, hosts: Sequence[str], instance: str | None = None
 ) -> Iterator[bool]:
-    """Announces this device at the IPv4 addresses `hosts` while the `with` lasts; whether that could be begun."""
+    """Announce this device at the IPv4 addresses `hosts` while the `with` lasts; yield whether that succeeded."""
     instance = instance or new_instance()
     info = ServiceInfo(
         kind.value,
@@ -92,7 +92,7 @@ def announced(
         begun = False
         if zeroconf is not None:
             with suppress(Error, OSError):
-                zeroconf.register_service(info, cooperating_responders=True)  # a random name is nobody else's
+                zeroconf.register_service(info, cooperating_responders=True)  # a random name is unique
                 begun = True
         try:
             yield begun
@@ -112,12 +112,12 @@ def browse(
     some: Enough | None = None,
     waiting: Callable[[float], None] = lambda _elapsed: None,
 ) -> list[Hint]:
-    """Return who announces themselves within `seconds` on the interfaces with the addresses `hosts`, this device
-    included; at once when what was found is `enough`.
+    """Return the announcements heard within `seconds` on the interfaces with the addresses `hosts`, including this
+    device's own; return at once when `enough` accepts what was found.
 
-    A machine that is slow, here or there, answers late. So where what was found by then does not hold even `some`
-    (by default `enough`) of what is looked for, the search goes on for up to `longest` seconds in all, until it does.
-    `waiting` is then called with the seconds that have passed, at growing intervals.
+    A slow machine, here or there, answers late. So if after `seconds` not even `some` (by default `enough`) accepts
+    what was found, the search goes on until it does, for up to `longest` seconds in all. `waiting` is then called with
+    the seconds that have passed, at growing intervals.
     """
     some = some or enough
     found: dict[str, Hint] = {}
@@ -126,7 +126,7 @@ def browse(
     over = threading.Event()
 
     def heard(zeroconf: Zeroconf, service_type: str, name: str, **_: Any) -> None:
-        """Runs in zeroconf's own loop, which must not be blocked."""
+        """Resolve a new name in a thread of its own: this runs in zeroconf's loop, which must not block."""
         if len(asked) < _ASKED_MOST and name not in asked:
             asked.add(name)
             threading.Thread(target=look, args=(zeroconf, service_type, name), daemon=True).start()
@@ -168,8 +168,8 @@ def browse(
 
 
 def copies(short: str, hosts: Sequence[str], seconds: float = COPY_SECONDS) -> list[Hint]:
-    """Return who announces this very ID from another machine: somebody has copied this device's files. Takes all of
-    `seconds` where nobody does."""
+    """Return the announcements of this device's ID from other machines: they mean that its files were copied. Takes all
+    of `seconds` if there are none."""
 
     def copied(found: Sequence[Hint]) -> list[Hint]:
         return [hint for hint in found if hint.short == short and not hint.own]
@@ -179,7 +179,7 @@ def copies(short: str, hosts: Sequence[str], seconds: float = COPY_SECONDS) -> l
 
 @contextmanager
 def _multicast(hosts: Sequence[str]) -> Iterator[Zeroconf | None]:
-    """zeroconf on these interfaces alone; None where the machine does not let it, or there is none."""
+    """Yield zeroconf on these interfaces only, or None if `hosts` is empty or the machine does not permit it."""
     zeroconf = None
     if hosts:
         with suppress(Error, OSError):
@@ -192,8 +192,8 @@ def _multicast(hosts: Sequence[str]) -> Iterator[Zeroconf | None]:
 
 
 def hint_of(info: ServiceInfo, local: bool) -> Hint | None:
-    """What an announcement says, where it is one of ours. Anybody may have written it: an address of this machine is
-    believed only where none but this machine is listened to."""
+    """Return the content of an announcement, or None if it is not valid. Anyone can send one, so loopback addresses are
+    believed only if the search is on loopback alone (`local`); then no others are."""
     words = {key: value for key, value in (info.properties or {}).items() if value is not None and len(value) <= 32}
     try:
         short = parse_short(words[b"id"].decode())
@@ -213,7 +213,7 @@ def _somewhere(host: str, local: bool) -> bool:
 
 
 def multicast_error(host: str) -> str:
-    """Why this machine cannot send multicast at the address `host`; empty where it can."""
+    """Return why this machine cannot send multicast from the address `host`, or an empty string if it can."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         try:
             sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(host))

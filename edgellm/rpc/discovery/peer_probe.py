@@ -1,4 +1,4 @@
-"""Which of the paired devices are there now, and what they offer: all are asked at once, wherever they may be."""
+"""Finding out which paired devices are reachable now and what they offer; all are asked at once."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.trust import Trust
 
 LOOK_SECONDS = 1.5  # for announcements; most come within a tenth of that
-LONGEST_LOOK = 6.0  # seconds, where nobody was found by then: machines that are busy answer late
+LONGEST_LOOK = 6.0  # seconds, if nobody was found by then: busy machines answer late
 ASK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """A paired device, and its greeting or what is in the way of it. `announced`: it was found by multicast."""
+    """A paired device, and its greeting or the error that prevents it. `announced`: it was found by multicast."""
 
     peer: Peer
     welcomed: Welcomed | None
@@ -36,9 +36,9 @@ def roll_call(
     hints: Sequence[Hint] | None = None,
     seconds: float = ASK_SECONDS,
 ) -> list[ProbeResult]:
-    """Asks `peers` where they were last seen; those that do not answer, where they announce themselves: as `hints` say,
-    or what is heard on the interfaces with the addresses `hosts`. In the order of `peers`. Raises nothing of what a
-    device may do.
+    """Ask all `peers` at the addresses where they were last seen, and those that do not answer at the addresses that
+    they announce: in `hints`, or else on the interfaces with the addresses `hosts`. Return the results in the order of
+    `peers`. Errors of a device are returned, not raised.
     """
     answers = run_there(_ask_all(trust, [(peer, peer.addresses) for peer in peers], seconds)).result()
     missing = {answer.peer.id.short for answer in answers if answer.welcomed is None}
@@ -53,27 +53,27 @@ def roll_call(
 
 
 def all_of(shorts: Collection[str]) -> Enough:
-    """Return whether each of these devices, by short ID, is among the hints."""
+    """Return a predicate: each of these devices, by short ID, is among the hints."""
     return lambda found: {hint.short for hint in found} >= set(shorts)
 
 
 def any_of(shorts: Collection[str]) -> Enough:
-    """Return whether one of these devices, by short ID, is among the hints."""
+    """Return a predicate: at least one of these devices, by short ID, is among the hints."""
     return lambda found: any(hint.short in shorts for hint in found)
 
 
 def longest_look(missing: int, wanted: int) -> float:
-    """Return the seconds to look for announcements at most: where some devices answer, the others are probably off."""
+    """Return the longest time to search, in seconds: if some devices answer, the others are probably off."""
     return LONGEST_LOOK if missing == wanted else LOOK_SECONDS
 
 
 def ask_at(trust: Trust, address: Address, seconds: float = ASK_SECONDS) -> Welcomed:
-    """The paired device at an address, whichever it is. Raises what `edgellm.rpc.trust.handshake.meet` raises."""
+    """Ask whichever paired device is at an address. Raises the errors of `edgellm.rpc.trust.handshake.meet`."""
     return run_there(ask(address, trust, None, seconds)).result()
 
 
 def _with_hints(trust: Trust, answer: ProbeResult, hints: Iterable[Hint], seconds: float) -> ProbeResult:
-    """Asks once more where the device has announced itself, if that is a place that it was not asked at."""
+    """Ask the device again at its announced addresses that were not tried yet."""
     heard = [place for hint in hints if hint.short == answer.peer.id.short for place in hint.addresses]
     places = [place for place in heard if place not in answer.peer.addresses]
     again = run_there(_ask(trust, answer.peer, places, seconds)).result() if places else answer
@@ -85,7 +85,7 @@ async def _ask_all(trust: Trust, whom: Sequence[tuple[Peer, Sequence[Address]]],
 
 
 async def _ask(trust: Trust, peer: Peer, places: Sequence[Address], seconds: float) -> ProbeResult:
-    """Knocks at all places at once; who answers first is taken."""
+    """Ask at all addresses at once and take the first answer."""
     trouble: EdgeError | None = None
     tasks = [asyncio.create_task(ask(place, trust, peer.id, seconds)) for place in places]
     try:
@@ -93,7 +93,7 @@ async def _ask(trust: Trust, peer: Peer, places: Sequence[Address], seconds: flo
             try:
                 welcomed = await next_one
             except EdgeError as error:
-                # that somebody refuses says more than that nobody is there
+                # a refusal says more than no answer
                 trouble = error if trouble is None or isinstance(trouble, VerifierUnreachable) else trouble
             else:
                 return ProbeResult(peer, welcomed, None, False)

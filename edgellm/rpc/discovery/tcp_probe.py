@@ -1,4 +1,4 @@
-"""Whether anybody listens at an address, whatever it speaks."""
+"""Finding out whether anything listens at a TCP address, whatever its protocol."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ PATIENCE = 3.0
 
 
 class Reach(StrEnum):
-    """What came of knocking at a TCP port."""
+    """The outcome of connecting to a TCP port."""
 
     OPEN = "open"
-    REFUSED = "refused"  # the machine is there, and nothing listens
+    REFUSED = "refused"  # the machine is there, but nothing listens
     SILENT = "silent"  # no answer: off, elsewhere, or behind a firewall
-    UNKNOWN = "unknown"  # no such name, or no way there
+    UNKNOWN = "unknown"  # no such name, or no route
 
 
 async def reach(address: Address, seconds: float = 1.0) -> Reach:
-    """Connects and hangs up."""
+    """Connect and hang up, and return the outcome."""
     try:
         async with asyncio.timeout(seconds):
             _reader, writer = await asyncio.open_connection(address.host, address.port)
@@ -44,11 +44,11 @@ async def reach(address: Address, seconds: float = 1.0) -> Reach:
 
 
 async def answered(ask: Callable[[float], Awaitable[T]], address: Address, seconds: float) -> T:
-    """Return what `ask`, a call with a deadline in seconds, returns within `seconds`; where somebody listens at
-    `address` and is slow to answer, as a busy machine is, within `PATIENCE` times as long at a second try.
+    """Return the result of `ask`, a call with a deadline in seconds. If there is none within `seconds`, but something
+    listens at `address`, as on a busy machine, try a second time with `PATIENCE` times the deadline.
 
     Raises:
-        grpc.aio.AioRpcError: what `ask` raises; DEADLINE_EXCEEDED where no answer came in time.
+        grpc.aio.AioRpcError: the error of `ask`; DEADLINE_EXCEEDED if no answer came in time.
     """
     try:
         return await ask(seconds)
@@ -59,8 +59,8 @@ async def answered(ask: Callable[[float], Awaitable[T]], address: Address, secon
 
 
 async def listening(addresses: Sequence[Address], seconds: float = 1.0) -> Address:
-    """The first of a device's addresses at which somebody listens, as not all of its networks are reached from here;
-    the first of all where nobody does.
+    """Return the first of a device's addresses at which something listens, as not all of its networks may be reachable
+    from here; return the first address if nothing listens at any.
     """
     found = await asyncio.gather(*(reach(address, seconds) for address in addresses))
     return next((address for address, what in zip(addresses, found, strict=True) if what is Reach.OPEN), addresses[0])

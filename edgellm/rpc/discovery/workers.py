@@ -1,4 +1,4 @@
-"""Which of the paired devices keep layers for this one, and where they are asked."""
+"""Finding the paired devices that keep layers for this one, and their addresses."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from edgellm.rpc.trust.trust import Trust
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A device that keeps layers: where it answers, what it has, and what this device may do there.
+    """A device that keeps layers: its address, its layers, and the rights of this device there.
 
-    `peer` is None for one on this machine that answers in plain text. `trouble`: why it cannot be used; then `address`
-    and `facts` are None.
+    `peer` is None for a worker on this machine that answers in plain text. `trouble` is the reason why the worker
+    cannot be used; then `address` and `facts` are None.
     """
 
     name: str
@@ -43,14 +43,15 @@ class Worker:
 def find_workers(
     trust: Trust, peers: Sequence[Peer], hosts: Sequence[str], seconds: float = ASK_SECONDS
 ) -> list[Worker]:
-    """Asks `peers` where they were last seen; those that do not answer as workers, where they announce themselves on
-    the interfaces with the addresses `hosts`. In the order of `peers`. Raises nothing of what a device may do.
+    """Ask all `peers` at the addresses where they were last seen, and those that do not answer as workers at the
+    addresses that they announce on the interfaces with the addresses `hosts`. Return the workers in the order of
+    `peers`. Errors of a device are returned, not raised.
     """
     first = run_there(_all(trust, [(peer, peer.addresses) for peer in peers], seconds)).result()
     missing = {worker.peer.id.short for worker in first if worker.trouble is not None and worker.peer is not None}
     if not missing or not hosts:
         return first
-    # several programs of one device announce themselves, and one of them keeps layers: one hint is not enough
+    # several programs of one device may announce themselves, and only one keeps layers: one hint is not enough
     longest = longest_look(len(missing), len(first))
     hints = browse(ServiceKind.DEVICE, hosts, LOOK_SECONDS, longest=longest, some=any_of(missing))
     found = []
@@ -59,15 +60,15 @@ def find_workers(
         places = [place for place in heard if place not in peer.addresses]
         if worker.trouble is not None and places:
             again = run_there(_ask(trust, peer, places, seconds)).result()
-            # that it refuses says more than that nobody is there
+            # a refusal says more than no answer
             worker = worker if isinstance(again.trouble, VerifierUnreachable) else again  # noqa: PLW2901
         found.append(worker)
     return found
 
 
 async def reach_worker(trust: Trust | None, worker: Worker) -> grpc.aio.Channel:
-    """A line to a worker, which the caller closes. Raises what `rpc.trust.handshake.meet` raises, and NotPaired for a
-    worker that was not found."""
+    """Open a channel to a worker, which the caller closes. Raises the errors of `rpc.trust.handshake.meet`, and for a
+    worker that was not found its `trouble` or NotPaired."""
     if worker.address is None:
         raise worker.trouble or NotPaired(f"Nobody knows where {worker.name} is.", "Is it on, and does it serve?")
     if worker.peer is None or trust is None:
@@ -77,14 +78,15 @@ async def reach_worker(trust: Trust | None, worker: Worker) -> grpc.aio.Channel:
 
 
 async def worker_at(address: Address) -> Worker:
-    """The worker of this machine at a loopback address. Raises what `edgellm.rpc.layers.upload.held` raises."""
+    """Return the worker of this machine at a loopback address. Raises the errors of `rpc.layers.upload.held`."""
     async with open_channel(address) as channel:
         return Worker(str(address), None, address, await held(channel, str(address)), frozenset(Right))
 
 
 def worker_there(trust: Trust, name: str, address: Address, seconds: float = ASK_SECONDS) -> Worker:
-    """The worker at an address: a paired device, called as it is here where no `name` is given; or on this machine, in
-    plain text, where no paired device was met there. Raises nothing of what a device may do."""
+    """Return the worker at an address: a paired device, by default under its name in the list of peers; or, at a
+    loopback address where no paired device was met, a worker in plain text. Errors of a device are returned, not
+    raised."""
     paired = not address.loopback or any(address in peer.addresses for peer in trust.peers.all())
 
     async def ask() -> Worker:
@@ -105,7 +107,7 @@ async def _all(trust: Trust, whom: Sequence[tuple[Peer, Sequence[Address]]], sec
 
 
 async def _ask(trust: Trust, peer: Peer, places: Sequence[Address], seconds: float) -> Worker:
-    """Knocks at all places at once; several programs of one device may answer, of which one keeps layers."""
+    """Ask at all addresses at once and take the first that is a worker: several programs of one device may answer."""
     trouble: EdgeError = VerifierUnreachable(
         f"Nobody knows where {peer.name} is.", "Start a worker there: edgellm serve --role worker"
     )
@@ -131,5 +133,5 @@ async def _one(trust: Trust, peer: Peer, place: Address, seconds: float) -> Work
 
 
 async def _met(channel: grpc.aio.Channel, name: str, place: Address, welcomed: Welcomed, seconds: float) -> Worker:
-    facts = await held(channel, name, PATIENCE * seconds)  # it has just answered: it is there, and perhaps busy
+    facts = await held(channel, name, PATIENCE * seconds)  # it has just answered, so it is there, and perhaps busy
     return Worker(name, welcomed.peer, place, facts, welcomed.rights, welcomed.seconds, welcomed.version)

@@ -1,4 +1,4 @@
-"""How fast a line between two devices is, both ways, and how long a word there and back takes."""
+"""Measuring the bandwidth between two devices, both ways, and the round-trip time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeed:
-    """From one device to another: seconds for a word there and back, bits/s there (`up`) and back (`down`).
+    """The connection from one device to another: round trip in seconds, bits/s there (`up`) and back (`down`).
 
     Raises ProtocolError for numbers that cannot have been measured.
     """
@@ -45,7 +45,7 @@ class LinkSpeed:
 
 
 async def answer_flow(_frames: Any, stream: Context) -> None:
-    """The device's side: counts what comes, says so when asked, and sends what is wanted."""
+    """Serve a measurement on the device's side: count received bytes, report the count, and send bytes on request."""
     come, first, last = 0, 0.0, 0.0
     while isinstance(data := await stream.read(), bytes):
         frame = parsed(pb.FlowFrame, data)
@@ -63,14 +63,14 @@ async def answer_flow(_frames: Any, stream: Context) -> None:
 
 
 async def measure_line(channel: grpc.aio.Channel, who: str) -> LinkSpeed:
-    """From this device to the one at the other end of `channel`; takes some seconds.
+    """Measure the connection from this device to the other end of `channel`; this takes some seconds.
 
-    What a network lets through at once after a pause is left out: each way is measured from where a first part of the
-    bytes has come.
+    The burst that a network lets through after a pause is left out: each way is measured only after a first part of
+    the bytes has arrived.
 
     Raises:
-        NotPermitted: this device may not have it compute.
-        ProtocolError, DeviceLost: it does not know how, or is gone.
+        NotPermitted: this device has no right to compute there.
+        ProtocolError, DeviceLost: the other device cannot measure, or is gone.
     """
     open_line: Any = channel.stream_stream(method("Flow"), pb.FlowFrame.SerializeToString, pb.FlowFrame.FromString)
     call = open_line()
@@ -96,14 +96,14 @@ async def _word(call: Any) -> float:
 
 
 async def _ask(call: Any) -> tuple[int, float]:
-    """How many bytes have come there, and in how many seconds."""
+    """Return how many bytes have arrived at the other end, and in how many seconds."""
     await call.write(pb.FlowFrame())
     reply = await _read(call)
     return reply.come, reply.seconds
 
 
 async def _rates(call: Any) -> tuple[float, float]:
-    """Bits/s there and back, each way in turns with the other; the lower quartile of the times counts."""
+    """Return the bits/s there and back, measured in turns; the lower quartile of the times counts."""
     there, back = _enough(*await _sent(call, _FIRST)), _enough(*await _received(call, _FIRST))
     up: list[float] = []
     down: list[float] = []
@@ -137,7 +137,7 @@ async def _received(call: Any, size: int) -> tuple[int, float]:
 
 
 def _enough(size: int, taken: float) -> int:
-    """Bytes of one of several rounds, which together take about SECONDS on a line on which `size` took so long."""
+    """Return the bytes for one round, such that all rounds take about SECONDS if `size` bytes took `taken` seconds."""
     return int(min(_MOST, max(_FIRST, SECONDS / _ROUNDS * size / max(taken, 1e-6))))
 
 
@@ -153,10 +153,10 @@ async def _read(call: Any) -> pb.FlowFrame:
 
 
 async def ask_line(channel: grpc.aio.Channel, who: str, device: DeviceID, address: Address | None) -> LinkSpeed:
-    """Has a device measure its line to another one.
+    """Have a device measure its connection to another one.
 
     Raises:
-        MeasureFailed: it cannot: above all, the two are not paired.
+        MeasureFailed: it cannot; most often, the two are not paired.
         NotPermitted, ProtocolError, DeviceLost: as for `measure_line`.
     """
     call = channel.unary_unary(method("Line"), pb.LineRequest.SerializeToString, pb.LineReply.FromString)

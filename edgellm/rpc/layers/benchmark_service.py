@@ -1,4 +1,4 @@
-"""The device's side of being measured, and what guards the calls of `layers.proto`."""
+"""The device's side of being measured, and the guard of the calls of `layers.proto`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import check_version
 
 Measurer = Callable[[Blocks, float, Callable[[str], None]], Figures]
-"""Measures this device with some layers, unless what was measured so many seconds ago is good enough; says what it is
-doing."""
+"""Measures this device with the given layers, unless its last figures are at most that many seconds old; reports its
+progress to the callback."""
 
 
 class MeasureService:
-    """Measures this device and its lines for others. Lives in one event loop; one measurement at a time."""
+    """Measures this device and its connections for others. Lives in one event loop; one measurement at a time."""
 
     def __init__(
         self, guard: AuthInterceptor | None, tell: Callable[[str], None], measurer: Measurer | None, trust: Trust | None
@@ -54,7 +54,7 @@ class MeasureService:
         }
 
     async def measure(self, request: pb.MeasureRequest, stream: Context) -> None:
-        """Measures in a thread, with signs of life; the figures come last."""
+        """Measure in a thread, with signs of life meanwhile; send the figures last."""
         check_version(request.protocol, PROTOCOL, "the other device")
         if self._measurer is None:
             raise MeasureFailed("This device does not measure itself.", "Start a worker: edgellm serve --role worker")
@@ -70,7 +70,7 @@ class MeasureService:
             await stream.write(pb.MeasureReply(figures=write_figures(work.result())))
 
     async def line(self, request: pb.LineRequest, context: Context) -> pb.LineReply:
-        """From here to another device that is paired with this one."""
+        """Measure the connection from here to another device that is paired with this one."""
         check_version(request.protocol, PROTOCOL, "the other device")
         if self._trust is None:
             raise MeasureFailed("This device has no lines to others.", "Pair them first.")
@@ -93,7 +93,7 @@ class MeasureService:
 
 
 async def _met(trust: Trust, peer: Peer, asked: str, near: bool) -> grpc.aio.Channel:
-    """A line to a paired device: where it was met, else where it announces itself. Raises an EdgeError."""
+    """Open a channel to a paired device, at the addresses where it was met or announces itself. Raises an EdgeError."""
     places = places_of(peer, asked, near)
     if not any(asked == str(place) for place in places) and not near:
         places += await asyncio.to_thread(announced_places, peer, LOOK_SECONDS)
@@ -107,7 +107,7 @@ async def _met(trust: Trust, peer: Peer, asked: str, near: bool) -> grpc.aio.Cha
 
 
 def answered(method: Method, guard: AuthInterceptor | None, right: Right, tell: Callable[[str], None]) -> Any:
-    """`method`, for whom `guard` lets in with this right; an error of ours ends the call with what it says."""
+    """Wrap `method`: callers need this right if there is a `guard`, and an EdgeError ends the call with its message."""
 
     async def answering(request: Any, context: Context) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Recipes and pieces between the contract's words and the store's records, and what the two sides agree on."""
+"""Conversion of recipes and pieces between protobuf messages and the store's records, and constants of both sides."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.storage.layers.manifest import LayerPiece, Recipe
 
 PROTOCOL = 1
-WINDOW = 2**20  # bytes on the way unacknowledged, at most
-FRAME = 2**18  # bytes of a portion, as we send them
+WINDOW = 2**20  # most bytes in flight, unacknowledged
+FRAME = 2**18  # bytes of a portion that this side sends
 PORTION_MOST = 2**20
-SILENT_SECONDS = 60.0  # the device waits so long for a portion
-PATIENCE_SECONDS = 30.0  # the sender waits so long for a sign of life
+SILENT_SECONDS = 60.0  # how long the device waits for a portion
+PATIENCE_SECONDS = 30.0  # how long the sender waits for a sign of life
 BEAT_SECONDS = 1.0
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Layers"]
@@ -37,7 +37,7 @@ SERVICE = _SERVICE.full_name
 
 
 def method(name: str) -> str:
-    """The path of one of the contract's calls."""
+    """Return the gRPC path of one of the service's methods."""
     return f"/{SERVICE}/{_SERVICE.methods_by_name[name].name}"
 
 
@@ -55,16 +55,16 @@ def write_recipe(recipe: Recipe) -> pb.Recipe:
 
 
 def read_recipe(told: pb.Recipe) -> Recipe:
-    """Raises LayersRefused for what cannot be meant."""
+    """Convert a recipe from its message. Raises LayersRefused for values that cannot be valid."""
     pieces = tuple(LayerPiece(one.first, one.last, one.size, one.sha256.hex()) for one in told.pieces)
     return Recipe(told.fingerprint.hex(), told.name, told.architecture, told.layers, pieces)
 
 
 def read_places(places: Sequence[int], recipe: Recipe) -> list[int]:
-    """Which pieces of a recipe are meant.
+    """Return the places of the wanted pieces of a recipe, checked.
 
     Raises:
-        ProtocolError: there are no such pieces, none at all, or they are not in order.
+        ProtocolError: there are no such pieces, none are named, or they are not in order.
     """
     found = list(places)
     if not found or found != sorted(set(found)) or found[-1] >= len(recipe.pieces):
@@ -73,7 +73,7 @@ def read_places(places: Sequence[int], recipe: Recipe) -> list[int]:
 
 
 def status(error: EdgeError) -> grpc.StatusCode:
-    """How an error is told to the other side."""
+    """Return the gRPC status that tells the other side of an error."""
     return next((code for kind, code in _STATUS if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
@@ -82,7 +82,7 @@ def details(error: EdgeError) -> str:
 
 
 def told(code: grpc.StatusCode, text: str | None, who: str) -> EdgeError:
-    """What the other side, `who`, has said at the end of a call, or that it is gone."""
+    """Return the error that the other side, `who`, gave as the status of a call, or that it is gone."""
     what, _, step = (text or "").partition("\n")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return ProtocolError(f"{who} keeps no layers.", "Start a worker there: edgellm serve --role worker")
@@ -99,7 +99,7 @@ def refusal(error: EdgeError) -> pb.Refused:
 
 
 def refused(said: pb.Refused, who: str) -> EdgeError:
-    """What the other side, `who`, has said in the middle of a call."""
+    """Return the error that the other side, `who`, sent in the middle of a call."""
     code = next((code for code in grpc.StatusCode if code.value[0] == said.status), grpc.StatusCode.UNKNOWN)
     return told(code, f"{said.what}\n{said.next_step}", who)
 

@@ -1,4 +1,4 @@
-"""What a device has measured of itself, between the contract's words and a record; and how it is asked for."""
+"""A device's measurements of itself: the record, its conversion to and from protobuf, and the call that asks for it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from edgellm.errors import ProtocolError
 from edgellm.rpc.layers.codec import PROTOCOL, method, told
 from edgellm.rpc.protos import layers_pb2 as pb
 
-MEASURE_SECONDS = 120.0  # for all of it
+MEASURE_SECONDS = 120.0  # for the whole measurement
 _ROWS_MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured, when (seconds since 1970, UTC) and why then.
+    """A device's measurements, when they were taken (seconds since 1970, UTC) and why then.
 
-    `seconds[i]` is what a pass of `rows[i]` tokens takes through one layer of the shape and quantisation `block` (the
+    `seconds[i]` is the time of a pass of `rows[i]` tokens through one layer of the shape and quantisation `block` (the
     hash of a header), whose weights are `layer` bytes. `disk`: bytes/s of a cold load. `memory`: bytes free for layers.
     `waited`: the share of its time that the process waited for a processor.
     """
@@ -44,7 +44,7 @@ class Figures:
     waited: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ProtocolError for numbers that cannot have been measured."""
+        """Raise ProtocolError for numbers that cannot have been measured."""
         numbers = (*self.rows, *self.seconds, self.layer, self.disk)
         if not (
             0 < len(self.rows) == len(self.seconds) <= _ROWS_MOST
@@ -56,7 +56,7 @@ class Figures:
 
     @property
     def doubt(self) -> str:
-        """Why these figures are doubtful; empty where they are not."""
+        """Why these figures are doubtful; empty if they are not."""
         if self.waited > BUSY:
             return f"measured while the machine was busy ({self.waited:.0%} of the time was waiting for a processor)"
         return "" if possible(self.rows, self.seconds) else "no device can take such times"
@@ -72,7 +72,7 @@ def write_figures(figures: Figures) -> pb.Figures:
 
 
 def read_figures(said: pb.Figures) -> Figures:
-    """Raises ProtocolError for numbers that cannot have been measured."""
+    """Convert figures from their message. Raises ProtocolError for numbers that cannot have been measured."""
     return Figures(
         said.taken, said.reason[:200], said.block.hex()[:64], tuple(said.rows), tuple(said.seconds), said.layer,
         said.disk, said.disk_reason[:200], said.memory, said.memory_reason[:200], said.threads, said.processor[:100],
@@ -81,19 +81,19 @@ def read_figures(said: pb.Figures) -> Figures:
 
 
 def read_blocks(asked: pb.MeasureRequest) -> Blocks:
-    """Raises ProtocolError for layers that cannot be meant."""
+    """Convert the layers of a request. Raises ProtocolError for values that cannot be valid."""
     if not (0 < len(asked.header) <= HEADER_MOST and 0 < asked.layers <= 512 and 0 < asked.width <= 2**20):
         raise ProtocolError("There is nothing of that kind to measure.", "Run the same version on both sides.")
     return Blocks(asked.header, asked.data, asked.layers, asked.width)
 
 
 async def measure(channel: grpc.aio.Channel, who: str, blocks: Blocks, oldest: float) -> Figures:
-    """Has a device measured; `oldest`: seconds within which what it measured before is good enough.
+    """Have a device measure itself; figures that are at most `oldest` seconds old are good enough.
 
     Raises:
-        NotPermitted: this device may not have it compute.
-        MeasureFailed: it cannot be measured.
-        ProtocolError, DeviceLost: it does not know how, or is gone.
+        NotPermitted: this device has no right to compute there.
+        MeasureFailed: the device cannot be measured.
+        ProtocolError, DeviceLost: the device does not know this call, or is gone.
     """
     asked = pb.MeasureRequest(
         protocol=PROTOCOL, header=blocks.header, data=blocks.data, layers=blocks.layers, width=blocks.width,

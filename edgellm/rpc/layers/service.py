@@ -1,4 +1,4 @@
-"""The device's side of `layers.proto`: it takes layers into its store, tells of them, and has itself measured."""
+"""The device's side of `layers.proto`: it stores layers for others, lists them, and lets itself be measured."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def layer_handlers(
     measurer: Measurer | None = None,
     trust: Trust | None = None,
 ) -> grpc.GenericRpcHandler[Any, Any]:
-    """For `grpc.aio.Server.add_generic_rpc_handlers`. To be made in the loop that runs the server.
+    """Return the handler for `grpc.aio.Server.add_generic_rpc_handlers`. Call this in the loop that runs the server.
 
-    With a `guard`, paired devices alone are answered, and of them those with the right to files; those with the right
-    to compute may have the device measured. Without one, whoever is on this machine. `tell` hears what is taken, in
-    the loop. `measurer` runs in a thread; without one the device cannot be measured. With `trust` it measures its lines
-    to other paired devices, too.
+    With a `guard`, only paired devices are answered: those with the right to files, and for measurements those with
+    the right to compute. Without a `guard`, every caller on this machine is answered. `tell` is called in the loop with
+    news and errors, as text. `measurer` runs in a thread; without it the device cannot be measured. With `trust` the
+    device also measures its connections to other paired devices.
     """
     told = tell or (lambda _text: None)
     service = LayerService(store, guard, told)
@@ -60,7 +60,7 @@ def layer_handlers(
 
 
 class _Turn:
-    """A stream that brings pieces. It ends when the same device begins another."""
+    """A stream that brings pieces. It ends when the same device opens another."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -69,14 +69,14 @@ class _Turn:
 
 
 class LayerService:
-    """The calls about layers. Lives in one event loop; what touches the disk runs in threads."""
+    """The calls about layers. Lives in one event loop; disk access runs in threads."""
 
     def __init__(self, store: LayerStore, guard: AuthInterceptor | None, tell: Callable[[str], None]) -> None:
         self._store, self._guard, self._tell = store, guard, tell
         self._turns: dict[str, _Turn] = {}
 
     def methods(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """Streams deal in bytes, so that nothing is parsed unasked."""
+        """Return the handlers by method name. Streams take bytes, so nothing is parsed before the guard's check."""
 
         def guarded(method: Method) -> Any:
             return answered(method, self._guard, Right.FILES, self._tell)
@@ -92,12 +92,12 @@ class LayerService:
         }
 
     async def held(self, request: pb.HeldRequest, context: Context) -> pb.HeldReply:
-        """What the caller brought."""
+        """Reply with the layers that the caller brought."""
         check_version(request.protocol, PROTOCOL, "the other device")
         return await asyncio.to_thread(self._held, self._owner(context))
 
     def _owner(self, context: Context) -> str:
-        """Whose pieces the caller sees, brings and removes: its own."""
+        """Return the owner under which the caller's pieces are stored; a caller sees and removes only its own."""
         return OWN if self._guard is None else who(context).digest.hex()
 
     def _held(self, owner: str) -> pb.HeldReply:
@@ -113,13 +113,13 @@ class LayerService:
         return reply
 
     async def clean(self, request: pb.CleanRequest, context: Context) -> pb.CleanReply:
-        """Removes what the caller brought and nobody uses."""
+        """Remove the pieces that the caller brought and that are not in use."""
         check_version(request.protocol, PROTOCOL, "the other device")
         gone = await asyncio.to_thread(self._store.clean, request.fingerprint.hex() or None, self._owner(context))
         return pb.CleanReply(pieces=gone.pieces, size=gone.size, in_use=gone.in_use)
 
     async def put(self, _frames: Any, stream: Context) -> None:
-        """Takes pieces, one behind the other."""
+        """Receive pieces, one after the other."""
         turn = _Turn(self._owner(stream))
         before = self._turns.get(turn.device)
         self._turns[turn.device] = turn
@@ -165,7 +165,7 @@ class LayerService:
         )
 
     async def _fill(self, stream: Context, turn: _Turn, place: int, partial: Partial) -> None:
-        """Takes portions of one piece, each where the last has ended, until it is whole."""
+        """Receive portions of one piece, each starting where the last one ended, until the piece is whole."""
         await stream.write(pb.PutReply(arrived=pb.Arrived(piece=place, size=partial.size)))
         while partial.size < partial.piece.size:
             frame = await _next(stream, turn)
@@ -185,7 +185,7 @@ class LayerService:
 
 
 async def _refuse(stream: Context, error: EdgeError) -> None:
-    """Says why, and hears the sender out: who writes to a stream that has ended is not told by gRPC how it ended."""
+    """Send the error, then read on for a while: gRPC hides how a stream ended from a peer that still writes to it."""
     with suppress(TimeoutError):
         async with asyncio.timeout(HEARD_OUT_SECONDS):
             await stream.write(pb.PutReply(refused=refusal(error)))
@@ -194,12 +194,12 @@ async def _refuse(stream: Context, error: EdgeError) -> None:
 
 
 async def _next(stream: Context, turn: _Turn) -> pb.PutFrame:
-    """The next frame.
+    """Return the next frame.
 
     Raises:
         StoreBusy: the device has begun again on another stream.
-        DeviceLost: nothing comes.
-        ProtocolError: it is no frame, or the stream ends too soon.
+        DeviceLost: nothing comes within SILENT_SECONDS.
+        ProtocolError: the data is not a frame, or the stream ends too soon.
     """
     reading = asyncio.ensure_future(stream.read())
     try:
@@ -219,8 +219,8 @@ async def _next(stream: Context, turn: _Turn) -> pb.PutFrame:
 
 
 async def _apart(work: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
-    """Runs in a thread what may take its time. If the caller is gone meanwhile, it is waited for all the same, so that
-    nobody closes a file under it."""
+    """Run slow work in a thread. If the call is cancelled meanwhile, still wait for the work, so that no file is closed
+    under it."""
     task = asyncio.ensure_future(asyncio.to_thread(work, *args, **more))
     try:
         return await asyncio.shield(task)
@@ -230,7 +230,7 @@ async def _apart(work: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
 
 
 async def _alive(stream: Context, work: Awaitable[T]) -> T:
-    """Says every second that something is done."""
+    """Wait for `work`, and meanwhile send a sign of life every second."""
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait({task}, timeout=BEAT_SECONDS))[0]:

@@ -1,4 +1,4 @@
-"""The sender's side of bringing layers to a device: never more on the way than is acknowledged soon."""
+"""The sender's side of bringing layers to a device, with a bounded number of unacknowledged bytes in flight."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Cut = Callable[[LayerPiece], Iterator[bytes | memoryview]]
 
 @dataclass(frozen=True, slots=True)
 class HeldLayers:
-    """What a device has of a model: its whole pieces, by their place in the recipe, and bytes that are arriving."""
+    """A model's layers on a device: its whole pieces, by their place in the recipe, and bytes of incomplete pieces."""
 
     recipe: Recipe
     pieces: tuple[int, ...]
@@ -43,7 +43,7 @@ class HeldLayers:
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """What a device keeps: bytes that its store may take and takes, that its disk has left, and the layers."""
+    """A device's store: its limit and its size in bytes, the free bytes of its disk, and the layers by model."""
 
     limit: int
     size: int
@@ -53,7 +53,7 @@ class StoreFacts:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """How far it is: bytes of what was wanted that are there, of how many; of them `sent` went over the line by now."""
+    """Progress in bytes: `arrived` of the `total` wanted are there; `sent` were sent by this call."""
 
     arrived: int
     total: int
@@ -61,13 +61,13 @@ class Carried:
 
 
 class Pace:
-    """At most so many bytes a second, over all lines that share it; 0 for as fast as they are."""
+    """A limit of `rate` bytes a second over all connections that share it; 0 for no limit."""
 
     def __init__(self, rate: float = 0.0) -> None:
         self._rate, self._free = rate, 0.0
 
     async def take(self, size: int) -> None:
-        """Waits until `size` bytes may go."""
+        """Wait until `size` bytes may be sent."""
         if self._rate:
             now = time.monotonic()
             self._free = max(now, self._free) + size / self._rate
@@ -75,12 +75,12 @@ class Pace:
 
 
 async def held(channel: grpc.aio.Channel, who: str, seconds: float = PATIENCE_SECONDS) -> StoreFacts:
-    """What the device keeps.
+    """Ask what the device keeps.
 
     Raises:
-        NotPermitted: it does not say.
-        ProtocolError: it keeps no layers, or speaks otherwise.
-        DeviceLost: it is gone.
+        NotPermitted: the device refuses to say.
+        ProtocolError: the device keeps no layers, or speaks another version.
+        DeviceLost: the device is gone.
     """
     call = channel.unary_unary(method("Held"), pb.HeldRequest.SerializeToString, pb.HeldReply.FromString)
     try:
@@ -90,7 +90,7 @@ async def held(channel: grpc.aio.Channel, who: str, seconds: float = PATIENCE_SE
     check_version(reply.protocol, PROTOCOL, who)
     models = []
     for one in reply.models:
-        with suppress(LayersRefused):  # of another version perhaps: as if it were not there
+        with suppress(LayersRefused):  # perhaps of another version: treat it as missing
             recipe = read_recipe(one.recipe)
             places = tuple(place for place in one.pieces if place < len(recipe.pieces))
             models.append(HeldLayers(recipe, places, one.arriving, float(one.used)))
@@ -98,8 +98,8 @@ async def held(channel: grpc.aio.Channel, who: str, seconds: float = PATIENCE_SE
 
 
 async def clean(channel: grpc.aio.Channel, who: str, fingerprint: str = "") -> tuple[int, int, int]:
-    """Has the device remove what is not in use: pieces and bytes that went, and pieces that stayed. Raises as `held`,
-    and LayersMissing where the model is not there."""
+    """Have the device remove what is not in use, of the model with this `fingerprint` or of all; return the removed
+    pieces and bytes, and the pieces that stayed. Raises as `held`, and LayersMissing if the model is not there."""
     call = channel.unary_unary(method("Clean"), pb.CleanRequest.SerializeToString, pb.CleanReply.FromString)
     asked = pb.CleanRequest(protocol=PROTOCOL, fingerprint=bytes.fromhex(fingerprint))
     try:
@@ -118,14 +118,14 @@ async def put(
     pace: Pace,
     tell: Callable[[Carried], None],
 ) -> Carried:
-    """Brings the pieces `wanted`, by their place in the recipe, to a device, as far as they are not there.
+    """Send the pieces `wanted`, by their place in the recipe, to a device, as far as they are not there yet.
 
-    `cut` gives the bytes of a piece; it is called in a thread. `tell` is called in the loop.
+    `cut` yields the bytes of a piece, in a thread. `tell` is called with the progress, in the loop.
 
     Raises:
-        DeviceLost: the line is cut, or nothing moves; what is acknowledged is kept.
-        NotPermitted, ProtocolError, LayersRefused and its kinds: the device does not take them, and says why.
-        LayersCorrupt: also where the model is no longer what the recipe says.
+        DeviceLost: the connection is lost, or stalls; the device keeps what it has acknowledged.
+        NotPermitted, ProtocolError, LayersRefused and its kinds: the device refuses the pieces, and says why.
+        LayersCorrupt: also if the model's file no longer matches the recipe.
     """
     line: Any = channel.stream_stream(method("Put"), pb.PutFrame.SerializeToString, pb.PutReply.FromString)
     call = line()
@@ -140,8 +140,8 @@ async def put(
 
 
 class _Words:
-    """What is said on a line. The device is listened to all the time: gRPC tells a side that writes to a stream which
-    the other has ended no more than that."""
+    """Both directions of a stream. It is read all the time: to a side that writes to a stream which its peer has ended,
+    gRPC reports no reason."""
 
     def __init__(self, call: Any, who: str) -> None:
         self._call, self._who = call, who
@@ -160,7 +160,7 @@ class _Words:
 
     @property
     def news(self) -> bool:
-        """Whether there is something to hear."""
+        """Whether a reply waits to be heard."""
         return not self._heard.empty()
 
     async def say(self, frame: pb.PutFrame) -> None:
@@ -168,12 +168,12 @@ class _Words:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._call.write(frame)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while await self.hear() is not None:  # says why, if anybody has said it
+            while await self.hear() is not None:  # raises the device's reason, if it gave one
                 pass
             raise DeviceLost(f"{self._who} has ended the line.", "Try again.") from None
 
     async def hear(self) -> pb.PutReply | None:
-        """The next word that is more than a sign of life; None at the end."""
+        """Return the next reply that is more than a sign of life; None at the end. Raises the device's error."""
         while True:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 reply = await self._heard.get()
@@ -192,7 +192,7 @@ class _Sender:
     ) -> None:
         self._words, self._recipe, self._wanted = words, recipe, wanted
         self._cut, self._pace, self._tell = cut, pace, tell
-        self._there: dict[int, int] = {}  # bytes of each piece that are acknowledged
+        self._there: dict[int, int] = {}  # acknowledged bytes of each piece
         self._sent = 0
 
     async def run(self) -> Carried:
@@ -214,7 +214,7 @@ class _Sender:
         return self._carried()
 
     async def _piece(self, place: int) -> None:
-        """From where the device is to the end, and its word that the hash is right."""
+        """Send a piece from where the device's copy ends, until the device confirms that its hash is right."""
         piece, arrived = self._recipe.pieces[place], await self._arrived(place)
         offset = arrived.size
         blocks = _blocks(self._cut(piece), offset)
@@ -245,7 +245,7 @@ class _Sender:
 
 
 def _blocks(portions: Iterator[bytes | memoryview], skip: int) -> Iterator[bytes]:
-    """What comes behind `skip` bytes, in blocks of FRAME bytes."""
+    """Yield what follows the first `skip` bytes, in blocks of FRAME bytes; the last block may be shorter."""
     room = bytearray()
     for portion in portions:
         passed = min(skip, len(portion))

@@ -1,4 +1,4 @@
-"""Who is let in: looked at for every call, after the handshake, and again while the call lasts."""
+"""Authorization of callers: checked for every call after the handshake, and again while the call lasts."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class AuthInterceptor:
     """Stands before the methods of a service. Lives in one event loop."""
 
     def __init__(self, trust: Trust, tell: Callable[[str], None]) -> None:
-        """`tell` hears of everyone who is turned away."""
+        """Create the guard; `tell` is called with a line for every refused call."""
         self._trust = trust
         self._tell = tell
         self._open: set[_Open] = set()
 
     def over(self, method: Method, right: Right | None = None) -> Method:
-        """`method` for paired devices that have this right; None: for every paired device."""
+        """Wrap `method`, so that only paired devices with this right may call it; None: every paired device."""
 
         async def guarded(request: Any, context: Context) -> Any:
             task = asyncio.current_task()
@@ -70,13 +70,13 @@ class AuthInterceptor:
         return guarded
 
     def check(self, device: DeviceID, right: Right | None, host: str = "") -> Peer:
-        """The paired device with this ID, which calls from `host`.
+        """Return the paired device with this ID, which calls from `host`.
 
         Raises:
-            NotPaired: it is a stranger, or no longer trusted.
-            IdentityClash: it has this device's own identity.
-            NotPermitted: it may not do that here.
-            TrustUnusable: nobody knows whom to trust, so nobody is.
+            NotPaired: the device is unknown, or no longer trusted.
+            IdentityClash: the caller has this device's own identity.
+            NotPermitted: the device lacks the right.
+            TrustUnusable: the list of paired devices cannot be read, so no device is trusted.
         """
         if device == self._trust.identity.id:
             raise own_identity(device, host)
@@ -91,7 +91,7 @@ class AuthInterceptor:
         return peer
 
     async def watch(self) -> None:
-        """Ends the calls of devices that are no longer trusted, until it is cancelled."""
+        """End the calls of devices that are no longer trusted, until this is cancelled."""
         while True:
             await asyncio.sleep(GLANCE)
             for call in list(self._open):
@@ -109,10 +109,10 @@ class AuthInterceptor:
 
 
 def who(context: Context) -> DeviceID:
-    """The ID of the certificate that the caller has shown, and proved to have the key of.
+    """Return the device ID of the caller's client certificate, whose key the caller has proved to hold.
 
     Raises:
-        NotPaired: it has shown none.
+        NotPaired: the caller has shown no certificate.
     """
     shown = b"".join((context.auth_context() or {}).get("x509_pem_cert", ()))
     if not shown:
@@ -121,13 +121,13 @@ def who(context: Context) -> DeviceID:
 
 
 def caller(context: Context) -> str:
-    """The host that calls; empty where it cannot be told."""
+    """Return the host of the caller, or an empty string if it is unknown."""
     _kind, _, rest = unquote(context.peer()).partition(":")
     return rest.rpartition(":")[0].strip("[]")
 
 
 def own_identity(device: DeviceID, host: str) -> IdentityClash:
-    """The error for meeting oneself, at `host`."""
+    """Return the error for meeting this device's own identity at `host`."""
     if host in own_hosts():
         return IdentityClash(
             f"This is the device {device.short} itself, asking itself.",

@@ -34,15 +34,15 @@ class DeviceID:
 
     @classmethod
     def of(cls, certificate: bytes) -> Self:
-        """The ID of the device with this certificate, in DER."""
+        """Return the ID of the device with this certificate, in DER."""
         return cls(hashlib.sha256(certificate).digest())
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads the full form: in any case, with any grouping, and with signs taken for those that look like them.
+        """Parse the full form, in any case and grouping; look-alike signs are accepted for each other.
 
         Raises:
-            InvalidOption: it is not one, or is mistyped; says in which group.
+            InvalidOption: the text is not a device ID, or is mistyped; says in which group.
         """
         signs = _signs(text)
         if len(signs) != _SIGNS + _SIGNS // _PART:
@@ -76,10 +76,10 @@ class DeviceID:
 
 
 def parse_short(text: str) -> str:
-    """The short form as `DeviceID.short` writes it, from one that is typed as carelessly as `DeviceID.parse` allows.
+    """Return the short form as `DeviceID.short` writes it, from text typed as loosely as `DeviceID.parse` allows.
 
     Raises:
-        InvalidOption: it is not one, or is mistyped.
+        InvalidOption: the text is not a short ID, or is mistyped.
     """
     signs = _signs(text)
     if len(signs) != _SHORT + 1:
@@ -98,8 +98,8 @@ def _signs(text: str) -> str:
 
 
 def _check(signs: str) -> str:
-    """The sum of a^(i+1)·x_i over GF(32), a a root of x⁵+x²+1: as a has order 31 and there are fewer signs, every
-    single wrong sign and every exchange of two signs changes it."""
+    """Return the check sign: the sum of a^(i+1)·x_i over GF(32), with a a root of x⁵+x²+1. As a has order 31 and there
+    are fewer signs, every single wrong sign and every exchange of two signs changes it."""
     total = 0
     for sign in signs:
         total = _times_a(total ^ _VALUE[sign])

@@ -57,7 +57,7 @@ class Welcomed:
 
 
 def welcome_handlers(trust: Trust, guard: AuthInterceptor, offers: Sequence[Offer]) -> grpc.GenericRpcHandler[Any, Any]:
-    """The server's side, for `add_generic_rpc_handlers`."""
+    """Return the server's side, for `add_generic_rpc_handlers`."""
     told = [
         pb.Offer(role=one.role, model=one.model, size=one.size, vocabulary=bytes.fromhex(one.vocabulary))
         for one in offers
@@ -92,13 +92,13 @@ def welcome_handlers(trust: Trust, guard: AuthInterceptor, offers: Sequence[Offe
 async def meet(
     address: Address, trust: Trust, device: DeviceID | None = None, seconds: float = HELLO_SECONDS
 ) -> tuple[grpc.aio.Channel, Welcomed]:
-    """Connects to a paired device, to a certain one if `device` is given; the caller closes the channel.
+    """Connect to a paired device, or to the given `device` only; the caller closes the channel.
 
     Raises:
         PairingRequired: no device is paired.
-        NotPaired: somebody answers, and is no paired device, or not the one, or does not trust this one.
-        IdentityClash: it has this device's own identity.
-        PeerTooOld, PeerTooNew, ProtocolError: it speaks otherwise.
+        NotPaired: the answering device is not paired, is not `device`, or does not trust this one.
+        IdentityClash: the other side has this device's own identity.
+        PeerTooOld, PeerTooNew, ProtocolError: the other side speaks another version or protocol.
         VerifierUnreachable: nobody answers.
     """
     channel = open_channel(address, trust, device)
@@ -114,7 +114,7 @@ async def meet(
 
 
 async def ask(address: Address, trust: Trust, device: DeviceID | None = None, seconds: float = 2.0) -> Welcomed:
-    """Meets a device for its greeting alone. `seconds` of the answer are those of a second word, on an open line."""
+    """Meet a device for its greeting only; the result's `seconds` are those of a second call, once connected."""
     channel, _first = await meet(address, trust, device, seconds)
     try:
         return await _welcome(channel, address, trust, device, seconds)
@@ -142,9 +142,9 @@ async def _welcome(
 def read_welcome(
     data: bytes, nonce: bytes, trust: Trust, expected: DeviceID | None, address: Address, took: float
 ) -> Welcomed:
-    """What a server says at the first word, which took `took` seconds; checked to come from a paired device.
+    """Return a server's greeting, which took `took` seconds, checked to come from a paired device.
 
-    Raises: what `meet` raises of somebody who answers.
+    Raises: the errors of `meet` for a device that answers.
     """
     reply = parsed(pb.WelcomeReply, data, SMALL)
     check_version(reply.protocol, LINK, "the other device")
@@ -158,7 +158,7 @@ def read_welcome(
 
 
 def _proved(reply: pb.WelcomeReply, nonce: bytes, trust: Trust, expected: DeviceID | None, address: Address) -> Peer:
-    """The paired device that the server is, by its fingerprint and the signature of the key behind it.
+    """Return the paired device that the server is, proved by its fingerprint and a signature with its key.
 
     The signature holds this device's ID as the server has seen it in TLS: a paired device that passes the question on
     to another one, to be taken for it, gets an answer that names the wrong client.
@@ -188,7 +188,7 @@ def _statement(nonce: bytes, server: DeviceID, client: DeviceID) -> bytes:
 
 
 async def _explained(error: grpc.aio.AioRpcError, address: Address, seconds: float) -> EdgeError:
-    """gRPC says of a failed handshake only that there is no connection; whether anybody listens tells more."""
+    """Return the error for a failed call. gRPC does not report a failed handshake as such, so probe the port."""
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.PERMISSION_DENIED:
         return NotPermitted(f"The device at {address} refuses.", details or "Ask its owner.")

@@ -27,7 +27,7 @@ _DER = serialization.Encoding.DER
 
 
 def trust_folder() -> Path:
-    """Where the identity and the list of paired devices lie. It need not exist."""
+    """Return the folder of the identity and the list of paired devices. It need not exist."""
     return data_dir() / "trust"
 
 
@@ -39,11 +39,11 @@ class Certificate:
 
     @classmethod
     def of(cls, der: bytes) -> Self:
-        """Takes only what signs nothing but itself: with a certificate authority among the paired devices, whatever
-        that signs would pass TLS; and with somebody else's subject another device's certificate would not be found.
+        """Accept only a certificate that signs nothing but itself: anything signed by a certificate authority among the
+        paired devices would pass TLS, and a copied subject would hide another device's certificate.
 
         Raises:
-            NotPaired: it is damaged, or is of another kind; says what is wrong.
+            NotPaired: the certificate is damaged or of another kind; says what is wrong.
         """
         try:
             found = x509.load_der_x509_certificate(der)
@@ -62,7 +62,7 @@ class Certificate:
 
     @classmethod
     def of_pem(cls, pem: bytes) -> Self:
-        """The same from PEM. Raises what `of` raises."""
+        """Do the same as `of` from PEM, with the same errors."""
         return cls.of(_to_der(pem))
 
     @property
@@ -74,7 +74,7 @@ class Certificate:
         return DeviceID.of(self.der)
 
     def signed(self, signature: bytes, message: bytes) -> bool:
-        """Whether the holder of this certificate's key has signed `message`."""
+        """Return whether the holder of this certificate's key has signed `message`."""
         key = x509.load_der_x509_certificate(self.der).public_key()
         try:
             key.verify(signature, message, _ECDSA)  # type: ignore[union-attr,call-arg,arg-type]  # `of` saw its kind
@@ -92,7 +92,7 @@ class Identity:
 
     @classmethod
     def new(cls) -> Self:
-        """A device that nobody has ever met."""
+        """Create an identity for a new device."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _subject(key.public_key())
         usage = dict.fromkeys(_USAGES, False) | {"digital_signature": True}
@@ -113,10 +113,10 @@ class Identity:
 
     @classmethod
     def here(cls, folder: Path | None = None) -> Self:
-        """This device's identity, made at the first call.
+        """Return this device's identity; create it at the first call.
 
         Raises:
-            TrustUnusable: its file is damaged, or cannot be read or written.
+            TrustUnusable: the identity's file is damaged, or cannot be read or written.
         """
         folder = folder or trust_folder()
         path = folder / "identity.pem"
@@ -153,15 +153,15 @@ class Identity:
         return self.key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
     def sign(self, message: bytes) -> bytes:
-        """An ECDSA signature over SHA-256, in DER."""
+        """Return an ECDSA signature over SHA-256, in DER."""
         return self.key.sign(message, _ECDSA)
 
 
 def pem_id(pem: bytes) -> DeviceID:
-    """The ID of whoever has shown this certificate, whatever kind it is.
+    """Return the device ID of a certificate in PEM, of whatever kind.
 
     Raises:
-        NotPaired: it is no certificate.
+        NotPaired: the data is not a certificate.
     """
     return DeviceID.of(_to_der(pem))
 
@@ -174,7 +174,7 @@ def _to_der(pem: bytes) -> bytes:
 
 
 def _subject(key: ec.EllipticCurvePublicKey) -> x509.Name:
-    """A name of its own for every key: TLS finds a certificate among those it trusts by its subject."""
+    """Return a subject unique to the key: TLS looks up a trusted certificate by its subject."""
     spki = key.public_bytes(_DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     name = f"{SERVER_NAME}-{hashlib.sha256(spki).hexdigest()[:32]}"
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

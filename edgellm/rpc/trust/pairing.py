@@ -54,7 +54,7 @@ class About:
 
 
 class Window:
-    """The side that shows the code. Who comes first has the only guess; then, or when time is up, it is closed."""
+    """The side that shows the code. The first device has the only guess; then, or after a timeout, it closes."""
 
     def __init__(self, trust: Trust, code: Code, about: About, seconds: float = WINDOW_SECONDS) -> None:
         self._trust, self._code, self._about, self._seconds = trust, code, about, seconds
@@ -63,8 +63,8 @@ class Window:
         self._over: Future[Peer] = Future()
 
     def open(self, hosts: Sequence[str], port: int = PAIRING_PORT) -> list[Address]:
-        """Listens at each of these addresses, in plain text: what is said there may be heard by anyone. Where `port` is
-        taken the system chooses one. Returns where it listens.
+        """Listen at each of these hosts, in plain text that anyone may read; return the addresses. If `port` is taken,
+        the system chooses one.
 
         Raises:
             InvalidOption: this machine does not have one of the addresses.
@@ -73,7 +73,7 @@ class Window:
         return run_there(self._open(hosts, port)).result()
 
     def wait(self, seconds: float | None = None) -> Peer:
-        """The device that came through; it is on the list of paired devices by now. TimeoutError after `seconds`.
+        """Wait for the paired device, which is then on the list of paired devices. Raises TimeoutError after `seconds`.
 
         Raises:
             PairingFailed: nobody came in time, or the guess was wrong.
@@ -82,7 +82,7 @@ class Window:
         return self._over.result(seconds)
 
     def close(self) -> None:
-        """No one comes through any more."""
+        """Close the window."""
         self._end(PairingFailed("The window was closed before another device came.", _AGAIN))
         if self._server is not None:
             run_there(self._server.stop(1.0)).result()
@@ -106,7 +106,7 @@ class Window:
         return addresses
 
     def _time_is_up(self, late: EdgeError) -> None:
-        if not self._taken:  # whoever is in the middle of it has a deadline of his own
+        if not self._taken:  # a pairing under way has its own deadline
             self._taken = True
             self._end(late)
 
@@ -134,7 +134,7 @@ class Window:
             self._over.set_result(peer)
 
     def _admitted(self, hello: pb.PairHello, stream: Context) -> tuple[Exchange, Certificate]:
-        """Takes the one guess that there is, for a first word in order."""
+        """Check the first frame, and use up the only guess if it is in order."""
         check_version(hello.protocol, PAIRING, "the other device")
         certificate = Certificate.of(hello.certificate)
         if certificate.id == self._trust.identity.id:
@@ -158,7 +158,7 @@ class Window:
 
 
 def join(address: Address, code: Code, trust: Trust, about: About, seconds: float = 2 * STEP_SECONDS) -> Peer:
-    """Goes through the window at `address`; the device behind it is on the list of paired devices afterwards.
+    """Pair with the device whose window is at `address`, and put it on the list of paired devices.
 
     Raises:
         PairingFailed: a wrong code, no window, or somebody in between; nothing was changed here.
@@ -218,7 +218,7 @@ async def _write(stream: Any, frame: pb.PairFrame) -> None:
 
 
 async def _read(stream: Any, kind: str) -> Any:
-    """The next frame, which must be of this kind."""
+    """Return the next frame, which must be of this kind."""
     data = await stream.read()
     if not isinstance(data, bytes):
         raise PairingFailed("The other device left in the middle.", _AGAIN)
@@ -229,10 +229,10 @@ async def _read(stream: Any, kind: str) -> Any:
 
 
 def introduced(certificate: Certificate, words: bytes, rights: Rights, host: str) -> Peer:
-    """The device as it goes on the list: seen at `host`, for what it says of itself in `words`.
+    """Return the device as it goes on the list: seen at `host`, described by its own `words`.
 
     Raises:
-        ProtocolError: those are no Introduction.
+        ProtocolError: the words are not an Introduction.
     """
     said = parsed(pb.Introduction, words)
     told = []

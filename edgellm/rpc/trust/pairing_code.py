@@ -35,7 +35,7 @@ WORDS = tuple(_LIST.split())
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What one screen shows and is typed at the other device. The words are worth 16 bits, and one guess is allowed."""
+    """A code shown on one screen and typed at the other device. The words hold 16 bits, and one guess is allowed."""
 
     number: int
     words: tuple[str, str]
@@ -45,22 +45,22 @@ class Code:
 
     @property
     def password(self) -> bytes:
-        """What SPAKE2 starts from."""
+        """The password for SPAKE2."""
         return str(self).encode()
 
     @classmethod
     def new(cls, number: int) -> Self:
-        """A code that nobody can foresee."""
+        """Return a random code with this number."""
         return cls(number, (secrets.choice(WORDS), secrets.choice(WORDS)))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads a code as people type it: any case, spaces for dashes, three letters or more of each word.
+        """Parse a code as people type it: any case, spaces for dashes, three letters or more of each word.
 
-        A word that is none is found here, before it costs the only guess.
+        A wrong word is found here, before it costs the only guess.
 
         Raises:
-            InvalidOption: it is no code; says which word is meant, perhaps.
+            InvalidOption: the text is not a code; may suggest the word that was meant.
         """
         number, *words = text.lower().replace("-", " ").replace("_", " ").split() or [""]
         counts = number.isascii() and number.isdigit() and len(number) <= 3 and 1 <= int(number) <= NUMBERS

@@ -45,7 +45,7 @@ class Peer:
 
 
 class Peers:
-    """The list in `folder`, which any number of processes may use: each reads it anew when another has changed it.
+    """The list in `folder`, which any number of processes may use: each reads it again when another has changed it.
 
     Every method raises `TrustUnusable` where the file cannot be read or written, or is damaged. Then nobody is trusted.
     """
@@ -57,15 +57,15 @@ class Peers:
         self._known: dict[DeviceID, Peer] = {}
 
     def all(self) -> list[Peer]:
-        """By name."""
+        """Return the devices, sorted by name."""
         return sorted(self._read().values(), key=lambda peer: peer.name.casefold())
 
     def get(self, device: DeviceID) -> Peer | None:
-        """The device with this ID, as the list has it now."""
+        """Return the device with this ID from the current list, or None."""
         return self._read().get(device)
 
     def find(self, text: str) -> Peer:
-        """The device that a user means by a name, a short ID or a full one.
+        """Return the device that a user means by a name, a short ID or a full ID.
 
         Raises:
             NotPaired: there is no such device.
@@ -87,7 +87,7 @@ class Peers:
         raise NotPaired(f"No paired device is called {text!r}.", known)
 
     def add(self, peer: Peer) -> Peer:
-        """Puts a device on the list, in the place of what was known of it; one of several alike gets a number."""
+        """Put a device on the list, replacing its old entry; if another device has its name, append a number to it."""
 
         def added(known: dict[DeviceID, Peer]) -> Peer:
             others = {other.name.casefold() for other in known.values() if other.id != peer.id}
@@ -97,7 +97,7 @@ class Peers:
         return self._change(added)
 
     def remove(self, device: DeviceID) -> None:
-        """From now on a stranger, for every process at once.
+        """Remove a device from the list, for every process at once.
 
         Raises:
             NotPaired: it is not on the list.
@@ -105,7 +105,7 @@ class Peers:
         self._change(lambda known: known.pop(_there(known, device).id))
 
     def rename(self, device: DeviceID, name: str) -> Peer:
-        """Raises NotPaired where it is not on the list, InvalidOption where the name is none or is taken."""
+        """Rename a device. Raises NotPaired if it is not on the list, InvalidOption if the name is bad or taken."""
         wanted = checked_name(name)
 
         def renamed(known: dict[DeviceID, Peer]) -> Peer:
@@ -118,16 +118,16 @@ class Peers:
         return self._change(renamed)
 
     def grant(self, device: DeviceID, rights: Iterable[Right]) -> Peer:
-        """Adds to what a device may do here. Raises NotPaired where it is not on the list."""
+        """Grant a device rights here. Raises NotPaired if it is not on the list."""
         return self._edit(device, lambda peer: replace(peer, rights=peer.rights | frozenset(rights)))
 
     def revoke(self, device: DeviceID, rights: Iterable[Right]) -> Peer:
-        """Takes away from what a device may do here, also in the middle. Raises NotPaired as `grant` does."""
+        """Revoke rights of a device here, also during a call. Raises NotPaired as `grant` does."""
         return self._edit(device, lambda peer: replace(peer, rights=peer.rights - frozenset(rights)))
 
     def saw(self, device: DeviceID, address: Address | None = None, granted: Rights | None = None) -> None:
-        """The device was there: at `address`, if that is where it listens, granting that. A stranger is not put on the
-        list, and of trouble with the file nothing is said."""
+        """Record that the device was seen now, the `address` at which it listens, and the rights that it has `granted`.
+        Ignore an unknown device, and errors of the file."""
         now = _now()
 
         def newer(peer: Peer) -> Peer:
@@ -154,7 +154,7 @@ class Peers:
         return self._change(edited)
 
     def _change(self, change: Callable[[dict[DeviceID, Peer]], Peer]) -> Peer:
-        """Reads, changes and writes, while no other process does."""
+        """Read, change and write the list under a lock across processes."""
         with locked(self.path.parent):
             known = dict(self._read())
             peer = change(known)
@@ -178,7 +178,7 @@ class Peers:
 
 
 def checked_name(name: str) -> str:
-    """A device's name as people may have it: printable, on one line, not too long.
+    """Return a device's name, stripped and checked: printable, on one line, not too long.
 
     Raises:
         InvalidOption: it is not.
@@ -190,7 +190,7 @@ def checked_name(name: str) -> str:
 
 
 def shown_name(told: str, device: DeviceID) -> str:
-    """What a device calls itself, as far as it can be shown; else its short ID."""
+    """Return the printable part of a device's own name, or its short ID if nothing is left."""
     name = "".join(sign for sign in told if sign.isprintable()).strip()[:NAME_MOST].strip()
     return name or device.short
 

@@ -18,6 +18,6 @@ Rights = frozenset[Right]
 
 
 def read_rights(words: Iterable[str]) -> Rights:
-    """Rights by name; those of a later version are left out."""
+    """Return the rights with these names; names of a later version are ignored."""
     said = set(words)
     return frozenset(right for right in Right if right in said)

@@ -18,14 +18,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgellm.storage.private_files import locked, read_private, write_private
 
-DAYS = 397  # no longer one is taken by all browsers
+DAYS = 397  # not all browsers accept longer ones
 _RENEW = timedelta(days=30)
 _PEM = serialization.Encoding.PEM
 
 
 def web_certificate(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
-    """Files of a certificate for `hosts` (names or IP addresses) and of its key, in PEM; made where there is none that
-    fits and is good for a while.
+    """Return the files of a certificate for `hosts` (names or IP addresses) and of its key, in PEM; create them if none
+    fits or the certificate expires soon.
 
     Raises:
         TrustUnusable: they cannot be read or written.

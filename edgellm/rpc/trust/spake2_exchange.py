@@ -46,10 +46,10 @@ class Exchange:
         self._seal: dict[str, bytes] = {}
 
     def agree(self, other: Certificate, spake: bytes) -> None:
-        """Makes the keys, of the code and of what both sides have seen.
+        """Derive the keys from the code and from everything that both sides have seen.
 
         Raises:
-            PairingFailed: the other side's message is none.
+            PairingFailed: the other side's message is not a SPAKE2 message.
         """
         self._other = other
         mine, theirs = (self._own.certificate, self.spake), (other, spake)
@@ -89,16 +89,16 @@ class Exchange:
             raise PairingFailed(*_WRONG) from None
 
     def done(self) -> bytes:
-        """Side A's last word: it has checked what B has confirmed."""
+        """Return side A's last MAC, which says that A has checked B's confirmation."""
         return self._tag("A", b"done")
 
     def check_done(self, mac: bytes) -> None:
-        """Raises PairingFailed where that word is wrong."""
+        """Check side A's last MAC. Raises PairingFailed if it is wrong."""
         if not hmac.compare_digest(mac, self.done()):
             raise PairingFailed(*_WRONG)
 
     def _statement(self, side: str, sealed: bytes) -> bytes:
-        """What `side` signs: everything that both have seen, and its own words, which carry its name and rights."""
+        """Return what `side` signs: everything that both have seen, and its own words (its name and rights)."""
         return _SIGNED[side] + self._transcript + hashlib.sha256(sealed).digest()
 
     def _tag(self, side: str, words: bytes) -> bytes:

@@ -25,21 +25,21 @@ _SETTLE = 0.1  # seconds in which connections that have begun are done with the 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Who this device is, and whom it knows."""
+    """This device's identity and its list of paired devices."""
 
     identity: Identity
     peers: Peers
 
     @classmethod
     def here(cls, folder: Path | None = None) -> Self:
-        """Of this user on this machine; an identity is made at the first call. Raises TrustUnusable."""
+        """Return the trust of this user on this machine; create an identity at the first call. Raises TrustUnusable."""
         return cls(Identity.here(folder), Peers(folder))
 
     def require_peers(self) -> list[Peer]:
-        """The paired devices, where there are any.
+        """Return the paired devices, at least one.
 
         Raises:
-            PairingRequired: there is none, so nobody could be spoken to.
+            PairingRequired: no device is paired.
         """
         peers = self.peers.all()
         if not peers:
@@ -50,11 +50,12 @@ class Trust:
         return peers
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Return mutual TLS with whoever is paired at the moment of each connection.
+        """Return credentials for mutual TLS with the devices that are paired at the time of each connection.
 
-        gRPC asks before each connection, one at a time, and what it is told replaces what it had, which it frees at
-        once: also under connections that have asked already and are about to use it, and that ends the process. So it
-        is told what is new alone, and only after a pause, long beside the microseconds in which they use it.
+        gRPC asks for the configuration before each connection, one at a time. A new configuration replaces the old one,
+        which gRPC frees at once, even if other connections are about to use it, and that crashes the process. So it
+        gets a configuration only when the list has changed, and after a pause much longer than their microseconds of
+        use.
         """
         told = self._roots()
 
@@ -70,7 +71,7 @@ class Trust:
         return grpc.dynamic_ssl_server_credentials(self._configuration(told), news, True)  # type: ignore[arg-type]
 
     def channel_credentials(self, device: DeviceID | None) -> grpc.ChannelCredentials:
-        """Mutual TLS with one paired device, or with any of them, which then must say who it is."""
+        """Return credentials for mutual TLS with one paired device, or with any, which then must prove who it is."""
         peer = None if device is None else self.peers.get(device)
         pem = self.identity.certificate.pem
         return grpc.ssl_channel_credentials(
@@ -82,7 +83,7 @@ class Trust:
         return grpc.ssl_server_certificate_configuration([own], roots)
 
     def _roots(self) -> bytes:
-        """The paired certificates. This device's own is with them so that a copy of it can be told what it is."""
+        """Return the paired certificates, and this device's own, so that a copy of this device gets a clear error."""
         peers: list[Peer] = []
         with suppress(TrustUnusable):  # then there are none
             peers = self.peers.all()

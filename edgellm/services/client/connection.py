@@ -1,4 +1,4 @@
-"""The device's end of the line, in the network's loop: it connects, notices loss, and connects again."""
+"""The device's connection to a verifier, in the network loop: it connects, notices loss, and reconnects."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from edgellm.services.handshake import VerifierInfo, greet
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How patient a device is; seconds, but for `silent_beats`.
+    """A device's timeouts, in seconds except for `silent_beats`.
 
     A verifier that owes an answer is lost after `silent_beats` heartbeats without a frame (beats are counted here, so
-    that a device which itself stood still does not blame the verifier), or after `stall` during which it computed
+    that a device that was itself suspended does not blame the verifier), or after `stall` during which it computed
     nothing. Whatever it says meanwhile, a verdict is given up after `least`, or several times what it takes: see
     `VerdictDeadline`. Retries start `retry` behind a loss and double up to `retry_most`, shortened at random by up to a
     half.
@@ -49,7 +49,7 @@ class Timing:
 
 
 class Connection:
-    """A line to one verifier, kept up in the background. Methods named `loop_*` are for the loop's thread."""
+    """A connection to one verifier, kept up in the background. Methods named `loop_*` are for the loop's thread."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Connection:
         trust: Trust | None = None,
         device: DeviceID | None = None,
     ) -> None:
-        """Connects; with `trust` by mutual TLS to a paired device, to a certain one if `device` is given.
+        """Connect; with `trust`, by mutual TLS to a paired device, or to the given `device` only.
 
         Raises:
             PairingRequired: the address leaves this machine, and there is no `trust`, or nobody is paired.
@@ -89,37 +89,37 @@ class Connection:
             raise
 
     def ready(self) -> bool:
-        """Whether it makes sense to ask now."""
+        """Return whether the verifier is connected and not paused."""
         return self._up and monotonic() >= self._not_before
 
     def alive(self) -> bool:
-        """Whether the connection is not closed yet."""
+        """Return whether the connection is not closed yet."""
         return not self._life.done()
 
     def post(self, call: Callable[..., None], *arguments: Any) -> bool:
-        """Has the loop's thread make a call; False where the connection is closed."""
+        """Make a call in the loop's thread; return False if the connection is closed."""
         if not self.alive():
             return False
         network_loop().call_soon_threadsafe(call, *arguments)
         return True
 
     def close(self) -> None:
-        """Ends every stream, and returns when all is over."""
+        """End every stream, and return when all have ended."""
         if self.post(self._closing.set):
             self._life.result()
 
     def loop_channel(self) -> grpc.aio.Channel | None:
-        """The channel for new streams; None while the verifier is away."""
+        """Return the channel for new streams; None while the verifier is away."""
         return self._channel if self._up else None
 
     def loop_task(self, work: Any) -> None:
-        """Runs a coroutine beside the others, until it ends or the connection is closed."""
+        """Run a coroutine in the background, until it ends or the connection is closed."""
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def loop_lost(self, channel: grpc.aio.Channel) -> None:
-        """The verifier behind `channel` is gone, or goes: other sessions may still get their verdicts over it."""
+        """Reconnect after a loss; close `channel` after a grace in which other sessions may get their verdicts."""
         if channel is self._channel:
             _log.warning("the verifier at %s is gone", self.address)
             self._up, self._channel = False, None
@@ -127,13 +127,13 @@ class Connection:
             self.loop_task(self._reconnect())
 
     def loop_pause(self, seconds: float | None = None) -> None:
-        """The verifier is there but refused: asks nothing for `seconds`, or for longer with each refusal."""
-        # told a time, it waits a little longer at random, lest all who were told the same come back at once
+        """Pause requests after a refusal for `seconds`, or by default for longer with each refusal."""
+        # wait a little longer than told, at random, so that not all devices come back at once
         wait = self._backoff() if seconds is None else seconds * self._jitter.uniform(1.0, 1.25)
         self._not_before = max(self._not_before, monotonic() + wait)  # several sessions may have been told
 
     def loop_proved(self) -> None:
-        """The verifier has answered: the next trouble is the first again."""
+        """Reset the backoff, as the verifier has answered."""
         self._failures = 0
 
     async def _live(self, first: Future[VerifierInfo]) -> None:
@@ -174,7 +174,7 @@ class Connection:
         return peer
 
     async def _watch_trust(self, channel: grpc.aio.Channel, trust: Trust, device: DeviceID) -> None:
-        """Hangs up on a verifier that is no longer a paired device here."""
+        """Hang up on a verifier that is no longer a paired device here."""
         while channel is self._channel:
             await asyncio.sleep(GLANCE)
             try:
@@ -186,7 +186,7 @@ class Connection:
                 self.loop_lost(channel)
 
     async def _watch(self, channel: grpc.aio.Channel) -> None:
-        """Notices the end of a connection also while no session is open."""
+        """Notice the end of a connection, also while no session is open."""
         await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
         self.loop_lost(channel)
 

@@ -1,4 +1,4 @@
-"""How long a device waits for one verdict, whatever the verifier says meanwhile."""
+"""The time that a device waits for one verdict, whatever the verifier says meanwhile."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class VerdictDeadline:
     """
 
     def __init__(self, least: float) -> None:
-        """`least` seconds are waited in any case."""
+        """Start without a measurement; no limit is below `least` seconds."""
         self._least = least
         self._pass: float | None = None  # seconds of a pass with few tokens
         self._missed = 0
 
     def came(self, work: VerdictWork, seconds: float) -> None:
-        """A verdict took so long."""
+        """Record that a verdict took `seconds`."""
         self._missed = 0
         if work.unseen <= FEW:
             known = SLOWEST_PASS if self._pass is None else self._pass
             self._pass = min(known, seconds / work.passes)
 
     def missed(self) -> None:
-        """A verdict did not come within the limit."""
+        """Record that a verdict did not come within the limit."""
         self._missed = min(self._missed + 1, 2)
 
     def limit(self, work: VerdictWork) -> float:
@@ -48,7 +48,7 @@ class VerdictDeadline:
         return min(seconds, MOST_SECONDS)
 
 
-TIMES = 5.0  # so many times what it needs for itself may a verdict take
+TIMES = 5.0  # a verdict may take this many times its expected time
 FIRST_SECONDS = 25.0
 MOST_SECONDS = 600.0
 UNKNOWN_PASS = 1.0  # seconds, until one was measured

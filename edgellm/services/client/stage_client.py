@@ -31,9 +31,9 @@ from edgellm.verifier.requests import VerifyRequest
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """A device is lost after `silent_beats` heartbeats without a word, or where it has work and `stall` seconds bring
-    it no further: no byte loaded, no block computed. Beats are counted here, so that a coordinator that itself stood
-    still blames nobody."""
+    """A device is lost after `silent_beats` heartbeats without a word, or when it has work but makes no progress for
+    `stall` seconds: no byte loaded, no block computed. Beats are counted here, so that a coordinator that was itself
+    suspended blames no device."""
 
     beat: float = HEARTBEAT_SECONDS
     silent_beats: int = 12
@@ -42,7 +42,7 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a worker is, and how it is spoken to: with `trust` by mutual TLS, to a certain `device` if one is known."""
+    """A worker's address, and how to connect: with `trust` by mutual TLS, to a certain `device` if one is known."""
 
     name: str
     address: Address
@@ -62,20 +62,21 @@ class RemoteMember:
         self, place: Endpoint, patience: Timeouts | None = None, *, direct: bool = True, like: Able | None = None,
         layer_bytes: float = 0.0, stage_bytes: float = 0.0, recipe: str = "",
     ) -> None:  # fmt: skip
-        """`recipe`: the digest of the recipe of this device's own file; without it, layers that were brought do not
-        count. `direct`: its stage may give rows to the next device itself, where that can be reached. `like`: what its
-        layers are known to cost; each takes so many bytes of memory, with its cache, and a stage as such so many."""
+        """Create the member. `recipe`: the digest of the recipe of this device's own file; without it, layers that were
+        brought do not count. `direct`: its stage may send rows to the next device itself, if that can be reached.
+        `like`: the known cost of its layers. Memory in bytes: `layer_bytes` for each layer with its cache, and
+        `stage_bytes` for a stage as such."""
         self.place, self._patience, self._direct = place, patience or Timeouts(), direct
         self.name = place.name
         self._like = like or Able(place.name, frozenset())
         self._layer_bytes, self._stage_bytes, self._recipe = layer_bytes, stage_bytes, recipe
 
     def able(self, model: str) -> Able:
-        """What it holds. Raises DeviceLost where it does not answer, and what `meet` raises."""
+        """Ask what the worker holds. Raises DeviceLost if it does not answer, and the errors of `meet`."""
         return run_there(self._able(model)).result()
 
     def was_brought(self, model: str) -> bool:
-        """Whether somebody brought it layers of a model, which count once their recipe is named. Raises as `able`."""
+        """Ask whether layers of a model were brought there; they count once their recipe is named. Raises as `able`."""
         return run_there(self._holds(model)).result().brought
 
     def seat(self) -> RemoteSeat:
@@ -148,12 +149,12 @@ class RemoteSeat:
         run_there(self._live(pb.Order(prepare=prepare).SerializeToString(), work, post))
 
     def reached_from(self, place: Endpoint) -> bool:
-        """Whether a worker at `place` may find this one where the coordinator does, and speak to it likewise."""
+        """Return whether a worker at `place` may reach this one by the coordinator's address and protocol."""
         mine = self.place
         return mine.address.loopback == place.address.loopback and (mine.trust is None) == (place.trust is None)
 
     def expect(self, number: int, request: VerifyRequest) -> None:
-        """An answer to this may come, whoever the parcel was given to."""
+        """Accept an answer to this request, whichever stage the parcel was given to."""
         self._asked[number] = request
 
     def put(self, parcel: Parcel) -> None:
@@ -209,7 +210,7 @@ class RemoteSeat:
                 post(gone)
 
     async def _write(self, call: grpc.aio.StreamStreamCall[bytes, bytes], prepare: bytes) -> None:
-        """Hands out orders, until there is an end; a broken line is what the reader tells of."""
+        """Send orders until the end; the reader reports a broken stream."""
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await call.write(prepare)
             while (data := await self._orders.get()) is not None:
@@ -233,7 +234,7 @@ class RemoteSeat:
         raise lost("it has ended the stage.")
 
     def _progress(self, report: pb.Report) -> None:
-        """A device with nothing to do need not get further."""
+        """Record the worker's progress; an idle device need not make any."""
         mark = (report.progress, report.working.step)
         idle = not report.working.round and self._work is not None and report.progress >= self._all(self._work)
         self._said_idle = idle
@@ -251,7 +252,7 @@ class RemoteSeat:
             await asyncio.sleep(patience.beat)
             if self._waiting():
                 self._orders.put_nowait(_WAITING)
-            if monotonic() - began < 2 * patience.beat:  # who is late itself has no evidence that the other is silent
+            if monotonic() - began < 2 * patience.beat:  # if late itself, no evidence of silence
                 self._heard += 1
             if self._heard > patience.silent_beats:
                 raise DeviceLost("it gives no sign of life.", "Is it asleep, or out of reach?")
@@ -263,7 +264,7 @@ _WAITING = pb.Order(waiting=pb.Waiting()).SerializeToString()
 
 
 def explained(error: grpc.aio.AioRpcError) -> str:
-    """What gRPC says, for people."""
+    """Return gRPC's error as text for people."""
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return "what answers there is no worker (edgellm serve --role worker starts one)."
     if error.code() is grpc.StatusCode.UNAVAILABLE:

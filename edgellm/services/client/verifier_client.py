@@ -16,7 +16,7 @@ from edgellm.verifier.requests import VerifyRequest
 
 
 class RemoteVerifier(Verifier):
-    """Asks a verifier over the link. Lost, it is found again in the background, and sessions are rebuilt there."""
+    """A verifier asked over the network. It is reconnected in the background when lost, and sessions are rebuilt."""
 
     def __init__(
         self,
@@ -27,8 +27,8 @@ class RemoteVerifier(Verifier):
         trust: Trust | None = None,
         device: DeviceID | None = None,
     ) -> None:
-        """Connects to `HOST:PORT`, for a draft model with this `vocabulary`; with `trust` by mutual TLS to a paired
-        device, to a certain one if `device` is given.
+        """Connect to `HOST:PORT`, for a draft model with this `vocabulary`; with `trust` by mutual TLS to a paired
+        device, or to the given `device` only.
 
         Raises:
             InvalidOption: not an address.
@@ -52,11 +52,11 @@ class RemoteVerifier(Verifier):
 
     @property
     def model_hash(self) -> str:
-        """The SHA-256 of the verifier's model file in hex; empty where it does not tell."""
+        """The SHA-256 of the verifier's model file in hex; empty if the verifier does not tell."""
         return self._connection.peer.model_hash
 
     def up(self) -> bool:
-        """Whether it is there, and takes requests."""
+        """Return whether the verifier is connected and takes requests."""
         return self._connection.ready()
 
     @property
@@ -92,7 +92,7 @@ class RemoteSession(VerifierSession):
             InvalidOption: the chunk was drawn from distributions that cannot be sent.
         """
         stream, held = self._stream, self._last.held() if self._last is not None else None
-        if stream is None or stream.over or held is None:  # nobody knows what the other end holds: begin anew
+        if stream is None or stream.over or held is None:  # the other end's tokens are unknown: begin again
             self._end_stream()
             stream, held = Stream(self._connection, self._opening, self._vocabulary.size), NO_IDS
         self._round += 1

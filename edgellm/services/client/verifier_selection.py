@@ -28,9 +28,9 @@ class Chosen:
 def choose_verifier(
     trust: Trust, vocabulary: str, named: Sequence[str] = (), hosts: Sequence[str] | None = None
 ) -> Chosen:
-    """The largest model in this vocabulary (a fingerprint in hex) that a paired device lets this one use; of equal ones
-    the nearest. `named` are the devices to choose from: names, IDs, or HOST:PORT. `hosts`: where to listen for
-    announcements, by default wherever other devices of the home may be.
+    """Choose the largest model in this vocabulary (a fingerprint in hex) that a paired device lets this one use; of
+    equals the one with the shortest round trip. `named` are the devices to choose from: names, IDs, or HOST:PORT.
+    `hosts`: interface addresses to listen on for announcements, by default all that lead to other home devices.
 
     Raises:
         PairingRequired: no device is paired.
@@ -76,7 +76,7 @@ def choose_verifier(
 
 
 def _judged(answer: ProbeResult, vocabulary: str) -> tuple[Offer | None, str]:
-    """The best model that this device offers for the vocabulary, or what is wrong with it."""
+    """Return the best model that this device offers for the vocabulary, or the reason why there is none."""
     if answer.welcomed is None:
         what = answer.trouble.what if answer.trouble is not None else "does not answer"
         return None, f"cannot be reached ({what.rstrip('.')})"
@@ -105,7 +105,7 @@ def _address(name: str) -> Address | None:
 
 
 def trust_for(address: Address) -> Trust | None:
-    """What to connect to `address` with: mutual TLS, or None on this machine where no paired device was met there.
+    """Return the trust to connect to `address` with, or None for plain text on loopback if no peer was met there.
 
     Raises:
         TrustUnusable: it must be TLS, and the identity cannot be read.

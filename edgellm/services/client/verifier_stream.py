@@ -38,7 +38,7 @@ class RemotePending:
         whether nobody wants it any more."""
         self._alive, self._stopped = alive, stopped
         self.asked = request
-        self.position = len(request.prefix)  # of these tokens the other end is taken to hold so many
+        self.position = len(request.prefix)  # number of these tokens that the other end is taken to hold
         self.bytes_up = 0
         self.bytes_down = 0
         self._future: Future[Verdict] = Future()
@@ -56,7 +56,7 @@ class RemotePending:
         return self._stopped is not None and self._stopped()
 
     def request(self, position: int) -> bytes:
-        """The frame that asks, for an other end that holds `position` tokens.
+        """Return the request's frame for a verifier that already holds `position` tokens.
 
         Raises:
             InvalidOption: a draft was drawn from something that cannot be sent.
@@ -69,7 +69,7 @@ class RemotePending:
 
     @property
     def work(self) -> VerdictWork:
-        """What the verifier has to do for it."""
+        """The verifier's work for this verdict."""
         return VerdictWork(len(self.asked.prefix) - self.position + len(self.asked.draft), 1 + self.asked.extra)
 
     def settle(self, verdict: Verdict) -> None:
@@ -80,7 +80,7 @@ class RemotePending:
             self._future.set_exception(error)
 
     def held(self) -> Ids | None:
-        """The tokens that the session holds at the other end after this; None where nobody knows."""
+        """Return the tokens that the verifier's session holds after this request; None if unknown."""
         if not self._future.done():
             return None
         if (error := self._future.exception()) is not None:  # who is busy has left everything as it was
@@ -110,7 +110,7 @@ class Stream:
         self.over = False  # ended by either side; read by the session's thread too
 
     def send(self, pending: RemotePending, data: bytes) -> None:
-        """Asks for a verdict."""
+        """Ask for a verdict."""
         frames = [data]
         if self._call is None:
             self._channel = self._connection.loop_channel()
@@ -132,7 +132,7 @@ class Stream:
         self._connection.loop_task(self._write(self._call, frames))
 
     def end(self) -> None:
-        """The reply is over, or gave this stream up."""
+        """Cancel the stream, as the reply is over or has given it up."""
         if self._call is not None:
             self._call.cancel()
         self._fail(lost("The reply is over."))
@@ -160,7 +160,7 @@ class Stream:
             self._fail(lost("The connection to the verifier is closed."))
 
     def _take(self, call: _Call, data: bytes) -> None:
-        """Deals with one frame."""
+        """Handle one frame."""
         frame = parsed(pb.VerifierFrame, data)
         kind = frame.WhichOneof("frame")
         if kind == "draining":
@@ -191,7 +191,7 @@ class Stream:
             self._step, self._moved = frame.working.step, monotonic()
 
     def _ended(self, code: grpc.StatusCode, why: str) -> None:
-        """The verifier, or the network, has closed the stream."""
+        """Handle the end of the stream: a refusal by the verifier, or a lost connection."""
         if code in _REFUSALS:
             self._connection.loop_pause()
             self._fail(lost(f"The verifier refuses: {why}"))
@@ -216,7 +216,7 @@ class Stream:
             loop.call_at(self._due, self._beat)
 
     def _beat(self) -> None:
-        """Looks whether the verifier that owes an answer is alive."""
+        """Check that the verifier that owes an answer is alive and within its limit."""
         self._watched = False
         pending = self._pending
         if pending is None:
@@ -237,7 +237,7 @@ class Stream:
             self._watch()
 
     def _gives_up(self, limit: float) -> None:
-        """The verifier is there, and too slow: it is asked again later, over the same connection."""
+        """Give up a verdict that is too slow; the verifier is asked again later, over the same connection."""
         self._connection.loop_pause()
         self._connection.patience.missed()
         self._fail(
@@ -256,7 +256,7 @@ class Stream:
 
 
 def lost(what: str) -> VerifierLost:
-    """The error for a verdict that will not come."""
+    """Return the error for a verdict that will not come."""
     return VerifierLost(what, "The device goes on alone and tries again by itself; is the verifier still running?")
 
 

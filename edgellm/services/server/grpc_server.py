@@ -18,10 +18,10 @@ GRACE_SECONDS = 10.0  # for what is in flight, when the server is stopped
 
 
 class Listener:
-    """`start`, then `stop`; both may come from any thread. What is served, a subclass says in `_serve`."""
+    """`start`, then `stop`; both may come from any thread. Subclasses implement `_serve`."""
 
     def __init__(self, address: Address, trust: Trust | None) -> None:
-        """With `trust` only paired devices are answered, by mutual TLS; without it whoever is on this machine.
+        """With `trust`, answer only paired devices, by mutual TLS; without it, every caller on this machine.
 
         Raises:
             PairingRequired: the address is not loopback, and there is no `trust`.
@@ -34,7 +34,7 @@ class Listener:
         self._goodbyes: asyncio.Queue[float] = asyncio.Queue()
 
     def start(self) -> Address:
-        """Listens; returns the address, with the real port where port 0 was asked for.
+        """Start to listen; return the address, with the real port if port 0 was asked for.
 
         Raises:
             PairingRequired: with `trust`, nobody is paired.
@@ -49,7 +49,7 @@ class Listener:
         return self.address
 
     def request_stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Begins to stop and returns at once; may be called in a signal handler, and again with less grace.
+        """Begin to stop, and return at once; may be called in a signal handler, and again with less grace.
 
         Nothing new is taken from now on. What is in flight is finished, for at most `grace` seconds; 0 cuts it off.
         """
@@ -57,16 +57,16 @@ class Listener:
             network_loop().call_soon_threadsafe(self._goodbyes.put_nowait, grace)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the server has ended; whether it has."""
+        """Wait until the server has ended; return whether it has."""
         return self._life is None or bool(wait_for([self._life], timeout).done)
 
     def stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Stops, and returns when everything is closed."""
+        """Stop, and return when everything is closed."""
         self.request_stop(grace)
         self.wait()
 
     def close(self) -> None:
-        """Gives back what the server has held, when it has ended."""
+        """Release the server's resources, after it has ended."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -84,11 +84,11 @@ class Listener:
             self._up.set()
 
     async def _serve(self) -> None:
-        """Serves until `_farewell` says that it is over; sets `_up` once it listens."""
+        """Serve until a stop is requested; set `_up` once the server listens."""
         raise NotImplementedError
 
     async def _farewell(self, server: grpc.aio.Server, grace: float) -> None:
-        """Stops the server; a further wish may shorten the `grace`."""
+        """Stop the server; a further stop request may shorten the `grace`."""
         closing = asyncio.create_task(server.stop(grace))
         while grace > 0 and not closing.done():
             hurry = asyncio.create_task(self._goodbyes.get())

@@ -70,15 +70,15 @@ class WorkerService:
         guard: AuthInterceptor | None,
         stored: StoredLayers | None = None,
     ) -> None:
-        """With a `guard`, paired devices alone are answered, and of them those with the right to compute here. Of what
-        is on the `shelf`, `stored` was brought."""
+        """With a `guard`, answer only paired devices with the right to compute here. `stored` are the layers on the
+        `shelf` that other devices brought."""
         self._shelf, self._threads, self._tell, self._stored = shelf, threads, tell, stored
         self._trust, self._guard = trust, guard
         self._stages: dict[bytes, _Seated] = {}
         self._arrived = asyncio.Condition()
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """For `grpc.aio.Server.add_generic_rpc_handlers`."""
+        """Return the handler for `grpc.aio.Server.add_generic_rpc_handlers`."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
@@ -94,7 +94,7 @@ class WorkerService:
         return method if self._guard is None else self._guard.over(method, Right.COMPUTE)
 
     async def holds(self, request: pb.HoldsRequest, _context: Stream) -> pb.HoldsReply:
-        """Which layers of a model are here."""
+        """Reply with the layers of a model that are here."""
         layers, file, recipe = self._shelf.layers, request.model.hex(), request.recipe.hex()
         model = await asyncio.to_thread(known_as, layers, file, recipe)
         held, bounds = await asyncio.to_thread(lambda: (layers.held(model), layers.bounds(model)))
@@ -110,7 +110,7 @@ class WorkerService:
         return () if self._stored is None else self._stored.store.recipes(file)
 
     def _bound(self, work: StageSpec) -> StageSpec:
-        """The same for the layers that are here: `model` is what they are known by.
+        """Return the work with `model` replaced by the name under which the layers are known here.
 
         Raises:
             LayersMissing: what was brought for this model is not what the coordinator's own file gives.
@@ -126,7 +126,7 @@ class WorkerService:
         return replace(work, model=model)
 
     async def work(self, _orders: Any, stream: Stream) -> None:
-        """One stage, from Prepare to the end of the stream."""
+        """Serve one stage, from Prepare to the end of the stream."""
         try:
             await self._stage(stream)
         except EdgeError as error:
@@ -175,7 +175,7 @@ class WorkerService:
             await asyncio.shield(closing)
 
     async def _made(self, work: StageSpec, post: Callable[[Event], None]) -> Stage:
-        """A stage, which may have to wait for memory; if nobody waits for it any more, it gives back what it got."""
+        """Create a stage, which may wait for memory; if the call is cancelled, close the stage once it is made."""
         making = asyncio.ensure_future(asyncio.to_thread(Stage, work, self._shelf, post, threads=self._threads))
         try:
             return await asyncio.shield(making)
@@ -184,7 +184,7 @@ class WorkerService:
             raise
 
     async def carry(self, _parcels: Any, stream: Stream) -> None:
-        """Parcels from the stage before."""
+        """Take in parcels from the stage before."""
         try:
             first = await _next(stream, pb.Carried)
             if first is None or first.WhichOneof("carried") != "meeting" or first.meeting.protocol != MESH:
@@ -197,7 +197,7 @@ class WorkerService:
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
 
     async def _seated(self, name: bytes) -> _Seated:
-        """The stage of this name, once its coordinator has prepared it."""
+        """Return the stage of this name, once its coordinator has prepared it."""
         try:
             async with asyncio.timeout(MEET_SECONDS), self._arrived:
                 await self._arrived.wait_for(lambda: name in self._stages)
@@ -232,7 +232,7 @@ class WorkerService:
     async def _reports(
         self, stage: Stage, line: StageForwarder | None, out: asyncio.Queue[Event | None], to: _Coordinator
     ) -> None:
-        """Hands out what the stage posts: rows to the next stage if it can be reached, all else to the coordinator."""
+        """Send the stage's events: rows to the next stage if it can be reached, all else to the coordinator."""
         while (event := await out.get()) is not None:
             if isinstance(event, Gone):
                 raise event.error
@@ -242,7 +242,7 @@ class WorkerService:
                 await to.write(report)
 
     async def _alive(self, stage: Stage, to: _Coordinator) -> None:
-        """Signs of life, as long as the stage is used."""
+        """Send signs of life, as long as the stage is used."""
         while True:
             await to.write(write_working(stage.progress))
             await asyncio.sleep(HEARTBEAT_SECONDS)
@@ -263,7 +263,7 @@ class _Coordinator:
         self._writing: asyncio.Future[None] | None = None
 
     async def write(self, report: pb.Report) -> None:
-        """Raises DeviceStuck where the coordinator does not take it."""
+        """Send a report. Raises DeviceStuck if the coordinator does not read it in time."""
         try:
             async with self._turn, asyncio.timeout(TAKE_SECONDS):
                 self._writing = asyncio.ensure_future(self._stream.write(report.SerializeToString()))
@@ -272,7 +272,7 @@ class _Coordinator:
             raise DeviceStuck("The coordinator does not read its stream.", "It may prepare another stage.") from None
 
     async def settle(self) -> None:
-        """Lets what is being handed out go: gRPC does not end a stream while it writes its first message."""
+        """Wait for a write under way: gRPC does not end a stream while it writes its first message."""
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=_SETTLE_SECONDS)
             if self._writing.done() and not self._writing.cancelled():
@@ -284,7 +284,7 @@ class StageIdle(EdgeError):
 
 
 def _put(stage: Stage, message: pb.MeshParcel, post: Callable[[Event], None]) -> None:
-    """Gives a parcel to a stage. One that breaks the rules fails by itself: the stage has other sessions."""
+    """Give a parcel to a stage. A parcel that breaks the rules fails by itself: the stage has other sessions."""
     try:
         stage.put(read_parcel(message, stage.work))
     except EdgeError as error:
@@ -292,7 +292,7 @@ def _put(stage: Stage, message: pb.MeshParcel, post: Callable[[Event], None]) ->
 
 
 async def _first_of(*works: Any) -> None:
-    """Runs all until one of them ends, which ends the others; what it has raised is raised."""
+    """Run all until one of them ends, then cancel the others; raise the error of that one."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

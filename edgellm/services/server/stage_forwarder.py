@@ -36,11 +36,11 @@ class StageForwarder:
         self._meeting = asyncio.create_task(self._meet())
 
     async def met(self) -> bool:
-        """Whether the next stage is there; else the coordinator has to pass parcels on, from now on."""
+        """Return whether the next stage was reached; if not, the coordinator has to pass parcels on from now on."""
         return await asyncio.shield(self._meeting)
 
     async def send(self, parcel: pb.MeshParcel) -> None:
-        """Raises LineBroken."""
+        """Send a parcel to the next stage. Raises LineBroken."""
         try:
             if self._call is not None:
                 await self._call.write(pb.Carried(parcel=parcel).SerializeToString())
@@ -48,7 +48,7 @@ class StageForwarder:
             raise LineBroken(f"The next stage at {self._prepare.next} is gone.", "Prepare the stage again.") from None
 
     def hang_up(self) -> None:
-        """Ends it; the loop does so soon."""
+        """Cancel the stream, and close the channel in the background."""
         self._meeting.cancel()
         if self._call is not None:
             self._call.cancel()
@@ -75,7 +75,7 @@ class StageForwarder:
         return False
 
     def _place(self) -> Address:
-        """Where the next stage is.
+        """Return the address of the next stage.
 
         Raises:
             LineBroken: this device does not know it to be there; then the coordinator passes on.

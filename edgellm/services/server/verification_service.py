@@ -74,10 +74,10 @@ class Service:
         tell: Callable[[ServerEvent], None],
         guard: AuthInterceptor | None = None,
     ) -> None:
-        """`model_hash` is hex, or empty. Beyond `max_waiting` requests at once, further ones are answered *busy*,
-        first those of the devices that have the most there.
+        """`model_hash` is hex, or empty. Beyond `max_waiting` requests at once, further requests are answered *busy*,
+        first those of the devices with the most requests.
 
-        With a `guard`, paired devices alone are answered, and of them those with the right to have drafts verified.
+        With a `guard`, only paired devices with the right to have drafts verified are answered.
         """
         self._worker = worker
         self._vocabulary = vocabulary
@@ -91,7 +91,7 @@ class Service:
         self._draining = asyncio.get_running_loop().create_future()
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """For `grpc.aio.Server.add_generic_rpc_handlers`. They take bytes, so that nothing is parsed unasked."""
+        """Return the handlers for `add_generic_rpc_handlers`. They take bytes, to parse only after the guard."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
@@ -109,12 +109,12 @@ class Service:
         return method if self._guard is None else self._guard.over(method, Right.VERIFY)
 
     def drain(self) -> None:
-        """From now on only what has been received is answered; every session is told."""
+        """Answer only requests received so far from now on, and tell every session."""
         if not self._draining.done():
             self._draining.set_result(None)
 
     async def hello(self, _request: bytes, _context: Stream) -> pb.HelloReply:
-        """Who this verifier is. The device compares, so what it says of itself is not even read."""
+        """Reply with this verifier's description. The device compares, so its request is not read."""
         return pb.HelloReply(
             protocol=PROTOCOL,
             vocabulary=self._fingerprint,
@@ -126,7 +126,7 @@ class Service:
         )
 
     async def compare_vocabulary(self, request: bytes, context: Stream) -> pb.VocabularyBlock:
-        """This side of the first block that differs."""
+        """Reply with this side's tokens of the first block that differs."""
         try:
             return first_different_block(self._vocabulary, parsed(pb.VocabularyHashes, request, VOCABULARY))
         except ProtocolError as error:
@@ -134,7 +134,7 @@ class Service:
             raise  # abort does not return
 
     async def session(self, _frames: Any, stream: Stream) -> None:
-        """One session, from Open to the end of the stream."""
+        """Serve one session, from Open to the end of the stream."""
         number = next(self._numbers)
         self._tell(ServerEvent(Happened.CONNECTED, f"Session {number} from {stream.peer()} begins."))
         try:
@@ -148,8 +148,8 @@ class Service:
             self._tell(ServerEvent(Happened.ENDED, f"Session {number} ends."))
 
     def _tenant(self, stream: Stream) -> Tenant:
-        """A paired device is one however many connections it has; on this machine each connection counts as one, and
-        all may know of each other's prompts."""
+        """Return the tenant of a stream: a paired device is one tenant over all its connections; on this machine each
+        connection is one, and all may share cached prompts."""
         if self._guard is None:
             return Tenant(stream.peer())
         device = who(stream).digest.hex()
@@ -191,7 +191,7 @@ class Service:
             await _write(stream, pb.VerifierFrame(draining=pb.Draining()))
 
     async def _hold(self, tenant: Tenant, seconds: float = 0.0) -> None:
-        """Does not listen for so long, or until a device that asks in vain too often may be heard again."""
+        """Read nothing for `seconds`, or longer if the device has asked in vain too often."""
         if (seconds := max(seconds, self._pacing.delay(tenant.device))) > 0.0:
             await asyncio.wait({self._draining}, timeout=seconds)
 
@@ -204,7 +204,7 @@ class Service:
         return read_sampling(frame.open.sampling)
 
     async def _answer(self, request: VerifyRequest, stream: Stream) -> Answer:
-        """What the worker says to a request, with signs of life while it takes its time."""
+        """Return the worker's answer to a request; send signs of life meanwhile."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
 
@@ -222,7 +222,7 @@ class Service:
         return future.result()
 
     async def _next(self, stream: Stream) -> pb.DeviceFrame | None:
-        """The next frame; None when the device has finished, or this verifier is to finish."""
+        """Return the next frame; None when the device has finished, or this verifier is draining."""
         if self._draining.done():
             return None
         reading = asyncio.ensure_future(stream.read())
@@ -244,7 +244,7 @@ def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:
 
 
 async def _write(stream: Stream, frame: pb.VerifierFrame) -> None:
-    """Hands one frame out. It is all that ever waits for a device: the next one is made when this one is taken.
+    """Send one frame. No other frame ever waits for a device: the next one is made when this one is taken.
 
     Raises:
         DeviceStuck: the device does not read, and so has no use for what would be computed for it.
@@ -259,7 +259,7 @@ async def _write(stream: Stream, frame: pb.VerifierFrame) -> None:
 
 
 def _milliseconds(seconds: float) -> int:
-    """A wait as it is told to a device: not so short that it would ask all the time."""
+    """Return a wait for a device in milliseconds, not so short that it would ask all the time."""
     return max(_SHORTEST_BUSY_MS, min(math.ceil(seconds * 1e3), LONGEST_BUSY_MS))
 
 

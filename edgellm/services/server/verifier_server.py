@@ -44,9 +44,9 @@ class VerifierServer(Listener):
         on_event: Callable[[ServerEvent], None] | None = None,
         trust: Trust | None = None,
     ) -> None:
-        """Reserves memory for `sessions` replies of `context` tokens each. More replies may be open than that.
+        """Reserve memory for `sessions` replies of `context` tokens each. More replies may be open than that.
 
-        With `trust` only paired devices are answered, by mutual TLS; without it whoever is on this machine.
+        With `trust`, answer only paired devices, by mutual TLS; without it, every caller on this machine.
         `on_event` is called from the loop's thread, and must not block. `model` stays the caller's to close.
 
         Raises:
@@ -74,19 +74,19 @@ class VerifierServer(Listener):
 
     @property
     def counters(self) -> Counters:
-        """What has been computed so far."""
+        """Counters of the work done so far."""
         return self._worker.counters
 
     def inside(self) -> InsideVerifier:
-        """The same verifier for this process: what it asks is computed in one batch with what devices ask."""
+        """Return this verifier for use in this process; its requests share batches with those of devices."""
         return InsideVerifier(self._worker, self.model.name, self.context_length)
 
     def fill(self, curve: CostCurve) -> None:
-        """For a device that is alone: to how many rows its decodes are filled up; see `Context.fill`."""
+        """Set to how many rows the decodes of a device that is alone are filled up; see `Context.fill`."""
         self._worker.fill(*curve.filling())
 
     def close(self) -> None:
-        """Closes the model, when the server has ended."""
+        """Close the model, after the server has ended."""
         self.model.close()
 
     async def _serve(self) -> None:
@@ -126,7 +126,7 @@ class VerifierServer(Listener):
         self._tell(ServerEvent(Happened.REFUSED, what))
 
     async def _finish(self, server: grpc.aio.Server, service: Service) -> None:
-        """Waits for the wish to stop, then for what is in flight; a later wish may shorten that."""
+        """Wait for a stop request, then for requests in flight; a later stop request may shorten that."""
         grace = await self._goodbyes.get()
         self._tell(ServerEvent(Happened.STOPPING, "The verifier finishes what is in flight, and takes nothing new."))
         service.drain()
@@ -148,8 +148,8 @@ def serve_verifier(
     progress: Callable[[float], None] | None = None,
     measure: Callable[[Model], CostCurve] | None = None,
 ) -> VerifierServer:
-    """Loads the model file and serves it; returns the running server, to be stopped by the caller. `measure` does
-    so with the loaded model, before anybody asks; see `VerifierServer.fill`.
+    """Load the model file and serve it; return the running server, which the caller stops. `measure` returns the cost
+    curve of the loaded model, before any request; see `VerifierServer.fill`.
 
     Off loopback, and with `paired_only` everywhere, paired devices alone are answered, by mutual TLS.
 

@@ -36,8 +36,8 @@ class WorkerServer(Listener):
         trust: Trust | None = None,
         stored: StoredLayers | None = None,
     ) -> None:
-        """With `stored` ones, others may bring layers to their store, and have this device measured. `offers`: what a
-        paired device is told of. `on_event` is called from the loop's thread; it must not block.
+        """With `stored`, others may bring layers to its store, and have this device measured. `offers` are told to
+        paired devices. `on_event` is called from the loop's thread; it must not block.
 
         Raises:
             PairingRequired: the address is not loopback, and there is no `trust`.
@@ -49,7 +49,7 @@ class WorkerServer(Listener):
         self._stored = stored
 
     def close(self) -> None:
-        """Gives back all weights."""
+        """Release all weights."""
         self.shelf.tidy(everything=True)
 
     async def _serve(self) -> None:
