@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from edgellm.spec.params import ReplyOptions
     from edgellm.spec.stream import Reply
     from edgellm.spec.types import Explanation, Notice, Source, Summary, Token
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # a library says nothing unless it is asked to
 
 __version__ = "0.1.0"
 __all__ = [

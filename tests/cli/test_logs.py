@@ -79,6 +79,13 @@ def test_without_the_option_nothing_is_logged(tmp_path: Path) -> None:
     assert "edgellm.http" not in "".join(said)
 
 
+def test_the_library_says_nothing_by_itself() -> None:
+    """Python prints warnings of loggers without a handler."""
+    code = "import logging, edgellm; logging.getLogger('edgellm.test').warning('the verifier is gone')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_nobody_forges_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     root, own = logging.getLogger(), logging.getLogger("edgellm")
     before = root.level, root.handlers[:], own.level, logging.root.manager.disable
