@@ -81,7 +81,9 @@ def indexing(ids: list[int], repeats: int) -> dict[str, Any]:
 class Kept(Suggestions):
     """Keeps what the verifier expects."""
 
-    wants_expected = True
+    @property
+    def wants_expected(self) -> bool:
+        return True
 
     def __init__(self, kept: Calibration) -> None:
         self._kept = kept

@@ -61,8 +61,8 @@ def generate(
     """
     drafter, limits = drafter or NoDrafter(), state.limits
     session = GuardedSession(verifier, state, alone=drafter.needs_verdict, announce=announce)
-    drafter.begin(state)
     try:
+        drafter.begin(state)
         for number in count():
             if state.stopped():
                 return

@@ -7,7 +7,7 @@ gate). Methods that a mechanism leaves out do nothing; `examples/` has one mecha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from edgellm.spec.state import GenerationState
@@ -57,31 +57,6 @@ class Drafter(ABC):
     def close(self) -> None:
         """Free memory. The drafter is not used again."""
         return
-
-
-class BranchingDrafter(Drafter):
-    """A drafter that can go on behind several prefixes at once, up to `room` of them."""
-
-    @property
-    @abstractmethod
-    def room(self) -> int:
-        """Return how many prefixes it can follow at once."""
-
-    @abstractmethod
-    def draft_many(
-        self,
-        state: GenerationState,
-        prefixes: Sequence[Ids],
-        gamma: int,
-        until: Callable[[], bool],
-        *,
-        whole: Ids,
-        tail: int,
-    ) -> list[tuple[Ids, Chunk]]:
-        """Return up to `gamma` tokens behind each prefix, and behind `whole` with each of its `tail` likeliest next
-        tokens, drafted in one batch a token; it ends early when `until` says so. Later drafts behind one of the
-        returned prefixes go on from what was computed.
-        """
 
 
 class Gate(ABC):

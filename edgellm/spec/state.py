@@ -35,8 +35,10 @@ class GenerationLimits:
 class Suggestions:
     """Retrieval's knowledge of a reply, for the models that write it; here there is none."""
 
-    wants_expected = False
-    """True if `expect` is to be called."""
+    @property
+    def wants_expected(self) -> bool:
+        """Return whether `expect` is to be called."""
+        return False
 
     def suggest(self, state: GenerationState, drafted: Sequence[int], floors: Sequence[float]) -> Sequence[int]:
         """Return tokens that may follow `state.ids` and `drafted`, each with at least the chance that `floors` has in

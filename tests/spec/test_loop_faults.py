@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.errors import ProtocolError, VerifierLost
+from edgellm.errors import EngineFailed, ProtocolError, VerifierLost
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.guarded_session import BACK, LOST
 from edgellm.spec.loop import generate
@@ -160,3 +160,14 @@ def test_stopping_between_tokens_stops_in_the_middle_of_a_chunk(after: int) -> N
     assert ids(list(reply)) == alone(BIG, after)
     assert stats.finish_reason == "cancelled"
     assert verifier.sessions[0].closed
+
+
+def test_a_drafter_that_cannot_begin_leaves_no_session_open() -> None:
+    class Broken(FakeDrafter):
+        def begin(self, state: GenerationState) -> None:
+            raise EngineFailed("No memory.", "Make room.")
+
+    verifier = FakeVerifier(BIG)
+    with pytest.raises(EngineFailed):
+        run(Broken(SMALL), verifier)
+    assert [session.closed for session in verifier.sessions] == [True]

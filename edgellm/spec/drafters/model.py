@@ -11,12 +11,12 @@ from edgellm.engine import Context, Model, SeqRows, common_prefix, top2
 from edgellm.spec.draft_length import CostCurve, floors
 from edgellm.spec.drafters.chunk_builder import ChunkBuilder, Meter
 from edgellm.spec.drafters.verdict_prediction import likeliest
-from edgellm.spec.protocols import BranchingDrafter
+from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import NOT_FILLED, GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Floats, Ids
 
 
-class ModelDrafter(BranchingDrafter):
+class ModelDrafter(Drafter):
     """Drafts with a model of its own. The context is the drafter's alone, and is closed with it.
 
     The reply is in its sequence 0; where it has others, `draft_many` uses them for branches.

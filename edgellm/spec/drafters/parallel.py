@@ -10,8 +10,9 @@ from typing import TypeVar
 import numpy as np
 
 from edgellm.spec.drafters.acceptance import Acceptance, Probabilities
+from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.verdict_prediction import Guess, Guessed, guesses
-from edgellm.spec.protocols import BranchingDrafter, Drafter
+from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Floats, Ids, Precedent, Round
 
@@ -27,7 +28,7 @@ class AheadDrafter(Drafter):
 
     def __init__(
         self,
-        drafter: BranchingDrafter,
+        drafter: ModelDrafter,
         *,
         is_eog: Callable[[int], bool],
         rejection: Callable[[Sequence[float]], Probabilities],

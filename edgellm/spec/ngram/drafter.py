@@ -154,7 +154,7 @@ class RetrievalDrafter(Drafter, Suggestions):
         return True
 
     @property
-    def wants_expected(self) -> bool:  # type: ignore[override]
+    def wants_expected(self) -> bool:
         """See `Suggestions.wants_expected`."""
         return self._calibration is not None
 
