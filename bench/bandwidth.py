@@ -21,7 +21,7 @@ from bench.pace import PASS, TOKEN, paced_pair, paced_verifier
 from bench.relay import Network
 from bench.report import write
 from bench.stalls import Way
-from edgellm.services.client.verifier_stream import RemotePending
+from edgellm.services.client.verifier_client import RemotePending
 from edgellm.storage import resolve
 from models.corpus import HELD_OUT_SEED
 

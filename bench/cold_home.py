@@ -35,7 +35,7 @@ from bench.llama_rpc import SERVER, libraries
 from bench.random_gguf import SHAPES, write
 from edgellm.engine import Model
 from edgellm.llm import compose
-from edgellm.mesh.placement.split import HERE, read_split
+from edgellm.mesh.placement import HERE, read_split
 
 NAMES = ("laptop", "desk", "phone", "box")
 BUSY = 0.95  # of the machine's cores, in all; the rest is for whoever measures

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgellm.engine import check_cuttable, check_gguf
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.runtime.layer_sources import WholeModel
+from edgellm.mesh.layer_sources import WholeModel
 
 
 def main() -> None:

@@ -14,13 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgellm.coldstart.plan import Plan, Way, plan
+from edgellm.coldstart.plan import Plan, PlanOption, plan
 from edgellm.mesh.home_workers import look, seek
 from edgellm.mesh.model_costs import model_of
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 
 
-def ways(found: Plan) -> dict[str, Way]:
+def ways(found: Plan) -> dict[str, PlanOption]:
     """Those that fit, by name."""
     named = {
         "planned": found.way, "best single": found.best_single, "even": found.even, "by strength": found.heuristic,
@@ -28,12 +28,12 @@ def ways(found: Plan) -> dict[str, Way]:
     return {name: way for name, way in named.items() if way is not None}
 
 
-def split_of(way: Way) -> str:
+def split_of(way: PlanOption) -> str:
     """As `--split` takes it."""
     return ",".join(f"{stage.device}:{stage.layers}" for stage in way.stages)
 
 
-def told(way: Way) -> dict[str, Any]:
+def told(way: PlanOption) -> dict[str, Any]:
     return {"split": split_of(way), "ttft_s": way.ttft_s, "stages": [stage.to_json() for stage in way.stages]}
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgellm.coldstart.plan import PlannedStage, Way
-from edgellm.llm.mesh.plan_plot import key, lanes
+from edgellm.coldstart.plan import PlannedStage, PlanOption
+from edgellm.llm.mesh_timeline import key, lanes
 
 Figures = dict[str, Any]
 NAMES = {"ideal_single": "ideal single device", "even": "even", "heuristic": "heuristic", "optimum": "optimum"}
@@ -63,8 +63,8 @@ def paper(found: Figures, path: Path) -> Path | None:
     return path
 
 
-def _way(found: Figures) -> Way:
-    return Way(
+def _way(found: Figures) -> PlanOption:
+    return PlanOption(
         tuple(PlannedStage.from_json(stage) for stage in found["stages"]),
         found["ttft_s"],
         found["token_s"],

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.coldstart_figures import FIGURES
 from bench.report import RESULTS, write
-from edgellm.coldstart import paper_preset
+from edgellm.coldstart import hardware
 from edgellm.coldstart.algorithm1 import algorithm1
 from edgellm.coldstart.plan import Plan, plan
 from edgellm.coldstart.problem import OVERLAPS
@@ -27,7 +27,7 @@ STRATEGIES = ("ideal_single", "even", "heuristic", "optimum")
 
 def row(tokens: int) -> dict[str, Any]:
     """Everything for one prompt length."""
-    devices, model = paper_preset.devices(), paper_preset.model()
+    devices, model = hardware.devices(), hardware.model()
     plans = {overlap: plan(devices, model, tokens, overlap=overlap) for overlap in OVERLAPS}
     ours = plans["paper"]
     reference = algorithm1(task_of(devices, model, tokens, overlap="paper"))
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", default="coldstart_paper", help="of the result file and the picture")
     arguments = parser.parse_args()
-    lengths = [row(tokens) for tokens in paper_preset.LENGTHS]
+    lengths = [row(tokens) for tokens in hardware.LENGTHS]
     every = [share for line in lengths for share in line["saved"].values()]
     best = [min(line["saved"].values()) for line in lengths]
     ours = {"mean_over_best_baseline": statistics.fmean(best), "least": min(every), "most": max(every)}

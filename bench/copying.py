@@ -17,12 +17,12 @@ from edgellm.engine import Context, Message, Model
 from edgellm.llm.generation import LONG
 from edgellm.llm.ngram_runtime import inside_of
 from edgellm.spec.draft_length import MOST as LONGEST
-from edgellm.spec.draft_length import CostCurve, LengthRule
+from edgellm.spec.draft_length import CostCurve, DraftLengthController
 from edgellm.spec.drafters.hybrid import HybridDrafter
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.ngram.acceptance_model import Chances
+from edgellm.spec.ngram.acceptance_model import AcceptanceModel
 from edgellm.spec.ngram.calibration import Calibration
-from edgellm.spec.ngram.draft_index import PRIORS, Memory, PastConversation
+from edgellm.spec.ngram.draft_index import PRIORS, DraftIndex, PastConversation
 from edgellm.spec.ngram.drafter import HOPELESS, RetrievalDrafter
 from edgellm.spec.ngram.reuse import Reuse
 from edgellm.spec.ngram.sources import NOTHING, PART, TAIL, DraftSource, Offer
@@ -63,7 +63,7 @@ def recorded(model: Model, task: str, cases: int, most: int = 120, seed: int = S
     return found
 
 
-class Everything(LengthRule):
+class Everything(DraftLengthController):
     """Drafts all that is offered, up to a length: time does not count."""
 
     def __init__(self, most: int = MOST) -> None:
@@ -152,7 +152,7 @@ class Method:
     """A way to draft, with what it remembers of past cases."""
 
     def __init__(
-        self, base: DraftSource, others: Sequence[str], length: LengthRule, model: Model, prior: float
+        self, base: DraftSource, others: Sequence[str], length: DraftLengthController, model: Model, prior: float
     ) -> None:
         """`others` of `edgellm chat --retrieval` go beside `base`, whose lone offers are accepted with `prior`."""
         inside = inside_of(model)
@@ -172,7 +172,7 @@ class Method:
             sources["none"] = _Mute(self._seen)
         self.drafter = RetrievalDrafter(
             sources,
-            Chances([prior, *(PRIORS[name] for name in others), 0.0]),
+            AcceptanceModel([prior, *(PRIORS[name] for name in others), 0.0]),
             length,
             inside=inside,
             is_eog=cache(model.is_eog),
@@ -197,10 +197,10 @@ class Ours:
     """What edgellm does, with its cost curve and all it remembers."""
 
     def __init__(
-        self, sources: Sequence[str], curve: CostCurve, model: Model, length: LengthRule | None = None
+        self, sources: Sequence[str], curve: CostCurve, model: Model, length: DraftLengthController | None = None
     ) -> None:
         """`sources` as of `edgellm chat --retrieval`; `length` instead of the rule that minds the curve."""
-        self._memory = Memory(sources, curve, inside_of(model), cache(model.is_eog), length=length)
+        self._memory = DraftIndex(sources, curve, inside_of(model), cache(model.is_eog), length=length)
         self.calibrates = "calibration" in sources
         self.drafter: Drafter | None = None
 
@@ -255,7 +255,7 @@ class _Mute:
 class Oracle(Drafter):
     """Knows the reply, and drafts as much of it as pays."""
 
-    def __init__(self, length: LengthRule) -> None:
+    def __init__(self, length: DraftLengthController) -> None:
         self._length = length
         self._left: tuple[int, ...] = ()
         self._end = 0
@@ -282,7 +282,7 @@ class Foresight:
     calibrates = False
     suggestions = None
 
-    def __init__(self, length: LengthRule) -> None:
+    def __init__(self, length: DraftLengthController) -> None:
         self.drafter = Oracle(length)
 
     def begin(self, case: Reply) -> None:

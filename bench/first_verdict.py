@@ -24,9 +24,9 @@ from bench.report import alternate, spread, write
 from edgellm.engine import Context, Model
 from edgellm.spec.types import GREEDY, Chunk, Verdict
 from edgellm.storage import resolve
+from edgellm.verifier.in_process import VerifierWorker
 from edgellm.verifier.requests import Answer, VerifyRequest
 from edgellm.verifier.scheduler import SchedulerLimits
-from edgellm.verifier.worker import VerifierWorker
 
 POSITIONS = 1024
 HALF = "0.5b"

@@ -14,9 +14,9 @@ import numpy as np
 
 from edgellm.engine import Context, Message, Model, SeqRows
 from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Verdict
+from edgellm.verifier.in_process import VerifierWorker
 from edgellm.verifier.requests import Answer, VerifyRequest
 from edgellm.verifier.scheduler import SchedulerLimits
-from edgellm.verifier.worker import VerifierWorker
 from models.corpus import held_out
 from models.families import FAMILIES
 

@@ -13,7 +13,7 @@ from edgellm.engine import Context, Model, known
 from edgellm.spec.protocols import BlockingSession, Verifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Ids, Verdict
-from edgellm.verifier.judging import survives
+from edgellm.verifier.engine import survives
 
 
 class ForcedVerifier(Verifier, BlockingSession):

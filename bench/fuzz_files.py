@@ -21,7 +21,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.mdns import ServiceKind, hint_of
 from edgellm.rpc.trust.device_id import DeviceID, parse_short
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.pairing_code import Code
+from edgellm.rpc.trust.pairing import Code
 from edgellm.rpc.trust.peer_store import Peers
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage import resolve
@@ -145,7 +145,7 @@ def targets(folder: Path) -> list[Target]:
 def _peers_file(folder: Path, trust: Trust) -> bytes:
     from edgellm.rpc.protos import trust_pb2 as pb
     from edgellm.rpc.trust.pairing import introduced
-    from edgellm.rpc.trust.rights import Right
+    from edgellm.rpc.trust.peer_store import Right
 
     words = pb.Introduction(name="desk", rights=["verify"], addresses=["10.0.0.2:1"]).SerializeToString()
     trust.peers.add(introduced(Identity.new().certificate, words, frozenset(Right), "10.0.0.2"))

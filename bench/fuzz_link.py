@@ -18,21 +18,17 @@ from edgellm.engine import Vocabulary
 from edgellm.errors import EdgeError
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HELLO, PROTOCOL
-from edgellm.rpc.proto_parse import parsed
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.protos import trust_pb2 as trust_pb
 from edgellm.rpc.trust.handshake import LABEL, read_welcome
 from edgellm.rpc.trust.identity import Certificate, Identity
-from edgellm.rpc.trust.pairing import introduced
-from edgellm.rpc.trust.pairing_code import Code
-from edgellm.rpc.trust.peer_store import Peers
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.spake2_exchange import Exchange
+from edgellm.rpc.trust.pairing import Code, Exchange, introduced
+from edgellm.rpc.trust.peer_store import Peers, Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import LINK, PAIRING, check_version
+from edgellm.rpc.versions import LINK, PAIRING, check_version, parsed
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.patience import VerdictDeadline
-from edgellm.services.client.verifier_stream import RemotePending, Stream
+from edgellm.services.client.verifier_client import RemotePending, Stream
 from edgellm.services.handshake import greet
 from edgellm.services.server.verification_service import Service
 from edgellm.services.verification_codec import write_open, write_verdict, write_verify

@@ -7,13 +7,23 @@ import numpy as np
 from bench.fuzz_run import Target
 from edgellm.errors import ProtocolError
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.messages import Event, Failed, Loaded, Onward, Parcel, StageAnswer, StageSpec, Times, TraceSpan
-from edgellm.mesh.runtime.stage import check
+from edgellm.mesh.messages import (
+    Event,
+    Failed,
+    Forward,
+    Loaded,
+    MicroBatch,
+    StageAnswer,
+    StageSpec,
+    StageTrace,
+    TraceSpan,
+)
+from edgellm.mesh.stage import check
 from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
+from edgellm.rpc.layers.benchmark_service import read_blocks, read_figures
 from edgellm.rpc.layers.codec import read_places, read_recipe
-from edgellm.rpc.layers.device_figures import read_blocks, read_figures
-from edgellm.rpc.proto_parse import parsed
 from edgellm.rpc.protos import layers_pb2, mesh_pb2
+from edgellm.rpc.versions import parsed
 from edgellm.services.mesh_codec import read_event, read_parcel, read_work, write_event, write_parcel, write_work
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Sampling, Verdict
 from edgellm.verifier.requests import VerifyRequest
@@ -71,15 +81,15 @@ def _line(data: bytes) -> None:
 def targets() -> list[Target]:
     """All that reads what a mesh says."""
     warm = VerifyRequest(0, Sampling(0.8, 40, 0.9, 5), 2, NO_IDS, _CHUNK, logits=True)
-    ids = Parcel(0, 1, 0, np.array([1, 2, 5, 6], np.int32), warm)
+    ids = MicroBatch(0, 1, 0, np.array([1, 2, 5, 6], np.int32), warm)
     orders = [mesh_pb2.Order(prepare=write_work(WORK, bytes(16))), mesh_pb2.Order(parcel=write_parcel(ids, wide=False)),
-              mesh_pb2.Order(parcel=write_parcel(Parcel(1, 2, 8, _ROWS, warm), wide=True)),
-              mesh_pb2.Order(parcel=write_parcel(Parcel(1, 2, 8, _ROWS), wide=False))]  # fmt: skip
+              mesh_pb2.Order(parcel=write_parcel(MicroBatch(1, 2, 8, _ROWS, warm), wide=True)),
+              mesh_pb2.Order(parcel=write_parcel(MicroBatch(1, 2, 8, _ROWS), wide=False))]  # fmt: skip
     verdict = Verdict(1, np.array([9], np.int32), 0.1)
     logits = np.zeros((3, WORK.n_vocab), np.float32)
     events: list[Event] = [
-        Loaded(3, 0.5), Onward(Parcel(1, 2, 8, _ROWS)), StageAnswer(1, NUMBER, verdict, logits),
-        Failed(1, NUMBER, ProtocolError("No.", "Ask again.")), Times(1, (TraceSpan("load", 1, 0.0, 0.5),)),
+        Loaded(3, 0.5), Forward(MicroBatch(1, 2, 8, _ROWS)), StageAnswer(1, NUMBER, verdict, logits),
+        Failed(1, NUMBER, ProtocolError("No.", "Ask again.")), StageTrace(1, (TraceSpan("load", 1, 0.0, 0.5),)),
     ]  # fmt: skip
     reports = [made for event in events if (made := write_event(event, wide=False)) is not None]
     piece = layers_pb2.Piece(first=0, last=1, size=5, sha256=bytes(32))

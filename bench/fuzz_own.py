@@ -20,18 +20,17 @@ from bench.mutate import tweaked_json
 from edgellm.cli.app import app
 from edgellm.cli.settings import read_settings
 from edgellm.errors import InvalidOption
-from edgellm.http.plan_file import read_plan
+from edgellm.http.mesh_status import read_plan
 from edgellm.mesh.fleet_file import read_fleet
-from edgellm.mesh.profiling.doubts import doubt, read_doubts
-from edgellm.mesh.profiling.fleet_profiler import known_speed, read_lines
+from edgellm.mesh.fleet_profiler import doubt, known_speed, read_doubts, read_lines
 from edgellm.rpc.trust.identity import Identity
-from edgellm.spec.gates.online_profiler import FirstReplies
+from edgellm.spec.gates.online_profiler import OnlineProfiler
 from edgellm.spec.gates.profile import Profile
 from edgellm.storage import History
 from edgellm.storage.chats.conversations import Conversations
 from edgellm.storage.chats.retention import max_age
 from edgellm.storage.chats.typed_lines import typed_lines
-from edgellm.storage.decode_cost_cache import read_curve
+from edgellm.storage.device_speed import read_curve
 from edgellm.storage.fingerprint import quick_fingerprint
 from edgellm.storage.layers.manifest import quick_recipe
 from edgellm.storage.layers.store import LayerStore
@@ -121,7 +120,7 @@ def _targets(home: Path) -> list[Target]:
         ("greatest age", "data/history/max-age", lambda _path: max_age(), 5_000),
         ("conversations", "data/conversations/00000000.json", lambda _path: Conversations().all(), 15_000),
         ("profile", "data/profiles/*.json", lambda path: Profile.load(path, own=True), 20_000),
-        ("first replies", "data/profiles/*.first.jsonl", lambda path: FirstReplies().load(path), 15_000),
+        ("first replies", "data/profiles/*.first.jsonl", lambda path: OnlineProfiler().load(path), 15_000),
         ("identity", "data/trust/identity.pem", lambda _path: Identity.here(), 2_000),
         ("cost curve", "cache/curves/*.json", lambda path: read_curve(path, "a processor"), 15_000),
         ("fingerprints", "cache/fingerprints.json", lambda _path: quick_fingerprint(draft), 5_000),

@@ -25,7 +25,7 @@ from bench import random_gguf
 from bench.report import alternate, write
 from edgellm.engine import Capture, Context, Model
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.gates.budget import Ledger
+from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.gates.factory import choose
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.params import ReplyOptions
@@ -88,7 +88,9 @@ def measured(model: Model, profile: Profile, gamma: int, threads: int, repeats: 
     token = median(plain)
     gates = {}
     for name in GATES:
-        gate = choose(ReplyOptions(gate=name, budget=BUDGET, gamma=gamma), 0, profile=profile, ledger=Ledger()).gate
+        gate = choose(
+            ReplyOptions(gate=name, budget=BUDGET, gamma=gamma), 0, profile=profile, ledger=BudgetController()
+        ).gate
         decision = deciding(gate, _first(chunk) if name == "hybrid" else chunk) / (
             1 if name == "hybrid" else len(chunk)
         )

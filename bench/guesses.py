@@ -28,10 +28,10 @@ from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import ALTERNATIVES, AheadDrafter
 from edgellm.spec.drafters.verdict_prediction import MOST_BRANCHES, likeliest
-from edgellm.spec.gates.budget import Ledger
+from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.gates.factory import choose
 from edgellm.spec.loop import generate
-from edgellm.spec.ngram.context_lookup import ContextLookup
+from edgellm.spec.ngram.sources import ContextLookup
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
@@ -100,7 +100,7 @@ def hits(asked: list[Question], budget: float) -> dict[str, Any]:
         closing.callback(local.close)
         guesser = Guesser(small, closing)
         profile = profile_of(small, big, None)
-        ledger, options = Ledger(), ReplyOptions(budget=budget)
+        ledger, options = BudgetController(), ReplyOptions(budget=budget)
         for question in asked:
             prompt = big.chat_prompt(question.messages)
             choice = choose(options, 0, profile=profile, ledger=ledger, linked=True, prompt=prompt)

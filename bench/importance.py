@@ -27,7 +27,7 @@ from edgellm.engine import Capture, Context, Model
 from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters.importance import entropy, importance, prompt_share, without_sink
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.gates.logistic import auc
+from edgellm.spec.gates.rejection_model import auc
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Floats, Ids, Verdict
 from edgellm.storage import resolve

@@ -74,7 +74,7 @@ PACE = 0.08  # seconds by which a slowed-down device waits before each question
 _SERVE = """
 import sys
 from pathlib import Path
-from edgellm.services.server.verifier_server import serve_verifier
+from edgellm.services.server.servers import serve_verifier
 model, port, sessions, threads = sys.argv[1:]
 serve_verifier(Path(model), port=int(port), sessions=int(sessions), context=1024, threads=int(threads) or None).wait()
 """

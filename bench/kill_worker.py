@@ -38,7 +38,7 @@ from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
-from edgellm.mesh.placement.split import Share
+from edgellm.mesh.placement import StageShare
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.rpc.address import Address
 from edgellm.services.client.stage_client import Endpoint, RemoteMember
@@ -61,11 +61,11 @@ _SERVE = """
 import sys
 from pathlib import Path
 from edgellm.rpc.address import Address
-from edgellm.mesh.runtime.layer_sources import WholeModel
-from edgellm.mesh.runtime.weight_cache import Shelf
-from edgellm.services.server.worker_server import WorkerServer
+from edgellm.mesh.layer_sources import WholeModel
+from edgellm.mesh.weight_cache import WeightCache
+from edgellm.services.server.servers import WorkerServer
 model, port, threads, keep = sys.argv[1:]
-shelf = Shelf(WholeModel(Path(model)), keep=float(keep))
+shelf = WeightCache(WholeModel(Path(model)), keep=float(keep))
 server = WorkerServer(shelf, Address("127.0.0.1", int(port)), threads=int(threads) or None)
 server.start()
 server.wait()
@@ -157,7 +157,7 @@ class Coordinator:
             )
         ends = [round(n * at / STAGES) for at in range(STAGES + 1)]
         names = list(self.workers)
-        self._shares = [Share(name, LayerRange(a, b)) for name, a, b in zip(names, ends, ends[1:], strict=False)]
+        self._shares = [StageShare(name, LayerRange(a, b)) for name, a, b in zip(names, ends, ends[1:], strict=False)]
 
     def write(self, prompt: Ids, drafts: bool, hit: Callable[[Mesh, list[int]], None] | None = None) -> tuple[Any, ...]:
         """The reply, the seconds that it took, and how often a pipeline was opened anew."""

@@ -13,7 +13,7 @@ import signal
 from functools import partial
 from pathlib import Path
 
-from edgellm.mesh.profiling.device_profiler import figures_here
+from edgellm.mesh.device_profiler import figures_here
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind, new_server
 from edgellm.rpc.layers.service import layer_handlers

@@ -29,8 +29,7 @@ import numpy as np
 
 from bench.fleet import CACHED, Arrival, Fleet, Script, kept_before, scripts
 from bench.report import RESULTS, alternate, spread, write
-from edgellm.engine import Model
-from edgellm.engine.decoding import driver
+from edgellm.engine import Model, llama_api
 from edgellm.engine.native import lib
 from edgellm.storage import resolve
 from edgellm.verifier.scheduler import SchedulerLimits
@@ -60,7 +59,7 @@ class Bare:
 
     def __init__(self, model: Model, work: list[Script], threads: int, rows: int, flash: bool) -> None:
         rows = max(rows, len(work), CACHED)
-        self._context = driver.open_context(
+        self._context = llama_api.open_context(
             model.owned,
             positions=(CACHED + 64) * len(work),
             sequences=len(work),

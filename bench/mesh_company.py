@@ -36,7 +36,7 @@ from edgellm.engine.gguf.shard import check_cuttable
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
-from edgellm.mesh.placement.split import Share
+from edgellm.mesh.placement import StageShare
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
@@ -101,7 +101,7 @@ class Home:
             closing.callback(worker.close)
             worker.wait()
         ends = [round(n * at / stages) for at in range(stages + 1)]
-        shares = [Share(str(at), LayerRange(a, b)) for at, (a, b) in enumerate(pairwise(ends))]
+        shares = [StageShare(str(at), LayerRange(a, b)) for at, (a, b) in enumerate(pairwise(ends))]
         mesh = Mesh([worker.member(str(at)) for at, worker in enumerate(workers)], shares, work)
         self._verifier = MeshVerifier(mesh, lambda _token: False)
         closing.callback(self._verifier.close)

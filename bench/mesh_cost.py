@@ -36,9 +36,9 @@ from edgellm.engine import Block, Context, Ids, Model, check_gguf, cut
 from edgellm.engine.gguf.shard import check_cuttable
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.coordinator import Mesh
+from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.messages import StageSpec
-from edgellm.mesh.placement.split import Share
-from edgellm.mesh.runtime.stored_layers import StoredLayers
+from edgellm.mesh.placement import StageShare
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk
 from edgellm.storage import fingerprint, resolve
 from edgellm.storage.layers.store import LayerStore, cut_layers
@@ -177,7 +177,7 @@ def hops(model: Path, threads: int | None, repeats: int) -> list[dict[str, Any]]
             worker.wait()
         for count in range(1, WORKERS + 1):
             ends = [round(n * at / count) for at in range(count + 1)]
-            shares = [Share(str(at), LayerRange(a, b)) for at, (a, b) in enumerate(pairwise(ends))]
+            shares = [StageShare(str(at), LayerRange(a, b)) for at, (a, b) in enumerate(pairwise(ends))]
             runs: dict[str, Callable[[], float]] = {}
             with ExitStack() as meshes:
                 for way in ("direct", "passed on")[: 1 if count == 1 else 2]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgellm.engine import Model
-from edgellm.spec.ngram.context_lookup import ContextLookup
+from edgellm.spec.ngram.sources import ContextLookup
 from edgellm.spec.protocols import Drafter, VerifierSession
 from edgellm.spec.state import DraftRules, GenerationState
 from edgellm.spec.types import Ids

@@ -20,9 +20,19 @@ from typing import Any
 
 from bench.figures import FIGURES
 from bench.report import RESULTS, spread, write
-from edgellm.coldstart.graph_switching.progressive import naive, progressive, synchronous, unhurried
-from edgellm.coldstart.graph_switching.search import beam, floor, optimum
-from edgellm.coldstart.graph_switching.switching import Instance, Plan, latency, simulate
+from edgellm.coldstart.graph_switching import (
+    Instance,
+    Plan,
+    beam,
+    floor,
+    latency,
+    naive,
+    optimum,
+    progressive,
+    simulate,
+    synchronous,
+    unhurried,
+)
 
 Way = Callable[[Instance], tuple[Plan, str]]
 

@@ -22,12 +22,12 @@ import numpy as np
 from bench.copying import SEED, TASKS, Everything, Foresight, Ours, Reply, recorded
 from bench.report import RESULTS, write
 from edgellm.engine import Model, block_ends
-from edgellm.spec.draft_length import MOST, CostCurve, LengthRule
+from edgellm.spec.draft_length import MOST, CostCurve, DraftLengthController
 from edgellm.spec.params import USUAL_SOURCES
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Round, Verdict
 from edgellm.storage import resolve
-from edgellm.verifier.judging import survives
+from edgellm.verifier.engine import survives
 
 STEP = 1e-4
 """Seconds of a drafting step."""
@@ -38,7 +38,7 @@ class Knowing:
 
     def __init__(self, curve: CostCurve, model: Model) -> None:
         self.ours = Ours(USUAL_SOURCES, curve, model, Everything())
-        self._rule = LengthRule(curve)
+        self._rule = DraftLengthController(curve)
 
     def kept(self, chunk: Chunk, left: Sequence[int]) -> Chunk:
         """What of `chunk` pays, where `left` is to come."""
@@ -104,7 +104,7 @@ def measured(cases: int) -> dict[str, Any]:
                 found[name][task] = {
                     "ours": speed(read, curve, Ours(USUAL_SOURCES, curve, model)),
                     "all that stands": speed(read, curve, knowing.ours, knowing),
-                    "oracle": speed(read, curve, Foresight(LengthRule(curve))),
+                    "oracle": speed(read, curve, Foresight(DraftLengthController(curve))),
                 }
     return found
 

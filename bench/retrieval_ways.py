@@ -13,7 +13,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from bench.copying import SEED, Everything, Foresight, Method, Ours, PromptLookup, Reply, SuffixLookup, Together
 from bench.forced import ForcedVerifier
 from edgellm.engine import Model
-from edgellm.spec.draft_length import MOST, CostCurve, LengthRule
+from edgellm.spec.draft_length import MOST, CostCurve, DraftLengthController
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import NoDrafter, generate
@@ -177,9 +177,9 @@ def ways(curve: CostCurve, model: Model, past: Sequence[Reply], few: bool, small
         Way("plain", Plain),
         Way("llama-cpp-python", lambda: Plain(LlamaPromptLookupDecoding())),
         Way("PLD", lambda: Method(PromptLookup(), (), Everything(FIXED), model, 0.35)),
-        Way("PLD + ours", lambda: Method(PromptLookup(), beside, LengthRule(curve), model, 0.35), curve),
+        Way("PLD + ours", lambda: Method(PromptLookup(), beside, DraftLengthController(curve), model, 0.35), curve),
         Way("SAM", lambda: Method(SuffixLookup(), (), Everything(FIXED), model, 0.45)),
-        Way("SAM + ours", lambda: Method(SuffixLookup(), beside, LengthRule(curve), model, 0.45), curve),
+        Way("SAM + ours", lambda: Method(SuffixLookup(), beside, DraftLengthController(curve), model, 0.45), curve),
         Way("ours", ours(*USUAL_SOURCES), curve),
         Way("with calibration", ours(*USUAL_SOURCES, "calibration"), curve),
         Way("with reuse", ours(*USUAL_SOURCES, "reuse"), curve),
@@ -187,6 +187,6 @@ def ways(curve: CostCurve, model: Model, past: Sequence[Reply], few: bool, small
         Way("without the cost curve", lambda: Ours(USUAL_SOURCES, curve, model, Everything(FIXED))),
         Way("ours with the draft model", lambda: Together(USUAL_SOURCES, curve, model, small), curve),
         *([Way(f"ours after {len(past)} conversations", seasoned, curve)] if past else []),
-        Way("oracle", lambda: Foresight(LengthRule(curve)), curve),
+        Way("oracle", lambda: Foresight(DraftLengthController(curve)), curve),
     ]
     return [way for way in found if not few or way.name.startswith(FEW)]

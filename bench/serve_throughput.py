@@ -30,9 +30,9 @@ from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids, Verdict
 from edgellm.storage import resolve
+from edgellm.verifier.in_process import VerifierWorker
 from edgellm.verifier.requests import Answer, VerifyRequest
 from edgellm.verifier.scheduler import SchedulerLimits
-from edgellm.verifier.worker import VerifierWorker
 from models.corpus import held_out
 from models.families import FAMILIES
 

@@ -5,7 +5,7 @@
 Tokens a second of processes that begin at the same time: some that decode token by token and do nothing else; a chat
 whose served verifier is another process, drafting on while it is verified; the same beside two that decode; and one
 that decodes beside programs that compute something else. Each is measured with cores shared and with every process for
-itself, in turn, with OpenMP's settings of `edgellm/engine/cores/openmp.py` in both. Default: the bundled pair; both may
+itself, in turn, with OpenMP's settings of `edgellm/engine/native.py` in both. Default: the bundled pair; both may
 be a file of `bench.random_gguf`.
 """
 
@@ -28,10 +28,9 @@ import numpy as np
 
 from bench.answers import questions
 from bench.report import alternate, spread, write
-from edgellm.engine import Context, Model
-from edgellm.engine.cores import sharing
+from edgellm.engine import Context, Model, cores
 from edgellm.llm import Pair
-from edgellm.services.server.verifier_server import serve_verifier
+from edgellm.services.server.servers import serve_verifier
 from edgellm.storage import resolve
 
 CACHED, POSITIONS = 64, 1024
@@ -178,7 +177,7 @@ def main() -> None:
     arguments.model, arguments.draft = resolve(str(arguments.model)), resolve(str(arguments.draft))
     if arguments.role:
         nowhere = Path(os.devnull, "nowhere")
-        with patch.object(sharing, "FOLDER", nowhere if arguments.apart else sharing.FOLDER):
+        with patch.object(cores, "FOLDER", nowhere if arguments.apart else cores.FOLDER):
             play(arguments)
         return
     found = measured(arguments)

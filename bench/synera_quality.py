@@ -33,7 +33,7 @@ from bench.oracle import Course, oracle, path
 from bench.report import machine, write
 from edgellm.engine import Context, Model
 from edgellm.llm import Pair
-from edgellm.llm.profiling.store import find_profile, read_profile
+from edgellm.llm.pair_stats import find_profile, read_profile
 from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.profile import Profile

@@ -4,7 +4,7 @@
 
 Medians in milliseconds of a decode behind 256 cached tokens by two threads, each way in a process of its own: by the
 main thread, and by a second one while the main thread still has its team; with OpenMP's own waiting policy, and with
-the one that `edgellm/engine/cores/openmp.py` sets.
+the one that `edgellm/engine/native.py` sets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from bench.report import write
 from edgellm.engine import Context, Model
-from edgellm.engine.cores.openmp import WAITING
+from edgellm.engine.native import WAITING
 from edgellm.storage import resolve
 
 CACHED = 256

@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Profiles and caches of the user's own are neither read nor written, and the hundreds of models that tests make
     are loaded without trying each in a child process first; `tests/engine/test_probe.py` tests that."""
-    from edgellm.engine.trial.amx import amx_failure
+    from edgellm.engine.trial.probe import amx_failure
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGELLM_PROBE", "off")

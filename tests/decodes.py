@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from edgellm.engine.decoding import driver
+from edgellm.engine import llama_api
 
 FEW = 16  # rows; a decode of more is a prompt's
 
@@ -20,7 +20,7 @@ Watched: TypeAlias = tuple[Decodes, list[Callable[[], None]]]
 def watch_decodes(monkeypatch: pytest.MonkeyPatch) -> Watched:
     seen: Decodes = []
     meanwhile: list[Callable[[], None]] = []
-    decode = driver._decode
+    decode = llama_api._decode
 
     def watched(pointer: int, batch: Any) -> int:
         if batch.n_tokens > FEW and meanwhile:
@@ -29,5 +29,5 @@ def watch_decodes(monkeypatch: pytest.MonkeyPatch) -> Watched:
         seen.append((batch.n_tokens, status))
         return status
 
-    monkeypatch.setattr(driver, "_decode", watched)
+    monkeypatch.setattr(llama_api, "_decode", watched)
     return seen, meanwhile

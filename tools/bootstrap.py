@@ -24,7 +24,7 @@ VENV = ROOT / ".venv"
 LOG = VENV / "setup.log"
 LOCKS = ROOT / "tools" / "locks"  # made by tools/lock.py
 BY_HASH = ("--require-hashes", "--no-build-isolation")
-WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"  # see edgellm/engine/trial/amx.py
+WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"  # see edgellm/engine/trial/probe.py
 CORE_MINUTES = 9.0  # llama.cpp took four and a half minutes on two cores
 QUIET_SECONDS = 30.0  # between two lines of progress where the screen cannot be rewritten
 

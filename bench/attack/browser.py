@@ -25,14 +25,13 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from bench.attack.harness import Attack, Found
 from edgellm.errors import VerifierLost
-from edgellm.http.handlers import Writer
-from edgellm.http.plan_file import read_plan
-from edgellm.http.server import Door
+from edgellm.http.handlers import ServedModel
+from edgellm.http.mesh_status import read_plan
+from edgellm.http.server import HttpServer
 from edgellm.llm import Pair
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.peer_store import Peer, Peers
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.peer_store import Peer, Peers, Right
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply
@@ -176,8 +175,8 @@ def _shown(page: Page, text: str, folder: Path) -> list[str]:
     page.on("dialog", lambda dialog: errors.append(f"a dialog: {dialog.message}"))
     page.add_init_script(f"({_WATCH})()")
     _remember(text[:40], folder / "device")
-    with Door(LOOPBACK) as door:
-        door.open(Writer(cast(Pair, Made(text)), text), read_plan(_plan(text, folder)))
+    with HttpServer(LOOPBACK) as door:
+        door.open(ServedModel(cast(Pair, Made(text)), text), read_plan(_plan(text, folder)))
         page.goto(door.url)
         page.wait_for_selector("#state.good", state="attached")
         page.wait_for_selector("#gantt svg", state="attached")
@@ -246,11 +245,11 @@ def hostile_pages(quick: bool) -> Found:
     wrong: list[str] = []
     tried = 0
     words = ("--host-resolver-rules=MAP evil.test 127.0.0.1, MAP rebound.test 127.0.0.1", "--disable-popup-blocking")
-    with _home(), _served() as port, _browser(*words) as browser, Door(LOOPBACK) as door:
+    with _home(), _served() as port, _browser(*words) as browser, HttpServer(LOOPBACK) as door:
         names = browser.new_page().evaluate(_NAMES_OF_TRICKS)
         tricks = names[5:9] if quick else names
         made = Made("a reply")
-        door.open(Writer(cast(Pair, made), "a model"))
+        door.open(ServedModel(cast(Pair, made), "a model"))
         own = door.address.port
         # another port, another name, and a name that is rebound: there the page's own origin leads to our server
         ways = [(f"http://127.0.0.1:{port}", door.url), (f"http://evil.test:{port}", door.url)]

@@ -12,8 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from bench.random_gguf import Shape, write
-from edgellm.engine.gguf.reader import check_gguf
-from edgellm.engine.gguf.tensor_types import TENSOR_TYPES
+from edgellm.engine.gguf.reader import TENSOR_TYPES, check_gguf
 from edgellm.engine.gguf.writer import raw_entries
 
 BASE = Shape("llama", 400, 2, 256, 4, 2, 256, 512, tied=False)

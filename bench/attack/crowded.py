@@ -16,8 +16,7 @@ import numpy as np
 
 from bench.attack.harness import Attack, Found
 from edgellm.engine import Context, Model
-from edgellm.engine.cores.crowding import Crowding, Gauges
-from edgellm.engine.cores.sharing import SLOTS, Computation, CoreTable
+from edgellm.engine.cores import SLOTS, Computation, CoreTable, Crowding, Gauges
 from edgellm.storage import resolve
 
 CORES = 4
@@ -25,7 +24,7 @@ PATIENCE = 30.0  # seconds until a share must be right again; a busy machine nee
 SLOW = 1.0  # seconds that a token of the bundled verifier must not take
 _COMPUTE = f"""
 import os, sys
-from edgellm.engine.cores.sharing import Computation, CoreTable
+from edgellm.engine.cores import Computation, CoreTable
 computation = Computation(CoreTable(os.open(sys.argv[1], os.O_RDWR), {CORES}, 0xF))
 with computation.of({CORES}):
     print(flush=True)

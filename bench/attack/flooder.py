@@ -20,9 +20,9 @@ import grpc.aio
 
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HELLO, SESSION, open_channel
-from edgellm.rpc.proto_parse import parsed
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.versions import parsed
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.types import GREEDY
 

@@ -26,14 +26,13 @@ from bench.attack.harness import Attack, Found
 from edgellm.engine import check_gguf
 from edgellm.errors import EdgeError
 from edgellm.rpc.address import Address
-from edgellm.rpc.event_loop import run_there
+from edgellm.rpc.channel import run_there
 from edgellm.rpc.layers.codec import PROTOCOL, method, write_recipe
-from edgellm.rpc.layers.upload import Pace, clean, put
+from edgellm.rpc.layers.upload import RateLimiter, clean, put
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.handshake import meet
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.rights import read_rights
+from edgellm.rpc.trust.peer_store import Peer, read_rights
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage import resolve
 from edgellm.storage.layers.manifest import LayerPiece, Recipe, cut_piece, recipe_of
@@ -200,7 +199,7 @@ class Attacker:
             def cut(piece: LayerPiece) -> Iterator[bytes]:
                 return iter([pieces[piece]])
 
-            await put(channel, "the worker", recipe, places, cut, Pace(), lambda _carried: None)
+            await put(channel, "the worker", recipe, places, cut, RateLimiter(), lambda _carried: None)
 
         self._ask(work)
 

@@ -10,9 +10,8 @@ import numpy as np
 
 from edgellm.engine import Floats
 from edgellm.errors import InvalidOption
-from edgellm.mesh.messages import Event, Failed, Gone, Onward, Parcel, StageAnswer, Times, TraceSpan
-from edgellm.mesh.runtime.stage import Stage
-from edgellm.mesh.runtime.stage_scheduler import Moving
+from edgellm.mesh.messages import Event, Failed, Forward, MicroBatch, StageAnswer, StageLost, StageTrace, TraceSpan
+from edgellm.mesh.stage import InFlight, Stage
 from edgellm.services.server import mesh_service
 from edgellm.spec.types import Verdict
 
@@ -24,8 +23,8 @@ def _rows(change: Callable[[Floats], Floats]) -> Lie:
     return _parcel(lambda parcel: replace(parcel, data=change(np.atleast_2d(parcel.data).astype(np.float32))))
 
 
-def _parcel(change: Callable[[Parcel], Parcel]) -> Lie:
-    return lambda event: [Onward(change(event.parcel))] if isinstance(event, Onward) else [event]
+def _parcel(change: Callable[[MicroBatch], MicroBatch]) -> Lie:
+    return lambda event: [Forward(change(event.parcel))] if isinstance(event, Forward) else [event]
 
 
 def _verdict(change: Callable[[Verdict], Verdict]) -> Lie:
@@ -33,7 +32,7 @@ def _verdict(change: Callable[[Verdict], Verdict]) -> Lie:
 
 
 def _number(event: Event) -> int:
-    return event.parcel.number if isinstance(event, Onward) else event.number if isinstance(event, StageAnswer) else 0
+    return event.parcel.number if isinstance(event, Forward) else event.number if isinstance(event, StageAnswer) else 0
 
 
 def _tokens(*ids: int) -> Lie:
@@ -57,8 +56,8 @@ MIDDLE: dict[str, Lie] = {
     "nothing": lambda _event: [],
     "an answer of its own": lambda event: [StageAnswer(0, _number(event), Verdict(0, np.array([5], np.int32), 0.1))],
     "failures": lambda event: [Failed(0, _number(event), InvalidOption("It is broken.", "Mend it."))],
-    "an end": lambda _event: [Gone(InvalidOption("It is broken.", "Mend it."))],
-    "endless figures": lambda event: [Times(0, (TraceSpan("got", 1, 0.0, 0.0),) * FLOOD)] * 20 + [event],
+    "an end": lambda _event: [StageLost(InvalidOption("It is broken.", "Mend it."))],
+    "endless figures": lambda event: [StageTrace(0, (TraceSpan("got", 1, 0.0, 0.0),) * FLOOD)] * 20 + [event],
 }
 LAST: dict[str, Lie] = {
     "a token out of range": _tokens(10**6),
@@ -71,7 +70,7 @@ LAST: dict[str, Lie] = {
     ),
     "answers twice": lambda event: [event, event],
     "no answer": lambda _event: [],
-    "rows for an answer": lambda event: [Onward(Parcel(0, _number(event), 0, np.ones((1, 192), np.float32)))],
+    "rows for an answer": lambda event: [Forward(MicroBatch(0, _number(event), 0, np.ones((1, 192), np.float32)))],
     "failures for answers": lambda event: [Failed(0, _number(event), InvalidOption("It is broken.", "Mend it."))],
 }
 
@@ -88,7 +87,7 @@ class LyingStage(Stage):
 
     lie = ""
 
-    def _leave(self, moving: Moving, event: Event | None) -> None:
+    def _leave(self, moving: InFlight, event: Event | None) -> None:
         if self.lie == "works for ever":
             while not self._closed:
                 self._steps += 1

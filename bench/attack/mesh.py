@@ -17,10 +17,10 @@ from bench.kill_worker import Worker, alone
 from edgellm.engine import Ids, Model, to_f32
 from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange
+from edgellm.mesh import pipeline
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
-from edgellm.mesh.placement.split import Share
-from edgellm.mesh.runtime import watch
+from edgellm.mesh.placement import StageShare
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
@@ -33,7 +33,7 @@ QUICK = ("rows of NaN", "nothing", "no answer", "works for ever")
 
 def lying(quick: bool) -> Found:
     """Try every lie of a first and of a last stage; rows go to the next device, or through the coordinator."""
-    watch.IDLE_SECONDS, watch.ANSWER_SECONDS, watch.LOAD_SECONDS = 3.0, 6.0, 6.0
+    pipeline.IDLE_SECONDS, pipeline.ANSWER_SECONDS, pipeline.LOAD_SECONDS = 3.0, 6.0, 6.0
     lies = [(lie, False) for lie in (*MIDDLE, *EITHER)] + [(lie, True) for lie in (*LAST, *EITHER)]
     tried, wrong, slowest, recovered = 0, list[str](), 0.0, 0
     with tempfile.TemporaryDirectory() as name:
@@ -74,7 +74,11 @@ def reply(
     members = [worker.member(name, direct) for worker, name in zip(workers, ("liar", "b", "c"), strict=True)]
     half = work.n_layers // 2
     names = ("b", "liar") if last else ("liar", "b")
-    mesh = Mesh(members, [Share(names[0], LayerRange(0, half)), Share(names[1], LayerRange(half, work.n_layers))], work)
+    mesh = Mesh(
+        members,
+        [StageShare(names[0], LayerRange(0, half)), StageShare(names[1], LayerRange(half, work.n_layers))],
+        work,
+    )
     verifier = MeshVerifier(mesh, lambda _token: False, rows=8)
     found: list[str] = []
 

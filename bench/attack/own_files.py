@@ -26,20 +26,18 @@ from typing import Any
 from bench.attack.harness import Attack, Found
 from edgellm.cli.entrypoint import run as run_command
 from edgellm.coldstart.cost_model import TransformerShape
-from edgellm.http.api_key import api_key, http_folder
+from edgellm.http.middleware import api_key, http_folder
 from edgellm.layer_range import LayerRange
 from edgellm.llm import profile_path
-from edgellm.mesh.placement.split import HERE
-from edgellm.mesh.profiling.fleet_profiler import KeptLine, Speed, keep_lines, keep_speed, known_speed, read_lines
+from edgellm.mesh.fleet_profiler import KeptLine, MeasuredSpeed, keep_lines, keep_speed, known_speed, read_lines
+from edgellm.mesh.placement import HERE
 from edgellm.rpc.address import Address
 from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
-from edgellm.rpc.layers.device_figures import Figures
-from edgellm.rpc.trust.identity import trust_folder
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.self_signed_cert import web_certificate
+from edgellm.rpc.layers.benchmark_service import DeviceFigures
+from edgellm.rpc.trust.identity import trust_folder, web_certificate
+from edgellm.rpc.trust.peer_store import Peer, Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.spec.gates.online_profiler import FirstReplies
+from edgellm.spec.gates.online_profiler import OnlineProfiler
 from edgellm.storage import History, fingerprint
 from edgellm.storage.chats.conversations import Conversation, Conversations
 from edgellm.storage.chats.retention import set_max_age
@@ -87,8 +85,8 @@ def sound_home(home: Path) -> None:
     api_key()
     web_certificate(http_folder(), ["desk.local"])
     cut_layers(draft, LayerStore(limit=10**9), layers=LayerRange(0, 1))
-    figures = Figures(1, "never", "ab" * 32, (1, 8), (0.1, 0.2), 1000, 1e6, "", 10**9, "", 2, "a processor", "1")
-    keep_speed(HERE, Speed(figures, "a model", TransformerShape(2, 64, 4, 2, 16, 128)))
+    figures = DeviceFigures(1, "never", "ab" * 32, (1, 8), (0.1, 0.2), 1000, 1e6, "", 10**9, "", 2, "a processor", "1")
+    keep_speed(HERE, MeasuredSpeed(figures, "a model", TransformerShape(2, 64, 4, 2, 16, 128)))
     keep_lines({(HERE, "x"): KeptLine(LinkSpeed(0.001, 1e6, 1e6), 1, "")})
     run_command(ASK)
 
@@ -99,7 +97,7 @@ _FIRST = {"verified": [_CHUNK], "alone": [], "confidence": [0.5], "draft_seconds
 
 
 def _load_first() -> None:
-    FirstReplies().load(next((trust_folder().parent / "profiles").glob("*.first.jsonl")))
+    OnlineProfiler().load(next((trust_folder().parent / "profiles").glob("*.first.jsonl")))
 
 
 OWN = (

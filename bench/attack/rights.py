@@ -24,16 +24,15 @@ from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import StageSpec
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, SESSION
+from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, SESSION, run_there
 from edgellm.rpc.discovery.interfaces import own_hosts
-from edgellm.rpc.event_loop import run_there
 from edgellm.rpc.layers.bandwidth_probe import ask_line
 from edgellm.rpc.layers.codec import method
-from edgellm.rpc.layers.upload import Carried, Pace, put
+from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, put
 from edgellm.rpc.protos import mesh_pb2
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import meet
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.peer_store import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.mesh_codec import write_work
 from edgellm.services.server.mesh_service import CARRY, HOLDS, WORK
@@ -135,13 +134,13 @@ async def _bring(home: Home, events: list[float]) -> None:
     model = resolve(MODEL)
     recipe = await asyncio.to_thread(recipe_of, model)
 
-    def told(carried: Carried) -> None:
+    def told(carried: UploadProgress) -> None:
         if carried.sent:
             events.append(time.monotonic())
 
     async with (await meet(Address(home.host, home.port), home.attacker))[0] as channel:
         await put(channel, "worker", recipe, range(12),
-                  lambda piece: cut_piece(model, 12, piece.first, piece.last), Pace(2e6), told)  # fmt: skip
+                  lambda piece: cut_piece(model, 12, piece.first, piece.last), RateLimiter(2e6), told)  # fmt: skip
 
 
 async def _compute(home: Home, events: list[float]) -> None:

@@ -13,23 +13,22 @@ from pathlib import Path
 
 from bench.attack.harness import Attack, Found
 from bench.busy import busy
-from edgellm.coldstart.plan import Way, foreseen
+from edgellm.coldstart.plan import PlanOption, foreseen
 from edgellm.engine import Context, Model
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.llm import Pair
-from edgellm.llm.mesh.timeline import disproved_by
+from edgellm.llm.mesh_timeline import disproved_by
 from edgellm.llm.ngram_runtime import measure_curve
+from edgellm.mesh.fleet_profiler import Survey, keep_lines, read_lines, survey
 from edgellm.mesh.home_workers import seek
+from edgellm.mesh.layer_sources import StoredLayers, WholeModel
 from edgellm.mesh.model_costs import model_of
-from edgellm.mesh.placement.split import HERE
-from edgellm.mesh.profiling.fleet_profiler import Survey, keep_lines, read_lines, survey
-from edgellm.mesh.runtime.layer_sources import WholeModel
-from edgellm.mesh.runtime.stored_layers import StoredLayers
-from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.mesh.placement import HERE
+from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.server.worker_server import WorkerServer
+from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.types import Source
 from edgellm.storage import resolve
 from edgellm.storage.layers.store import LayerStore
@@ -137,7 +136,7 @@ def spoil_lines() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EDGELLM_HOME"] = folder
         store = LayerStore(Path(folder) / "layers", 10**9)
-        shelf = Shelf(WholeModel(model, store))
+        shelf = WeightCache(WholeModel(model, store))
         with WorkerServer(shelf, Address("127.0.0.1", 0), threads=1, stored=StoredLayers(store)) as running:
             workers = seek((), [("desk", running.address)])
 
@@ -148,7 +147,7 @@ def spoil_lines() -> Iterator[str]:
             good = home.lines[HERE, "desk"].line
             cut = ((0, half), (1, planned.shape.layers - half))
 
-            def reply(over: Survey) -> Way:
+            def reply(over: Survey) -> PlanOption:
                 fleet = over.fleet()
                 return foreseen(fleet.devices, planned, cut, 64, 16, links=fleet.links, cold=False)
 

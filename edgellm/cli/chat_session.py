@@ -1,17 +1,96 @@
-"""A conversation: its messages, its context, and the next reply. Prints nothing."""
+"""A conversation: its messages, its context, what is remembered of it, and the next reply. Prints nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from edgellm.cli.views.console import say
+from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption
 
 if TYPE_CHECKING:
-    from edgellm.cli.views.mesh_report import Reports
+    from edgellm.cli.views.timeline_view import Reports
     from edgellm.engine import Message
     from edgellm.llm import Pair
     from edgellm.spec.params import ReplyOptions
     from edgellm.spec.stream import Reply
     from edgellm.spec.types import Summary
+    from edgellm.storage.chats.conversations import Conversation, Conversations
+
+
+Remember = Callable[[str, str], None]
+RECALLED = 2**16
+"""Bytes of past conversations that are drafted from: more would delay the first word of a reply noticeably."""
+
+
+def recall(pair: Pair) -> Remember | None:
+    """Give `pair` the remembered conversations, and return a function that remembers a question and its reply; None if
+    the history is off or cannot be used, and the user is told of the latter.
+    """
+    from edgellm.storage import History
+
+    history = History()
+    try:
+        if not history.on:
+            return None
+        pair.remember([(past.question, past.reply) for past in history.recent(RECALLED)])
+    except HistoryUnusable as error:
+        say(f"Past conversations are not used: {error}", style="yellow")
+        return None
+
+    def remember(question: str, reply: str) -> None:
+        try:
+            history.add(question, reply)
+        except HistoryUnusable as error:
+            say(f"This conversation is not remembered: {error}", style="yellow")
+
+    return remember
+
+
+@dataclass(slots=True)
+class Notes:
+    """The stored copy of the conversation under way, from which it can be continued later."""
+
+    store: Conversations
+    conversation: Conversation
+    on: bool
+
+    @classmethod
+    def open(cls, again: bool, which: str | None, on: bool) -> Self:
+        """Open the last conversation (`again`), the one named `which`, or a new one; nothing is kept unless `on`, nor
+        while the history is off.
+
+        Raises:
+            InvalidOption: there is no such conversation, or both are given.
+        """
+        from edgellm.storage import History
+        from edgellm.storage.chats.conversations import Conversation, Conversations
+
+        if again and which is not None:
+            raise InvalidOption("--continue and --conversation are given.", "Leave one of the two out.")
+        store = Conversations()
+        past = store.find(which) if which is not None else store.latest() if again else Conversation.new()
+        return cls(store, past, on and History().on)
+
+    def said(self) -> list[Message]:
+        """Return the messages so far."""
+        from edgellm.engine import Message
+
+        return [Message(role, text) for role, text in self.conversation.turns]
+
+    def keep(self, messages: Sequence[Message]) -> None:
+        """Keep all messages; an error is told once, and ends the keeping."""
+        if not self.on:
+            return
+        if list(messages[: len(self.conversation.turns)]) != self.said():  # cleared: another one begins
+            self.conversation = type(self.conversation).new()
+        self.conversation = self.conversation.said([(message.role, message.content) for message in messages])
+        try:
+            self.store.keep(self.conversation)
+        except EdgeError as error:
+            say(f"This conversation cannot be continued later: {error}", style="yellow")
+            self.on = False
 
 
 class ChatSession:

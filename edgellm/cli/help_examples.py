@@ -221,7 +221,7 @@ def source_names(incomplete: str) -> Iterator[tuple[str, str]]:
 
 def model_names(incomplete: str) -> Iterator[tuple[str, str]]:
     """Yield the models on this machine for shell completion, with their sizes."""
-    from edgellm.cli.views.text import size
+    from edgellm.cli.views.console import size
     from edgellm.storage import list_models
 
     with suppress(OSError, EdgeError):

@@ -17,7 +17,7 @@ from edgellm.cli.views.console import say
 from edgellm.errors import InvalidOption, PortTaken
 
 if TYPE_CHECKING:
-    from edgellm.http.server import Door, Lock
+    from edgellm.http.server import Credentials, HttpServer
     from edgellm.rpc.address import Address
 
 PORT = 8080
@@ -72,8 +72,8 @@ class HTTPOptions:
     paired_only: bool = False  # other programs here are not trusted either: a key is asked for on loopback
 
 
-def opened(wanted: HTTPOptions) -> Door | None:
-    """Start the server, or return None where none is wanted; it says that the model is being loaded until `Door.open`.
+def opened(wanted: HTTPOptions) -> HttpServer | None:
+    """Start the server, or return None where none is wanted. Until `HttpServer.open` it answers that the model loads.
 
     Raises:
         PortTaken: the port that was asked for is in use.
@@ -81,7 +81,7 @@ def opened(wanted: HTTPOptions) -> Door | None:
     """
     if not wanted.on:
         return None
-    from edgellm.http.server import Door
+    from edgellm.http.server import HttpServer
     from edgellm.rpc.address import Address
 
     if (wanted.certificate is None) != (wanted.private_key is None):
@@ -92,8 +92,10 @@ def opened(wanted: HTTPOptions) -> Door | None:
     keyed = wanted.key_file is not None or wanted.paired_only
     key = _key(wanted.key_file) if lock is None and keyed else None
 
-    def door(at: Address) -> Door:
-        made = Door(at, lock=lock, key=key, names=names, replies=wanted.replies, waiting=wanted.waiting, on_event=_tell)
+    def door(at: Address) -> HttpServer:
+        made = HttpServer(
+            at, lock=lock, key=key, names=names, replies=wanted.replies, waiting=wanted.waiting, on_event=_tell
+        )
         made.start()
         return made
 
@@ -108,7 +110,7 @@ def opened(wanted: HTTPOptions) -> Door | None:
 
 
 @contextmanager
-def closing_door(wanted: HTTPOptions) -> Iterator[Door | None]:
+def closing_door(wanted: HTTPOptions) -> Iterator[HttpServer | None]:
     """Start the server as `opened` does, and stop it after the `with`, whatever happens in it."""
     door = opened(wanted)
     try:
@@ -163,27 +165,27 @@ def called(model: str) -> str:
     return Path(model).stem if model.endswith(".gguf") or ("/" in model and Path(model).exists()) else model
 
 
-def invite(door: Door) -> None:
+def invite(door: HttpServer) -> None:
     """Print where the server is, now that it answers."""
     say(f"A page to talk to it: {door.url}/", style="bold")
     say(f"OpenAI's API: {door.url}/v1", style="bold")
 
 
-def _lock(wanted: HTTPOptions, names: Sequence[str]) -> Lock:
-    from edgellm.http.api_key import http_folder
-    from edgellm.http.server import Lock
-    from edgellm.rpc.trust.self_signed_cert import web_certificate
+def _lock(wanted: HTTPOptions, names: Sequence[str]) -> Credentials:
+    from edgellm.http.middleware import http_folder
+    from edgellm.http.server import Credentials
+    from edgellm.rpc.trust.identity import web_certificate
 
     key = _key(wanted.key_file)
     if wanted.certificate is not None and wanted.private_key is not None:
-        return Lock(key, wanted.certificate.expanduser(), wanted.private_key.expanduser())
+        return Credentials(key, wanted.certificate.expanduser(), wanted.private_key.expanduser())
     certificate, private = web_certificate(http_folder(), names)
     say(f"The certificate is {certificate}: clients are told to trust it, as with curl --cacert.", style="dim")
-    return Lock(key, certificate, private)
+    return Credentials(key, certificate, private)
 
 
 def _key(path: Path | None) -> str:
-    from edgellm.http.api_key import api_key
+    from edgellm.http.middleware import api_key
 
     file, key = api_key(path.expanduser() if path is not None else None)
     say(f"HTTP asks for the key in {file}.", style="dim")

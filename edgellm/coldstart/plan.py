@@ -11,7 +11,8 @@ from typing import Any, Literal, Self, get_args
 
 from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.hardware import Device, Links
-from edgellm.coldstart.planner import Found, fastest, never
+from edgellm.coldstart.label_search import Stop
+from edgellm.coldstart.planner import Solution, fastest, never
 from edgellm.coldstart.problem import Cut, Overlap, StageTimes, Task, makespan, per_token, timeline
 from edgellm.coldstart.problem_builder import (
     LayersOnDevice,
@@ -23,7 +24,6 @@ from edgellm.coldstart.problem_builder import (
     where_it_lies,
 )
 from edgellm.coldstart.reply_plan import quickest, warm
-from edgellm.coldstart.solver.label_search import Stop
 from edgellm.errors import InvalidOption, PlanImpossible
 from edgellm.layer_range import LayerRange
 
@@ -66,7 +66,7 @@ class PlannedStage:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class PlanOption:
     """A way to hold the model: seconds to the first token, seconds a further token, and seconds to the reply's end."""
 
     stages: tuple[PlannedStage, ...]
@@ -94,25 +94,25 @@ class Plan:
     is left out.
     """
 
-    way: Way
+    way: PlanOption
     optimal: bool
     gap: float
     reason: str
     advice: str
-    even: Way | None
-    heuristic: Way | None
-    best_single: Way | None
-    ideal_single: Way
-    warm_single: Way | None
+    even: PlanOption | None
+    heuristic: PlanOption | None
+    best_single: PlanOption | None
+    ideal_single: PlanOption
+    warm_single: PlanOption | None
     unused: tuple[tuple[str, str], ...]
     objective: Objective
 
-    def seconds(self, way: Way) -> float:
+    def seconds(self, way: PlanOption) -> float:
         """Return the time of a way that the plan's objective minimises."""
         return way.reply_s if self.objective == "reply" else way.ttft_s
 
     @property
-    def advised(self) -> Way:
+    def advised(self) -> PlanOption:
         """The way that the advice recommends: the best one, or a single device if a split saves next to nothing."""
         alone = self.best_single
         if self.way.alone or alone is None or self.seconds(self.way) < (1.0 - WORTH) * self.seconds(alone):
@@ -170,7 +170,7 @@ def plan(
 def foreseen(
     devices: Sequence[Device], model: ModelCosts, cut: Cut, tokens_in: int, tokens_out: int, *,
     overlap: Overlap = "streamed", links: Links | None = None, cold: bool = True,
-) -> Way:  # fmt: skip
+) -> PlanOption:  # fmt: skip
     """Return the times of a reply with the layers divided as in `cut`, whether or not that is a good plan.
 
     Raises InvalidOption for numbers that make no sense."""
@@ -178,16 +178,16 @@ def foreseen(
     return _way(devices, model, task if cold else warm(task), max(0, tokens_out - 1), cut)
 
 
-def _score(objective: Objective) -> Callable[[Way], float]:
+def _score(objective: Objective) -> Callable[[PlanOption], float]:
     return (lambda way: way.reply_s) if objective == "reply" else (lambda way: way.ttft_s)
 
 
-def _best(task: Task, further: int, stop: Stop) -> Found | None:
+def _best(task: Task, further: int, stop: Stop) -> Solution | None:
     """Return the fastest plan: a split, or a single device, which keeps a tied head once."""
     return quickest(task, further, stop) if further else fastest(task, stop)
 
 
-def _way(devices: Sequence[Device], model: ModelCosts, task: Task, further: int, cut: Cut) -> Way:
+def _way(devices: Sequence[Device], model: ModelCosts, task: Task, further: int, cut: Cut) -> PlanOption:
     ttft, token = makespan(task, cut), per_token(task, cut)
     stages = []
     spans = timeline(task, cut)
@@ -202,7 +202,7 @@ def _way(devices: Sequence[Device], model: ModelCosts, task: Task, further: int,
                 span.compute, span.finish, size, _why(task, span, at, len(cut)),
             )
         )  # fmt: skip
-    return Way(tuple(stages), ttft, token, ttft + further * token)
+    return PlanOption(tuple(stages), ttft, token, ttft + further * token)
 
 
 def _why(task: Task, span: StageTimes, at: int, stages: int) -> str:
@@ -218,14 +218,14 @@ def _why(task: Task, span: StageTimes, at: int, stages: int) -> str:
     return "its load is hidden behind the others" if span.wait > 0.0 else "its disk sets the pace"
 
 
-def _reason(found: Found) -> str:
+def _reason(found: Solution) -> str:
     if found.optimal:
         return "proved: no other plan is faster"
     return f"the time was over: a plan up to {found.gap:.1%} faster may exist"
 
 
 def _unused(
-    devices: Sequence[Device], task: Task, found: Found, kept: Mapping[str, LayersOnDevice] | None
+    devices: Sequence[Device], task: Task, found: Solution, kept: Mapping[str, LayersOnDevice] | None
 ) -> tuple[tuple[str, str], ...]:
     """Return the reason for each device that is left out."""
     reasons = []
@@ -275,7 +275,9 @@ def told(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 0.1 or seconds == 0.0 else f"{seconds * 1e3:.1f} ms"
 
 
-def whole_reply(best: Way, others: Sequence[Way], tokens: int, score: Callable[[Way], float]) -> str:
+def whole_reply(
+    best: PlanOption, others: Sequence[PlanOption], tokens: int, score: Callable[[PlanOption], float]
+) -> str:
     """Return a hint if the advised way takes longer to the end of a reply of `tokens` tokens than another way; else an
     empty string."""
     single = min((way for way in others if way.alone), key=score, default=best)
@@ -290,7 +292,13 @@ def whole_reply(best: Way, others: Sequence[Way], tokens: int, score: Callable[[
     )
 
 
-def advice(best: Way, single: Way | None, other: Way | None, loaded: Way | None, score: Callable[[Way], float]) -> str:
+def advice(
+    best: PlanOption,
+    single: PlanOption | None,
+    other: PlanOption | None,
+    loaded: PlanOption | None,
+    score: Callable[[PlanOption], float],
+) -> str:
     """Return what to do, and why, in a sentence or two."""
     taken = score(best)
     if best.alone:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgellm.coldstart.label_search import Search, Stop
+from edgellm.coldstart.lp_bound import Bound, Columns, prices, shares
 from edgellm.coldstart.problem import Cut, Task, makespan
-from edgellm.coldstart.solver.label_search import Search, Stop
-from edgellm.coldstart.solver.lp_bound import Bound, Columns, prices, shares
-from edgellm.coldstart.solver.stage_costs import Tables
-from edgellm.coldstart.solver.warm_start import Orders
+from edgellm.coldstart.warm_start import Orders, Tables
 
 MARGIN = 1e-8
 """A plan is better where it is so by more than this share of T."""
@@ -21,7 +20,7 @@ NEAR = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Solution:
     """The best plan found, its seconds, and a lower bound for all plans (to within a hundred millionth)."""
 
     cut: Cut
@@ -42,7 +41,7 @@ def never() -> bool:
     return False
 
 
-def fastest(task: Task, stop: Stop = never) -> Found | None:
+def fastest(task: Task, stop: Stop = never) -> Solution | None:
     """Return the plan of least T (equation 23), with its proof; None if the devices together do not hold the layers.
 
     Each pass searches for a plan a little better than the best one known. If there is one, it becomes the best known;
@@ -70,11 +69,11 @@ def fastest(task: Task, stop: Stop = never) -> Found | None:
                 reach = low
                 continue
             if stop():
-                return Found(best, high, low)
+                return Solution(best, high, low)
             low, reach = (limit, limit) if whole else (low, limit)
             if limit >= high * (1.0 - MARGIN):
                 break
-    return Found(best, high, high if low >= high * (1.0 - MARGIN) else low)
+    return Solution(best, high, high if low >= high * (1.0 - MARGIN) else low)
 
 
 def _any(search: Search, columns: Columns) -> tuple[float, Cut] | None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgellm.coldstart.planner import MARGIN, Found, fastest, never
+from edgellm.coldstart.label_search import MOST, Stop
+from edgellm.coldstart.planner import MARGIN, Solution, fastest, never
 from edgellm.coldstart.problem import Cut, Floats, Ints, Task, fits, makespan, per_token
-from edgellm.coldstart.solver.label_search import MOST, Stop
-from edgellm.coldstart.solver.stage_costs import Tables
+from edgellm.coldstart.warm_start import Tables
 
 WIDTHS = (200, 5000, MOST)
 
@@ -29,7 +29,7 @@ def warm(task: Task) -> Task:
     return replace(task, load=np.zeros_like(task.load), alone_load=np.zeros_like(task.alone_load))
 
 
-def quickest(task: Task, further: int, stop: Stop = never) -> Found | None:
+def quickest(task: Task, further: int, stop: Stop = never) -> Solution | None:
     """Return the plan whose whole reply ends first, with its proof; None if no plan fits.
 
     A search from the first stage to the last. A label is a beginning of a plan: (first device, set placed, last device,
@@ -48,10 +48,10 @@ def quickest(task: Task, further: int, stop: Stop = never) -> Found | None:
                 break
             high, best = min((high, best), (seconds(task, cut, further), cut))
         if whole:
-            return Found(best, high, high)
+            return Solution(best, high, high)
         if stop():
             break
-    return Found(best, high, min(low, high))
+    return Solution(best, high, min(low, high))
 
 
 def _candidates(task: Task, stop: Stop) -> Iterator[Cut]:

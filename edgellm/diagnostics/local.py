@@ -5,17 +5,49 @@ from __future__ import annotations
 import platform
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 
 import psutil
 
-from edgellm.diagnostics.results import Finding, fine, note, problem
 from edgellm.errors import TrustUnusable
 from edgellm.places import data_dir
 from edgellm.rpc.trust.identity import Identity, trust_folder
 from edgellm.rpc.trust.peer_store import Peers
 from edgellm.storage.cache import hub_cache
+
+
+class State(StrEnum):
+    """The severity of a finding."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check. `topic` is a stable word for scripts; `next_step` is empty where all is well."""
+
+    topic: str
+    state: State
+    what: str
+    next_step: str = ""
+
+
+def fine(topic: str, what: str) -> Finding:
+    return Finding(topic, State.OK, what)
+
+
+def note(topic: str, what: str, next_step: str) -> Finding:
+    return Finding(topic, State.NOTE, what, next_step)
+
+
+def problem(topic: str, what: str, next_step: str) -> Finding:
+    return Finding(topic, State.PROBLEM, what, next_step)
+
 
 GIB = 2**30
 _LEAST_DISK, _LITTLE_DISK = GIB // 4, 4 * GIB
@@ -34,8 +66,8 @@ def examine_machine() -> Iterator[Finding]:
 
 
 def _library() -> Iterator[Finding]:
-    from edgellm.engine.build_info import features
-    from edgellm.engine.trial.amx import WITHOUT_AMX, amx_failure
+    from edgellm.engine.native import features
+    from edgellm.engine.trial.probe import WITHOUT_AMX, amx_failure
 
     found = features()
     names = ", ".join(found.instructions) or "none"

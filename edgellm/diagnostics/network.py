@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from edgellm.diagnostics.results import Finding, fine, note, problem
+from edgellm.diagnostics.local import Finding, fine, note, problem
 from edgellm.errors import EdgeError, PeerTooNew, PeerTooOld, ProtocolError, VerifierUnreachable
 from edgellm.rpc.address import Address
-from edgellm.rpc.discovery.interfaces import Interface, interfaces
+from edgellm.rpc.channel import run_there
+from edgellm.rpc.discovery.interfaces import Interface, Reach, interfaces, reach
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announced, browse, multicast_error, new_instance
 from edgellm.rpc.discovery.peer_probe import ProbeResult, ask_at, roll_call
-from edgellm.rpc.discovery.tcp_probe import Reach, reach
-from edgellm.rpc.event_loop import run_there
-from edgellm.rpc.trust.handshake import Welcomed
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.handshake import PeerInfo
+from edgellm.rpc.trust.peer_store import Peer, Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import LINK, check_version, program
 
@@ -111,7 +109,7 @@ def examine_address(trust: Trust, address: Address, vocabulary: str) -> Iterator
     yield from examine_welcome(welcomed, vocabulary)
 
 
-def examine_welcome(welcomed: Welcomed, vocabulary: str) -> Iterator[Finding]:
+def examine_welcome(welcomed: PeerInfo, vocabulary: str) -> Iterator[Finding]:
     """Report on what a device says of itself: its clock, version, rights and vocabulary."""
     name = welcomed.peer.name
     if abs(welcomed.clock_ahead) > _SKEW:
@@ -140,7 +138,7 @@ def examine_welcome(welcomed: Welcomed, vocabulary: str) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _there(welcomed: Welcomed, announced_itself: bool) -> Finding:
+def _there(welcomed: PeerInfo, announced_itself: bool) -> Finding:
     where = f"{welcomed.peer.name} answers at {welcomed.address} in {welcomed.seconds * 1e3:.1f} ms"
     if announced_itself:
         return fine("peers", f"{where}, and is heard by multicast.")

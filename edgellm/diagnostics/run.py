@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edgellm.diagnostics.local import examine_machine
-from edgellm.diagnostics.results import Finding, problem
+from edgellm.diagnostics.local import Finding, examine_machine, problem
 from edgellm.errors import EdgeError
 from edgellm.llm.model_loading import DRAFT
 from edgellm.rpc.discovery.interfaces import chosen_hosts

@@ -1,23 +1,33 @@
 """The engine: llama.cpp behind a small, typed door. The only package that imports `llama_cpp`."""
 
-from edgellm.engine.abort_flag import ShouldStop, Stop, never
+from edgellm.engine import native  # noqa: F401 - before anything else imports llama.cpp: OpenMP reads its settings then
+
+# isort: split
 from edgellm.engine.chat_prompt import Message
-from edgellm.engine.decoding.batch import SeqRows
-from edgellm.engine.decoding.context import Context
-from edgellm.engine.decoding.graph_hooks import Capture, Recorder
-from edgellm.engine.decoding.lazy_logits import HEADS, LateRows, Rows, block_ends, in_blocks, known
-from edgellm.engine.decoding.lm_head import LMHead, head_pays, why_late
-from edgellm.engine.decoding.top_k import Top2, top2, top_k
-from edgellm.engine.gguf.dequantize import to_f32
-from edgellm.engine.gguf.dimensions import Dimensions, dimensions
+from edgellm.engine.context import Context, SeqRows
 from edgellm.engine.gguf.memory_estimate import MemoryEstimate, costs_of
-from edgellm.engine.gguf.merge_shards import join
-from edgellm.engine.gguf.reader import GgufHeader, TensorInfo, check_gguf
-from edgellm.engine.gguf.shard import check_cuttable, cut, cut_bytes
+from edgellm.engine.gguf.reader import Dimensions, GgufHeader, TensorInfo, check_gguf, dimensions
+from edgellm.engine.gguf.shard import check_cuttable, cut, cut_bytes, join
+from edgellm.engine.gguf.writer import to_f32
+from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.layer_block import Block, Passage
+from edgellm.engine.lm_head import (
+    HEADS,
+    LazyLogits,
+    LMHead,
+    Rows,
+    Top2,
+    block_ends,
+    head_pays,
+    in_blocks,
+    known,
+    top2,
+    top_k,
+    why_late,
+)
 from edgellm.engine.model import Model
-from edgellm.engine.types import Floats, Ids, common_prefix
-from edgellm.engine.vocabulary import Vocabulary
+from edgellm.engine.native import ShouldStop, Stop, never
+from edgellm.engine.vocabulary import Floats, Ids, Vocabulary, common_prefix
 
 __all__ = [
     "HEADS",
@@ -29,7 +39,7 @@ __all__ = [
     "GgufHeader",
     "Ids",
     "LMHead",
-    "LateRows",
+    "LazyLogits",
     "MemoryEstimate",
     "Message",
     "Model",

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgellm.engine.abort_flag import ShouldStop, never
 from edgellm.engine.chat_template import Template
-from edgellm.engine.types import Ids
+from edgellm.engine.native import ShouldStop, never
+from edgellm.engine.vocabulary import Ids
 from edgellm.errors import InvalidOption, ModelUnsupported
 
 _SAID = 300  # characters of a template's error message

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.decoding.batch import SeqRows
-from edgellm.engine.decoding.context import NO_ID, Context
-from edgellm.engine.decoding.graph_hooks import Capture
+from edgellm.engine.context import NO_ID, Context, SeqRows
+from edgellm.engine.graph_hooks import Capture
 from edgellm.engine.model import Model
-from edgellm.engine.types import Floats, Ids
+from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import EngineFailed, InvalidOption
 
 

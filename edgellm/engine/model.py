@@ -14,15 +14,12 @@ from typing import Self, cast
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.abort_flag import ShouldStop, never
 from edgellm.engine.chat_prompt import ChatTemplate, Message, Tokenizer
 from edgellm.engine.gguf.reader import GgufArray, GgufHeader, check_gguf
-from edgellm.engine.native import lib
+from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
-from edgellm.engine.trial.amx import amx_failure
-from edgellm.engine.trial.probe import Probe, require_loadable
-from edgellm.engine.types import Ids
-from edgellm.engine.vocabulary import Vocabulary
+from edgellm.engine.trial.probe import Probe, amx_failure, require_loadable
+from edgellm.engine.vocabulary import Ids, Vocabulary
 from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelUnsupported
 
 # the bits of llama.cpp's token attributes for a token's kind; the others tell how its text is stripped

@@ -1,4 +1,15 @@
-"""Everything that touches llama.cpp's memory: its log, its pointers' lifetime, its function addresses."""
+"""Everything that touches llama.cpp's memory: its import, its log, its pointers' lifetime, its functions' addresses.
+
+GNU's OpenMP keeps a team of threads for every thread that has decoded. As soon as all teams together have more threads
+than there are processors, even if only one team has anything to do, it puts a waiting thread to sleep nearly at once;
+llama.cpp has the threads wait for each other after every operation, and five rows of a small model took five times as
+long as they need (`python -m bench.teams`). With an active waiting policy they wait ten times as long before they
+sleep, which is enough. How long they spin where nothing is crowded is set to GNU's own default, which that policy would
+raise to minutes.
+
+All that is about the threads of one process. GNU's OpenMP knows nothing of other processes, whose threads take cores
+away from threads that are waited for: `edgellm/engine/cores.py` handles that.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +17,107 @@ import atexit
 import ctypes
 import functools
 import os
+import re
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from edgellm.engine.cores.openmp import binding
+WAITING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300000"}
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    """Set the variables while the library reads them; if the user has set any of them, leave all as they are."""
+    added = {} if WAITING.keys() & os.environ.keys() else WAITING
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+with _waiting():
+    from llama_cpp import llama_cpp as binding
 
 # Any, because its declarations are functions without bodies, from which a type checker infers wrong types
 lib: Any = binding
+
+
+ShouldStop: TypeAlias = Callable[[], bool]
+"""Whether the caller has given up; polled between steps."""
+
+_HEARD = b"\1"
+
+
+def never() -> bool:
+    """Return False: the default for computations that can be stopped."""
+    return False
+
+
+class Stop:
+    """A flag that any thread may set, once; calling it returns whether it is set.
+
+    llama.cpp asks between any two steps of a computation, hundreds of times per pass. A Python function would need
+    Python's lock each time, and wait for other threads. So llama.cpp calls the C library's `strlen` instead, on a text
+    that is empty until the flag is set.
+    """
+
+    __slots__ = ("_flag",)
+
+    def __init__(self) -> None:
+        self._flag = ctypes.create_string_buffer(2)
+
+    def set(self) -> None:
+        self._flag[0] = _HEARD
+
+    def __call__(self) -> bool:
+        return bool(self._flag[0] == _HEARD)
+
+    @property
+    def address(self) -> int:
+        """The address to give `asked`; valid as long as this object lives."""
+        return ctypes.addressof(self._flag)
+
+
+# the 1 that strlen returns is also a true bool: the lowest byte of the same register
+asked: Any = ctypes.cast(ctypes.CDLL("msvcrt" if os.name == "nt" else None).strlen, lib.ggml_abort_callback)
+nobody: Any = lib.ggml_abort_callback()
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """A library's features: `instructions` are names such as AVX2 or NEON; `gpu`: layers can be put on a graphics card;
+    `mmap`: a model's file need not be read whole before it starts."""
+
+    version: str
+    instructions: tuple[str, ...]
+    gpu: bool
+    mmap: bool
+
+
+def features() -> Features:
+    """Return the features of the library that this process has loaded."""
+    start()
+    said = lib.llama_print_system_info().decode("utf-8", "replace")
+    try:
+        installed = version("llama-cpp-python")
+    except PackageNotFoundError:
+        installed = "of unknown version"
+    return Features(
+        version=installed,
+        instructions=tuple(re.findall(r"(\w+) = 1", said)),
+        gpu=bool(lib.llama_supports_gpu_offload()),
+        mmap=bool(lib.llama_supports_mmap()),
+    )
+
 
 _TINY = 4_000_000  # parameters
 _SMALL = 50_000_000

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import Self
 
-from edgellm.http.schemas.errors import SERVER, Fault, Refused
+from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo
 
 _FIRST_GUESS = 2.0  # seconds that a reply takes, before one was written
 _FADE = 0.8  # weight of earlier replies in the mean
@@ -21,7 +21,7 @@ class Admission:
         self.running = 0
         self._line: deque[asyncio.Future[None]] = deque()
         self._seconds = _FIRST_GUESS
-        self._closed: Fault | None = None
+        self._closed: ErrorInfo | None = None
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -37,16 +37,16 @@ class Admission:
         """Take a place, in turn. It is given back with `leave`.
 
         Raises:
-            Refused: the line is full (429), or no request is let in any more (503); says when to ask again.
+            ApiError: the line is full (429), or no request is let in any more (503); says when to ask again.
         """
         if self._closed is not None:
-            raise Refused(self._closed)
+            raise ApiError(self._closed)
         if self.running < self.most and not self._line:
             self._take()
             return
         if len(self._line) >= self.most_waiting:
-            raise Refused(
-                Fault(
+            raise ApiError(
+                ErrorInfo(
                     429, f"{self.running} replies are being written, and {len(self._line)} requests wait: that is all"
                     " there is room for. Ask again later.", "rate_limit_error", "queue_full",
                     retry_after=self.wait_seconds(),
@@ -76,13 +76,13 @@ class Admission:
         if not self.running:
             self._empty.set()
 
-    def close(self, fault: Fault) -> None:
+    def close(self, fault: ErrorInfo) -> None:
         """Refuse every request from now on with `fault`, also those in line."""
         self._closed = fault
         while self._line:
             place = self._line.popleft()
             if not place.done():
-                place.set_exception(Refused(fault))
+                place.set_exception(ApiError(fault))
 
     async def empty(self) -> None:
         """Wait until no reply is being written."""
@@ -93,9 +93,9 @@ class Admission:
         self._empty.clear()
 
 
-def closing() -> Fault:
+def closing() -> ErrorInfo:
     """Return the fault for requests while the server stops."""
-    return Fault(503, "The server is stopping.", SERVER, "stopping", retry_after=5.0)
+    return ErrorInfo(503, "The server is stopping.", SERVER, "stopping", retry_after=5.0)
 
 
 class FairLock:

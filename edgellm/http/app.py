@@ -1,10 +1,11 @@
-"""The FastAPI application and its routes."""
+"""The FastAPI application, its routes, and its page, which can fetch nothing from anywhere else."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,19 +14,41 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from edgellm.errors import EdgeError
-from edgellm.http.handlers import Reception, Writer
+from edgellm.http.handlers import (
+    RequestHandler,
+    ServedModel,
+    chat_options,
+    check_model,
+    completion_options,
+    messages,
+    plain_prompt,
+)
 from edgellm.http.metrics import CONTENT_TYPE
-from edgellm.http.page import page_file
-from edgellm.http.redact import redact_fault
-from edgellm.http.schemas.errors import INVALID, Fault, Refused, fault_of
+from edgellm.http.middleware import redact_fault
+from edgellm.http.schemas.errors import INVALID, ApiError, ErrorInfo, fault_of
 from edgellm.http.schemas.openapi import FAULTS, described
-from edgellm.http.schemas.request_params import chat_options, check_model, completion_options, messages, plain_prompt
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest
 from edgellm.http.schemas.responses import ChatShape, CompletionShape
 from edgellm.http.status import describe
 
+_KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_FILES = ("index.html", "page.css", "chat.js", "side.js")
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'"
+)
 
-def make_app(reception: Reception, version: str) -> FastAPI:
+
+def page_file(name: str) -> Response:
+    """Return one of the page's files. Raises HTTPException (404) for any other name."""
+    if name not in _FILES:
+        raise HTTPException(404)
+    text = (files("edgellm.http") / "page" / name).read_text(encoding="utf-8")
+    kind = _KINDS[name.rpartition(".")[2]]
+    return Response(text, media_type=kind, headers={"Content-Security-Policy": _POLICY})
+
+
+def make_app(reception: RequestHandler, version: str) -> FastAPI:
     """Return the application over `reception`, without the `SecurityMiddleware` in front of it."""
     app = FastAPI(
         title="edgellm", version=version, docs_url=None, redoc_url=None, redirect_slashes=False,
@@ -87,7 +110,7 @@ def make_app(reception: Reception, version: str) -> FastAPI:
     return app
 
 
-def _model(writer: Writer, created: int) -> dict[str, Any]:
+def _model(writer: ServedModel, created: int) -> dict[str, Any]:
     return {
         "id": writer.name,
         "object": "model",
@@ -97,10 +120,10 @@ def _model(writer: Writer, created: int) -> dict[str, Any]:
     }
 
 
-def _answer_faults(app: FastAPI, reception: Reception) -> None:
+def _answer_faults(app: FastAPI, reception: RequestHandler) -> None:
     """Have every error answered in OpenAI's form."""
 
-    def told(fault: Fault, more: Mapping[str, str] | None = None) -> JSONResponse:
+    def told(fault: ErrorInfo, more: Mapping[str, str] | None = None) -> JSONResponse:
         shown = redact_fault(fault) if reception.anonymous else fault
         return JSONResponse(shown.body(), shown.status, {**shown.headers(), **(more or {})})
 
@@ -113,13 +136,13 @@ def _answer_faults(app: FastAPI, reception: Reception) -> None:
     async def plain(_request: Request, error: Exception) -> Response:
         if not isinstance(error, HTTPException):
             return told(fault_of(error))
-        return told(Fault(error.status_code, _PLAIN.get(error.status_code, str(error.detail))), error.headers)
+        return told(ErrorInfo(error.status_code, _PLAIN.get(error.status_code, str(error.detail))), error.headers)
 
     async def unexpected(_request: Request, error: Exception) -> Response:
         reception.unexpected(error)
         return told(fault_of(error))
 
-    app.add_exception_handler(Refused, ours)
+    app.add_exception_handler(ApiError, ours)
     app.add_exception_handler(EdgeError, ours)
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_exception_handler(HTTPException, plain)
@@ -133,19 +156,19 @@ _NAME = re.compile(r"[a-z_]+|\d+")
 _TYPES = ("str", "int", "float", "bool", "list")  # pydantic adds the alternatives' names to an error's location
 
 
-def _malformed(request: Request, errors: Sequence[Any]) -> Fault:
+def _malformed(request: Request, errors: Sequence[Any]) -> ErrorInfo:
     """Return the first thing that is wrong with a request, in words, and the parameter it is about."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
-        return Fault(415, f"The request is {kind or 'of no type'}; send Content-Type: application/json.", INVALID)
+        return ErrorInfo(415, f"The request is {kind or 'of no type'}; send Content-Type: application/json.", INVALID)
     if not errors:
-        return Fault(400, "The request is not what /openapi.json describes.")
+        return ErrorInfo(400, "The request is not what /openapi.json describes.")
     first = max(errors, key=lambda error: len(error["loc"]))  # of alternatives, the one that came nearest
     if first["type"] == "json_invalid":
-        return Fault(400, f"The request is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}.")
+        return ErrorInfo(400, f"The request is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}.")
     name = ".".join(part for part in map(str, first["loc"][1:]) if _NAME.fullmatch(part) and part not in _TYPES)
     if first["type"] == "extra_forbidden":
-        return Fault(400, f"There is no parameter {name}. Leave it out.", param=name, code="unknown_parameter")
+        return ErrorInfo(400, f"There is no parameter {name}. Leave it out.", param=name, code="unknown_parameter")
     if first["type"] == "missing":
-        return Fault(400, f"{name or 'The body'} is missing.", param=name or None)
-    return Fault(400, f"{name or 'The body'}: {first['msg']}.", param=name or None)
+        return ErrorInfo(400, f"{name or 'The body'} is missing.", param=name or None)
+    return ErrorInfo(400, f"{name or 'The body'}: {first['msg']}.", param=name or None)

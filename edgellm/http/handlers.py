@@ -1,4 +1,4 @@
-"""Request handlers, between HTTP and the pair: is the pair loaded, is there a place, and which thread writes."""
+"""Request handlers, between HTTP and the models: is a model loaded, is there a place, and which thread writes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -16,26 +16,26 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from edgellm.engine import Message
 from edgellm.errors import EdgeError
 from edgellm.http.admission import Admission, FairLock, closing
-from edgellm.http.mesh_timeline import Course
+from edgellm.http.mesh_status import MeshRecorder, PlanOut
 from edgellm.http.metrics import Metrics
-from edgellm.http.plan_file import PlanOut
-from edgellm.http.redact import keep, redact
-from edgellm.http.schemas.errors import SERVER, Fault, Refused
-from edgellm.http.schemas.requests import Sampled
+from edgellm.http.middleware import keep, redact
+from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo, refuse
+from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, Sampled
 from edgellm.http.schemas.responses import ResponseShape
-from edgellm.http.streaming import Begin, Event, Marks, Running, TextDelta
+from edgellm.http.streaming import Begin, Event, ReplyTask, TextDelta, TokenTimes
 from edgellm.llm import Pair
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Notice, Summary
 
 TAKE_SECONDS = 30.0  # how long a client may leave a chunk untaken
-LOADING = Fault(503, "The model is being loaded.", SERVER, "loading", retry_after=1.0)
+LOADING = ErrorInfo(503, "The model is being loaded.", SERVER, "loading", retry_after=1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class ServedModel:
     """A pair and the name that it is served by. `in_turns`: replies compute on this device's processor, round by round.
 
     `options` are the choices that requests do not make. `course` watches what the devices of a mesh do for a reply.
@@ -45,10 +45,10 @@ class Writer:
     name: str
     in_turns: bool = True
     options: ReplyOptions = field(default_factory=ReplyOptions)
-    course: Course | None = None
+    course: MeshRecorder | None = None
 
 
-class Reception:
+class RequestHandler:
     """The handlers of one server. All but the constructor, `open` and `close` is for its event loop."""
 
     def __init__(self, replies: int, waiting: int, on_error: Callable[[str], None], *, anonymous: bool = False) -> None:
@@ -57,16 +57,16 @@ class Reception:
         self.anonymous = anonymous
         self.admission = Admission(replies, waiting)
         self.metrics = Metrics(self.admission)
-        self._writer: Writer | None = None
+        self._writer: ServedModel | None = None
         self._idle = ""  # why no pair is served here
         self._turns = FairLock()
         self._threads = ThreadPoolExecutor(replies, thread_name_prefix="edgellm-http")
-        self._under_way: set[Running] = set()
+        self._under_way: set[ReplyTask] = set()
         self._on_error = on_error
         self.rtt_ms: float | None = None  # of the last reply that reported one
         self.plan: PlanOut | None = None
 
-    def open(self, writer: Writer, plan: PlanOut | None = None) -> None:
+    def open(self, writer: ServedModel, plan: PlanOut | None = None) -> None:
         """Let `writer` answer from now on, and the page show `plan`."""
         self.plan = plan
         if writer.pair.verifier_up is not None:
@@ -77,23 +77,23 @@ class Reception:
         """Serve without a pair, on purpose; `why` is the answer to requests for a reply."""
         self._idle = why
 
-    def ready(self) -> Writer | None:
-        """Return the writer, None where no pair is served. Raises Refused while the model is being loaded."""
+    def ready(self) -> ServedModel | None:
+        """Return the writer, None where no pair is served. Raises ApiError while the model is being loaded."""
         if self._writer is None and not self._idle:
-            raise Refused(LOADING)
+            raise ApiError(LOADING)
         return self._writer
 
-    def writer(self) -> Writer:
-        """Return the writer. Raises Refused while the model is being loaded, or where no pair is served."""
+    def writer(self) -> ServedModel:
+        """Return the writer. Raises ApiError while the model is being loaded, or where no pair is served."""
         if (writer := self.ready()) is None:
-            raise Refused(Fault(404, self._idle, code="model_not_found"))
+            raise ApiError(ErrorInfo(404, self._idle, code="model_not_found"))
         return writer
 
     async def answer(self, request: Request, ask: Sampled, begin: Begin, shape: ResponseShape) -> Response:
         """Return the reply that `begin` makes, in `shape`, whole or streamed by `ask`. A client that leaves ends it.
 
         Raises:
-            Refused: there is no place, or it failed before its first token.
+            ApiError: there is no place, or it failed before its first token.
         """
         gone = asyncio.create_task(_left(request.receive))
         try:
@@ -118,7 +118,7 @@ class Reception:
 
     def unexpected(self, error: BaseException) -> None:
         """Report an error that is none of edgellm's to the server's user; the client gets no details."""
-        if not isinstance(error, (EdgeError, Refused)):
+        if not isinstance(error, (EdgeError, ApiError)):
             self._on_error(f"A reply failed: {type(error).__name__}: {error}")
 
     async def finish(self, grace: float) -> None:
@@ -146,36 +146,36 @@ class Reception:
         if entering.done():
             try:
                 entering.result()
-            except Refused:
+            except ApiError:
                 self.metrics.refused()
                 raise
             return True
         entering.cancel()
         return False
 
-    def _start(self, begin: Begin, gone: asyncio.Task[None]) -> Running:
+    def _start(self, begin: Begin, gone: asyncio.Task[None]) -> ReplyTask:
         writer = self.writer()
         turn = self._turns if writer.in_turns else nullcontext()
-        running = Running(begin, turn, self._measured, redact if self.anonymous else keep)
+        running = ReplyTask(begin, turn, self._measured, redact if self.anonymous else keep)
         self._under_way.add(running)
         work = asyncio.get_running_loop().run_in_executor(self._threads, partial(_work, running, writer.course))
         work.add_done_callback(partial(self._over, running, perf_counter()))
         gone.add_done_callback(lambda _: running.stop())
         return running
 
-    def _measured(self, summary: Summary | None, marks: Marks, failed: bool) -> None:
+    def _measured(self, summary: Summary | None, marks: TokenTimes, failed: bool) -> None:
         self.metrics.reply(summary, marks, failed)
         if summary is not None and summary.rtt_ms is not None:
             self.rtt_ms = summary.rtt_ms
 
-    def _over(self, running: Running, began: float, work: asyncio.Future[BaseException | None]) -> None:
+    def _over(self, running: ReplyTask, began: float, work: asyncio.Future[BaseException | None]) -> None:
         self._under_way.discard(running)
         self.admission.leave(perf_counter() - began)
         if (error := work.result()) is not None:
             self.unexpected(error)
 
 
-def _work(running: Running, course: Course | None) -> BaseException | None:
+def _work(running: ReplyTask, course: MeshRecorder | None) -> BaseException | None:
     """Write the reply; only after the client has it, `course` asks the devices about it."""
     if course is None:
         return running.work()
@@ -189,7 +189,7 @@ def _work(running: Running, course: Course | None) -> BaseException | None:
 class EventStream(Response):
     """A response of server-sent events, which ends the reply when the client leaves or does not read."""
 
-    def __init__(self, running: Running, gone: asyncio.Task[None], chunks: AsyncIterator[bytes]) -> None:
+    def __init__(self, running: ReplyTask, gone: asyncio.Task[None], chunks: AsyncIterator[bytes]) -> None:
         super().__init__(media_type="text/event-stream")
         del self.headers["content-length"]
         self._running, self._gone, self._chunks = running, gone, chunks
@@ -244,7 +244,7 @@ async def _chunks(
                     yield _event(shape.usage(first), with_usage)
                 yield b"data: [DONE]\n\n"
             first = await anext(events, None)
-    except Refused as refused:
+    except ApiError as refused:
         yield _event(refused.fault.body(), with_usage=False)
 
 
@@ -252,3 +252,67 @@ def _event(data: dict[str, Any], with_usage: bool) -> bytes:
     if with_usage and "usage" not in data:
         data["usage"] = None
     return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+_ROLES = {"developer": "system"}
+
+
+def check_model(name: str | None, writer: ServedModel) -> None:
+    """Raise ApiError where another model is asked for than the one that is here."""
+    if name not in (None, writer.name):
+        raise ApiError(
+            ErrorInfo(
+                404, f"There is no model {name!r} here, only {writer.name!r}.", code="model_not_found", param="model"
+            )
+        )
+
+
+def chat_options(ask: ChatRequest, writer: ServedModel) -> ReplyOptions:
+    """Return the options of a chat request.
+
+    Raises:
+        ApiError, InvalidOption: they contradict each other, or make no sense.
+    """
+    if ask.top_logprobs is not None and not ask.logprobs:
+        raise refuse("top_logprobs is given, and logprobs is not true.", "top_logprobs")
+    both = (ask.max_tokens, ask.max_completion_tokens)
+    if None not in both and both[0] != both[1]:
+        raise refuse("max_tokens and max_completion_tokens are given and differ. Give one.", "max_completion_tokens")
+    most = next((one for one in both if one is not None), writer.pair.context_length)
+    return _options(ask, writer, most, (ask.top_logprobs or 0) if ask.logprobs else None)
+
+
+def completion_options(ask: CompletionRequest, writer: ServedModel) -> ReplyOptions:
+    """Return the options of a completion request. Raises what `chat_options` raises."""
+    return _options(ask, writer, ask.max_tokens, ask.logprobs)
+
+
+def messages(ask: ChatRequest) -> list[Message]:
+    return [Message(_ROLES.get(message.role, message.role), message.text()) for message in ask.messages]
+
+
+def plain_prompt(ask: CompletionRequest) -> str | list[int]:
+    if isinstance(ask.prompt, str):
+        return ask.prompt
+    return "".join(one for one in ask.prompt if isinstance(one, str)) or [
+        one for one in ask.prompt if isinstance(one, int)
+    ]
+
+
+def _options(ask: Sampled, writer: ServedModel, max_tokens: int, logprobs: int | None) -> ReplyOptions:
+    check_model(ask.model, writer)
+    if ask.stream_options is not None and not ask.stream:
+        raise refuse("stream_options is given, and stream is not true.", "stream_options")
+    return replace(
+        writer.options,
+        max_tokens=max_tokens,
+        temperature=ask.temperature,
+        top_p=ask.top_p,
+        top_k=ask.top_k,
+        seed=None if ask.seed is None else ask.seed & (2**64 - 1),
+        stop=ask.stops(),
+        logprobs=logprobs,
+        budget=ask.budget,
+        gate=ask.gate,
+        retrieval=ask.retrieval if ask.retrieval != "auto" else writer.options.retrieval,
+    )

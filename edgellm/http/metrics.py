@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
 from edgellm.http.admission import Admission
-from edgellm.http.streaming import Marks
+from edgellm.http.streaming import TokenTimes
 from edgellm.spec.types import Summary
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -66,7 +66,7 @@ class Metrics:
         """Count a request that was refused before anything was computed for it."""
         self._requests.labels("refused").inc()
 
-    def reply(self, summary: Summary | None, marks: Marks, failed: bool) -> None:
+    def reply(self, summary: Summary | None, marks: TokenTimes, failed: bool) -> None:
         """Count a reply that is over, whole or not. May be called from any thread."""
         self._requests.labels("failed" if failed or summary is None else summary.finish_reason).inc()
         if summary is None:

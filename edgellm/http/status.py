@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from edgellm.errors import TrustUnusable
-from edgellm.http.handlers import Reception
-from edgellm.http.redact import SOMEWHERE, redact_all
+from edgellm.http.handlers import RequestHandler
+from edgellm.http.middleware import SOMEWHERE, redact_all
 from edgellm.rpc.trust.peer_store import Peers
 
 
-def describe(reception: Reception) -> dict[str, Any]:
+def describe(reception: RequestHandler) -> dict[str, Any]:
     """Return the state of the server and of its pair. Where no key is asked for, other devices are not named.
 
     Raises:
-        Refused: the model is being loaded.
+        ApiError: the model is being loaded.
     """
     writer, admission = reception.ready(), reception.admission
     told: dict[str, Any] = dict.fromkeys(("model", "draft", "verifier", "context_length", "link"))

@@ -13,12 +13,11 @@ from time import perf_counter
 from typing import TypeAlias
 
 from edgellm.errors import Stopped
-from edgellm.http.redact import Redact, keep
-from edgellm.http.schemas.errors import Refused, fault_of
+from edgellm.http.middleware import Redact, keep
+from edgellm.http.schemas.errors import ApiError, fault_of
 from edgellm.spec.stats import Stats
-from edgellm.spec.stream import Reply
+from edgellm.spec.stream import Reply, Utf8
 from edgellm.spec.types import Notice, Summary, Token
-from edgellm.spec.utf8 import Utf8
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ Event: TypeAlias = TextDelta | Notice | Summary
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class TokenTimes:
     """The times of tokens, for the metrics: seconds from the request to the first one, and between the later ones."""
 
     first: float | None
@@ -43,10 +42,10 @@ class Marks:
 # Makes a reply, unless the function that it is given says that the client no longer wants it.
 Begin: TypeAlias = Callable[[Callable[[], bool]], Reply]
 # Called with the summary (None: there is none), the times of tokens, and whether the reply failed.
-Measured: TypeAlias = Callable[[Summary | None, Marks, bool], None]
+Measured: TypeAlias = Callable[[Summary | None, TokenTimes, bool], None]
 
 
-class Running:
+class ReplyTask:
     """A reply under way. `work` is for a thread, all else for the event loop."""
 
     def __init__(
@@ -71,10 +70,10 @@ class Running:
         self._times: list[float] = []
         self.summary: Summary | None = None  # of a reply that is over, and did not fail
 
-    def _marks(self) -> Marks:
+    def _marks(self) -> TokenTimes:
         times = self._times
         gaps = tuple(later - earlier for earlier, later in pairwise(times))
-        return Marks(times[0] - self._asked if times else None, gaps)
+        return TokenTimes(times[0] - self._asked if times else None, gaps)
 
     def stop(self) -> None:
         """Stop the reply, as the client has left or has enough, and return at once; the thread ends soon, also within a
@@ -90,12 +89,12 @@ class Running:
         """Yield pieces of text and notices as they come, the summary last; nothing more once the reply was stopped.
 
         Raises:
-            Refused: the reply failed, at once or on its way.
+            ApiError: the reply failed, at once or on its way.
         """
         while (event := await self._heard.get()) is not None:
             if isinstance(event, BaseException):
                 fault = fault_of(event)
-                raise Refused(replace(fault, message=self._redact(fault.message))) from event
+                raise ApiError(replace(fault, message=self._redact(fault.message))) from event
             yield Notice(self._redact(event.text)) if isinstance(event, Notice) else event
             if isinstance(event, Summary):
                 return

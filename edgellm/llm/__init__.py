@@ -3,7 +3,7 @@
 from edgellm.llm.llm import Pair, generate
 from edgellm.llm.messages import compose
 from edgellm.llm.model_loading import AUTO, DRAFT, VERIFIER, Named, Progress, check_vocabularies, is_address
-from edgellm.llm.profiling.store import find_profile, profile_path, read_profile
+from edgellm.llm.pair_stats import find_profile, profile_path, read_profile
 
 __all__ = [
     "AUTO", "DRAFT", "VERIFIER", "Named", "Pair", "Progress", "check_vocabularies", "compose", "find_profile",

@@ -1,4 +1,4 @@
-"""One reply of a pair: the options become a gate and a drafter, and these write the reply."""
+"""Generation of one reply: which drafter, gate and verifier, and the record that travels between them."""
 
 from __future__ import annotations
 
@@ -9,27 +9,37 @@ from dataclasses import dataclass, field
 from edgellm.engine import Model, ShouldStop
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from edgellm.llm.drafter_pool import DrafterKind, Drafters, exit_layers
-from edgellm.llm.logprobs import why_not
-from edgellm.llm.ngram_runtime import Copying, Retrieval
+from edgellm.llm.ngram_runtime import NgramSession, Retrieval
 from edgellm.llm.pair_stats import Knowledge
 from edgellm.spec.draft_length import MOST
 from edgellm.spec.drafters.acceptance import Acceptance, Probabilities
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import FAR, AheadDrafter
 from edgellm.spec.drafters.verdict_prediction import BRANCHES, MOST_BRANCHES, branches, rejection
-from edgellm.spec.gates.edgefm import edgefm
 from edgellm.spec.gates.factory import GateChoice, choose, needs_profile
 from edgellm.spec.gates.online_profiler import FirstReply
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.gates.rules import AlwaysGate, NeverGate
+from edgellm.spec.gates.rules import AlwaysGate, NeverGate, edgefm
 from edgellm.spec.loop import Event, generate
-from edgellm.spec.ngram.context_lookup import ContextLookup
+from edgellm.spec.ngram.sources import ContextLookup
 from edgellm.spec.params import CHUNK, FINE, ReplyOptions
 from edgellm.spec.protocols import Drafter, Gate, Verifier
 from edgellm.spec.state import NOT_FILLED, DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
-from edgellm.spec.stop_sequences import until
+from edgellm.spec.stream import until
 from edgellm.spec.types import Explanation, Ids, Notice, Sampling
+
+
+def why_not(silent: bool, verified: bool, options: ReplyOptions) -> str:
+    """Return why the tokens of a reply would not all be those of one model that reports probabilities, "" otherwise.
+    `silent`: the verifier is on another device, and does not report; `verified`: there is one beside the model.
+    """
+    if silent:
+        return "the verifier is on another device, and does not send them"
+    if verified and (options.budget not in (None, 1.0) or options.gate not in ("auto", "always")):
+        return "not every token is verified, and what is not is not the verifier's"
+    return ""
+
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +126,7 @@ def write(
 
 
 def _limits(
-    parts: Components, options: ReplyOptions, plan: GenerationPlan, copying: Copying | None, drafts: bool
+    parts: Components, options: ReplyOptions, plan: GenerationPlan, copying: NgramSession | None, drafts: bool
 ) -> GenerationLimits:
     gamma = plan.choice.gamma if copying is None else MOST
     return GenerationLimits(
@@ -126,7 +136,7 @@ def _limits(
 
 def _written(
     parts: Components, state: GenerationState, plan: GenerationPlan, gate: Gate, verifier: Verifier | None,
-    copying: Copying | None, stats: Stats, drafter: Drafter | None, *, drafts: bool,
+    copying: NgramSession | None, stats: Stats, drafter: Drafter | None, *, drafts: bool,
 ) -> Generator[Event, None, None]:  # fmt: skip
     """Write the reply `state` as `plan` says. `drafts`: the draft model does so; `copying` may, too."""
     choice, text = plan.choice, parts.text
@@ -162,7 +172,7 @@ def _written(
             parts.drafters.give(plan.kind, own)
 
 
-def _copying(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> tuple[Copying | None, str]:
+def _copying(parts: Components, options: ReplyOptions, plan: GenerationPlan) -> tuple[NgramSession | None, str]:
     """Return the retrieval of drafts for the reply, None where it cannot be used; and why."""
     if options.drafter is not None:
         return None, "nothing is retrieved: the drafter is your own"

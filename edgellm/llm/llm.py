@@ -12,11 +12,11 @@ from time import perf_counter
 from typing import Any, Self
 
 from edgellm.engine import Message, Model
-from edgellm.engine.abort_flag import ShouldStop, never
+from edgellm.engine.native import ShouldStop, never
 from edgellm.errors import InvalidOption
 from edgellm.llm.drafter_pool import Drafters
 from edgellm.llm.generation import Components, reporting, write
-from edgellm.llm.messages import compose
+from edgellm.llm.messages import chat_ids, compose, plain_ids
 from edgellm.llm.model_loading import (
     DRAFT,
     VERIFIER,
@@ -33,8 +33,7 @@ from edgellm.llm.model_loading import (
 )
 from edgellm.llm.ngram_runtime import Retrieval
 from edgellm.llm.pair_stats import Knowledge
-from edgellm.llm.profiling.profiler import profile_pair
-from edgellm.llm.tokenization import chat_ids, plain_ids
+from edgellm.llm.profiling import profile_pair
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.params import FINE, ReplyOptions

@@ -1,10 +1,15 @@
-"""The messages of a request to the models."""
+"""Messages of a conversation, and their tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgellm.engine import Message
+import numpy as np
+
+from edgellm.engine import Message, Model
+from edgellm.engine.native import ShouldStop, never
+from edgellm.errors import InputNotText, InvalidOption, PromptTooLong
+from edgellm.spec.types import Ids
 
 
 def compose(
@@ -18,3 +23,52 @@ def compose(
     texts = [stripped for text in context if (stripped := text.strip())]
     opening = [Message("system", system)] if system and not any(m.role == "system" for m in history) else []
     return [*opening, *history, Message("user", "\n\n".join([*texts, prompt]))]
+
+
+def chat_ids(model: Model, prompt: str | Sequence[Message], context: int, stopped: ShouldStop = never) -> Ids:
+    """Return a question or a conversation in the model's chat template, shape (n,), n below `context`. `stopped` tells
+    whether the caller has given up.
+
+    Raises:
+        Stopped: it has.
+        TextRefused: the model's tokenizer fails on it, or takes too long over it.
+        InvalidOption: it is empty.
+        InputNotText: it cannot be written as UTF-8.
+        PromptTooLong: it leaves no room in the context; says both lengths.
+    """
+    messages = compose(prompt) if isinstance(prompt, str) else list(prompt)
+    if not messages or not messages[-1].content.strip():
+        raise InvalidOption("The prompt is empty.", "Write a question.")
+    for message in messages:
+        _check_text(message.content)
+    return _fitting(model.chat_prompt(messages, most=context - 1, stopped=stopped), context)
+
+
+def plain_ids(model: Model, prompt: str | Sequence[int], context: int, stopped: ShouldStop = never) -> Ids:
+    """Return a text as it stands, or tokens, as ids (n,). Raises what `chat_ids` raises, InvalidOption for no token."""
+    if isinstance(prompt, str):
+        _check_text(prompt)
+        ids = model.plain_prompt(prompt, most=context - 1, stopped=stopped)
+    else:
+        if (bad := next((token for token in prompt if not 0 <= token < model.n_vocab), None)) is not None:
+            raise InvalidOption(f"{bad} is no token of {model.name}.", f"Ids go from 0 to {model.n_vocab - 1}.")
+        ids = np.array(prompt, dtype=np.int32)
+    if not len(ids):
+        raise InvalidOption("The prompt is empty.", "Write something to go on from.")
+    return _fitting(ids, context)
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputNotText("The prompt holds bytes that are not UTF-8.", "Convert it to UTF-8 first.") from None
+
+
+def _fitting(ids: Ids, context: int) -> Ids:
+    if len(ids) >= context:
+        raise PromptTooLong(
+            f"The prompt has {len(ids)} tokens, and the context holds {context} with the reply.",
+            "Shorten the prompt, its context files or the history.",
+        )
+    return ids

@@ -17,17 +17,17 @@ from edgellm.engine import HEADS, Context, LMHead, Message, Model, head_pays, wh
 from edgellm.engine.timing import BUSY, CpuWait, least, repaired
 from edgellm.errors import EdgeError
 from edgellm.llm.model_loading import verifier_of
-from edgellm.mesh.profiling.device_profiler import processor
+from edgellm.mesh.device_profiler import processor
 from edgellm.rpc.versions import program
-from edgellm.spec.draft_length import DRIFT, KNOTS, CostCurve, LengthRule
+from edgellm.spec.draft_length import DRIFT, KNOTS, CostCurve, DraftLengthController
 from edgellm.spec.drafters.hybrid import HybridDrafter
-from edgellm.spec.ngram.draft_index import Memory, PastConversation, recent
+from edgellm.spec.ngram.draft_index import DraftIndex, PastConversation, recent
 from edgellm.spec.ngram.drafter import RetrievalDrafter
 from edgellm.spec.protocols import Drafter, Verifier
 from edgellm.spec.state import Filling, Suggestions
 from edgellm.spec.types import Ids
 from edgellm.storage import History, fingerprint
-from edgellm.storage.decode_cost_cache import CHANGE_MOST, KeptCurve, curve_path, keep_curve, read_curve
+from edgellm.storage.device_speed import CHANGE_MOST, KeptCurve, curve_path, keep_curve, read_curve
 from edgellm.verifier.in_process import LocalVerifier
 
 _BEHIND = 16  # positions in the context before a measured decode
@@ -55,7 +55,7 @@ class Retrieval:
         self._history = history
         self.model, self._n_ctx, self._threads, self._linked = model, n_ctx, threads, linked
         self._itself: LocalVerifier | None = None
-        self._memories: dict[tuple[str, ...], Memory] = {}
+        self._memories: dict[tuple[str, ...], DraftIndex] = {}
         self._curve: CostCurve | None = None
         self._path: Path | None = None  # where it is kept
         self._waiting = CpuWait()
@@ -65,13 +65,13 @@ class Retrieval:
         self._texts: list[tuple[str, str]] = []  # not yet tokenised
         self._lock = threading.RLock()  # replies may be written by several threads
 
-    def memory(self, sources: tuple[str, ...]) -> Memory:
+    def memory(self, sources: tuple[str, ...]) -> DraftIndex:
         """Return the memory for drafts from these sources."""
         with self._lock:
             self._read()
             memory = self._memories.pop(sources, None)
             if memory is None:
-                memory = Memory(sources, self.curve(), inside_of(self.model), cache(self.model.is_eog))
+                memory = DraftIndex(sources, self.curve(), inside_of(self.model), cache(self.model.is_eog))
                 for talk in self._past:
                     memory.add(talk)
             self._memories[sources] = memory  # after those that were used before it
@@ -113,7 +113,7 @@ class Retrieval:
         """Correct the curve by the decodes of `verifier` from now on."""
         self._verifier, self._shared = verifier, verifier.shared
 
-    def correct(self, rule: LengthRule) -> None:
+    def correct(self, rule: DraftLengthController) -> None:
         """Keep the curve that decodes really followed, if it differs, unless the machine's load explains that."""
         with self._lock:
             if self._path is None or self._curve is None or not rule.drifted:
@@ -136,11 +136,11 @@ class Retrieval:
         """A text that says for which rows of a check the verifier's head is computed, and why; "" across a link."""
         return "" if self._linked else f"; {why_late(self.model)[1]}"
 
-    def begin(self, sources: tuple[str, ...]) -> Copying | None:
+    def begin(self, sources: tuple[str, ...]) -> NgramSession | None:
         """Return retrieval for one reply; None while another reply has it."""
         memory = self.memory(sources)
         drafter = memory.take()
-        return None if drafter is None else Copying(self, memory, drafter)
+        return None if drafter is None else NgramSession(self, memory, drafter)
 
     def itself(self) -> LocalVerifier:
         """Return the model as a verifier of what is copied for it."""
@@ -249,10 +249,10 @@ def measure_heads(head: LMHead) -> tuple[float, ...]:
     return tuple(np.minimum.accumulate(taken[::-1])[::-1].tolist())
 
 
-class Copying:
+class NgramSession:
     """Retrieval for one reply, to be closed after it."""
 
-    def __init__(self, retrieval: Retrieval, memory: Memory, drafter: RetrievalDrafter) -> None:
+    def __init__(self, retrieval: Retrieval, memory: DraftIndex, drafter: RetrievalDrafter) -> None:
         self._retrieval, self._memory, self._drafter = retrieval, memory, drafter
 
     @property

@@ -1,21 +1,230 @@
-"""Statistics of a pair of models: their hashes, what budgets were spent on, and their profile."""
+"""What is learned and kept about a pair of models from reply to reply, and its removal.
+
+docs/privacy.md lists the same for users.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
 
-from edgellm.errors import ProfileUnusable
-from edgellm.llm.profiling.store import find_profile, keep_profile, profile_path, read_profile
+from edgellm.errors import EdgeError, ModelNotFound, ProfileUnusable
+from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.spec.drafters.acceptance import Acceptance
-from edgellm.spec.gates.budget import Ledger
-from edgellm.spec.gates.online_profiler import FirstReplies, FirstReply
+from edgellm.spec.gates.budget import BudgetController
+from edgellm.spec.gates.online_profiler import FirstReply, OnlineProfiler
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Notice
-from edgellm.storage import History, fingerprint, quick_fingerprint
+from edgellm.storage import ALIASES, History, bundled, fingerprint, quick_fingerprint
+from edgellm.storage.chats.conversations import Conversations
+from edgellm.storage.chats.retention import expired, oldest
+from edgellm.storage.chats.typed_lines import old_lines, typed_lines
+from edgellm.storage.state import close_to_others, set_aside
+
+LOGS_MOST = 20
+"""The number of crash logs that are kept, the newest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptData:
+    """Counts of what is kept, by kind. Only profiles with words of prompts, or made from replies, are counted."""
+
+    replies: int = 0
+    conversations: int = 0
+    typed: int = 0
+    profiles: int = 0
+    curves: int = 0
+    logs: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.replies + self.conversations + self.typed + self.profiles + self.curves + self.logs
+
+    def __str__(self) -> str:
+        counted = (
+            (self.replies, "reply", "replies"), (self.conversations, "conversation", "conversations"),
+            (self.typed, "typed line", "typed lines"), (self.profiles, "profile", "profiles"),
+            (self.curves, "cost curve", "cost curves"), (self.logs, "crash log", "crash logs"),
+        )  # fmt: skip
+        return (
+            ", ".join(f"{count:,} {one if count == 1 else many}" for count, one, many in counted if count) or "nothing"
+        )
+
+
+def kept() -> KeptData:
+    """Count what is kept, whether the history is on or off.
+
+    Raises:
+        HistoryUnusable, TrustUnusable: a file cannot be read.
+    """
+    old = int(os.path.lexists(old_lines()))
+    return KeptData(
+        History().facts().conversations, len(Conversations().all()), typed_lines().facts().conversations + old,
+        sum(1 for path in _profiles() if _is_personal(path)), len(list(_files(_curves(), "*"))),
+        len(list(_files(_logs(), "*"))),
+    )  # fmt: skip
+
+
+def forget() -> KeptData:
+    """Remove all that is kept, and return the counts. Measured figures of a profile that was made from a file of
+    prompts stay, without the words.
+
+    Raises:
+        HistoryUnusable, TrustUnusable: something cannot be removed.
+    """
+    counts: list[int] = []
+    errors: list[EdgeError] = []
+    for store in (History(), Conversations(), typed_lines()):
+        try:
+            counts.append(store.clear())
+        except EdgeError as error:  # what can be removed goes first
+            errors.append(error)
+    profiles = sum(1 for path in list(_profiles()) if _forget_words(path))
+    old, curves, logs = (
+        sum(1 for _ in _removed(paths)) for paths in ([old_lines()], _files(_curves(), "*"), _files(_logs(), "*"))
+    )
+    if errors:
+        raise errors[0]
+    replies, conversations, typed = counts
+    return KeptData(replies, conversations, typed + old, profiles, curves, logs)
+
+
+def tidy() -> None:
+    """Remove what is too old, and take away other users' access to the rest."""
+    expire()
+    close_to_others()
+
+
+def expire() -> None:
+    """Remove what is older than may be kept (`storage.chats.retention`). What cannot be removed stays for now."""
+    before = oldest()
+    for store in (History(), typed_lines(), Conversations()):
+        with suppress(EdgeError):
+            store.expire()
+    for path in list(_profiles()):
+        if expired(path, before):
+            _forget_words(path)
+    old = (path for path in (old_lines(), *_files(_curves(), "*")) if expired(path, before))
+    list(_removed(old))
+    expire_logs(before)
+
+
+def expire_logs(before: datetime) -> None:
+    """Remove crash logs from before that time, and those beyond the newest `LOGS_MOST`."""
+    logs = sorted(_files(_logs(), "crash-*.log"), key=lambda path: path.name, reverse=True)
+    list(_removed(path for number, path in enumerate(logs) if number >= LOGS_MOST or expired(path, before)))
+
+
+def _profiles() -> Iterator[Path]:
+    """Yield profiles, replies that will make one, files of theirs that were set aside, and remains of a crash."""
+    return _files(data_dir() / "profiles", "*")
+
+
+def _is_personal(path: Path) -> bool:
+    """Return whether a file among the profiles has words of prompts in it, was made from replies, or is damaged."""
+    try:
+        profile = Profile.load(path, own=True)
+    except ProfileUnusable:
+        return True
+    return profile.has_words or profile.origin != "prompts"
+
+
+def _forget_words(path: Path) -> bool:
+    """Remove what a file among the profiles has from prompts and replies; return whether there was anything."""
+    if not _is_personal(path):
+        return False
+    try:
+        profile = Profile.load(path, own=True)
+        if profile.origin == "prompts":
+            profile.without_words().save(path)
+            return True
+    except (ProfileUnusable, OSError):
+        pass
+    return bool(list(_removed([path])))
+
+
+def _removed(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        with suppress(OSError):
+            path.unlink()
+            yield path
+
+
+def _files(folder: Path, pattern: str) -> Iterator[Path]:
+    with suppress(OSError):
+        yield from [path for path in sorted(folder.glob(pattern)) if not path.is_dir() or path.is_symlink()]
+
+
+def _curves() -> Path:
+    return cache_dir() / "curves"
+
+
+def _logs() -> Path:
+    return state_dir() / "logs"
+
+
+_SHOWN = 16  # characters of a hash in a file's name
+
+
+def profile_path(draft_hash: str, verifier_hash: str) -> Path:
+    """Return the file in the user's data folder for the profile of these two models; it need not exist."""
+    return data_dir() / "profiles" / f"{draft_hash[:_SHOWN]}-{verifier_hash[:_SHOWN]}.json"
+
+
+def find_profile(draft_hash: str, verifier_hash: str) -> Profile | None:
+    """Return the user's own profile of the pair, or the one that came with edgellm; None where there is neither.
+
+    Raises:
+        ProfileUnusable: the user's own is damaged or of another version.
+    """
+    path = profile_path(draft_hash, verifier_hash)
+    if os.path.lexists(path):
+        return read_profile(path, draft_hash, verifier_hash, own=True)
+    try:
+        shipped = bundled(next(iter(ALIASES))).with_name("profile.json")
+        return read_profile(shipped, draft_hash, verifier_hash)
+    except (ModelNotFound, ProfileUnusable):  # the profile of another pair, or not installed
+        return None
+
+
+def keep_profile(profile: Profile, path: Path) -> None:
+    """Save a profile, without words of prompts while the history is off. An unusable one at `path` is set aside.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        if os.path.lexists(path):
+            Profile.load(path, own=True)
+    except ProfileUnusable:
+        set_aside(path)
+    (profile if History().on else profile.without_words()).save(path)
+
+
+def read_profile(path: Path, draft_hash: str, verifier_hash: str, *, own: bool = False) -> Profile:
+    """Return the profile in a file; `own` as for `Profile.load`.
+
+    Raises:
+        ProfileUnusable: there is none, it is of another version, or of other models than these.
+    """
+    profile = Profile.load(path, own=own)
+    for name, found, wanted in (
+        ("draft model", profile.draft_hash, draft_hash),
+        ("verifier", profile.verifier_hash, verifier_hash),
+    ):
+        if found != wanted:
+            raise ProfileUnusable(
+                f"{path.name} is the profile of another {name} (hash {found[:8]}..., this one has {wanted[:8]}...).",
+                "Make one of this pair: edgellm profile --draft A --verifier B --prompts FILE",
+            )
+    return profile
+
 
 Terms: TypeAlias = tuple[str, float | None, int | None]
 """A gate, its budget, and the tokens of its chunks."""
@@ -39,8 +248,8 @@ class Knowledge:
         self._draft, self._verifier, self._history = draft, verifier, history
         self.verdict_seconds: float | None = None
         """The recent time from asking for a verdict on a drafted chunk to having it."""
-        self.first = FirstReplies()
-        self._ledgers: dict[Terms, Ledger] = {}
+        self.first = OnlineProfiler()
+        self._ledgers: dict[Terms, BudgetController] = {}
         self._acceptances: dict[Terms, Acceptance] = {}
         self._hashes: tuple[str, str] | None = None
         self._profile = None if given is None else read_profile(given, *self.hashes())
@@ -100,9 +309,9 @@ class Knowledge:
         before = seconds if self.verdict_seconds is None else self.verdict_seconds
         self.verdict_seconds = seconds + (1.0 - _LAST) ** verdicts * (before - seconds)
 
-    def ledger(self, options: ReplyOptions) -> Ledger:
+    def ledger(self, options: ReplyOptions) -> BudgetController:
         """Return what this budget was spent on so far, by this gate and with chunks of this length."""
-        return self._ledgers.setdefault(_terms(options), Ledger())
+        return self._ledgers.setdefault(_terms(options), BudgetController())
 
     def acceptance(self, options: ReplyOptions) -> Acceptance:
         """Return the acceptance of tokens in chunks that this gate has verified at this budget: it chooses chunks that

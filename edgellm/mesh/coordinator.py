@@ -16,26 +16,25 @@ from typing import Protocol
 from edgellm.engine import Ids, common_prefix
 from edgellm.errors import DeviceLost, EdgeError, PlanImpossible
 from edgellm.mesh.messages import StageSpec
-from edgellm.mesh.placement.failover_planner import Able, cover
-from edgellm.mesh.placement.split import Share, ranges
-from edgellm.mesh.runtime.pipeline import Pipeline, Seat
+from edgellm.mesh.pipeline import Pipeline, StageHost
+from edgellm.mesh.placement import DeviceCapability, StageShare, cover, ranges
 from edgellm.spec.types import NO_IDS
 
 _log = logging.getLogger(__name__)
 _REVIVALS = 3  # of a device that comes back and is lost again, and of pipelines lost with no device at fault
 
 
-class Member(Protocol):
+class MeshDevice(Protocol):
     """A device that may hold a part of the model."""
 
     @property
     def name(self) -> str: ...
 
-    def able(self, model: str) -> Able:
+    def able(self, model: str) -> DeviceCapability:
         """Return what the device holds now. Raise an EdgeError if it cannot be asked."""
         ...
 
-    def seat(self) -> Seat:
+    def seat(self) -> StageHost:
         """Return a new seat for a stage."""
         ...
 
@@ -54,8 +53,8 @@ class Mesh:
 
     def __init__(
         self,
-        members: Sequence[Member],
-        shares: Sequence[Share],
+        members: Sequence[MeshDevice],
+        shares: Sequence[StageShare],
         work: StageSpec,
         *,
         tell: Callable[[str], None] | None = None,
@@ -170,10 +169,10 @@ class Mesh:
         _log.info("pipeline %d over %s", self.generation, ", ".join(share.name for share in shares))
         self._pipeline = Pipeline(stages, direct=self._direct)
 
-    def _replanned(self) -> tuple[Share, ...]:
+    def _replanned(self) -> tuple[StageShare, ...]:
         """Return new shares over the remaining devices; if these cannot hold the model, also over lost ones that are
         back."""
-        able: list[Able] = []
+        able: list[DeviceCapability] = []
         for name, member in self._members.items():
             if name not in self._lost:
                 self._ask(member, able)
@@ -187,7 +186,7 @@ class Mesh:
             raise self._impossible(able)
         return shares
 
-    def _ask(self, member: Member, able: list[Able]) -> bool:
+    def _ask(self, member: MeshDevice, able: list[DeviceCapability]) -> bool:
         try:
             able.append(member.able(self.work.model))
         except EdgeError as error:
@@ -195,7 +194,7 @@ class Mesh:
             return False
         return True
 
-    def _impossible(self, able: Sequence[Able]) -> PlanImpossible:
+    def _impossible(self, able: Sequence[DeviceCapability]) -> PlanImpossible:
         there = frozenset[int]().union(*(device.holds for device in able))
         missing = sorted(set(range(self.work.n_layers)) - there)
         lost = ", ".join(self._lost) or "nobody"
@@ -210,7 +209,7 @@ class Mesh:
         )
 
 
-def check_shares(shares: Sequence[Share], layers: int, names: Sequence[str] | dict[str, Member]) -> None:
+def check_shares(shares: Sequence[StageShare], layers: int, names: Sequence[str] | dict[str, MeshDevice]) -> None:
     """Raise PlanImpossible if the shares are not the layers of the model in order, each on a device of its own."""
     end = 0
     for share in shares:

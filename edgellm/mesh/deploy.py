@@ -11,10 +11,10 @@ from pathlib import Path
 
 from edgellm.errors import DeployFailed, DeviceLost, EdgeError, LayersCorrupt, NotPermitted, VerifierUnreachable
 from edgellm.layer_range import LayerRange
+from edgellm.rpc.channel import run_there
 from edgellm.rpc.discovery.workers import Worker, reach_worker
-from edgellm.rpc.event_loop import run_there
-from edgellm.rpc.layers.upload import Carried, Pace, put
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, put
+from edgellm.rpc.trust.peer_store import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.layers.manifest import LayerPiece, Recipe, cut_piece, forget_recipe
 from edgellm.storage.layers.store import LayerStore, cut_layers
@@ -24,7 +24,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 8.0  # seconds between two attempts
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DeployPart:
     """Layers for a worker, or for this device if `worker` is None."""
 
     worker: Worker | None
@@ -42,7 +42,7 @@ class Moved:
     `doing` is for people. `error`: why the part has stopped for good. `done` is set last, with or without an error.
     """
 
-    part: Part
+    part: DeployPart
     total: int
     already: int = 0
     arrived: int = 0
@@ -60,7 +60,7 @@ Tell = Callable[[Moved], None]
 def deploy(
     model: Path,
     recipe: Recipe,
-    parts: Sequence[Part],
+    parts: Sequence[DeployPart],
     *,
     trust: Trust | None = None,
     rate: float = 0.0,
@@ -80,7 +80,7 @@ def deploy(
         recipe.covering(part.layers)
         if part.worker is not None:
             check_right(part.worker)
-    bringing = _Bringing(model, recipe, trust, Pace(rate), store or LayerStore(), tell)
+    bringing = _Bringing(model, recipe, trust, RateLimiter(rate), store or LayerStore(), tell)
     return run_there(bringing.all(parts)).result()
 
 
@@ -100,15 +100,15 @@ def check_right(worker: Worker) -> None:
 
 class _Bringing:
     def __init__(
-        self, model: Path, recipe: Recipe, trust: Trust | None, pace: Pace, store: LayerStore, tell: Tell
+        self, model: Path, recipe: Recipe, trust: Trust | None, pace: RateLimiter, store: LayerStore, tell: Tell
     ) -> None:
         self._model, self._recipe, self._trust = model, recipe, trust
         self._pace, self._store, self._tell = pace, store, tell
 
-    async def all(self, parts: Sequence[Part]) -> list[Moved]:
+    async def all(self, parts: Sequence[DeployPart]) -> list[Moved]:
         return list(await asyncio.gather(*(self._part(part) for part in parts)))
 
-    async def _part(self, part: Part) -> Moved:
+    async def _part(self, part: DeployPart) -> Moved:
         pieces = self._recipe.covering(part.layers)
         state = _State(Moved(part, sum(piece.size for piece in pieces)), self._tell)
         try:
@@ -123,13 +123,13 @@ class _Bringing:
         except EdgeError as error:
             return state.end(error)
 
-    async def _here(self, part: Part, state: _State) -> None:
+    async def _here(self, part: DeployPart, state: _State) -> None:
         state.say("cutting")
         held = sum(self._store.arrived(piece) for piece in self._recipe.covering(part.layers))
-        state.carried(Carried(held, state.now.total, 0))
+        state.carried(UploadProgress(held, state.now.total, 0))
 
         def progress(share: float) -> None:
-            state.carried(Carried(max(held, int(share * state.now.total)), state.now.total, 0))
+            state.carried(UploadProgress(max(held, int(share * state.now.total)), state.now.total, 0))
 
         await asyncio.to_thread(cut_layers, self._model, self._store, progress, part.layers)
 
@@ -171,7 +171,7 @@ class _State:
         self._sent_before = self.now.sent
         self._change(replace(self.now, doing="connecting", attempts=self.now.attempts + 1))
 
-    def carried(self, carried: Carried) -> None:
+    def carried(self, carried: UploadProgress) -> None:
         already = self.now.already if self._known else carried.arrived
         self._known = True
         sent = self._sent_before + carried.sent

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgellm.coldstart import paper_preset
+from edgellm.coldstart import hardware
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, Link
 from edgellm.errors import FleetUnreadable, InvalidOption
@@ -39,7 +39,7 @@ def preset(name: str) -> Fleet:
     """
     if name not in PRESETS:
         raise InvalidOption(f"There is no preset named {name!r}.", f"Choose from {', '.join(PRESETS)}.")
-    return Fleet(paper_preset.devices(), {}, paper_preset.model())
+    return Fleet(hardware.devices(), {}, hardware.model())
 
 
 def read_fleet(path: Path) -> Fleet:

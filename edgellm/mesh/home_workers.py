@@ -7,13 +7,13 @@ from pathlib import Path
 
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.errors import InvalidOption, NotPaired
-from edgellm.mesh.deploy import Part
+from edgellm.mesh.deploy import DeployPart
+from edgellm.mesh.fleet_profiler import Survey, Tell, survey
 from edgellm.mesh.model_costs import model_of
-from edgellm.mesh.placement.split import HERE, Share
-from edgellm.mesh.profiling.fleet_profiler import Survey, Tell, survey
+from edgellm.mesh.placement import HERE, StageShare
 from edgellm.rpc.address import Address
+from edgellm.rpc.channel import run_there
 from edgellm.rpc.discovery.workers import Worker, find_workers, reach_worker, worker_at, worker_there
-from edgellm.rpc.event_loop import run_there
 from edgellm.rpc.layers.upload import clean
 from edgellm.rpc.trust.trust import Trust
 
@@ -56,7 +56,7 @@ def read_place(text: str) -> tuple[str, Address]:
     return name.strip(), Address.parse(where)
 
 
-def parts_of(split: Sequence[Share], workers: Mapping[str, Worker]) -> list[Part]:
+def parts_of(split: Sequence[StageShare], workers: Mapping[str, Worker]) -> list[DeployPart]:
     """Return the parts of a split, with devices looked up by name; workers on this machine by HOST:PORT.
 
     Raises:
@@ -67,7 +67,7 @@ def parts_of(split: Sequence[Share], workers: Mapping[str, Worker]) -> list[Part
     names = [one.name for one in split]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InvalidOption(f"{twice} is named twice.", "Give each device its layers in one part.")
-    return [Part(_worker(one.name, workers), one.layers) for one in split]
+    return [DeployPart(_worker(one.name, workers), one.layers) for one in split]
 
 
 def _worker(name: str, workers: Mapping[str, Worker]) -> Worker | None:

@@ -45,7 +45,7 @@ class StageSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class MicroBatch:
     """Positions of a session from `start` on, on their way through the stages: as ids (n,), later as rows (n, n_embd).
 
     They replace all that the session had from `start` on. `number` grows with every parcel of a pipeline. If there is a
@@ -85,10 +85,10 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Onward:
+class Forward:
     """Rows that are to be given to the next stage."""
 
-    parcel: Parcel
+    parcel: MicroBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class StageTrace:
     """The stage's spans since the last request, merged where one follows another at once; sent `at` seconds on its
     clock."""
 
@@ -123,11 +123,11 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class StageLost:
     """The stage is no more. `blamed`: its device is not to be counted on; else it may be asked again."""
 
     error: EdgeError
     blamed: bool = True
 
 
-Event: TypeAlias = Loaded | Onward | StageAnswer | Failed | Times | Gone
+Event: TypeAlias = Loaded | Forward | StageAnswer | Failed | StageTrace | StageLost

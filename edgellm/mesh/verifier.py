@@ -12,8 +12,8 @@ from edgellm.engine import ShouldStop, common_prefix
 from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import MOST_ROWS, StageAnswer
-from edgellm.mesh.runtime.pipeline import Lane
-from edgellm.spec.futures import settled
+from edgellm.mesh.pipeline import StageRecord
+from edgellm.spec.guarded_session import settled
 from edgellm.spec.protocols import Verifier, VerifierSession
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Verdict
@@ -45,7 +45,7 @@ class MeshVerifier(Verifier):
         self.mesh.pipeline()
         return MeshSession(self.mesh, state, self.rows, self._is_eog)
 
-    def measured(self, session: int = 0) -> list[Lane]:
+    def measured(self, session: int = 0) -> list[StageRecord]:
         """Return the lanes with every stage's spans since the last call; empty if no pipeline is open."""
         pipeline = self.mesh.current()
         return [] if pipeline is None else pipeline.measured(session)

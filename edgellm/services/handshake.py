@@ -10,9 +10,8 @@ import grpc.aio
 from edgellm.engine import Vocabulary
 from edgellm.errors import ProtocolError, VocabularyMismatch
 from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, PROTOCOL
-from edgellm.rpc.proto_parse import SMALL, VOCABULARY, parsed
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.rpc.versions import check_version
+from edgellm.rpc.versions import SMALL, VOCABULARY, check_version, parsed
 
 _BLOCK = 256  # tokens behind one hash
 _SHOWN = 40  # bytes of a token that a message shows

@@ -16,12 +16,12 @@ from edgellm.mesh.messages import (
     MOST_ROWS,
     Event,
     Failed,
+    Forward,
     Loaded,
-    Onward,
-    Parcel,
+    MicroBatch,
     StageAnswer,
     StageSpec,
-    Times,
+    StageTrace,
     TraceSpan,
 )
 from edgellm.rpc.channel import MAX_MESSAGE
@@ -91,7 +91,7 @@ def read_work(message: pb.Prepare) -> StageSpec:
     )  # fmt: skip
 
 
-def write_parcel(parcel: Parcel, wide: bool) -> pb.MeshParcel:
+def write_parcel(parcel: MicroBatch, wide: bool) -> pb.MeshParcel:
     """`wide` rows, and those that exceed 16 bits, travel as 32-bit floats."""
     message = pb.MeshParcel(session=parcel.session, number=parcel.number, start=parcel.start)
     data = parcel.data
@@ -107,7 +107,7 @@ def write_parcel(parcel: Parcel, wide: bool) -> pb.MeshParcel:
     return message
 
 
-def read_parcel(message: pb.MeshParcel, work: StageSpec) -> Parcel:
+def read_parcel(message: pb.MeshParcel, work: StageSpec) -> MicroBatch:
     """Return a parcel for a stage of `work`; the stage checks the rest.
 
     Raises:
@@ -127,14 +127,14 @@ def read_parcel(message: pb.MeshParcel, work: StageSpec) -> Parcel:
         if len(request.prefix) or request.extra or request.position + len(request.draft) != message.start + len(data):
             _refuse("What is asked for is not what the parcel holds.")
         request.logits = message.logits
-    return Parcel(message.session, message.number, message.start, data, request)
+    return MicroBatch(message.session, message.number, message.start, data, request)
 
 
 def write_event(event: Event, wide: bool) -> pb.Report | None:
     """Return a stage's report of an event; None for events that the end of the stream conveys."""
     if isinstance(event, Loaded):
         return pb.Report(loaded=pb.StageLoaded(layers=event.layers, at=event.at))
-    if isinstance(event, Onward):
+    if isinstance(event, Forward):
         return pb.Report(onward=write_parcel(event.parcel, wide))
     if isinstance(event, StageAnswer):
         logits = b"" if event.logits is None else event.logits.astype("<f4").tobytes()
@@ -145,7 +145,7 @@ def write_event(event: Event, wide: bool) -> pb.Report | None:
             session=event.session, number=event.number, what=event.error.what, next_step=event.error.next_step
         )
         return pb.Report(failed=failed)
-    if isinstance(event, Times):
+    if isinstance(event, StageTrace):
         spans = [
             pb.StageSpan(kind=_KINDS.index(one.kind), what=one.what, begin=one.begin, end=one.end)
             for one in event.spans
@@ -166,7 +166,7 @@ def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyReque
             _refuse(f"A stage has loaded {message.loaded.layers} layers at {message.loaded.at} seconds.")
         return Loaded(message.loaded.layers, message.loaded.at)
     if kind == "onward":
-        return Onward(read_parcel(message.onward, work))
+        return Forward(read_parcel(message.onward, work))
     if kind == "answer":
         return _answer(message.answer, work, asked)
     if kind == "failed":
@@ -178,7 +178,7 @@ def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyReque
             for one in message.times.spans[:_SPANS_MOST]
             if one.kind < len(_KINDS) and math.isfinite(one.begin) and math.isfinite(one.end)
         )
-        return Times(message.times.session, spans, _seconds(message.times.at))
+        return StageTrace(message.times.session, spans, _seconds(message.times.at))
     if kind != "working":
         _refuse("A report is empty.")
     return None
@@ -188,7 +188,7 @@ def _answer(message: pb.StageAnswer, work: StageSpec, asked: dict[int, VerifyReq
     number = message.verdict.round
     request = asked.get(number)
     if request is None:
-        _refuse(f"Parcel {number} is answered, and nothing was asked with it.")
+        _refuse(f"Micro-batch {number} is answered, and nothing was asked with it.")
     verdict = read_verdict(message.verdict, request, work.n_vocab)
     logits = None
     if request.logits:

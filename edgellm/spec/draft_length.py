@@ -112,7 +112,7 @@ def floors(curve: CostCurve) -> list[float]:
     return [slope / table[1] for slope in _least_slopes(table)]
 
 
-class LengthRule:
+class DraftLengthController:
     """Chooses the draft length by expected accepted tokens per second: zero is a choice.
 
     One more token is worth the time that it saves later: what a token has taken lately; so the length that

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic, sleep
+from typing import TypeVar
 
-from edgellm.errors import MeshBroken, ProtocolError, VerifierBusy, VerifierLost, VerifierSlow
+from edgellm.errors import MeshBroken, ProtocolError, Stopped, VerifierBusy, VerifierLost, VerifierSlow
 from edgellm.spec.protocols import Drafter, Pending, Verifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Notice, Verdict
+
+T = TypeVar("T")
+_RESULT_POLL = 0.05  # seconds between two checks whether the result is still wanted
+
+
+def settled(future: Future[T], stopped: Callable[[], bool] | None) -> T:
+    """Return the result, or raise what it raises. Raises Stopped if `stopped` says so before the result is there."""
+    while not wait((future,), _RESULT_POLL).done:
+        if stopped is not None and stopped():
+            raise Stopped
+    return future.result()
+
 
 LOST = Notice("The verifier is gone: the reply goes on from the draft model alone, and what it writes is not checked.")
 SLOW = Notice(
@@ -25,7 +39,7 @@ _BUSY = Decision(False, "the verifier is busy")
 _NO_VERIFIER = Decision(False, "there is no verifier")
 _STARVED = 300.0  # seconds without a verdict that a reply waits, where nothing else can write
 _AGAIN = 10.0  # seconds within which a verifier that was too slow is asked again
-_GLANCE = 0.02  # seconds between two looks whether a busy verifier has time
+_BUSY_POLL = 0.02  # seconds between two looks whether a busy verifier has time
 _TRIES = 3  # of a verifier that is too slow, where nothing else can write,
 _SILENT = 60.0  # and no new try after this many seconds without a verdict
 _LONGER = 1.5  # a busy verifier counts as gone after this times the seconds it said, plus one
@@ -137,7 +151,7 @@ class GuardedSession:
             while monotonic() < end:
                 if self._stopped() or self._session.ready():
                     return True
-                sleep(_GLANCE)
+                sleep(_BUSY_POLL)
             self._lost = True
         if self._lost:
             if self._reason is not None:

@@ -9,8 +9,7 @@ from typing import Self, TypeAlias
 import numpy as np
 
 from edgellm.engine import ShouldStop, never
-from edgellm.spec.ngram.context_lookup import ContextLookup
-from edgellm.spec.ngram.sources import SILENT, Cursor
+from edgellm.spec.ngram.sources import SILENT, ContextLookup, Cursor
 from edgellm.spec.types import GREEDY, NO_IDS, Expected, Ids, Sampling
 
 Filling: TypeAlias = tuple[Sequence[int], Sequence[float]]

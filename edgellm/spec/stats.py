@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import median
 from time import perf_counter
 
-from edgellm.spec.drafters.verdict_prediction import Guessed
-from edgellm.spec.gates.budget import Ledger
+from edgellm.spec.drafters.verdict_prediction import PredictionStats
+from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.types import Round, Source, Summary, Token
 
 _VOUCHED = frozenset(Source) - {Source.DRAFT, Source.PARALLEL}
@@ -28,16 +28,19 @@ class Stats:
         self.passes = self.bytes_up = self.bytes_down = self.exits = self.heeded = 0
         self.waited = self.waited_drafted = 0.0  # for verdicts on all chunks, and on the draft model's
         self.verified_drafted = 0
-        self.guessed: Guessed | None = None
+        self.guessed: PredictionStats | None = None
         self.copied: dict[str, int] = {}
         self.retrieved = 0
         self.accepted_at: list[int] = []
         self.away: list[float] = []  # seconds of each wait across a link in which the verifier did not compute
         self.stopped_by = ""
-        self.ledger: Ledger | None = None
+        self.ledger: BudgetController | None = None
 
     def count_with(
-        self, ledger: Ledger | None = None, guessed: Guessed | None = None, copied: dict[str, int] | None = None
+        self,
+        ledger: BudgetController | None = None,
+        guessed: PredictionStats | None = None,
+        copied: dict[str, int] | None = None,
     ) -> None:
         """Also report figures that others keep: what the budget was spent on, guesses at verdicts, and accepted
         copies by source."""
@@ -117,7 +120,7 @@ class Stats:
     def summary(self, prompt_tokens: int, seed: int = 0) -> Summary:
         """Return the figures so far; definitions in `Summary`."""
         n = self.tokens
-        guessed = self.guessed or Guessed()
+        guessed = self.guessed or PredictionStats()
         later = n - self.first_burst  # the first round's tokens came with the first token's wait
         return Summary(
             text=b"".join(self.pieces).decode("utf-8", errors="replace"),

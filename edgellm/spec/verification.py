@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgellm.engine import LateRows, Rows, in_blocks
+from edgellm.engine import LazyLogits, Rows, in_blocks
 from edgellm.errors import EngineFailed, ProtocolError
 from edgellm.spec.sampling import Uniforms, draw, exact_distribution, probability, uniforms
 from edgellm.spec.types import Chunk, Distribution, Ids, Sampling
@@ -75,7 +75,7 @@ def plausible(chunk: Chunk, rows: Rows, accepted: int) -> tuple[bool, ...]:
     not computed.
     """
     n = len(chunk)
-    if isinstance(rows, LateRows):
+    if isinstance(rows, LazyLogits):
         n, rows = min(n, rows.known), rows.upto(rows.known)
     found = [True] * accepted + [False] * (n - accepted) + [True] * (len(chunk) - n)
     if accepted == n:

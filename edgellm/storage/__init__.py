@@ -14,7 +14,7 @@ from edgellm.storage.cache import StoredModel, find, list_models, removable, rem
 from edgellm.storage.chats.entries import ChatEntry
 from edgellm.storage.chats.history import History, HistoryFacts
 from edgellm.storage.fingerprint import fingerprint, quick_fingerprint
-from edgellm.storage.hub.pull import DownloadPlan, Pulled, Transfer, fetch, plan, pull
+from edgellm.storage.hub.pull import DownloadPlan, PulledModel, Transfer, fetch, plan, pull
 from edgellm.storage.model_names import ALIASES, HubName, bundled, parse_hub_name
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     "History",
     "HistoryFacts",
     "HubName",
-    "Pulled",
+    "PulledModel",
     "StoredModel",
     "Transfer",
     "bundled",

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgellm.errors import InvalidOption, ModelNotFound
-from edgellm.storage.hub.quants import choose, is_model, label
 from edgellm.storage.model_names import (
     ALIASES,
     HubName,
     bundled,
+    choose,
     is_file,
     is_folder,
+    is_model,
+    label,
     looks_like_path,
     parse_hub_name,
 )

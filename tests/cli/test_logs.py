@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli.logs import LogLevel, log_to_stderr
+from edgellm.cli.commands.serve import LogLevel, log_to_stderr
 
 SECRET, KEY = "xylophone", "k" * 40
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from edgellm.mesh import deploy as deploying
-from edgellm.mesh.runtime.stored_layers import StoredLayers
-from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.mesh.layer_sources import StoredLayers
+from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.peer_store import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.server.worker_server import WorkerServer
+from edgellm.services.server.servers import WorkerServer
 from edgellm.storage.layers.store import LayerStore
 from tests.cli.conftest import Done
 from tests.rpc.strangers import befriend, device
@@ -40,7 +40,7 @@ def stores(tmp_path: Path) -> Iterator[dict[str, LayerStore]]:
             owner.peers.rename(trust.identity.id, name)
             stores[name] = LayerStore(tmp_path / name / "layers", 10**9)
             stored = StoredLayers(stores[name])
-            worker = WorkerServer(Shelf(stored), Address("127.0.0.1", 0), threads=1, trust=trust, stored=stored)
+            worker = WorkerServer(WeightCache(stored), Address("127.0.0.1", 0), threads=1, trust=trust, stored=stored)
             owner.peers.saw(trust.identity.id, running.enter_context(worker).address)
         yield stores
 
@@ -100,7 +100,7 @@ def test_a_plan_is_deployed_and_then_nothing_is_left_to_move(
     edge: Edge, stores: dict[str, LayerStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This device has no memory to spare, so the plan must split."""
-    monkeypatch.setattr("edgellm.mesh.profiling.device_profiler.free_memory", lambda: (5_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.device_profiler.free_memory", lambda: (5_000_000, "a test"))
     edge("mesh", "plan", MODEL)  # both workers measure at once, and keep it in one place, which is this user's
     done = edge("mesh", "deploy", MODEL, "--tokens-in", "16", "--tokens-out", "4", "--json")
     assert done.code == 0, done.err

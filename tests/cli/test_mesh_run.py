@@ -14,11 +14,10 @@ import pytest
 import edgellm.llm
 from edgellm.engine import Message
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.runtime.layer_sources import SeveralLayers, WholeModel
-from edgellm.mesh.runtime.stored_layers import StoredLayers
-from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.mesh.layer_sources import SeveralLayers, StoredLayers, WholeModel
+from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.server.worker_server import WorkerServer
+from edgellm.services.server.servers import WorkerServer
 from edgellm.storage.layers.store import LayerStore, cut_layers
 from tests.cli.conftest import Done
 from tests.cli.test_serve_command import Served
@@ -32,7 +31,7 @@ QUESTION = "Where is my mug?"
 
 @pytest.fixture
 def worker(verifier_path: Path, tmp_path: Path) -> Iterator[WorkerServer]:
-    shelf = Shelf(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
+    shelf = WeightCache(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(shelf, ANYWHERE, threads=1) as running:
         yield running
 
@@ -149,7 +148,7 @@ def measurable(verifier_path: Path, tmp_path: Path, quick_figures: None) -> Iter
     store = LayerStore(tmp_path / "store", 10**9)
     cut_layers(verifier_path, store, layers=LayerRange(6, 12))
     stored = StoredLayers(store)
-    with WorkerServer(Shelf(stored), ANYWHERE, threads=1, stored=stored) as running:
+    with WorkerServer(WeightCache(stored), ANYWHERE, threads=1, stored=stored) as running:
         yield running
 
 
@@ -169,7 +168,7 @@ def test_without_a_split_the_home_is_measured_and_what_is_there_is_run(
     """No device has the memory for all layers, and the worker has some of them."""
     alone = edge("mesh", "run", "edgellm-verifier", QUESTION, "--split", "here:1-12", "--max-tokens", "6",
                  "--retrieval", "off", "--context-length", "256", "--f32")  # fmt: skip
-    monkeypatch.setattr("edgellm.mesh.profiling.device_profiler.free_memory", lambda: (10_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.device_profiler.free_memory", lambda: (10_000_000, "a test"))
     done = at_home(edge, measurable, "--context-length", "256", "--f32", "--explain")
     assert (done.code, done.out) == (0, alone.out)
     assert "Split it over here and desk" in done.err  # that nothing else fits is said, too
@@ -187,11 +186,11 @@ def test_what_it_says_to_bring_makes_it_run_over_a_paired_device(
     owner, trust = Trust.here(), device(tmp_path / "desk")
     befriend(trust, owner, "files compute")
     owner.peers.rename(trust.identity.id, "desk")
-    monkeypatch.setattr("edgellm.mesh.profiling.device_profiler.free_memory", lambda: (10_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.device_profiler.free_memory", lambda: (10_000_000, "a test"))
     stored = StoredLayers(LayerStore(tmp_path / "store", 10**9))
     words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "4", "--retrieval", "off",
              "--context-length", "256")  # fmt: skip
-    with WorkerServer(Shelf(stored), ANYWHERE, threads=1, trust=trust, stored=stored) as worker:
+    with WorkerServer(WeightCache(stored), ANYWHERE, threads=1, trust=trust, stored=stored) as worker:
         owner.peers.saw(trust.identity.id, worker.address)
         refused = edge(*words)
         assert (refused.code, refused.out) == (1, "")
@@ -228,10 +227,10 @@ def test_a_worker_given_by_address_is_planned_for_and_brought_layers(edge: Edge,
 def test_what_a_worker_has_of_a_model_of_its_own_need_not_be_moved(
     edge: Edge, verifier_path: Path, tmp_path: Path, quick_figures: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.mesh.profiling.device_profiler.free_memory", lambda: (5_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.device_profiler.free_memory", lambda: (5_000_000, "a test"))
     store = LayerStore(tmp_path / "store", 10**9)
     layers = SeveralLayers(StoredLayers(store), WholeModel(verifier_path, store))
-    with WorkerServer(Shelf(layers), ANYWHERE, threads=1, stored=StoredLayers(store)) as running:
+    with WorkerServer(WeightCache(layers), ANYWHERE, threads=1, stored=StoredLayers(store)) as running:
         words = ("mesh", "plan", "edgellm-verifier", "--tokens-in", "16", "--tokens-out", "4")
         plan = edge(*words, "--peer", f"desk={running.address}", "--json").answer
     assert {one["device"]: one["bytes"] for one in plan["move"]} == {"here": 0, "desk": 0}

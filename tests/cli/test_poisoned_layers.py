@@ -11,15 +11,13 @@ import pytest
 
 from bench.attack.layers import claimed, deadly, garbled
 from edgellm.errors import EdgeError, LayersCorrupt
-from edgellm.mesh.runtime.layer_sources import SeveralLayers, WholeModel
-from edgellm.mesh.runtime.stored_layers import StoredLayers
-from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.mesh.layer_sources import SeveralLayers, StoredLayers, WholeModel
+from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import open_channel
-from edgellm.rpc.event_loop import run_there
-from edgellm.rpc.layers.upload import Cut, Pace, clean, put
+from edgellm.rpc.channel import open_channel, run_there
+from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, put
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.server.worker_server import WorkerServer
+from edgellm.services.server.servers import WorkerServer
 from edgellm.storage.layers.manifest import LayerPiece, Recipe, forget_recipe, recipe_of
 from edgellm.storage.layers.store import LayerStore
 from tests.cli.conftest import Done
@@ -40,7 +38,7 @@ class Home:
         self.store = LayerStore(folder / "store", 10**9)
         stored = StoredLayers(self.store)
         places = () if own is None else (WholeModel(own, self.store),)
-        shelf = Shelf(SeveralLayers(*places, stored), keep=0.0)
+        shelf = WeightCache(SeveralLayers(*places, stored), keep=0.0)
         self.worker = WorkerServer(shelf, Address("127.0.0.1", 0), threads=1, trust=self.worker_trust, stored=stored)
 
     def attack(self, recipe: Recipe, bad: Recipe, pieces: dict[LayerPiece, bytes]) -> None:
@@ -51,7 +49,7 @@ class Home:
                 with pytest.raises(EdgeError):
                     await clean(channel, "desk", recipe.fingerprint)
                 cut: Cut = lambda piece: iter([pieces[piece]])  # noqa: E731
-                await put(channel, "desk", bad, range(6, 12), cut, Pace(), lambda _carried: None)
+                await put(channel, "desk", bad, range(6, 12), cut, RateLimiter(), lambda _carried: None)
 
         run_there(asyncio.wait_for(work(), 30)).result()
 
@@ -118,7 +116,7 @@ def test_a_coordinator_that_does_not_know_its_recipe_yet_finds_it_out(
         assert written(edge).code == 0
         there.owner.peers.remove(there.worker_trust.identity.id)
     forget_recipe(recipe)
-    monkeypatch.setattr("edgellm.llm.mesh.mesh_llm.recipe_of", None)
+    monkeypatch.setattr("edgellm.llm.mesh_llm.recipe_of", None)
     with home(tmp_path / "b", verifier_path):
         assert written(edge).code == 0
 

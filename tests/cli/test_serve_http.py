@@ -18,13 +18,13 @@ from urllib.request import Request, urlopen
 import pytest
 
 from edgellm.cli import http_options as options
-from edgellm.http.api_key import api_key
-from edgellm.http.server import Door, Lock
-from edgellm.mesh.runtime.layer_sources import WholeModel
-from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.http.middleware import api_key
+from edgellm.http.server import Credentials, HttpServer
+from edgellm.mesh.layer_sources import WholeModel
+from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
-from edgellm.rpc.trust.self_signed_cert import web_certificate
-from edgellm.services.server.worker_server import WorkerServer
+from edgellm.rpc.trust.identity import web_certificate
+from edgellm.services.server.servers import WorkerServer
 from edgellm.storage.layers.store import LayerStore
 from tests.cli.conftest import Done
 from tests.services.conftest import ANYWHERE
@@ -110,7 +110,7 @@ def test_a_pair_may_have_its_verifier_elsewhere(start: Start) -> None:
 def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
     start: Start, edge: Callable[..., Done], verifier_path: Path, tmp_path: Path
 ) -> None:
-    shelf = Shelf(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
+    shelf = WeightCache(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(shelf, ANYWHERE, threads=1) as worker:
         process, url = start("--mesh", f"here:1-5,{worker.address}:6-12")
         told = ask(f"{url}/chat/completions", messages=QUESTION, model="edgellm-verifier", max_tokens=8)
@@ -179,7 +179,9 @@ def test_off_this_machine_it_takes_tls_and_the_key(tmp_path: Path) -> None:
     made = certificate.read_bytes()
     assert web_certificate(tmp_path / "tls", ["desk.local"])[0].read_bytes() == made
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
-    with Door(Address.parse("127.0.0.1:0"), lock=Lock("k" * 43, certificate, private), names=["desk.local"]) as door:
+    with HttpServer(
+        Address.parse("127.0.0.1:0"), lock=Credentials("k" * 43, certificate, private), names=["desk.local"]
+    ) as door:
         assert door.url.startswith("https://")
 
         def curl(*words: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.engine.trial import amx
+from edgellm.engine.trial import probe
 from tools import audit, bootstrap, lock
 
 ROOT = Path(__file__).parents[2]
@@ -160,8 +160,8 @@ def test_llama_cpp_is_compiled_without_amx(venv: Path, monkeypatch: pytest.Monke
     bootstrap.set_up("run")
 
     with_flags = [environment for environment in seen if "CFLAGS" in environment]
-    assert with_flags[0]["CFLAGS"] == f"-O2 {amx.WITHOUT_AMX}"
-    assert with_flags[0]["CXXFLAGS"] == amx.WITHOUT_AMX
+    assert with_flags[0]["CFLAGS"] == f"-O2 {probe.WITHOUT_AMX}"
+    assert with_flags[0]["CXXFLAGS"] == probe.WITHOUT_AMX
 
 
 def test_a_compiler_without_those_flags_is_not_given_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.cli.views.text import decode, harmless, one_line, size
+from edgellm.cli.views.console import decode, harmless, one_line, size
 from edgellm.errors import InputNotText
-from edgellm.spec.utf8 import Utf8
+from edgellm.spec.stream import Utf8
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60)))

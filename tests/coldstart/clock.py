@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgellm.coldstart.graph_switching.switching import Instance
+from edgellm.coldstart.graph_switching import Instance
 
 # computations done, ticks left of the one that runs, block that is being loaded or -1, ticks left of that, blocks
 # switched

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.coldstart.fit import fit_utilisation
+from edgellm.coldstart.hardware import fit_utilisation
 from edgellm.errors import InvalidOption
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.coldstart_paper import CLAIMS, row, table
-from edgellm.coldstart import paper_preset
+from edgellm.coldstart import hardware
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, Link, sending
 from edgellm.coldstart.plan import plan
@@ -27,7 +27,7 @@ TABLE = {  # tokens: ideal single, even, heuristic, optimum, devices, layers, re
 }
 
 
-@pytest.mark.parametrize("tokens", paper_preset.LENGTHS)
+@pytest.mark.parametrize("tokens", hardware.LENGTHS)
 def test_the_papers_setting_comes_out_as_it_was_reproduced(tokens: int) -> None:
     single, even, heuristic, best, devices, layers, receiving, streaming = TABLE[tokens]
     found = row(tokens)
@@ -53,7 +53,7 @@ def test_what_is_saved_stands_beside_the_papers_claims() -> None:
 
 
 def test_a_layer_of_qwen3_weighs_what_the_equations_say() -> None:
-    shape = paper_preset.model().shape
+    shape = hardware.model().shape
     assert shape.weights == pytest.approx(660.6e6, rel=1e-4)  # eq. 5-7
     assert shape.activation(8192) == 2 * 8192 * 5120  # eq. 4
     assert shape.flops(1024) == pytest.approx(4 * 1024 * 128 * (5120 * 48 + 1024 * 40) + 6 * 1024 * 5120 * 17408)
@@ -61,12 +61,12 @@ def test_a_layer_of_qwen3_weighs_what_the_equations_say() -> None:
 
 
 def test_shannon_and_path_loss_give_the_rates_of_table_1() -> None:
-    found = [(round(device.uplink / 1e6), round(device.downlink / 1e6)) for device in paper_preset.devices()]
+    found = [(round(device.uplink / 1e6), round(device.downlink / 1e6)) for device in hardware.devices()]
     assert found == [(1721, 1854), (1287, 1473), (1031, 1297), (914, 1180)]
 
 
 def test_utilisation_saturates() -> None:
-    device = paper_preset.devices()[0]
+    device = hardware.devices()[0]
     assert device.utilisation(0) == 0.0
     assert device.utilisation(1e9) == pytest.approx(0.4)
     assert device.speed(2048) == pytest.approx(165e12 * 0.4 * (1 - np.exp(-5.1e-4 * 2048)))
@@ -74,19 +74,19 @@ def test_utilisation_saturates() -> None:
 
 @pytest.mark.parametrize(("tokens", "caps"), [(256, (30, 15, 12, 12)), (8192, (30, 15, 11, 11))])
 def test_memory_holds_as_many_layers_as_equation_22_lets_it(tokens: int, caps: tuple[int, ...]) -> None:
-    task = task_of(paper_preset.devices(), paper_preset.model(), tokens)
+    task = task_of(hardware.devices(), hardware.model(), tokens)
     assert tuple(int(room // task.need[0]) for room in task.room) == caps
 
 
 def test_the_cache_takes_memory() -> None:
-    shape = paper_preset.model().shape
-    without = task_of(paper_preset.devices(), paper_preset.model(), 4096, 1000)
-    with_cache = task_of(paper_preset.devices(), ModelCosts.of(shape), 4096, 1000)
+    shape = hardware.model().shape
+    without = task_of(hardware.devices(), hardware.model(), 4096, 1000)
+    with_cache = task_of(hardware.devices(), ModelCosts.of(shape), 4096, 1000)
     assert with_cache.need[0] - without.need[0] == 5096 * 4 * 8 * 128
 
 
 def test_a_measured_link_takes_the_place_of_the_rates() -> None:
-    one, other, *_ = paper_preset.devices()
+    one, other, *_ = hardware.devices()
     links = {(one.name, other.name): Link(8e6, 0.5)}
     found = sending((one, other), 1e6, links)
     assert found[0, 1] == pytest.approx(1.5)
@@ -131,11 +131,11 @@ def test_a_token_goes_through_every_stage_and_back() -> None:
 
 
 def test_a_device_decodes_as_fast_as_it_reads_its_weights_where_that_is_known() -> None:
-    one, *_ = paper_preset.devices()
+    one, *_ = hardware.devices()
     known = replace(one, bandwidth=100e9)
-    task = task_of([one, known], paper_preset.model(), 256, 10)
-    assert task.step[1, 0] == pytest.approx(paper_preset.model().shape.weights / 100e9)
-    assert task.step[0, 0] == pytest.approx(paper_preset.model().shape.flops(1, 261) / one.speed(1))
+    task = task_of([one, known], hardware.model(), 256, 10)
+    assert task.step[1, 0] == pytest.approx(hardware.model().shape.weights / 100e9)
+    assert task.step[0, 0] == pytest.approx(hardware.model().shape.flops(1, 261) / one.speed(1))
 
 
 def test_what_fits() -> None:
@@ -150,7 +150,7 @@ def test_a_tied_head_is_kept_once_on_a_device_that_holds_all() -> None:
     shape = TransformerShape(4, 64, 4, 2, 16, 128)
     tied = ModelCosts("tied", shape, (shape.weights,) * 4, (0.0,) * 4, embedding=1e6, head=1e6, tied=True)
     assert tied.bytes == pytest.approx(4 * shape.weights + 1e6)
-    task = task_of(paper_preset.devices(), tied, 64)
+    task = task_of(hardware.devices(), tied, 64)
     assert task.alone_load[0] == pytest.approx(tied.bytes / 5000e6)
     assert timeline(task, ((0, 4),))[0].load == pytest.approx(tied.bytes / 5000e6)
 
@@ -162,12 +162,12 @@ def test_a_tied_head_is_kept_once_on_a_device_that_holds_all() -> None:
         lambda: Device("a", 1.0, 1.4, 1e-3, 1.0, 1.0, 1.0, 1.0),
         lambda: TransformerShape(4, 64, 4, 2, 16, 0),
         lambda: ModelCosts("a", TransformerShape(4, 64, 4, 2, 16, 8), (1.0,), (0.0,)),
-        lambda: task_of((), paper_preset.model(), 64),
-        lambda: task_of(paper_preset.devices(), paper_preset.model(), 0),
+        lambda: task_of((), hardware.model(), 64),
+        lambda: task_of(hardware.devices(), hardware.model(), 0),
         lambda: Task(np.ones((1, 2)), -np.ones((1, 2)), np.zeros((1, 1)), np.ones(2), np.ones(1)),
         lambda: Task(np.ones((1, 2)), np.ones((1, 3)), np.zeros((1, 1)), np.ones(2), np.ones(1)),
         lambda: two("sometimes"),
-        lambda: plan(paper_preset.devices(), paper_preset.model(), 64, objective="both"),  # type: ignore[arg-type]
+        lambda: plan(hardware.devices(), hardware.model(), 64, objective="both"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_meant_is_said(wrong: object) -> None:

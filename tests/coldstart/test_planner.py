@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 
 from bench.coldstart_exact import SAME, compared
 from bench.coldstart_families import FAMILIES, drawn
-from edgellm.coldstart import paper_preset, reply_plan
+from edgellm.coldstart import hardware, label_search, reply_plan
 from edgellm.coldstart.algorithm1 import algorithm1, brute_force, every_plan
 from edgellm.coldstart.cost_model import ModelCosts
+from edgellm.coldstart.label_search import Search
+from edgellm.coldstart.lp_bound import Bound, Columns, packing, potentials
 from edgellm.coldstart.plan import advice, plan
 from edgellm.coldstart.planner import fastest, floor
 from edgellm.coldstart.problem import OVERLAPS, Overlap, Task, fits, makespan
 from edgellm.coldstart.problem_builder import LayersOnDevice, task_of, where_it_lies
-from edgellm.coldstart.solver import label_search
-from edgellm.coldstart.solver.label_search import Search
-from edgellm.coldstart.solver.lp_bound import Bound, Columns, packing, potentials
-from edgellm.coldstart.solver.stage_costs import Tables
+from edgellm.coldstart.warm_start import Tables
 from edgellm.errors import InvalidOption, PlanImpossible
 
 
@@ -87,7 +86,7 @@ def test_layers_that_differ_are_planned_exactly_for_both_objectives(family: str,
 def test_layers_are_planned_exactly_where_they_lie(seed: int, overlap: Overlap) -> None:
     """Some layers are nowhere on some devices, and some are loaded."""
     rng = np.random.default_rng(seed)
-    devices, model = paper_preset.devices()[:3], ModelCosts.of(replace(paper_preset.model().shape, layers=6))
+    devices, model = hardware.devices()[:3], ModelCosts.of(replace(hardware.model().shape, layers=6))
     free = uneven(drawn("wide", rng, 3, 6, overlap), rng)
     kept = {}
     for device in devices:
@@ -210,47 +209,47 @@ def test_algorithm_1_refuses_what_would_take_hours() -> None:
 
 def test_what_fits_nowhere_is_said_with_what_is_needed() -> None:
     with pytest.raises(PlanImpossible, match=r"needs 26\.4 GB with its cache, and the devices have 16\.0 GB"):
-        plan(paper_preset.devices()[2:], paper_preset.model(), 256)
+        plan(hardware.devices()[2:], hardware.model(), 256)
 
 
 def test_memories_that_would_do_together_and_do_not_apart() -> None:
-    shape = replace(paper_preset.model().shape, layers=3)
-    roomy = [replace(device, memory=1.9 * shape.weights) for device in paper_preset.devices()[:2]]
-    one = replace(paper_preset.model(), shape=shape, layer_bytes=(shape.weights,) * 3, cache_bytes=(0.0,) * 3)
+    shape = replace(hardware.model().shape, layers=3)
+    roomy = [replace(device, memory=1.9 * shape.weights) for device in hardware.devices()[:2]]
+    one = replace(hardware.model(), shape=shape, layer_bytes=(shape.weights,) * 3, cache_bytes=(0.0,) * 3)
     with pytest.raises(PlanImpossible, match="no way to cut it fits"):
         plan(roomy, one, 1)
 
 
 def test_the_plan_carries_why_and_what_else_there_is() -> None:
-    found = plan(paper_preset.devices(), paper_preset.model(), 8192, overlap="paper")
+    found = plan(hardware.devices(), hardware.model(), 8192, overlap="paper")
     assert found.optimal
     assert found.best_single is None
     assert dict(found.unused) == {"Device 4": "no plan with it is faster"}
     assert found.advice.startswith("Split it over Device 3, Device 2 and Device 1: 7.03 s. No single device")
     assert [stage.layers.start for stage in found.way.stages] == [0, 3, 13]
-    assert sum(stage.size for stage in found.way.stages) == pytest.approx(paper_preset.model().bytes)
+    assert sum(stage.size for stage in found.way.stages) == pytest.approx(hardware.model().bytes)
 
 
 def test_a_long_reply_is_split_less_widely() -> None:
-    first = plan(paper_preset.devices(), paper_preset.model(), 1024, 256)
-    whole = plan(paper_preset.devices(), paper_preset.model(), 1024, 256, objective="reply")
+    first = plan(hardware.devices(), hardware.model(), 1024, 256)
+    whole = plan(hardware.devices(), hardware.model(), 1024, 256, objective="reply")
     assert len(whole.way.stages) < len(first.way.stages)
     assert whole.way.reply_s < first.way.reply_s
     assert whole.way.ttft_s > first.way.ttft_s
 
 
 def test_it_says_not_to_split_where_that_is_as_fast() -> None:
-    strong, *others = paper_preset.devices()
+    strong, *others = hardware.devices()
     roomy = replace(strong, memory=64e9, disk=5e10)
     slow = [replace(device, uplink=1e6, downlink=1e6) for device in others]
-    found = plan([roomy, *slow], paper_preset.model(), 1024)
+    found = plan([roomy, *slow], hardware.model(), 1024)
     assert found.way.alone
     assert found.advice.startswith("Use Device 1 alone: ")
     assert found.way.ttft_s == found.best_single.ttft_s if found.best_single else False
 
 
 def test_a_gain_too_small_to_be_worth_it_is_called_so() -> None:
-    found = plan(paper_preset.devices(), paper_preset.model(), 256)
+    found = plan(hardware.devices(), hardware.model(), 256)
     one = replace(found.way, ttft_s=found.way.ttft_s * 1.02, stages=found.way.stages[:1])
     assert "not worth it" in advice(found.way, one, None, None, lambda way: way.ttft_s)
     much = replace(one, ttft_s=found.way.ttft_s * 2.0)
@@ -261,8 +260,8 @@ def test_a_gain_too_small_to_be_worth_it_is_called_so() -> None:
 
 
 def test_one_device_is_a_plan_too() -> None:
-    roomy = replace(paper_preset.devices()[0], memory=64e9)
-    found = fastest(task_of([roomy], paper_preset.model(), 256, overlap="paper"))
+    roomy = replace(hardware.devices()[0], memory=64e9)
+    found = fastest(task_of([roomy], hardware.model(), 256, overlap="paper"))
     assert found is not None
     assert found.cut == ((0, 40),)
     assert found.optimal

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgellm.coldstart import paper_preset, prefill_chunking
+from edgellm.coldstart import hardware, prefill_chunking
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device
 from edgellm.coldstart.problem import makespan
@@ -18,8 +18,8 @@ CUTS = (((2, 7), (3, 5), (0, 15), (1, 13)), ((0, 40),), ((3, 3), (2, 6), (1, 12)
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("tokens", [32, 256, 2048])
 def test_in_one_part_it_is_the_planners_time(cut: tuple[tuple[int, int], ...], tokens: int) -> None:
-    task = task_of(paper_preset.devices(), paper_preset.model(), tokens, overlap="streamed")
-    seconds = prefill_chunking.first_token(paper_preset.devices(), paper_preset.model(), cut, tokens, tokens)
+    task = task_of(hardware.devices(), hardware.model(), tokens, overlap="streamed")
+    seconds = prefill_chunking.first_token(hardware.devices(), hardware.model(), cut, tokens, tokens)
     assert seconds == pytest.approx(makespan(task, cut), rel=1e-9)
 
 

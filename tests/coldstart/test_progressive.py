@@ -11,9 +11,22 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bench.progressive import EXAMPLES, HEAD, WAYS, drawn, measured, partition, table
-from edgellm.coldstart.graph_switching.progressive import naive, progressive, synchronous, unhurried
-from edgellm.coldstart.graph_switching.search import beam, floor, optimum
-from edgellm.coldstart.graph_switching.switching import Compute, Instance, Load, Plan, Switch, latency, simulate
+from edgellm.coldstart.graph_switching import (
+    Compute,
+    Instance,
+    Load,
+    Plan,
+    Switch,
+    beam,
+    floor,
+    latency,
+    naive,
+    optimum,
+    progressive,
+    simulate,
+    synchronous,
+    unhurried,
+)
 from edgellm.errors import InvalidOption
 from tests.coldstart.clock import least_ticks
 

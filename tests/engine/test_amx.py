@@ -13,22 +13,21 @@ import pytest
 
 from edgellm import places
 from edgellm.engine import Context, Model
-from edgellm.engine.build_info import features
-from edgellm.engine.native import lib
-from edgellm.engine.trial import amx
+from edgellm.engine.native import features, lib
+from edgellm.engine.trial import probe
 
 
 @pytest.fixture
 def on_amx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[bool]:
     """A build with AMX that this process has not tried; whether it works on this very machine, where that has it."""
     works = os.environ["EDGELLM_AMX"] == "on"
-    found = replace(features(), instructions=("AVX2", amx.INSTRUCTION))
-    monkeypatch.setattr(amx, "features", lambda: found)
+    found = replace(features(), instructions=("AVX2", probe.INSTRUCTION))
+    monkeypatch.setattr(probe, "features", lambda: found)
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("EDGELLM_AMX")
-    amx.amx_failure.cache_clear()
+    probe.amx_failure.cache_clear()
     yield works
-    amx.amx_failure.cache_clear()
+    probe.amx_failure.cache_clear()
 
 
 @pytest.fixture
@@ -60,24 +59,24 @@ def no_child(*_: object, **__: object) -> str:
 
 def test_without_amx_nothing_is_tried(on_amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     found = replace(features(), instructions=("AVX2",))
-    monkeypatch.setattr(amx, "features", lambda: found)
-    monkeypatch.setattr(amx, "fatal_in_child", no_child)
+    monkeypatch.setattr(probe, "features", lambda: found)
+    monkeypatch.setattr(probe, "fatal_in_child", no_child)
 
-    assert amx.amx_failure() == ""
+    assert probe.amx_failure() == ""
 
 
 def test_what_a_child_survives_is_used(on_amx: bool) -> None:
-    assert amx.amx_failure() == ("" if on_amx else "it ends the process with SIGSEGV")
+    assert probe.amx_failure() == ("" if on_amx else "it ends the process with SIGSEGV")
 
 
 @pytest.mark.usefixtures("deadly")
 def test_what_ends_a_child_is_not_used_and_not_tried_again(
     draft_path: Path, laid_out_anew: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert amx.amx_failure() == "it ends the process with SIGSEGV"
+    assert probe.amx_failure() == "it ends the process with SIGSEGV"
 
-    amx.amx_failure.cache_clear()  # as in the next process
-    monkeypatch.setattr(amx, "fatal_in_child", no_child)
+    probe.amx_failure.cache_clear()  # as in the next process
+    monkeypatch.setattr(probe, "fatal_in_child", no_child)
     with Model.load(draft_path) as model, Context(model, n_ctx=32) as context:
         rows = context.decode(model.tokenize("a mug", special=False))
 
@@ -88,25 +87,25 @@ def test_what_ends_a_child_is_not_used_and_not_tried_again(
 def test_a_model_that_works_may_be_laid_out_anew(
     on_amx: bool, draft_path: Path, laid_out_anew: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(amx, "fatal_in_child", lambda *_, **__: "")
+    monkeypatch.setattr(probe, "fatal_in_child", lambda *_, **__: "")
 
     with Model.load(draft_path):
         assert laid_out_anew == [True]
 
 
 def test_the_user_decides(on_amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amx, "fatal_in_child", no_child)
+    monkeypatch.setattr(probe, "fatal_in_child", no_child)
     monkeypatch.setenv("EDGELLM_AMX", "off")
-    assert amx.amx_failure() == "EDGELLM_AMX is off"
+    assert probe.amx_failure() == "EDGELLM_AMX is off"
 
-    amx.amx_failure.cache_clear()
+    probe.amx_failure.cache_clear()
     monkeypatch.setenv("EDGELLM_AMX", "on")
-    assert amx.amx_failure() == ""
+    assert probe.amx_failure() == ""
 
 
 @pytest.mark.usefixtures("deadly")
 def test_without_the_bundled_models_it_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(places, "bundled_dirs", lambda: (tmp_path, tmp_path))
 
-    assert amx.amx_failure() == "it could not be tried"
+    assert probe.amx_failure() == "it could not be tried"
     assert not list(tmp_path.glob("home/cache/probed/*"))

@@ -8,8 +8,7 @@ import weakref
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, Floats, Model, SeqRows, Stop
-from edgellm.engine.decoding import driver
+from edgellm.engine import Capture, Context, Floats, Model, SeqRows, Stop, llama_api
 from edgellm.engine.native import lib
 from edgellm.errors import ContextFull, EngineFailed, InvalidOption, Stopped
 from tests.engine.conftest import MakeModel
@@ -52,14 +51,14 @@ def test_a_refused_batch_changes_nothing(exact_model: Model, bad: int) -> None:
 def test_an_interrupt_changes_nothing(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = some_ids(20)
     context.decode(ids[:10])
-    decode = driver.decode
+    decode = llama_api.decode
 
     def interrupted(*args: object) -> None:
         decode(*args)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "decode", interrupted)
+        patch.setattr(llama_api, "decode", interrupted)
         with pytest.raises(KeyboardInterrupt):
             context.decode(ids[10:])
     assert context.length() == 10
@@ -109,13 +108,13 @@ def test_whoever_is_heeded_is_asked_before_each_batch(exact_model: Model) -> Non
 
 def test_a_context_may_be_closed_while_it_decodes(exact_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     context = Context(exact_model, n_ctx=64, n_batch=16, threads=1)
-    decode = driver.decode
+    decode = llama_api.decode
 
     def closing(*args: object) -> None:
         context.close()  # from another thread
         decode(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(driver, "decode", closing)
+    monkeypatch.setattr(llama_api, "decode", closing)
     with pytest.raises(EngineFailed, match="closed"):
         context.decode(some_ids(40))
     with pytest.raises(EngineFailed, match="closed"):

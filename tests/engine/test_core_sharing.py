@@ -15,10 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Model
-from edgellm.engine.cores import sharing
-from edgellm.engine.cores.crowding import Crowding, Gauges
-from edgellm.engine.cores.sharing import Computation, CoreTable, core_table, fair_share
+from edgellm.engine import Context, Model, cores
+from edgellm.engine.cores import Computation, CoreTable, Crowding, Gauges, core_table, fair_share
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="cores are shared on Linux")
 
@@ -26,7 +24,7 @@ CORES = 4
 # enters a table as another process of ours: computes from the line "begin" until the line "end"
 OTHER = f"""
 import os, sys
-from edgellm.engine.cores.sharing import Computation, CoreTable
+from edgellm.engine.cores import Computation, CoreTable
 computation = Computation(CoreTable(os.open(sys.argv[1], os.O_RDWR), {CORES}, int(sys.argv[2])))
 print("entered", flush=True)
 for line in sys.stdin:
@@ -187,7 +185,7 @@ def test_who_pauses_shortly_is_waited_for_and_who_pauses_long_is_not(file: Path)
 
 def test_without_a_free_slot_a_thread_computes_as_if_alone(file: Path) -> None:
     table = opened(file)
-    assert [table.claim() for _ in range(sharing.SLOTS)] == list(range(sharing.SLOTS))
+    assert [table.claim() for _ in range(cores.SLOTS)] == list(range(cores.SLOTS))
     with Computation(table, calm()).of(CORES) as share:
         assert share == CORES
 
@@ -205,12 +203,12 @@ def open_to_all(folder: Path) -> None:
 
 def with_a_link_in_it(folder: Path) -> None:
     folder.mkdir(0o700)
-    (folder / f"cores-{sharing._WORDS}").symlink_to(folder.with_name("precious"))
+    (folder / f"cores-{cores._WORDS}").symlink_to(folder.with_name("precious"))
 
 
 def with_a_file_for_all(folder: Path) -> None:
     folder.mkdir(0o700)
-    made = folder / f"cores-{sharing._WORDS}"
+    made = folder / f"cores-{cores._WORDS}"
     made.touch()
     made.chmod(0o666)
 
@@ -219,7 +217,7 @@ def with_a_file_for_all(folder: Path) -> None:
 def test_a_table_that_others_could_write_is_not_used(
     spoil: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharing, "FOLDER", tmp_path)
+    monkeypatch.setattr(cores, "FOLDER", tmp_path)
     monkeypatch.setattr("edgellm.engine.native.available_threads", lambda: CORES)
     (tmp_path / "precious").write_bytes(b"precious")
     if callable(spoil):
@@ -237,7 +235,7 @@ def test_a_decode_beside_another_process_says_the_same_with_fewer_threads(
 ) -> None:
     ids = (np.arange(32) % 400 + 300).astype(np.int32)
     mine = Computation(opened(file), calm())
-    monkeypatch.setattr(sharing, "computing", mine.of)
+    monkeypatch.setattr(cores, "computing", mine.of)
     with other(file) as chat, Context(verifier_model, n_ctx=64, threads=2, exact=True) as context:
         alone = [context.decode(ids, outputs=3).copy(), context.decode(ids[:1]).copy()]
         assert context.threads_used == context.threads == 2

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, Model
-from edgellm.engine.cores.crowding import Crowding, Gauges, run_delay
+from edgellm.engine.cores import Crowding, Gauges, run_delay
 
 MS = 1_000_000
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Capture, Context, Floats, Model, SeqRows
-from edgellm.engine.decoding.graph_hooks import Recorder
+from edgellm.engine.graph_hooks import Recorder
 from edgellm.errors import EngineFailed, InvalidOption
 
 IDS = np.arange(100, 140, dtype=np.int32)

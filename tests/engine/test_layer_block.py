@@ -9,8 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm.engine import Block, Context, Floats, Ids, Model, Passage, SeqRows, check_cuttable, check_gguf, cut, native
-from edgellm.engine.decoding import driver
+from edgellm.engine import (
+    Block,
+    Context,
+    Floats,
+    Ids,
+    Model,
+    Passage,
+    SeqRows,
+    check_cuttable,
+    check_gguf,
+    cut,
+    llama_api,
+    native,
+)
 from edgellm.errors import EngineFailed, InvalidOption
 from tests.engine.logits import ROUNDED, some_ids
 
@@ -142,13 +154,13 @@ def test_a_copy_beside_a_row_leaves_no_trace(
 ) -> None:
     texts = {seq: some_ids(64, 2000, seq + 1) for seq in sequences}
     sizes: list[int] = []
-    decode = driver.decode
+    decode = llama_api.decode
 
     def noted(context: native.Owned, batch: Any, n: int) -> None:
         sizes.append(n)
         decode(context, batch, n)
 
-    monkeypatch.setattr(driver, "decode", noted)
+    monkeypatch.setattr(llama_api, "decode", noted)
     chain = Chain(small, rows=150)
     with Model.load(verifier_path) as whole, Context(whole, n_ctx=64, threads=1) as context:
         for start, end in ((0, 8), (8, 9), (9, 10), (9, 12), (12, 62), (62, 63), (63, 64)):

@@ -17,7 +17,7 @@ from edgellm.engine import (
     HEADS,
     Capture,
     Context,
-    LateRows,
+    LazyLogits,
     LMHead,
     Model,
     SeqRows,
@@ -26,8 +26,7 @@ from edgellm.engine import (
     known,
     why_late,
 )
-from edgellm.engine.decoding.lazy_logits import block_ends
-from edgellm.engine.decoding.lm_head import ROWS, head_of
+from edgellm.engine.lm_head import ROWS, block_ends, head_of
 from edgellm.errors import ContextFull
 from tests.engine.conftest import QWEN, TINY, MakeModel
 
@@ -58,7 +57,7 @@ def settle(context: Context) -> None:
 def test_they_are_the_same(pair: tuple[Context, Context], outputs: int) -> None:
     late, plain = pair
     rows = late.decode_late(IDS[:ROWS], outputs=outputs)
-    assert isinstance(rows, LateRows)
+    assert isinstance(rows, LazyLogits)
     assert len(rows) == outputs
     wanted = plain.decode(IDS[:ROWS], outputs=outputs)
     assert np.allclose(known(rows, outputs), wanted, atol=1e-4)
@@ -74,7 +73,7 @@ def test_so_they_are_for_other_weights_and_shapes(make_model: MakeModel, shape: 
         settle(late)
         for n in (3, 9):
             rows = late.decode_late(IDS[:n], outputs=n)
-            assert isinstance(rows, LateRows)
+            assert isinstance(rows, LazyLogits)
             assert np.allclose(known(rows, n), plain.decode(IDS[:n], outputs=n), rtol=1e-2, atol=1e-2)
 
 
@@ -110,7 +109,7 @@ def test_only_what_is_looked_at_is_computed(pair: tuple[Context, Context], monke
 
     monkeypatch.setattr(LMHead, "compute", noted)
     rows = late.decode_late(IDS[:8], outputs=8, reached=[0.0] * 7)
-    assert isinstance(rows, LateRows)
+    assert isinstance(rows, LazyLogits)
     assert not computed
     wanted = plain.decode(IDS[:8], outputs=8)
     assert np.allclose(rows[2], wanted[2], atol=1e-4)
@@ -141,7 +140,7 @@ def test_it_finds_its_place_in_every_graph(pair: tuple[Context, Context]) -> Non
 
     def same(seq: int, n: int) -> None:
         rows = late.decode_late(IDS[:n], seq=seq, outputs=n)
-        assert isinstance(rows, LateRows)
+        assert isinstance(rows, LazyLogits)
         assert np.allclose(known(rows, n), plain.decode(IDS[:n], seq=seq, outputs=n), atol=1e-4)
 
     for n in (2, 5):
@@ -155,7 +154,7 @@ def test_it_finds_its_place_in_every_graph(pair: tuple[Context, Context]) -> Non
 def test_an_address_that_has_another_tensor_now_does_no_harm(pair: tuple[Context, Context]) -> None:
     late, plain = pair
     assert late.late is not None
-    assert isinstance(late.decode_late(IDS[:4], outputs=4), LateRows)
+    assert isinstance(late.decode_late(IDS[:4], outputs=4), LazyLogits)
     wanted = plain.decode(IDS[:4], outputs=4).copy()
     names = late.late._names
     names.update({address: not wanted for address, wanted in names.items()})  # all of them mistaken
@@ -163,7 +162,7 @@ def test_an_address_that_has_another_tensor_now_does_no_harm(pair: tuple[Context
     assert np.allclose(known(late.decode_late(IDS[:4], outputs=4), 4), wanted, atol=1e-4)
     late.rollback(0)
     rows = late.decode_late(IDS[:4], outputs=4)
-    assert isinstance(rows, LateRows)  # it has learned anew
+    assert isinstance(rows, LazyLogits)  # it has learned anew
     assert np.allclose(known(rows, 4), wanted, atol=1e-4)
 
 
@@ -215,7 +214,7 @@ def test_separate_buffers_are_decoded_late_too(exact_model: Model) -> None:
         settle(late)
         for seq in (0, 2):
             rows = late.decode_late(IDS[:5], seq=seq, outputs=4)
-            assert isinstance(rows, LateRows)
+            assert isinstance(rows, LazyLogits)
             assert np.allclose(known(rows, 4), plain.decode(IDS[:5], seq=seq, outputs=4), atol=1e-4)
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from edgellm.engine.cores.openmp import WAITING
+from edgellm.engine.native import WAITING
 
 
 def said(extra: dict[str, str]) -> str:

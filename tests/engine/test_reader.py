@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from edgellm.engine import GgufHeader, Model, check_gguf, native
 from edgellm.engine.gguf import reader
-from edgellm.engine.gguf.reader import GgufArray
-from edgellm.engine.gguf.tensor_types import TENSOR_TYPES
+from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufArray
 from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from tests.engine.headers import F32, LLAMA, Q8_0, Entry, Info, f32, file, numbers, string, strings, u32
 

@@ -14,8 +14,8 @@ from bench.random_gguf import Shape, write
 from edgellm.engine import Capture, Context, Model, check_gguf
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf import writer
+from edgellm.engine.gguf.reader import TENSOR_TYPES
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of, time_passes, write_random
-from edgellm.engine.gguf.tensor_types import TENSOR_TYPES
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelUnsupported
 
 WIDE = Shape("llama", 300, 3, 256, 2, 1, 512, 64)

@@ -14,7 +14,7 @@ from bench.attack.texts import PRE_TOKENIZERS, TEXTS
 from bench.random_gguf import CONTROL, Shape, write
 from edgellm.engine import Model
 from edgellm.engine.tokenizing.processes import TokenizerProcess, TokenizerProcesses
-from edgellm.engine.tokenizing.slicing import DEPTH, SLICE, Slicer, Special, any_of, apart
+from edgellm.engine.tokenizing.tokenizer import DEPTH, SLICE, Slicer, Special, any_of, apart
 from edgellm.errors import PromptTooLong, Stopped, TextRefused
 
 SHAPE = Shape("llama", 400, 1, 32, 2, 1, 64, 512)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from edgellm.http.handlers import Writer
-from edgellm.http.server import Door
+from edgellm.http.handlers import ServedModel
+from edgellm.http.server import HttpServer
 from edgellm.llm import Pair
 from edgellm.rpc.address import Address
 from edgellm.spec.stream import Reply
@@ -45,7 +45,7 @@ class Answer:
 Ask = Callable[..., Answer]
 
 
-def asker(door: Door) -> Ask:
+def asker(door: HttpServer) -> Ask:
     """`ask("GET", "/health")`, `ask("POST", path, {...})`; `body` may be bytes, headers replace those of the client."""
 
     def ask(method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Answer:
@@ -80,14 +80,14 @@ def own(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
 
 
 @pytest.fixture(scope="package")
-def door(own: Pair) -> Iterator[Door]:
+def door(own: Pair) -> Iterator[HttpServer]:
     told: list[str] = []
-    with Door(HOME, on_event=told.append) as opened:
-        opened.open(Writer(own, "edgellm-verifier"))
+    with HttpServer(HOME, on_event=told.append) as opened:
+        opened.open(ServedModel(own, "edgellm-verifier"))
         yield opened
     assert told == []
 
 
 @pytest.fixture
-def ask(door: Door) -> Ask:
+def ask(door: HttpServer) -> Ask:
     return asker(door)

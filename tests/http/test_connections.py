@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgellm.http import connections as porch
-from edgellm.http.server import Door, Lock
-from edgellm.rpc.trust.self_signed_cert import web_certificate
+from edgellm.http import server as porch
+from edgellm.http.server import Credentials, HttpServer
+from edgellm.rpc.trust.identity import web_certificate
 from tests.http.conftest import HOME, asker
 
 SOON = 0.3
@@ -24,16 +24,16 @@ HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
     """A door with little patience, behind which nobody writes."""
     for name in ("HEAD_SECONDS", "NEXT_SECONDS", "TAKE_SECONDS"):
         monkeypatch.setattr(porch, name, SOON)
-    with Door(HOME, key="k" * 43) as door:
+    with HttpServer(HOME, key="k" * 43) as door:
         door.rest("Nobody writes here.")
         yield door
 
 
-def knock(door: Door) -> socket.socket:
+def knock(door: HttpServer) -> socket.socket:
     return socket.create_connection((door.address.host, door.address.port), timeout=120)
 
 
@@ -54,18 +54,18 @@ def drips(line: socket.socket, data: bytes = b"X-Slow: 1\r\n") -> None:
     pytest.fail("nobody hung up")
 
 
-def test_a_head_that_drips_is_hung_up_on(hasty: Door) -> None:
+def test_a_head_that_drips_is_hung_up_on(hasty: HttpServer) -> None:
     with knock(hasty) as line:
         line.sendall(HEAD)
         drips(line)
 
 
-def test_so_is_who_says_nothing(hasty: Door) -> None:
+def test_so_is_who_says_nothing(hasty: HttpServer) -> None:
     with knock(hasty) as line:
         assert line.recv(1) == b""
 
 
-def test_so_is_the_head_of_a_later_request(hasty: Door) -> None:
+def test_so_is_the_head_of_a_later_request(hasty: HttpServer) -> None:
     with knock(hasty) as line:
         line.sendall(HEAD + b"\r\n")
         assert line.recv(65536).startswith(b"HTTP/1.1 200 ")
@@ -73,7 +73,7 @@ def test_so_is_the_head_of_a_later_request(hasty: Door) -> None:
         drips(line)
 
 
-def test_so_is_a_body_that_drips_behind_its_refusal(hasty: Door) -> None:
+def test_so_is_a_body_that_drips_behind_its_refusal(hasty: HttpServer) -> None:
     """Without the key; nobody reads it any more, and each byte would begin uvicorn's patience anew."""
     with knock(hasty) as line:
         line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
@@ -81,7 +81,7 @@ def test_so_is_a_body_that_drips_behind_its_refusal(hasty: Door) -> None:
         drips(line, b"a")
 
 
-def test_so_is_who_asks_and_asks_and_reads_nothing(hasty: Door) -> None:
+def test_so_is_who_asks_and_asks_and_reads_nothing(hasty: HttpServer) -> None:
     """Seen at the door: with its own window full, the client's system hears of the end when it next probes, which on a
     busy machine can take minutes."""
     asks = b"GET /page/chat.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -102,7 +102,7 @@ def test_so_is_who_asks_and_asks_and_reads_nothing(hasty: Door) -> None:
                 return
 
 
-def test_an_answer_may_take_its_time(hasty: Door) -> None:
+def test_an_answer_may_take_its_time(hasty: HttpServer) -> None:
     """What is being answered owes nothing."""
     app = hasty._app._app
 
@@ -117,7 +117,7 @@ def test_an_answer_may_take_its_time(hasty: Door) -> None:
 def test_a_handshake_that_is_not_begun_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(porch, "HEAD_SECONDS", SOON)
     certificate, key = web_certificate(tmp_path, ["127.0.0.1"])
-    with Door(HOME, lock=Lock("k" * 43, certificate, key)) as door, knock(door) as line:
+    with HttpServer(HOME, lock=Credentials("k" * 43, certificate, key)) as door, knock(door) as line:
         door.rest("Nobody writes here.")
         assert line.recv(1) == b""
         context = ssl.create_default_context(cafile=certificate)
@@ -130,7 +130,7 @@ def test_a_handshake_that_is_not_begun_is_given_up(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("first", [b"", HEAD])
 def test_however_many_are_silent_who_asks_is_answered(monkeypatch: pytest.MonkeyPatch, first: bytes) -> None:
     monkeypatch.setattr(porch, "MOST", 8)
-    with Door(HOME) as door, ExitStack() as lines:
+    with HttpServer(HOME) as door, ExitStack() as lines:
         door.rest("Nobody writes here.")
         held = []
         for _ in range(30):
@@ -157,7 +157,7 @@ def _until(true: Callable[[], bool]) -> None:
 
 def test_who_is_being_served_is_not_hung_up_on_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(porch, "MOST", 2)
-    with Door(HOME) as door:
+    with HttpServer(HOME) as door:
         door.rest("Nobody writes here.")
         app, go, inside = door._app._app, threading.Event(), threading.Semaphore(0)
 
@@ -187,7 +187,7 @@ def test_who_is_being_served_is_not_hung_up_on_for_others(monkeypatch: pytest.Mo
         assert asker(door)("GET", "/health").status == 200
 
 
-def test_nothing_is_left_of_whoever_came_and_went(hasty: Door) -> None:
+def test_nothing_is_left_of_whoever_came_and_went(hasty: HttpServer) -> None:
     """Descriptors, threads and tasks: of those who asked, of those who left in the middle, and of those hung up on."""
     process, ask = psutil.Process(), asker(hasty)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.attack import browser
-from edgellm.http import page as files
+from edgellm.http import app as files
 from tests.http.test_page import needs_browser
 
 

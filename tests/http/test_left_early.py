@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from edgellm.http.server import Door
+from edgellm.http.server import HttpServer
 from edgellm.llm import Pair
 from edgellm.spec.stream import Reply
 from tests.decodes import FEW, Watched
@@ -22,7 +22,7 @@ ABORTED = 2
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_no_more_of_it_is_read_and_the_next_reply_is_whole(
-    ask: Ask, door: Door, own: Pair, pair: Pair, decodes: Watched, rows_are_cheap: None,
+    ask: Ask, door: HttpServer, own: Pair, pair: Pair, decodes: Watched, rows_are_cheap: None,
     monkeypatch: pytest.MonkeyPatch, stream: bool,
 ) -> None:  # fmt: skip
     def counted() -> tuple[float, ...]:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from edgellm.engine import Model
-from edgellm.http.handlers import Writer
-from edgellm.http.server import Door
+from edgellm.http.handlers import ServedModel
+from edgellm.http.server import HttpServer
 from edgellm.llm import Pair
 from edgellm.rpc.address import Address
-from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.services.server.servers import VerifierServer
 from tests.http.conftest import HOME, Answer, asker
 from tests.spec.real import case
 
@@ -22,23 +22,23 @@ CLIENTS = 12
 
 
 @contextmanager
-def together(own: Pair) -> Iterator[Door]:
+def together(own: Pair) -> Iterator[HttpServer]:
     """A pair, whose replies take turns."""
-    with Door(HOME, replies=3, waiting=CLIENTS) as door:
-        door.open(Writer(own, "edgellm-verifier"))
+    with HttpServer(HOME, replies=3, waiting=CLIENTS) as door:
+        door.open(ServedModel(own, "edgellm-verifier"))
         yield door
 
 
 @contextmanager
-def in_batches(path: Path) -> Iterator[Door]:
+def in_batches(path: Path) -> Iterator[HttpServer]:
     """A served verifier, which computes them in one batch; more of them than it has room for."""
     with (
         Model.load(path) as model,
         VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1) as server,
         Pair(model, draft=None, verifier=server.inside(), threads=1) as pair,
-        Door(HOME, replies=4, waiting=CLIENTS) as door,
+        HttpServer(HOME, replies=4, waiting=CLIENTS) as door,
     ):
-        door.open(Writer(pair, "edgellm-verifier", in_turns=False))
+        door.open(ServedModel(pair, "edgellm-verifier", in_turns=False))
         yield door
 
 

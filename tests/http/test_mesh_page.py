@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from edgellm.coldstart.plan import Way
-from edgellm.http.handlers import Writer
-from edgellm.http.mesh_timeline import Course
-from edgellm.http.server import Door
-from edgellm.llm.mesh.mesh_llm import Opened, Options, open_mesh
-from edgellm.llm.mesh.timeline import Measured, Replies
+from edgellm.coldstart.plan import PlanOption
+from edgellm.http.handlers import ServedModel
+from edgellm.http.mesh_status import MeshRecorder
+from edgellm.http.server import HttpServer
+from edgellm.llm.mesh_llm import OpenedMesh, Options, open_mesh
+from edgellm.llm.mesh_timeline import Measured, Replies
 from edgellm.mesh.fleet_file import read_fleet
-from edgellm.mesh.runtime.layer_sources import WholeModel
-from edgellm.mesh.runtime.weight_cache import Shelf
-from edgellm.services.server.worker_server import WorkerServer
+from edgellm.mesh.layer_sources import WholeModel
+from edgellm.mesh.weight_cache import WeightCache
+from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.types import Summary
 from edgellm.storage.layers.store import LayerStore
 from tests.http.conftest import HOME, QUESTION, Answer, asker, conversation
@@ -37,11 +37,11 @@ def split() -> str | None:
 
 
 @pytest.fixture
-def opened(verifier_path: Path, draft_path: Path, tmp_path: Path, split: str | None) -> Iterator[Opened]:
+def opened(verifier_path: Path, draft_path: Path, tmp_path: Path, split: str | None) -> Iterator[OpenedMesh]:
     """Two devices that are described in a file, whatever they can really do."""
     home = tmp_path / "home.toml"
     home.write_text((DESKTOP + LAPTOP).replace('"desktop"', '"here"'), encoding="utf-8")
-    shelf = Shelf(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
+    shelf = WeightCache(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(shelf, ANYWHERE, threads=1) as worker:
         options = Options(split, read_fleet(home), peers=(f"laptop={worker.address}",), sessions=2)
         with open_mesh(verifier_path, options, draft=draft_path, threads=1) as mesh:
@@ -49,13 +49,13 @@ def opened(verifier_path: Path, draft_path: Path, tmp_path: Path, split: str | N
 
 
 @pytest.fixture
-def door(opened: Opened) -> Iterator[Door]:
-    with Door(HOME) as made:
-        made.open(Writer(opened.pair, "edgellm-verifier", in_turns=False, course=Course(opened)))
+def door(opened: OpenedMesh) -> Iterator[HttpServer]:
+    with HttpServer(HOME) as made:
+        made.open(ServedModel(opened.pair, "edgellm-verifier", in_turns=False, course=MeshRecorder(opened)))
         yield made
 
 
-def test_the_status_tells_what_each_device_did_for_the_last_reply(door: Door, opened: Opened) -> None:
+def test_the_status_tells_what_each_device_did_for_the_last_reply(door: HttpServer, opened: OpenedMesh) -> None:
     ask = asker(door)
     before = ask("GET", "/status").json["mesh"]
     held = [(one["device"], one["first_layer"], one["last_layer"]) for one in before["holders"]]
@@ -78,13 +78,13 @@ def test_the_status_tells_what_each_device_did_for_the_last_reply(door: Door, op
 
 
 @pytest.mark.parametrize("split", [None])
-def test_before_the_first_reply_it_is_the_plan(door: Door) -> None:
+def test_before_the_first_reply_it_is_the_plan(door: HttpServer) -> None:
     last = asker(door)("GET", "/status").json["mesh"]["last"]
     assert (last["ttft_s"], last["planned_ttft_s"] > 0.0) == (None, True)
     assert all(stage["planned"] and stage["measured"] is None for stage in last["stages"])
 
 
-def test_of_replies_that_share_the_devices_nothing_is_told(door: Door) -> None:
+def test_of_replies_that_share_the_devices_nothing_is_told(door: HttpServer) -> None:
     ask = asker(door)
     ask("POST", "/v1/chat/completions", conversation(max_tokens=2))
     _until(lambda: ask("GET", "/status").json["mesh"]["last"] is not None)
@@ -109,11 +109,11 @@ def test_of_replies_that_share_the_devices_nothing_is_told(door: Door) -> None:
 
 
 @needs_browser
-def test_the_page_draws_both(door: Door, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_draws_both(door: HttpServer, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = "laptop: computing took 9 s and not 1 s as planned."
     genuine = Replies.heard
 
-    def heard(replies: Replies, summary: Summary) -> tuple[Measured, Way | None] | None:
+    def heard(replies: Replies, summary: Summary) -> tuple[Measured, PlanOption | None] | None:
         told = genuine(replies, summary)
         return None if told is None else (replace(told[0], disproved=(wrong,)), told[1])
 

@@ -13,8 +13,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http import middleware
-from edgellm.http.handlers import Writer
-from edgellm.http.server import Door
+from edgellm.http.handlers import ServedModel
+from edgellm.http.server import HttpServer
 from edgellm.llm import Pair
 from edgellm.rpc.address import Address
 from tests.http.conftest import HOME, Ask, asker, conversation
@@ -33,7 +33,7 @@ def test_another_host_is_refused(ask: Ask, method: str, path: str, host: str) ->
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", "LOCALHOST"])
-def test_every_name_of_this_machine_will_do(ask: Ask, door: Door, host: str) -> None:
+def test_every_name_of_this_machine_will_do(ask: Ask, door: HttpServer, host: str) -> None:
     for port in ("", f":{door.address.port}"):
         assert ask("GET", "/health", None, {"Host": host + port}).status == 200
 
@@ -54,7 +54,7 @@ def test_another_origin_is_refused(ask: Ask, method: str, path: str, headers: di
     assert not any(name.startswith("access-control") for name in answer.headers)
 
 
-def test_the_own_origin_is_none_of_others(ask: Ask, door: Door) -> None:
+def test_the_own_origin_is_none_of_others(ask: Ask, door: HttpServer) -> None:
     own = {"Origin": door.url, "Sec-Fetch-Site": "same-origin"}
     answer = ask("POST", "/v1/completions", {"prompt": "The film", "max_tokens": 1}, own)
     assert answer.status == 200
@@ -65,8 +65,8 @@ def test_the_own_origin_is_none_of_others(ask: Ask, door: Door) -> None:
 
 @pytest.fixture(scope="module")
 def locked(own: Pair) -> Iterator[Ask]:
-    with Door(HOME, key="k" * 43) as door:
-        door.open(Writer(own, "edgellm-verifier"))
+    with HttpServer(HOME, key="k" * 43) as door:
+        door.open(ServedModel(own, "edgellm-verifier"))
         yield asker(door)
 
 
@@ -121,7 +121,7 @@ def test_too_large_a_request_is_refused_before_it_is_read(ask: Ask, monkeypatch:
     assert (answer.status, answer.error["code"]) == (413, "request_too_large")
 
 
-def test_so_is_one_that_does_not_say_how_large_it_is(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_is_one_that_does_not_say_how_large_it_is(door: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "MOST_BYTES", 1000)
     connection = http.client.HTTPConnection(door.address.host, door.address.port, timeout=120)
     connection.request(
@@ -131,7 +131,7 @@ def test_so_is_one_that_does_not_say_how_large_it_is(door: Door, monkeypatch: py
     connection.close()
 
 
-def test_a_request_that_does_not_arrive_is_given_up(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_does_not_arrive_is_given_up(door: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "BODY_SECONDS", 0.2)
     with socket.create_connection((door.address.host, door.address.port), timeout=120) as slow:
         slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
@@ -217,9 +217,9 @@ def test_other_paths_and_methods_are_told_in_the_same_form(ask: Ask) -> None:
 
 def test_a_door_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="no key"):
-        Door(Address.parse("192.168.1.2:0"))
+        HttpServer(Address.parse("192.168.1.2:0"))
     for replies, waiting in ((0, 1), (1, -1), (10**6, 1)):
         with pytest.raises(InvalidOption, match=r"replies|waiting"):
-            Door(HOME, replies=replies, waiting=waiting)
+            HttpServer(HOME, replies=replies, waiting=waiting)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(PortTaken):
-        Door(Address("127.0.0.1", taken.getsockname()[1])).start()
+        HttpServer(Address("127.0.0.1", taken.getsockname()[1])).start()

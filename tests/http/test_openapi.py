@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from edgellm.http.handlers import Writer
-from edgellm.http.server import Door
+from edgellm.http.handlers import ServedModel
+from edgellm.http.server import HttpServer
 from edgellm.llm import Pair
 from tests.http.conftest import HOME, Ask
 
@@ -21,8 +21,8 @@ from tests.http.conftest import HOME, Ask
 @pytest.fixture(scope="module")
 def described(f32_pair: tuple[Path, Path]) -> Iterator[Any]:
     """The description of a door whose replies are short."""
-    with Pair.open(*f32_pair, threads=1, n_ctx=48) as pair, Door(HOME, replies=1) as door:
-        door.open(Writer(pair, "edgellm-verifier"))
+    with Pair.open(*f32_pair, threads=1, n_ctx=48) as pair, HttpServer(HOME, replies=1) as door:
+        door.open(ServedModel(pair, "edgellm-verifier"))
         yield schemathesis.openapi.from_url(f"{door.url}/openapi.json")
 
 

@@ -19,13 +19,13 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from edgellm.engine import Model
 from edgellm.errors import InvalidOption
-from edgellm.http.handlers import Writer
-from edgellm.http.plan_file import PlanOut, read_plan
-from edgellm.http.server import Door
+from edgellm.http.handlers import ServedModel
+from edgellm.http.mesh_status import PlanOut, read_plan
+from edgellm.http.server import HttpServer
 from edgellm.llm import Pair
 from edgellm.rpc.address import Address
-from edgellm.services.client.verifier_stream import RemotePending
-from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.services.client.verifier_client import RemotePending
+from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.loop import Event
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Stats
@@ -97,8 +97,8 @@ def say(page: Page, text: str) -> None:
 
 @needs_browser
 def test_a_conversation_shows_who_wrote_each_word(page: Page, own: Pair) -> None:
-    with Door(HOME) as door:
-        door.open(Writer(own, "edgellm-verifier"), PLAN)
+    with HttpServer(HOME) as door:
+        door.open(ServedModel(own, "edgellm-verifier"), PLAN)
         page.goto(door.url)
         expect(page.locator("#state")).to_have_text("ready", timeout=60_000)
         expect(page.locator("#model")).to_have_text("edgellm-verifier")
@@ -137,8 +137,8 @@ def test_each_source_has_a_colour_and_a_count_of_its_own(page: Page) -> None:
         for number, source in enumerate(Source, 1):
             yield from (replace(token, source=source) for token in said(*[b"word "] * number))
 
-    with Door(HOME) as door:
-        door.open(Writer(cast(Pair, Scripted(script)), "made-up"))
+    with HttpServer(HOME) as door:
+        door.open(ServedModel(cast(Pair, Scripted(script)), "made-up"))
         page.goto(door.url)
         say(page, "Who wrote it?")
         expect(page.locator(".said").first).to_contain_text("tokens")
@@ -153,8 +153,8 @@ def test_each_source_has_a_colour_and_a_count_of_its_own(page: Page) -> None:
 
 @needs_browser
 def test_on_a_phone_nothing_sticks_out(page: Page, own: Pair) -> None:
-    with Door(HOME) as door:
-        door.open(Writer(own, "a-model-with-quite-a-long-name-that-has-no-room-on-a-telephone"), PLAN)
+    with HttpServer(HOME) as door:
+        door.open(ServedModel(own, "a-model-with-quite-a-long-name-that-has-no-room-on-a-telephone"), PLAN)
         page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
         page.goto(door.url)
         expect(page.locator("#state")).to_have_text("ready", timeout=60_000)
@@ -171,8 +171,8 @@ def test_on_a_phone_nothing_sticks_out(page: Page, own: Pair) -> None:
 
 @needs_browser
 def test_stop_stops_the_work(page: Page) -> None:
-    with Door(HOME) as door:
-        door.open(Writer(cast(Pair, Scripted(endless)), "made-up"))
+    with HttpServer(HOME) as door:
+        door.open(ServedModel(cast(Pair, Scripted(endless)), "made-up"))
         page.goto(door.url)
         say(page, "Go on")
         expect(page.locator(".words span").nth(20)).to_be_attached()
@@ -206,8 +206,8 @@ def test_a_verifier_that_is_killed_in_the_middle_is_told_and_the_reply_goes_on(
     with Model.load(f32_pair[1]) as model:
         server = VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1)
         address = str(server.start())
-        with Pair.open(f32_pair[0], address, threads=1) as pair, Door(HOME) as door:
-            door.open(Writer(pair, "edgellm-verifier", in_turns=False, options=ReplyOptions(retrieval="off")))
+        with Pair.open(f32_pair[0], address, threads=1) as pair, HttpServer(HOME) as door:
+            door.open(ServedModel(pair, "edgellm-verifier", in_turns=False, options=ReplyOptions(retrieval="off")))
             page.goto(door.url)
             expect(page.locator(".device.up")).to_have_count(2)
             say(page, "Where is my mug?")  # to which the reply takes several questions
@@ -224,10 +224,10 @@ def test_a_verifier_that_is_killed_in_the_middle_is_told_and_the_reply_goes_on(
 
 @needs_browser
 def test_errors_and_a_missing_key_are_told(page: Page) -> None:
-    with Door(HOME, key="k" * 43) as door:
+    with HttpServer(HOME, key="k" * 43) as door:
         page.goto(door.url)
         expect(page.locator("#state")).to_contain_text("being loaded")
-        door.open(Writer(cast(Pair, Scripted(failing)), "made-up"))
+        door.open(ServedModel(cast(Pair, Scripted(failing)), "made-up"))
         expect(page.locator("#key-form")).to_be_visible(timeout=60_000)
         say(page, "Hello")
         expect(page.locator(".trouble").first).to_contain_text("API key is missing")

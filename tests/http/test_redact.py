@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from edgellm.errors import VerifierLost
-from edgellm.http.handlers import Writer
-from edgellm.http.redact import redact
-from edgellm.http.server import Door
+from edgellm.http.handlers import ServedModel
+from edgellm.http.middleware import redact
+from edgellm.http.server import HttpServer
 from edgellm.llm import Pair
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.peer_store import Peer
@@ -58,8 +58,8 @@ def secrets(peer: Peer) -> list[str]:
 
 
 def test_without_a_key_no_path_names_a_device(talkative: Pair, peer: Peer) -> None:
-    with Door(HOME) as door:
-        door.open(Writer(talkative, "edgellm-verifier"))
+    with HttpServer(HOME) as door:
+        door.open(ServedModel(talkative, "edgellm-verifier"))
         ask = asker(door)
         told = "".join(ask("GET", path).body.decode() for path in PATHS)
         for stream in (False, True):
@@ -71,8 +71,8 @@ def test_without_a_key_no_path_names_a_device(talkative: Pair, peer: Peer) -> No
 
 
 def test_with_the_key_they_are_named(talkative: Pair, peer: Peer) -> None:
-    with Door(HOME, key=KEY) as door:
-        door.open(Writer(talkative, "edgellm-verifier"))
+    with HttpServer(HOME, key=KEY) as door:
+        door.open(ServedModel(talkative, "edgellm-verifier"))
         ask, headers = asker(door), {"Authorization": f"Bearer {KEY}"}
         (device,) = ask("GET", "/status", headers=headers).json["devices"]
         assert (device["name"], device["short"]) == (peer.name, peer.id.short)

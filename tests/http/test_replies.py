@@ -10,13 +10,13 @@ from typing import Any
 import openai
 import pytest
 
-from edgellm.http.server import Door
+from edgellm.http.server import HttpServer
 from edgellm.llm import Pair
 from tests.http.conftest import QUESTION, Ask, conversation, written
 
 
 @pytest.fixture(scope="module")
-def client(door: Door) -> openai.OpenAI:
+def client(door: HttpServer) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{door.url}/v1", api_key="none is needed", max_retries=0)
 
 
@@ -59,7 +59,7 @@ def test_a_stream_says_the_same_in_chunks(client: openai.OpenAI, pair: Pair) -> 
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_plain_curl_sees_events_and_done(door: Door) -> None:
+def test_plain_curl_sees_events_and_done(door: HttpServer) -> None:
     done = subprocess.run(
         ["curl", "-sN", f"{door.url}/v1/completions", "-H", "Content-Type: application/json", "-d",
          '{"prompt": "The film night", "max_tokens": 4, "stream": true}'],

@@ -17,9 +17,9 @@ import pytest
 
 from edgellm.errors import Stopped, VerifierLost
 from edgellm.http.admission import FairLock
-from edgellm.http.handlers import Writer
-from edgellm.http.server import Door
-from edgellm.http.streaming import Running, TextDelta
+from edgellm.http.handlers import ServedModel
+from edgellm.http.server import HttpServer
+from edgellm.http.streaming import ReplyTask, TextDelta
 from edgellm.llm import Pair
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
@@ -62,9 +62,9 @@ class Scripted:
 
 
 @contextmanager
-def opened(script: Script, **options: Any) -> Iterator[Door]:
-    with Door(HOME, **options) as door:
-        door.open(Writer(cast(Pair, Scripted(script)), "made-up"))
+def opened(script: Script, **options: Any) -> Iterator[HttpServer]:
+    with HttpServer(HOME, **options) as door:
+        door.open(ServedModel(cast(Pair, Scripted(script)), "made-up"))
         yield door
 
 
@@ -76,7 +76,7 @@ def test_a_character_of_several_tokens_comes_whole_and_a_broken_one_at_the_end()
         def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
             yield from tokens
 
-        running = Running(lambda _gone: scripted(script), nullcontext(), lambda *_: None)
+        running = ReplyTask(lambda _gone: scripted(script), nullcontext(), lambda *_: None)
         work = asyncio.get_running_loop().run_in_executor(None, running.work)
         heard: list[object] = [event async for event in running.events()]
         assert await work is None
@@ -188,8 +188,8 @@ def test_tokenising_holds_nobody_up_and_ends_when_its_client_leaves() -> None:
             over.set()
             raise Stopped("Tokenising was stopped.")
 
-    with Door(HOME, replies=2, waiting=0) as door:
-        door.open(Writer(cast(Pair, Tokenising(lambda *_: iter(said(b"hello")))), "made-up", in_turns=True))  # type: ignore[arg-type]
+    with HttpServer(HOME, replies=2, waiting=0) as door:
+        door.open(ServedModel(cast(Pair, Tokenising(lambda *_: iter(said(b"hello")))), "made-up", in_turns=True))  # type: ignore[arg-type]
         ask = asker(door)
         connection = http.client.HTTPConnection(door.address.host, door.address.port, timeout=60)
         body = json.dumps({"messages": [{"role": "user", "content": "long"}]})
@@ -247,7 +247,7 @@ def test_too_many_at_once_are_refused_and_one_in_line_that_leaves_makes_room() -
 
 
 def test_while_it_loads_and_while_it_stops_it_says_so() -> None:
-    with Door(HOME) as door:
+    with HttpServer(HOME) as door:
         ask = asker(door)
         for answer in (
             ask("GET", "/health"),
@@ -256,7 +256,7 @@ def test_while_it_loads_and_while_it_stops_it_says_so() -> None:
         ):
             assert (answer.status, answer.error["code"]) == (503, "loading")
             assert answer.headers["retry-after"] == "1"
-        door.open(Writer(cast(Pair, Scripted(endless)), "made-up"))
+        door.open(ServedModel(cast(Pair, Scripted(endless)), "made-up"))
         assert ask("GET", "/health").json == {"status": "ok"}
         heard: list[Answer] = []
         under_way = threading.Thread(
@@ -274,7 +274,7 @@ def test_while_it_loads_and_while_it_stops_it_says_so() -> None:
 
 
 def test_where_nobody_writes_all_else_is_answered() -> None:
-    with Door(HOME) as door:
+    with HttpServer(HOME) as door:
         door.rest("This process computes layers.")
         ask = asker(door)
         assert ask("GET", "/health").json == {"status": "ok"}

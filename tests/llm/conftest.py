@@ -10,7 +10,7 @@ import pytest
 
 from edgellm.engine import Message, Model
 from edgellm.rpc.address import Address
-from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.services.server.servers import VerifierServer
 from models.corpus import held_out
 from models.families import FAMILIES
 

@@ -16,16 +16,15 @@ import pytest
 
 from edgellm import __version__
 from edgellm.diagnostics import local, network
+from edgellm.diagnostics.local import Finding, State
 from edgellm.diagnostics.network import Heard, examine_interfaces, examine_multicast, examine_peers, examine_welcome
-from edgellm.diagnostics.results import Finding, State
 from edgellm.diagnostics.run import examine
-from edgellm.engine.build_info import Features
+from edgellm.engine.native import Features
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announced
-from edgellm.rpc.trust.handshake import Offer, Welcomed
+from edgellm.rpc.trust.handshake import OfferedModel, PeerInfo
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.peer_store import Peer, Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import LINK
 from tests.rpc.doors import answering, run, serving
@@ -125,7 +124,7 @@ def test_a_clock_that_has_lost_its_time_is_told() -> None:
 def test_a_library_that_could_be_faster_is_told(
     me: Trust, monkeypatch: pytest.MonkeyPatch, library: Features, says: str
 ) -> None:
-    monkeypatch.setattr("edgellm.engine.build_info.features", lambda: library)
+    monkeypatch.setattr("edgellm.engine.native.features", lambda: library)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
     notes = [one.what for one in local.examine_machine() if one.topic == "llama.cpp" and one.state is State.NOTE]
@@ -212,11 +211,11 @@ def test_a_device_of_which_there_is_no_sign(me: Trust, desk: Trust) -> None:
 
 
 @pytest.fixture
-def sound(desk: Trust) -> Welcomed:
+def sound(desk: Trust) -> PeerInfo:
     peer: Peer = known(desk, "desk")
-    offer = Offer("verifier", "big", 1, VOCABULARY)
+    offer = OfferedModel("verifier", "big", 1, VOCABULARY)
     version = __version__
-    return Welcomed(peer, Address("127.0.0.1", 5), version, frozenset({Right.VERIFY}), (offer,), 0.001, 0.5)
+    return PeerInfo(peer, Address("127.0.0.1", 5), version, frozenset({Right.VERIFY}), (offer,), 0.001, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -226,11 +225,11 @@ def sound(desk: Trust) -> Welcomed:
         ({"clock_ahead": -7200.0}, "clock", "120 minutes behind"),
         ({"version": "0.0.1"}, "versions", "desk runs edgellm 0.0.1"),
         ({"rights": frozenset()}, "rights", "does not let this device"),
-        ({"offers": (Offer("verifier", "other", 1, "00" * 32),)}, "vocabulary", "whose vocabulary is not"),
+        ({"offers": (OfferedModel("verifier", "other", 1, "00" * 32),)}, "vocabulary", "whose vocabulary is not"),
     ],
 )
 def test_what_a_device_says_of_itself_is_judged(
-    sound: Welcomed, changes: dict[str, Any], topic: str, says: str
+    sound: PeerInfo, changes: dict[str, Any], topic: str, says: str
 ) -> None:
     found = examine_welcome(replace(sound, **changes), VOCABULARY)
     bad = [one for one in found if one.state is not State.OK]

@@ -15,8 +15,7 @@ import pytest
 from edgellm.cli.entrypoint import run
 from edgellm.errors import HistoryUnusable
 from edgellm.llm import Pair, profile_path
-from edgellm.llm.kept_data import LOGS_MOST, KeptData, expire, forget, kept
-from edgellm.llm.profiling.store import keep_profile
+from edgellm.llm.pair_stats import LOGS_MOST, KeptData, expire, forget, keep_profile, kept
 from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.spec.gates.profile import Profile
 from edgellm.storage import History, fingerprint

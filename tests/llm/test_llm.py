@@ -21,7 +21,7 @@ from edgellm.errors import (
 )
 from edgellm.llm import DRAFT, Pair, compose, generate, is_address
 from edgellm.rpc.address import Address
-from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.types import Explanation, Notice, Token
 from tests.spec.real import case, ids
 

@@ -15,7 +15,7 @@ from edgellm.llm import Pair
 from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.handshake import VerifierInfo, greet
-from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Token
 from tests.spec.real import case

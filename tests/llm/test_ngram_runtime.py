@@ -15,13 +15,13 @@ from edgellm.engine.timing import CpuWait
 from edgellm.llm import Pair
 from edgellm.llm.ngram_runtime import MEMORIES, Retrieval, measure_curve
 from edgellm.spec.context_pool import ContextPool
-from edgellm.spec.draft_length import KNOTS, LengthRule
+from edgellm.spec.draft_length import KNOTS, DraftLengthController
 from edgellm.spec.ngram.draft_index import MOST_TOKENS
 from edgellm.spec.ngram.drafter import RetrievalDrafter
 from edgellm.spec.params import SOURCES
 from edgellm.spec.types import Explanation, Ids, Source, Token
 from edgellm.storage import fingerprint
-from edgellm.storage.decode_cost_cache import curve_path
+from edgellm.storage.device_speed import curve_path
 from tests.spec.real import case, ids
 
 NUMBERS = (2, 5, 6, 5, 2)  # two of them twice: there the first reply can be copied
@@ -258,7 +258,7 @@ def test_a_correction_that_load_may_explain_is_not_kept(
         monkeypatch.setattr(ContextPool, "shared", property(lambda _self: next(decodes)))
     monkeypatch.setattr(CpuWait, "share", lambda _self: 0.0 if shares else 0.5)
     for factor, same in ((4.0, True), (0.25, False)):  # load makes nothing faster
-        rule = LengthRule(curve)
+        rule = DraftLengthController(curve)
         for _ in range(5):
             rule.learn(0, 1, factor * (curve.seconds[0] + sum(curve.heads[:1])))
         retrieval.correct(rule)

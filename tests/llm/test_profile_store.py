@@ -14,7 +14,7 @@ from edgellm.engine import Message
 from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.llm import Pair, find_profile, profile_path, read_profile
 from edgellm.spec.drafters.verdict_prediction import MOST_BRANCHES
-from edgellm.spec.gates.online_profiler import FirstReplies
+from edgellm.spec.gates.online_profiler import OnlineProfiler
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.types import Explanation, Notice
 from edgellm.storage import fingerprint
@@ -125,7 +125,7 @@ def test_a_pair_without_a_profile_makes_one_of_its_first_replies(
     home: Path, f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enough = 40
-    monkeypatch.setattr(FirstReplies.__init__, "__defaults__", (enough,))
+    monkeypatch.setattr(OnlineProfiler.__init__, "__defaults__", (enough,))
     asked = iter(prompts(ASKED, 6))
     news: list[Notice] = []
     verified = processes = 0
@@ -222,7 +222,7 @@ def test_half_a_pair_cannot_be_profiled(f32_pair: tuple[Path, Path]) -> None:
 def test_replies_at_the_same_time_make_one_profile(
     home: Path, f32_pair: tuple[Path, Path], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FirstReplies.__init__, "__defaults__", (8,))
+    monkeypatch.setattr(OnlineProfiler.__init__, "__defaults__", (8,))
     news: list[Notice] = []
     with Pair.open(f32_pair[0], address, threads=1) as pair:
         replies = [pair.reply(messages, max_tokens=24, budget=0.2) for messages in prompts(ASKED, 1)]

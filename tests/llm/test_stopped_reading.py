@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgellm.llm import Pair
-from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.stream import Reply
 from tests.decodes import FEW, Decodes, Watched
 from tests.spec.real import case, ids

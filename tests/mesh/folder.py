@@ -8,7 +8,7 @@ from pathlib import Path
 from edgellm.engine import GgufHeader, check_gguf, cut
 from edgellm.engine.gguf.shard import check_cuttable
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.runtime.layer_sources import CutPoints, Loadable
+from edgellm.mesh.layer_sources import CutPoints, LoadableLayers
 from edgellm.storage import fingerprint
 
 
@@ -32,10 +32,10 @@ class FolderLayers:
     def tidy(self, loaded: Collection[Path]) -> None:
         """Nobody removes them."""
 
-    def pieces(self, model: str, layers: LayerRange) -> Sequence[Loadable]:
+    def pieces(self, model: str, layers: LayerRange) -> Sequence[LoadableLayers]:
         there = self.held(model)
         return [
-            Loadable(LayerRange(layer, layer + 1), self.path(model, layer).stat().st_size)
+            LoadableLayers(LayerRange(layer, layer + 1), self.path(model, layer).stat().st_size)
             for layer in layers if layer in there
         ]  # fmt: skip
 

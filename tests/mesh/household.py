@@ -12,13 +12,12 @@ import numpy as np
 from edgellm.engine import Context, Floats, Ids, Model
 from edgellm.errors import DeviceLost, EdgeError
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.messages import Gone, Parcel, StageSpec
-from edgellm.mesh.placement.failover_planner import Able
-from edgellm.mesh.placement.split import Share
-from edgellm.mesh.runtime.layer_sources import Layers
-from edgellm.mesh.runtime.pipeline import LocalSeat, Pipeline, Post, Seat
-from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.mesh.layer_sources import Layers
+from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
+from edgellm.mesh.pipeline import LocalSeat, Pipeline, Post, StageHost
+from edgellm.mesh.placement import DeviceCapability, StageShare
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
+from edgellm.mesh.weight_cache import WeightCache
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Sampling
 from tests.mesh.folder import FolderLayers
@@ -50,24 +49,24 @@ class Device:
     """A member of a mesh in this process, which can be lost."""
 
     def __init__(self, name: str, layers: Layers, only: Sequence[int] | None = None) -> None:
-        self.name, self.shelf = name, Shelf(layers)
+        self.name, self.shelf = name, WeightCache(layers)
         self.only, self.lost = only, False
         self.posts: list[Post] = []
 
-    def able(self, model: str) -> Able:
+    def able(self, model: str) -> DeviceCapability:
         if self.lost:
             raise DeviceLost(f"{self.name} is off.", "Switch it on.")
         held = self.shelf.layers.held(model)
-        return Able(self.name, held if self.only is None else held & set(self.only), self.shelf.warm(model))
+        return DeviceCapability(self.name, held if self.only is None else held & set(self.only), self.shelf.warm(model))
 
-    def seat(self) -> Seat:
+    def seat(self) -> StageHost:
         return DeviceSeat(self)
 
     def lose(self, error: EdgeError | None = None) -> None:
         """It is gone from now on, with all its stages."""
         self.lost = True
         for post in self.posts:
-            post(Gone(error or DeviceLost("the plug was pulled.", "Put it back.")))
+            post(StageLost(error or DeviceLost("the plug was pulled.", "Put it back.")))
 
 
 class DeviceSeat(LocalSeat):
@@ -75,22 +74,22 @@ class DeviceSeat(LocalSeat):
         super().__init__(device.name, device.shelf, 1)
         self._device = device
 
-    def begin(self, work: StageSpec, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:
+    def begin(self, work: StageSpec, post: Post, after: StageHost | None, waiting: Callable[[], bool]) -> None:
         if self._device.lost:
-            post(Gone(DeviceLost("the plug was pulled.", "Put it back.")))
+            post(StageLost(DeviceLost("the plug was pulled.", "Put it back.")))
             return
         self._device.posts.append(post)
         super().begin(work, lambda event: None if self._device.lost else post(event), after, waiting)
 
-    def put(self, parcel: Parcel) -> None:
+    def put(self, parcel: MicroBatch) -> None:
         if not self._device.lost:
             super().put(parcel)
 
 
-def even(work: StageSpec, names: Sequence[str]) -> tuple[Share, ...]:
+def even(work: StageSpec, names: Sequence[str]) -> tuple[StageShare, ...]:
     """The layers in about equal parts."""
     ends = np.linspace(0, work.n_layers, len(names) + 1).round().astype(int).tolist()
-    return tuple(Share(name, LayerRange(a, b)) for name, a, b in zip(names, ends, ends[1:], strict=False))
+    return tuple(StageShare(name, LayerRange(a, b)) for name, a, b in zip(names, ends, ends[1:], strict=False))
 
 
 def logits_of(pipeline: Pipeline, session: int, start: int, ids: Ids, outputs: int, rows: int = 256) -> Floats:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.mesh.runtime import clock as clocks
-from edgellm.mesh.runtime.clock import StageClock
+from edgellm.mesh import pipeline as clocks
+from edgellm.mesh.pipeline import StageClock
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 from edgellm.engine import Block, Floats, Passage
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import Event, Failed, Parcel, StageAnswer, Times, TraceSpan
-from edgellm.mesh.runtime.stage import Stage
-from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.mesh.messages import Event, Failed, MicroBatch, StageAnswer, StageTrace, TraceSpan
+from edgellm.mesh.stage import Stage
 from edgellm.mesh.verifier import MeshVerifier
+from edgellm.mesh.weight_cache import WeightCache
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Sampling
 from tests.engine.logits import some_ids
@@ -92,7 +92,7 @@ class Held:
     def __init__(self, cut: Cut) -> None:
         self.posted, self._slow = Posted(), SlowLayers(cut.layers, 0)
         work = replace(cut.work, sessions=SESSIONS)
-        self.stage = Stage(work, Shelf(self._slow), self.posted, threads=1)
+        self.stage = Stage(work, WeightCache(self._slow), self.posted, threads=1)
         self.stage.start()
 
     def results(self, n: int) -> dict[int, StageAnswer | Failed]:
@@ -122,7 +122,7 @@ def held(verifier_cut: Cut) -> Iterator[Held]:
 def test_who_is_there_goes_together(held: Held, whole: Whole, company: list[int], verifier_cut: Cut) -> None:
     texts = [some_ids(8, 2000, session + 1) for session in range(SESSIONS)]
     for session, text in enumerate(texts):
-        held.stage.put(Parcel(session, session, 0, text, judged(NOTHING, GREEDY, 8, logits=True)))
+        held.stage.put(MicroBatch(session, session, 0, text, judged(NOTHING, GREEDY, 8, logits=True)))
     answers = held.results(SESSIONS)
     assert company == [SESSIONS] * verifier_cut.work.n_layers
     for session, text in enumerate(texts):
@@ -132,8 +132,8 @@ def test_who_is_there_goes_together(held: Held, whole: Whole, company: list[int]
         whole.context.clear()
         assert np.abs(answer.logits - whole.context.decode(text)).max() < 1e-4
     held.stage.tell(0)
-    times = held.posted.wait(lambda event: isinstance(event, Times))
-    assert isinstance(times, Times)
+    times = held.posted.wait(lambda event: isinstance(event, StageTrace))
+    assert isinstance(times, StageTrace)
     computed = [span for span in times.spans if span.kind == "compute"]
     busy = sum(span.end - span.begin for span in computed)
     seconds = [answers[session].verdict.seconds for session in range(SESSIONS)]  # type: ignore[union-attr]
@@ -145,7 +145,7 @@ def test_one_that_fails_takes_nobody_along(held: Held, whole: Whole, company: li
     texts = [some_ids(8, 2000, session + 1) for session in range(SESSIONS)]
     for session, text in enumerate(texts):
         start = 5 if session == 2 else 0  # nothing is there before it
-        held.stage.put(Parcel(session, session, start, text, judged(NOTHING, GREEDY, start + 8)))
+        held.stage.put(MicroBatch(session, session, start, text, judged(NOTHING, GREEDY, start + 8)))
     found = held.results(SESSIONS)
     assert max(company) == SESSIONS  # they have been tried together
     failed = found[2]
@@ -163,10 +163,10 @@ def test_a_rule_that_fails_takes_nobody_along(held: Held, monkeypatch: pytest.Mo
             raise EdgeError("It cannot be judged.", "Ask otherwise.")
         return position, 5
 
-    monkeypatch.setattr("edgellm.verifier.judging.judge", broken)
+    monkeypatch.setattr("edgellm.verifier.engine.judge", broken)
     for session in range(2):
         ask = judged(NOTHING, Sampling(1.0, seed=session), 8)
-        held.stage.put(Parcel(session, session, 0, some_ids(8, 2000, session), ask))
+        held.stage.put(MicroBatch(session, session, 0, some_ids(8, 2000, session), ask))
     found = held.results(2)
     assert isinstance(found[0], StageAnswer)
     assert isinstance(found[1], Failed)
@@ -178,7 +178,7 @@ def test_a_later_part_of_a_prompt_waits_for_the_earlier_one(held: Held, whole: W
     for session, text in enumerate(texts):
         for part in range(2):
             ask = judged(NOTHING, GREEDY, 16) if part else None
-            held.stage.put(Parcel(session, 2 * session + part, 8 * part, text[8 * part : 8 * part + 8], ask))
+            held.stage.put(MicroBatch(session, 2 * session + part, 8 * part, text[8 * part : 8 * part + 8], ask))
     found = held.results(2)
     assert set(company) == {2}
     for session, text in enumerate(texts):

@@ -13,10 +13,9 @@ from edgellm.engine import Block, Floats, Ids, Passage, common_prefix
 from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.coordinator import Mesh, check_shares
-from edgellm.mesh.messages import Gone
-from edgellm.mesh.placement.failover_planner import Able, cover
-from edgellm.mesh.placement.split import Share
-from edgellm.mesh.runtime.pipeline import Pipeline
+from edgellm.mesh.messages import StageLost
+from edgellm.mesh.pipeline import Pipeline
+from edgellm.mesh.placement import DeviceCapability, StageShare, cover
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
@@ -29,7 +28,7 @@ ALL = range(12)
 class Home:
     """A mesh over devices of this process."""
 
-    def __init__(self, cut: Cut, holds: dict[str, Sequence[int]], shares: Sequence[Share] | None = None) -> None:
+    def __init__(self, cut: Cut, holds: dict[str, Sequence[int]], shares: Sequence[StageShare] | None = None) -> None:
         self.devices = {name: Device(name, cut.layers, only) for name, only in holds.items()}
         self.told: list[str] = []
         self.mesh = Mesh(
@@ -105,7 +104,7 @@ def test_a_device_that_is_lost_again_and_again_is_given_up(verifier_cut: Cut) ->
 
     def broken() -> object:
         made = seat()
-        made.begin = lambda work, post, after, waiting: post(Gone(DeviceLost("it broke.", "")))  # type: ignore[method-assign]
+        made.begin = lambda work, post, after, waiting: post(StageLost(DeviceLost("it broke.", "")))  # type: ignore[method-assign]
         return made
 
     device.seat = broken  # type: ignore[assignment,method-assign]
@@ -120,7 +119,7 @@ def test_a_stage_that_nobody_is_blamed_for_comes_back_on_the_same_device(home: H
     session = home.verifier.open(GenerationState())
     ask = home.asker(session)
     first = write(ask, PROMPT, 3)
-    home.devices["b"].posts[-1](Gone(DeviceLost("nothing was asked for a while.", ""), blamed=False))
+    home.devices["b"].posts[-1](StageLost(DeviceLost("nothing was asked for a while.", ""), blamed=False))
     text = np.concatenate((PROMPT, first)).astype(np.int32)
     assert first + write(ask, text, 5) == whole.text(PROMPT, 8)
     assert [share.name for share in home.mesh.shares] == ["a", "b", "c"]
@@ -204,15 +203,15 @@ def test_who_finds_no_sequence_is_told_that_the_mesh_is_busy(home: Home, whole: 
     home.verifier.close()
 
 
-def able(name: str, first: int, last: int, **more: float) -> Able:
-    return Able(name, frozenset(range(first, last + 1)), **more)  # type: ignore[arg-type]
+def able(name: str, first: int, last: int, **more: float) -> DeviceCapability:
+    return DeviceCapability(name, frozenset(range(first, last + 1)), **more)  # type: ignore[arg-type]
 
 
-def brute(devices: Sequence[Able], layers: int, tokens: int) -> float:
+def brute(devices: Sequence[DeviceCapability], layers: int, tokens: int) -> float:
     """The least seconds, by trying everything."""
     best = float("inf")
 
-    def go(at: int, left: tuple[Able, ...], seconds: float) -> None:
+    def go(at: int, left: tuple[DeviceCapability, ...], seconds: float) -> None:
         nonlocal best
         if at == layers:
             best = min(best, seconds)
@@ -237,7 +236,7 @@ def test_the_cover_is_the_best_one(seed: int) -> None:
         holds = frozenset(layer for layer in range(layers) if rng.random() < 0.8)
         warm = frozenset(layer for layer in holds if rng.random() < 0.4)
         step, hop = rng.uniform(0.01, 0.2), rng.uniform(0, 0.1)
-        devices.append(Able(name, holds, warm, rng.uniform(0.1, 2.0), step, hop, rng.randint(2, 6)))
+        devices.append(DeviceCapability(name, holds, warm, rng.uniform(0.1, 2.0), step, hop, rng.randint(2, 6)))
     found, best = cover(devices, layers, 8), brute(devices, layers, 8)
     if found is None:
         assert best == float("inf")
@@ -254,23 +253,26 @@ def test_the_cover_is_the_best_one(seed: int) -> None:
 
 
 def test_who_has_its_layers_loaded_keeps_them() -> None:
-    warm = Able("warm", frozenset(range(8)), frozenset(range(4)))
-    cold = Able("cold", frozenset(range(8)))
-    other = Able("other", frozenset(range(8)), frozenset(range(4, 8)))
-    assert cover([cold, other, warm], 8) == (Share("warm", LayerRange(0, 4)), Share("other", LayerRange(4, 8)))
+    warm = DeviceCapability("warm", frozenset(range(8)), frozenset(range(4)))
+    cold = DeviceCapability("cold", frozenset(range(8)))
+    other = DeviceCapability("other", frozenset(range(8)), frozenset(range(4, 8)))
+    assert cover([cold, other, warm], 8) == (
+        StageShare("warm", LayerRange(0, 4)),
+        StageShare("other", LayerRange(4, 8)),
+    )
 
 
 @pytest.mark.parametrize(
     ("shares", "says"),
     [
-        ([Share("a", LayerRange(0, 4)), Share("b", LayerRange(5, 8))], "range 6-8 of b"),
-        ([Share("a", LayerRange(0, 4))], "ends with layer 4"),
-        ([Share("a", LayerRange(0, 4)), Share("x", LayerRange(4, 8))], "Nobody is called 'x'"),
-        ([Share("a", LayerRange(0, 4)), Share("a", LayerRange(4, 8))], "given two ranges"),
-        ([Share("b", LayerRange(3, 8))], "range 4-8 of b"),
+        ([StageShare("a", LayerRange(0, 4)), StageShare("b", LayerRange(5, 8))], "range 6-8 of b"),
+        ([StageShare("a", LayerRange(0, 4))], "ends with layer 4"),
+        ([StageShare("a", LayerRange(0, 4)), StageShare("x", LayerRange(4, 8))], "Nobody is called 'x'"),
+        ([StageShare("a", LayerRange(0, 4)), StageShare("a", LayerRange(4, 8))], "given two ranges"),
+        ([StageShare("b", LayerRange(3, 8))], "range 4-8 of b"),
     ],
 )
-def test_a_split_that_cannot_be_meant(shares: list[Share], says: str) -> None:
+def test_a_split_that_cannot_be_meant(shares: list[StageShare], says: str) -> None:
     with pytest.raises(PlanImpossible, match=says):
         check_shares(shares, 8, ["a", "b"])
 

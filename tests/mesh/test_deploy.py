@@ -15,13 +15,13 @@ from bench.relay import Network, Relay
 from edgellm.errors import DeployFailed, LayersCorrupt, NotPermitted, PairingRequired, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.mesh import deploy as deploying
-from edgellm.mesh.deploy import Moved, Part, deploy
+from edgellm.mesh.deploy import DeployPart, Moved, deploy
 from edgellm.rpc.address import Address
+from edgellm.rpc.channel import run_there
 from edgellm.rpc.discovery.workers import Worker, find_workers, worker_at, worker_there
-from edgellm.rpc.event_loop import run_there
 from edgellm.rpc.layers.codec import WINDOW
-from edgellm.rpc.layers.upload import Pace
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.layers.upload import RateLimiter
+from edgellm.rpc.trust.peer_store import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.layers.manifest import Recipe, recipe_of
 from edgellm.storage.layers.store import LayerStore
@@ -73,9 +73,9 @@ def test_each_device_gets_its_layers_and_a_new_plan_moves_only_what_is_missing(
 ) -> None:
     found = home.workers()
     parts = [
-        Part(None, LayerRange(0, 3)),
-        Part(found["desk"], LayerRange(3, 8)),
-        Part(found["phone"], LayerRange(8, 12)),
+        DeployPart(None, LayerRange(0, 3)),
+        DeployPart(found["desk"], LayerRange(3, 8)),
+        DeployPart(found["phone"], LayerRange(8, 12)),
     ]
     heard: list[Moved] = []
     done = deploy(verifier_path, recipe, parts, trust=home.owner, store=home.here, tell=heard.append)
@@ -89,9 +89,9 @@ def test_each_device_gets_its_layers_and_a_new_plan_moves_only_what_is_missing(
 
     found = home.workers()
     parts = [
-        Part(None, LayerRange(0, 4)),
-        Part(found["desk"], LayerRange(4, 10)),
-        Part(found["phone"], LayerRange(10, 12)),
+        DeployPart(None, LayerRange(0, 4)),
+        DeployPart(found["desk"], LayerRange(4, 10)),
+        DeployPart(found["phone"], LayerRange(10, 12)),
     ]
     done = deploy(verifier_path, recipe, parts, trust=home.owner, store=home.here)
     assert [moved.sent for moved in done] == [0, size(recipe, 8, 9), 0]
@@ -130,7 +130,7 @@ def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_window(
     with Relay(home.addresses["desk"].port, Network(80.0, 0.002)) as relay:
         thread = cutting(relay, places)
         (done,) = deploy(
-            verifier_path, recipe, [Part(through(home, "desk", relay), LayerRange(0, 12))], trust=home.owner
+            verifier_path, recipe, [DeployPart(through(home, "desk", relay), LayerRange(0, 12))], trust=home.owner
         )
         thread.stop()  # type: ignore[attr-defined]
         thread.join()
@@ -148,7 +148,7 @@ def test_a_device_that_is_gone_is_given_time_and_then_said_to_be_so(
     monkeypatch.setattr(deploying, "FIRST_PAUSE", 0.01)
     found = home.workers()
     nowhere = Worker("desk", found["desk"].peer, Address("127.0.0.1", 1))
-    parts = [Part(nowhere, LayerRange(0, 6)), Part(found["phone"], LayerRange(6, 12))]
+    parts = [DeployPart(nowhere, LayerRange(0, 6)), DeployPart(found["phone"], LayerRange(6, 12))]
     gone, done = deploy(verifier_path, recipe, parts, trust=home.owner)
     assert isinstance(gone.error, DeployFailed)
     assert "0 of" in str(gone.error)
@@ -163,7 +163,10 @@ def test_nothing_leaves_for_a_device_without_the_right_to_files(
     phone = found["phone"].peer
     assert phone is not None
     home.owner.peers.revoke(phone.id, [Right.FILES])
-    parts = [Part(home.workers()["desk"], LayerRange(0, 6)), Part(home.workers()["phone"], LayerRange(6, 12))]
+    parts = [
+        DeployPart(home.workers()["desk"], LayerRange(0, 6)),
+        DeployPart(home.workers()["phone"], LayerRange(6, 12)),
+    ]
     with pytest.raises(NotPermitted, match="edgellm peers grant"):
         deploy(verifier_path, recipe, parts, trust=home.owner)
     assert not home.stores["desk"].size
@@ -175,7 +178,7 @@ def test_what_one_device_refuses_stops_no_other(home: Home, verifier_path: Path,
     full, done = deploy(
         verifier_path,
         recipe,
-        [Part(found["desk"], LayerRange(0, 6)), Part(found["phone"], LayerRange(6, 12))],
+        [DeployPart(found["desk"], LayerRange(0, 6)), DeployPart(found["phone"], LayerRange(6, 12))],
         trust=home.owner,
     )
     assert isinstance(full.error, StoreFull)
@@ -188,7 +191,7 @@ def test_a_remembered_recipe_that_is_wrong_is_forgotten(
     forgotten: list[Recipe] = []
     monkeypatch.setattr(deploying, "forget_recipe", forgotten.append)
     monkeypatch.setattr(deploying, "cut_piece", lambda *_: iter([b"other bytes"]))
-    (failed,) = deploy(verifier_path, recipe, [Part(home.workers()["desk"], LayerRange(1, 2))], trust=home.owner)
+    (failed,) = deploy(verifier_path, recipe, [DeployPart(home.workers()["desk"], LayerRange(1, 2))], trust=home.owner)
     assert isinstance(failed.error, LayersCorrupt)
     assert forgotten == [recipe]
 
@@ -197,10 +200,10 @@ def test_a_worker_of_this_machine_needs_no_pairing(tmp_path: Path, verifier_path
     store = LayerStore(tmp_path, PLENTY)
     with device_taking(store) as address:
         worker = run_there(worker_at(address)).result(60)
-        (done,) = deploy(verifier_path, recipe, [Part(worker, LayerRange(4, 6))])
+        (done,) = deploy(verifier_path, recipe, [DeployPart(worker, LayerRange(4, 6))])
         assert (done.error, done.sent) == (None, size(recipe, 4, 5))
         elsewhere = Worker("elsewhere", None, Address("192.0.2.1", 50151))
-        (refused,) = deploy(verifier_path, recipe, [Part(elsewhere, LayerRange(4, 6))])
+        (refused,) = deploy(verifier_path, recipe, [DeployPart(elsewhere, LayerRange(4, 6))])
         assert isinstance(refused.error, PairingRequired)
 
 
@@ -223,18 +226,18 @@ def test_the_rate_holds_for_all_lines_together(
     home: Home, verifier_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    taken: Callable[..., object] = Pace.take
+    taken: Callable[..., object] = RateLimiter.take
 
-    async def take(self: Pace, amount: int) -> None:
+    async def take(self: RateLimiter, amount: int) -> None:
         slept.append(amount)
         await taken(self, amount)  # type: ignore[misc]
 
-    monkeypatch.setattr(Pace, "take", take)
+    monkeypatch.setattr(RateLimiter, "take", take)
     found = home.workers()
     done = deploy(
         verifier_path,
         recipe,
-        [Part(found["desk"], LayerRange(1, 3)), Part(found["phone"], LayerRange(3, 5))],
+        [DeployPart(found["desk"], LayerRange(1, 3)), DeployPart(found["phone"], LayerRange(3, 5))],
         trust=home.owner,
         rate=4e6,
     )

@@ -18,17 +18,16 @@ from bench.random_gguf import Shape, write
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
 from edgellm.errors import MeasureFailed
-from edgellm.mesh.profiling import device_profiler
-from edgellm.mesh.profiling.device_profiler import figures_here
-from edgellm.mesh.profiling.free_memory import free_memory
-from edgellm.rpc.layers.device_figures import Figures
-from edgellm.storage import disk_benchmark
-from edgellm.storage.disk_benchmark import cold_read
+from edgellm.mesh import device_profiler
+from edgellm.mesh.device_profiler import figures_here, free_memory
+from edgellm.rpc.layers.benchmark_service import DeviceFigures
+from edgellm.storage import device_speed
+from edgellm.storage.device_speed import cold_read
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("edgellm.storage.disk_benchmark.LEAST_SECONDS", 0.01)
+    monkeypatch.setattr("edgellm.storage.device_speed.LEAST_SECONDS", 0.01)
     monkeypatch.setattr(timing, "ROWS", (1, 4))
     monkeypatch.setattr(timing, "_SPELL", 0.0)
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
@@ -63,7 +62,7 @@ def test_it_is_measured_once_and_when_asked(blocks: Blocks, tmp_path: Path, monk
     assert figures_here(blocks, threads=1).reason == "measured by edgellm 99"
     with monkeypatch.context() as patch:
         now = time.time()
-        patch.setattr("edgellm.mesh.profiling.device_profiler.time.time", lambda: now + 40 * 86_400)
+        patch.setattr("edgellm.mesh.device_profiler.time.time", lambda: now + 40 * 86_400)
         assert figures_here(blocks, threads=1).reason == "40 days old"
     assert figures_here(blocks, threads=1).reason.endswith("days old")  # a clock that was set back
     (kept,) = (tmp_path / "home").rglob("figures/*.json")
@@ -97,7 +96,7 @@ def test_figures_that_are_none_are_not_believed(blocks: Blocks, tmp_path: Path) 
     for change in bad:
         with pytest.raises(ProtocolError):
             replace(good, **change)
-    assert isinstance(good, Figures)
+    assert isinstance(good, DeviceFigures)
 
 
 def test_a_cold_read_drops_the_pages_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,13 +106,13 @@ def test_a_cold_read_drops_the_pages_first(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "posix_fadvise", lambda _handle, _at, _size, advice: dropped.append(advice), raising=False)
     monkeypatch.setattr(os, "POSIX_FADV_DONTNEED", 4, raising=False)
     monkeypatch.setattr(os, "POSIX_FADV_RANDOM", 1, raising=False)
-    monkeypatch.setattr(disk_benchmark, "LEAST_SECONDS", 1e-9)
+    monkeypatch.setattr(device_speed, "LEAST_SECONDS", 1e-9)
     speed, how = cold_read(path)
     assert speed > 0
     assert how.startswith("3 MB read")
     assert dropped == [os.POSIX_FADV_RANDOM, 4, 4]
-    monkeypatch.setattr(disk_benchmark, "LEAST_SECONDS", 10.0)
-    monkeypatch.setattr(disk_benchmark, "MOST_BYTES", 5 * 2**20)  # a small file is read again
+    monkeypatch.setattr(device_speed, "LEAST_SECONDS", 10.0)
+    monkeypatch.setattr(device_speed, "MOST_BYTES", 5 * 2**20)  # a small file is read again
     assert cold_read(path)[1].startswith("5 MB read")
     assert len(dropped) == 7
 
@@ -186,8 +185,8 @@ def test_a_disk_that_has_rested_is_not_taken_for_a_faster_one(
     path = tmp_path / "file"
     with path.open("wb") as file:
         file.truncate(megabytes * 2**20)
-    monkeypatch.setattr(disk_benchmark, "LEAST_SECONDS", 1.0)
-    monkeypatch.setattr("edgellm.storage.disk_benchmark.time.perf_counter", lambda: Rested.clock)
+    monkeypatch.setattr(device_speed, "LEAST_SECONDS", 1.0)
+    monkeypatch.setattr("edgellm.storage.device_speed.time.perf_counter", lambda: Rested.clock)
     monkeypatch.setattr(Path, "open", lambda self, *_, **__: Rested(self))
     assert 35e6 < cold_read(path)[0] < 42e6
 
@@ -201,7 +200,7 @@ def test_stalls_of_the_reader_do_not_move_the_speed_of_a_disk(tmp_path: Path, mo
         now[0] += 30.0 if rng.random() < 0.1 else 0.11  # in one portion of five something else ran
         return now[0]
 
-    monkeypatch.setattr("edgellm.storage.disk_benchmark.time.perf_counter", clock)
-    monkeypatch.setattr(disk_benchmark, "LEAST_SECONDS", 1000.0)
-    monkeypatch.setattr(disk_benchmark, "MOST_SECONDS", 1e9)
+    monkeypatch.setattr("edgellm.storage.device_speed.time.perf_counter", clock)
+    monkeypatch.setattr(device_speed, "LEAST_SECONDS", 1000.0)
+    monkeypatch.setattr(device_speed, "MOST_SECONDS", 1e9)
     assert cold_read(path)[0] == pytest.approx(2**20 / 0.11)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.mesh.coordinator import check_shares
-from edgellm.mesh.placement.failover_planner import Able, cover
+from edgellm.mesh.placement import DeviceCapability, cover
 
 LAYERS = 8
 
@@ -21,10 +21,10 @@ def pieces(draw: st.DrawFn) -> list[tuple[int, int]]:
     return draw(st.lists(st.sampled_from(every), unique=True))
 
 
-def able(name: str, held: list[tuple[int, int]], hop: float) -> Able:
+def able(name: str, held: list[tuple[int, int]], hop: float) -> DeviceCapability:
     layers = frozenset(layer for first, last in held for layer in range(first, last + 1))
     begins, ends = frozenset(first for first, _ in held), frozenset(last for _, last in held)
-    return Able(name, layers, hop=hop, begins=begins, ends=ends)
+    return DeviceCapability(name, layers, hop=hop, begins=begins, ends=ends)
 
 
 def in_whole_pieces(held: list[tuple[int, int]], first: int, last: int) -> bool:
@@ -61,9 +61,9 @@ def _possible(order: tuple[list[tuple[int, int]], ...], at: int) -> bool:
 
 
 def test_who_does_not_say_may_begin_and_end_anywhere() -> None:
-    found = cover([Able("old", frozenset(range(3, LAYERS))), able("new", [(0, 3), (4, 7)], 0.01)], LAYERS)
+    found = cover([DeviceCapability("old", frozenset(range(3, LAYERS))), able("new", [(0, 3), (4, 7)], 0.01)], LAYERS)
     assert found is not None
     assert {share.name for share in found} == {"new"}
-    found = cover([Able("old", frozenset(range(4, LAYERS))), able("new", [(0, 3), (4, 5)], 0.01)], LAYERS)
+    found = cover([DeviceCapability("old", frozenset(range(4, LAYERS))), able("new", [(0, 3), (4, 5)], 0.01)], LAYERS)
     assert found is not None
     assert [share.name for share in found] == ["new", "old"]

@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.coldstart.plan import Way, plan
+from edgellm.coldstart.plan import PlanOption, plan
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
 from edgellm.engine.timing import CpuWait
 from edgellm.errors import VerifierUnreachable
-from edgellm.llm.mesh.timeline import disproved_by
+from edgellm.llm.mesh_timeline import disproved_by
+from edgellm.mesh import fleet_profiler as surveying
+from edgellm.mesh.device_profiler import figures_here
+from edgellm.mesh.fleet_profiler import Survey, known_line, known_speed, survey
 from edgellm.mesh.model_costs import model_of
-from edgellm.mesh.placement.split import HERE
-from edgellm.mesh.profiling import fleet_profiler as surveying
-from edgellm.mesh.profiling.device_profiler import figures_here
-from edgellm.mesh.profiling.fleet_profiler import Survey, known_line, known_speed, survey
+from edgellm.mesh.placement import HERE
 from edgellm.rpc.discovery.workers import Worker, find_workers
 from edgellm.rpc.layers import bandwidth_probe
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.peer_store import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.storage.decode_cost_cache import DOUBTFUL_OLDEST
+from edgellm.storage.device_speed import DOUBTFUL_OLDEST
 from edgellm.storage.layers.store import LayerStore
 from tests.rpc.layering import device_taking
 from tests.rpc.strangers import befriend, device
@@ -33,7 +33,7 @@ from tests.rpc.strangers import befriend, device
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("edgellm.storage.disk_benchmark.LEAST_SECONDS", 0.01)
+    monkeypatch.setattr("edgellm.storage.device_speed.LEAST_SECONDS", 0.01)
     monkeypatch.setattr(timing, "ROWS", (1, 4, 16))
     monkeypatch.setattr(timing, "_SPELL", 0.0)
     monkeypatch.setattr(timing, "_ROUNDS", 1)
@@ -162,15 +162,17 @@ def test_figures_that_a_reply_has_disproved_are_measured_again_once(
     desk = first.workers["desk"]
     planned = plan(first.fleet().devices, model_of(verifier_path), 64, 16, links=first.fleet().links).way.stages[0]
     planned = replace(planned, device="desk", compute_s=1.0, load_s=1.0, network_s=1.0)
-    way = Way((replace(planned, compute_s=300.0, load_s=2.0, network_s=1.0 / 300.0),), 1.0, 1.0, 1.0)
-    told = disproved_by(way, Way((planned,), 1.0, 1.0, 1.0), {"desk": desk})
+    way = PlanOption((replace(planned, compute_s=300.0, load_s=2.0, network_s=1.0 / 300.0),), 1.0, 1.0, 1.0)
+    told = disproved_by(way, PlanOption((planned,), 1.0, 1.0, 1.0), {"desk": desk})
     assert [sentence.split(" took ")[0] for sentence in told] == ["desk: computing", "desk: network"]
     again, _ = look(owner, blocks, verifier_path)
     assert again.speeds["desk"].figures.reason == "asked for"
     assert again.lines[HERE, "desk"].reason == "a reply took another time"
     assert again.lines[HERE, "attic"] == first.lines[HERE, "attic"]
     assert again.speeds["attic"].figures.taken == first.speeds["attic"].figures.taken
-    assert disproved_by(way, Way((planned,), 1.0, 1.0, 1.0), {"desk": desk}) == ()  # it is the planner's model, then
+    assert (
+        disproved_by(way, PlanOption((planned,), 1.0, 1.0, 1.0), {"desk": desk}) == ()
+    )  # it is the planner's model, then
     third, heard = look(owner, blocks, verifier_path)
     assert third.lines == again.lines
     assert not [what for _, what in heard if what == "the line from here"]
@@ -188,7 +190,7 @@ def test_figures_of_a_busy_machine_are_doubtful_and_short_lived(
     monkeypatch.setattr(CpuWait, "share", lambda _self: 0.0)
     assert look(owner, blocks, verifier_path)[0].doubts() == said
     now = time.time()
-    monkeypatch.setattr("edgellm.mesh.profiling.device_profiler.time.time", lambda: now + DOUBTFUL_OLDEST + 60.0)
+    monkeypatch.setattr("edgellm.mesh.device_profiler.time.time", lambda: now + DOUBTFUL_OLDEST + 60.0)
     again, _ = look(owner, blocks, verifier_path)
     assert again.doubts() == []
     assert again.speeds["desk"].figures.reason.startswith("measured while the machine was busy")

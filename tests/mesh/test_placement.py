@@ -15,9 +15,7 @@ from edgellm.errors import PlanImpossible
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.coordinator import check_shares
 from edgellm.mesh.fleet_file import Fleet
-from edgellm.mesh.placement.failover_planner import Able
-from edgellm.mesh.placement.placement import Placed, place
-from edgellm.mesh.placement.split import Share
+from edgellm.mesh.placement import DeviceCapability, Placement, StageShare, place
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.workers import Worker
 
@@ -36,12 +34,12 @@ WORKERS = {
 }
 
 
-def placed(*able: Able, home: Fleet = HOME, tokens_in: int = 512, tokens_out: int = 8) -> Placed:
+def placed(*able: DeviceCapability, home: Fleet = HOME, tokens_in: int = 512, tokens_out: int = 8) -> Placement:
     return place(MODEL, home, WORKERS, able, tokens_in=tokens_in, tokens_out=tokens_out)
 
 
 def test_where_everything_lies_as_it_should_the_best_plan_is_run() -> None:
-    found = placed(Able("here", ALL), Able("desk", ALL), Able("phone", ALL))
+    found = placed(DeviceCapability("here", ALL), DeviceCapability("desk", ALL), DeviceCapability("phone", ALL))
     assert found.best is not None
     assert found.way == found.best.advised
     assert (found.lacking, found.advice("MODEL")) == ((), "")
@@ -49,11 +47,11 @@ def test_where_everything_lies_as_it_should_the_best_plan_is_run() -> None:
 
 
 def test_what_has_to_be_moved_is_said_and_what_is_there_is_run() -> None:
-    found = placed(Able("here", ALL), Able("desk", frozenset(range(6))))
+    found = placed(DeviceCapability("here", ALL), DeviceCapability("desk", frozenset(range(6))))
     (lacking,) = found.lacking
     assert found.best is not None
     wanted = {stage.device: stage for stage in found.best.way.stages}["desk"]
-    assert lacking.share == Share("desk", wanted.layers)
+    assert lacking.share == StageShare("desk", wanted.layers)
     assert lacking.layers == tuple(range(6, wanted.layers.stop))
     assert lacking.size == sum(MODEL.layer_bytes[6 : wanted.layers.stop])
     assert all(share.layers.last < 6 for share in found.shares if share.name == "desk")
@@ -64,35 +62,40 @@ def test_what_has_to_be_moved_is_said_and_what_is_there_is_run() -> None:
 
 
 def test_where_nobody_has_anything_this_device_is_used_alone() -> None:
-    found = placed(Able("here", ALL), Able("desk", frozenset()), Able("phone", frozenset()))
-    assert found.shares == (Share("here", LayerRange(0, 12)),)
+    found = placed(
+        DeviceCapability("here", ALL), DeviceCapability("desk", frozenset()), DeviceCapability("phone", frozenset())
+    )
+    assert found.shares == (StageShare("here", LayerRange(0, 12)),)
     assert dict(found.why())["desk"] == "it has no layers of the model"
     assert "deploy" in found.advice("MODEL")
 
 
 def test_what_is_loaded_already_is_not_loaded_again() -> None:
-    cold = placed(Able("here", ALL), Able("desk", ALL), tokens_in=16)
-    warm = placed(Able("here", ALL), Able("desk", ALL, ALL), tokens_in=16)
-    assert warm.shares == (Share("desk", LayerRange(0, 12)),)
+    cold = placed(DeviceCapability("here", ALL), DeviceCapability("desk", ALL), tokens_in=16)
+    warm = placed(DeviceCapability("here", ALL), DeviceCapability("desk", ALL, ALL), tokens_in=16)
+    assert warm.shares == (StageShare("desk", LayerRange(0, 12)),)
     assert warm.way.ttft_s < cold.way.ttft_s / 2
     full = Fleet((HOME.devices[0], replace(HOME.devices[1], memory=2e6)))  # what is loaded takes no more
-    assert placed(Able("here", ALL), Able("desk", ALL, ALL), home=full, tokens_in=16).shares == warm.shares
-    assert placed(Able("here", ALL), Able("desk", ALL), home=full, tokens_in=16).shares == (
-        Share("here", LayerRange(0, 12)),
+    assert (
+        placed(DeviceCapability("here", ALL), DeviceCapability("desk", ALL, ALL), home=full, tokens_in=16).shares
+        == warm.shares
+    )
+    assert placed(DeviceCapability("here", ALL), DeviceCapability("desk", ALL), home=full, tokens_in=16).shares == (
+        StageShare("here", LayerRange(0, 12)),
     )
 
 
 def test_a_worker_takes_no_more_than_it_gives() -> None:
     layer = MODEL.layer_bytes[0]
-    found = placed(Able("here", ALL), Able("desk", ALL, memory=int(3.5 * layer)))
+    found = placed(DeviceCapability("here", ALL), DeviceCapability("desk", ALL, memory=int(3.5 * layer)))
     assert [share.layers.last - share.layers.start < 3 for share in found.shares if share.name == "desk"] == [True]
 
 
 def test_what_is_loaded_counts_in_what_a_worker_gives() -> None:
     layer, half = MODEL.layer_bytes[0], frozenset(range(6, 12))
     for gives, most in ((8.5, 8), (12.5, 12)):
-        desk = Able("desk", ALL, half, memory=int(gives * layer))
-        found = placed(Able("here", ALL), desk, tokens_in=16)
+        desk = DeviceCapability("desk", ALL, half, memory=int(gives * layer))
+        found = placed(DeviceCapability("here", ALL), desk, tokens_in=16)
         assert sum(len(share.layers) for share in found.shares if share.name == "desk") <= most
         assert found.fleet.devices[1].memory == pytest.approx(gives * layer, abs=1.0)  # when it is planned anew
 
@@ -100,16 +103,16 @@ def test_what_is_loaded_counts_in_what_a_worker_gives() -> None:
 def test_where_the_layers_do_not_lie_where_they_fit_it_says_what_to_bring() -> None:
     small = Fleet((device("here", memory=5 * MODEL.layer_bytes[0]), device("desk", memory=9 * MODEL.layer_bytes[0])))
     with pytest.raises(PlanImpossible, match=r"desk has 2 of 12 .* edgellm mesh deploy MODEL --split 127"):
-        placed(Able("here", ALL), Able("desk", frozenset({0, 1})), home=small)
+        placed(DeviceCapability("here", ALL), DeviceCapability("desk", frozenset({0, 1})), home=small)
     tiny = Fleet((device("here", memory=1e6), device("desk", memory=1e6)))
     with pytest.raises(PlanImpossible, match=r"the devices have 0\.0 GB"):
-        placed(Able("here", ALL), Able("desk", frozenset({0, 1})), home=tiny)
+        placed(DeviceCapability("here", ALL), DeviceCapability("desk", frozenset({0, 1})), home=tiny)
 
 
 def test_pieces_of_several_layers_are_not_cut_in_two() -> None:
     bounds = {"begins": frozenset({0, 5, 10}), "ends": frozenset({4, 9, 11})}
     low = Fleet((device("here", memory=8 * MODEL.layer_bytes[0]), device("desk")))
-    found = placed(Able("here", ALL), Able("desk", ALL, **bounds), home=low)  # type: ignore[arg-type]
+    found = placed(DeviceCapability("here", ALL), DeviceCapability("desk", ALL, **bounds), home=low)  # type: ignore[arg-type]
     share = next(share for share in found.shares if share.name == "desk")
     assert share.layers.start in bounds["begins"]
     assert share.layers.last in bounds["ends"]
@@ -121,7 +124,7 @@ def test_whatever_lies_where_only_that_is_used_and_nothing_that_is_there_is_fast
     """Against every split of two devices."""
     held = data.draw(st.frozensets(st.integers(0, 11)))
     warm = data.draw(st.frozensets(st.sampled_from(sorted(held)))) if held else frozenset()
-    found = placed(Able("here", ALL), Able("desk", held, warm))
+    found = placed(DeviceCapability("here", ALL), DeviceCapability("desk", held, warm))
     check_shares(found.shares, 12, ["here", "desk"])
     for share in found.shares:
         if share.name == "desk":

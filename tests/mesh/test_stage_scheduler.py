@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.messages import Parcel, StageSpec
-from edgellm.mesh.runtime import stage_scheduler as waiting
-from edgellm.mesh.runtime.stage_scheduler import COMPANY_ROWS, StageQueue
+from edgellm.mesh import stage as waiting
+from edgellm.mesh.messages import MicroBatch, StageSpec
+from edgellm.mesh.stage import COMPANY_ROWS, StageQueue
 
 WORK = StageSpec("ab" * 32, "a model", LayerRange(0, 6), 6, 8, 100, 512, sessions=8)
 
 
-def parcel(session: int, number: int, rows: int = 1) -> Parcel:
-    return Parcel(session, number, 0, np.zeros(rows, dtype=np.int32))
+def parcel(session: int, number: int, rows: int = 1) -> MicroBatch:
+    return MicroBatch(session, number, 0, np.zeros(rows, dtype=np.int32))
 
 
 def line(*came: tuple[int, int], stages: int = 1) -> StageQueue:

@@ -13,12 +13,12 @@ import pytest
 from edgellm.engine import Model, cut
 from edgellm.errors import EdgeError, InvalidOption, LayersMissing, ProtocolError
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.messages import Event, Gone, Loaded, Parcel, StageSpec, Times, TraceSpan
-from edgellm.mesh.placement.split import ranges
-from edgellm.mesh.runtime.layer_sources import CutPoints, Loadable
-from edgellm.mesh.runtime.pipeline import LocalSeat, Pipeline, Seat
-from edgellm.mesh.runtime.stage import Stage, check
-from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.mesh.layer_sources import CutPoints, LoadableLayers
+from edgellm.mesh.messages import Event, Loaded, MicroBatch, StageLost, StageSpec, StageTrace, TraceSpan
+from edgellm.mesh.pipeline import LocalSeat, Pipeline, StageHost
+from edgellm.mesh.placement import ranges
+from edgellm.mesh.stage import Stage, check
+from edgellm.mesh.weight_cache import WeightCache
 from edgellm.spec.types import GREEDY, Chunk, Sampling
 from edgellm.spec.verification import judge
 from tests.engine.logits import some_ids
@@ -32,8 +32,8 @@ CLOSE = 1e-4
 def opened(cut: Cut, n: int, **changes: object) -> Pipeline:
     shares = even(cut.work, [f"device {at}" for at in range(n)])
     work = replace(cut.work, **changes)  # type: ignore[arg-type]
-    stages: list[tuple[Seat, StageSpec]] = [
-        (LocalSeat(share.name, Shelf(cut.layers), 1), replace(work, layers=share.layers)) for share in shares
+    stages: list[tuple[StageHost, StageSpec]] = [
+        (LocalSeat(share.name, WeightCache(cut.layers), 1), replace(work, layers=share.layers)) for share in shares
     ]
     return Pipeline(stages)
 
@@ -128,12 +128,12 @@ class Posted:
 
 def test_the_first_layers_compute_while_the_last_ones_load(verifier_cut: Cut) -> None:
     slow, posted = SlowLayers(verifier_cut.layers, 8), Posted()
-    stage = Stage(verifier_cut.work, Shelf(slow), posted, threads=1)
+    stage = Stage(verifier_cut.work, WeightCache(slow), posted, threads=1)
     stage.start()
     ids = some_ids(64, 2000)
     for at in range(0, 64, 16):
         ask = judged(NOTHING, GREEDY, 64) if at == 48 else None
-        stage.put(Parcel(0, at, at, ids[at : at + 16], ask))
+        stage.put(MicroBatch(0, at, at, ids[at : at + 16], ask))
     assert slow.asked.wait(60)
     moved = threading.Event()
     for _ in range(600):  # all four parcels go through the eight layers that are there, and wait before the ninth
@@ -145,8 +145,8 @@ def test_the_first_layers_compute_while_the_last_ones_load(verifier_cut: Cut) ->
     slow.go.set()
     posted.wait(lambda event: not isinstance(event, Loaded))
     stage.tell(0)
-    times = posted.wait(lambda event: isinstance(event, Times))
-    assert isinstance(times, Times)
+    times = posted.wait(lambda event: isinstance(event, StageTrace))
+    assert isinstance(times, StageTrace)
     loads = [span for span in times.spans if span.kind == "load"]
     first = next(span for span in times.spans if span.kind == "compute")
     assert [span.what for span in loads] == list(range(12))
@@ -172,8 +172,8 @@ class Pairs:
     def bounds(self, model: str) -> CutPoints:
         return CutPoints(frozenset(range(0, 12, 2)), frozenset(range(1, 12, 2)))
 
-    def pieces(self, model: str, layers: LayerRange) -> list[Loadable]:
-        return [Loadable(LayerRange(layer, layer + 2), 1) for layer in range(layers.start, layers.last, 2)]
+    def pieces(self, model: str, layers: LayerRange) -> list[LoadableLayers]:
+        return [LoadableLayers(LayerRange(layer, layer + 2), 1) for layer in range(layers.start, layers.last, 2)]
 
     def header(self, model: str) -> None:
         return None
@@ -184,8 +184,8 @@ class Pairs:
 
 def test_a_piece_may_hold_several_layers(verifier_cut: Cut, whole: Whole, tmp_path: Path) -> None:
     work, layers = verifier_cut.work, Pairs(verifier_cut.path, tmp_path)
-    shelf = Shelf(layers)
-    stages: list[tuple[Seat, StageSpec]] = [
+    shelf = WeightCache(layers)
+    stages: list[tuple[StageHost, StageSpec]] = [
         (LocalSeat(str(first), shelf, 1), replace(work, layers=LayerRange(first, last + 1)))
         for first, last in ((0, 3), (4, 11))
     ]
@@ -199,8 +199,8 @@ def test_a_piece_may_hold_several_layers(verifier_cut: Cut, whole: Whole, tmp_pa
     posted = Posted()
     stage = Stage(replace(work, layers=LayerRange(0, 5)), shelf, posted, threads=1)
     stage.start()
-    gone = posted.wait(lambda event: isinstance(event, Gone))
-    assert isinstance(gone, Gone)
+    gone = posted.wait(lambda event: isinstance(event, StageLost))
+    assert isinstance(gone, StageLost)
     assert "Layers 5-6" in gone.error.what
     stage.close()
 
@@ -209,7 +209,7 @@ def test_layers_that_are_missing_are_named(verifier_cut: Cut, tmp_path: Path) ->
     layers = FolderLayers(tmp_path)
     layers.cut(verifier_cut.path, [0, 1, 2, 5])
     with pytest.raises(LayersMissing, match=r"Layers 4-5, 7-12 of .* are not on this device"):
-        Stage(verifier_cut.work, Shelf(layers), lambda _: None)
+        Stage(verifier_cut.work, WeightCache(layers), lambda _: None)
     assert ranges([]) == "none"
 
 
@@ -238,10 +238,10 @@ def test_a_file_that_is_no_model_ends_the_stage(verifier_cut: Cut, tmp_path: Pat
     layers.cut(verifier_cut.path)
     layers.path(verifier_cut.work.model, 3).write_bytes(b"nothing")
     posted = Posted()
-    stage = Stage(verifier_cut.work, Shelf(layers), posted, threads=1)
+    stage = Stage(verifier_cut.work, WeightCache(layers), posted, threads=1)
     stage.start()
-    gone = posted.wait(lambda event: isinstance(event, Gone))
-    assert isinstance(gone, Gone)
+    gone = posted.wait(lambda event: isinstance(event, StageLost))
+    assert isinstance(gone, StageLost)
     assert isinstance(gone.error, EdgeError)
     stage.close()
 
@@ -252,26 +252,26 @@ ROWS = np.zeros((3, 192), dtype=np.float32)
 @pytest.mark.parametrize(
     ("first", "parcel", "says"),
     [
-        (0, Parcel(2, 1, 0, some_ids(3)), "no session 2"),
-        (0, Parcel(0, 1, 254, some_ids(3)), "3 positions from 254"),
-        (0, Parcel(0, 1, 0, some_ids(0)), "0 positions"),
-        (0, Parcel(0, 1, 0, np.array([2560], np.int32)), "ids of the vocabulary"),
-        (0, Parcel(0, 1, 0, np.array([-1], np.int32)), "ids of the vocabulary"),
-        (0, Parcel(0, 1, 0, ROWS), "ids of the vocabulary"),
-        (4, Parcel(0, 1, 0, ROWS[:, :191]), "have the shape"),
-        (4, Parcel(0, 1, 0, np.full_like(ROWS, np.nan)), "no number"),
-        (4, Parcel(0, 1, 0, np.full_like(ROWS, np.inf)), "no number"),
-        (4, Parcel(0, 1, 0, ROWS, judged(Chunk(some_ids(3)), GREEDY, 1)), "4 are to be judged"),
+        (0, MicroBatch(2, 1, 0, some_ids(3)), "no session 2"),
+        (0, MicroBatch(0, 1, 254, some_ids(3)), "3 positions from 254"),
+        (0, MicroBatch(0, 1, 0, some_ids(0)), "0 positions"),
+        (0, MicroBatch(0, 1, 0, np.array([2560], np.int32)), "ids of the vocabulary"),
+        (0, MicroBatch(0, 1, 0, np.array([-1], np.int32)), "ids of the vocabulary"),
+        (0, MicroBatch(0, 1, 0, ROWS), "ids of the vocabulary"),
+        (4, MicroBatch(0, 1, 0, ROWS[:, :191]), "have the shape"),
+        (4, MicroBatch(0, 1, 0, np.full_like(ROWS, np.nan)), "no number"),
+        (4, MicroBatch(0, 1, 0, np.full_like(ROWS, np.inf)), "no number"),
+        (4, MicroBatch(0, 1, 0, ROWS, judged(Chunk(some_ids(3)), GREEDY, 1)), "4 are to be judged"),
     ],
 )
-def test_what_no_stage_before_would_send(verifier_cut: Cut, first: int, parcel: Parcel, says: str) -> None:
+def test_what_no_stage_before_would_send(verifier_cut: Cut, first: int, parcel: MicroBatch, says: str) -> None:
     work = replace(verifier_cut.work, layers=LayerRange(first, verifier_cut.work.n_layers))
     with pytest.raises(ProtocolError, match=says):
         check(parcel, work)
 
 
 def test_what_follows_at_once_is_told_as_one(verifier_cut: Cut) -> None:
-    stage = Stage(verifier_cut.work, Shelf(verifier_cut.layers), lambda _: None)
+    stage = Stage(verifier_cut.work, WeightCache(verifier_cut.layers), lambda _: None)
     for at in range(5):
         stage._note(TraceSpan("compute", at, at * 1e-3, at * 1e-3 + 5e-4))
     stage._note(TraceSpan("compute", 9, 1.0, 2.0))
@@ -280,7 +280,7 @@ def test_what_follows_at_once_is_told_as_one(verifier_cut: Cut) -> None:
 
 
 def test_models_close_only_with_their_last_user(verifier_cut: Cut) -> None:
-    shelf = Shelf(verifier_cut.layers)
+    shelf = WeightCache(verifier_cut.layers)
     model = verifier_cut.work.model
     one, other = shelf.take(model, LayerRange(3, 6)), shelf.take(model, LayerRange(3, 4))
     assert one is other

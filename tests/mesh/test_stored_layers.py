@@ -10,8 +10,7 @@ import pytest
 
 from edgellm.engine import Model, check_gguf
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.runtime.layer_sources import CutPoints
-from edgellm.mesh.runtime.stored_layers import StoredLayers
+from edgellm.mesh.layer_sources import CutPoints, StoredLayers
 from edgellm.storage.layers.manifest import LayerPiece, cut_piece, recipe_of
 from edgellm.storage.layers.store import LayerStore, cut_layers
 
@@ -72,7 +71,7 @@ def test_pieces_end_where_those_of_other_plans_do(
     store = LayerStore(tmp_path, PLENTY)
     recipe = cut_layers(draft_path, store)
     size = sorted(piece.size for piece in recipe.pieces)[4]
-    monkeypatch.setattr("edgellm.storage.layers.derived_pieces.ENOUGH", 3 * size)
+    monkeypatch.setattr("edgellm.storage.layers.store.ENOUGH", 3 * size)
     layers, at, found = StoredLayers(store), 1, []
     while at < 8:
         path = layers.find(recipe.digest, LayerRange(at, 7))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from edgellm.errors import ProtocolError
-from edgellm.mesh.messages import Parcel
-from edgellm.mesh.runtime import watch
-from edgellm.mesh.runtime.watch import Deadline, OnTheWay
+from edgellm.mesh import pipeline
+from edgellm.mesh.messages import MicroBatch
+from edgellm.mesh.pipeline import Deadline, OnTheWay
 from edgellm.spec.types import GREEDY, Chunk
 from tests.verifier.asking import judged
 
@@ -18,8 +18,8 @@ ROWS = np.ones((3, 8), np.float32)
 
 def test_rows_are_passed_on_once_in_order_and_with_the_question_that_was_asked() -> None:
     way, asked = OnTheWay(3), judged(Chunk(), GREEDY, 3)
-    way.sent(Parcel(1, 7, 0, IDS, asked))
-    lie = Parcel(0, 7, 5, ROWS, judged(Chunk(IDS), GREEDY, 9, logits=True))
+    way.sent(MicroBatch(1, 7, 0, IDS, asked))
+    lie = MicroBatch(0, 7, 5, ROWS, judged(Chunk(IDS), GREEDY, 9, logits=True))
     passed = way.passed(0, lie)
     assert passed is not None
     assert (passed.session, passed.number, passed.start, passed.request) == (1, 7, 0, asked)
@@ -31,7 +31,7 @@ def test_rows_are_passed_on_once_in_order_and_with_the_question_that_was_asked()
     with pytest.raises(ProtocolError, match="never sent that way"):
         way.passed(2, lie)  # the last stage has none behind it
     with pytest.raises(ProtocolError, match="never sent"):
-        way.passed(0, Parcel(0, 8, 0, ROWS))
+        way.passed(0, MicroBatch(0, 8, 0, ROWS))
     way.over([7])
     assert way.passed(0, lie) is None
 
@@ -43,9 +43,9 @@ def test_rows_are_passed_on_once_in_order_and_with_the_question_that_was_asked()
 )
 def test_rows_that_cannot_be_those_of_a_parcel_are_not_passed_on(rows: np.ndarray) -> None:
     way = OnTheWay(2)
-    way.sent(Parcel(0, 1, 0, IDS))
+    way.sent(MicroBatch(0, 1, 0, IDS))
     with pytest.raises(ProtocolError, match="Of 3 positions"):
-        way.passed(0, Parcel(0, 1, 0, rows))
+        way.passed(0, MicroBatch(0, 1, 0, rows))
 
 
 def test_a_question_is_overdue_whatever_the_devices_say() -> None:
@@ -61,8 +61,8 @@ def test_a_question_is_overdue_whatever_the_devices_say() -> None:
         return False
 
     for parcels, loaded, idle, longest in (
-        (9, True, True, watch.IDLE_SECONDS), (1, True, False, watch.ANSWER_SECONDS),
-        (2, True, False, 2 * watch.ANSWER_SECONDS), (1, False, True, watch.LOAD_SECONDS),
+        (9, True, True, pipeline.IDLE_SECONDS), (1, True, False, pipeline.ANSWER_SECONDS),
+        (2, True, False, 2 * pipeline.ANSWER_SECONDS), (1, False, True, pipeline.LOAD_SECONDS),
     ):  # fmt: skip
         assert not after(longest, parcels, loaded, idle)
         assert after(longest + 2, parcels, loaded, idle)

@@ -11,8 +11,8 @@ import pytest
 from edgellm.engine import check_gguf, costs_of
 from edgellm.errors import LayersMissing, MemoryShort, ModelUnsupported
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.runtime.layer_sources import SeveralLayers, WholeModel
-from edgellm.mesh.runtime.weight_cache import Shelf, beside
+from edgellm.mesh.layer_sources import SeveralLayers, WholeModel
+from edgellm.mesh.weight_cache import WeightCache, beside
 from edgellm.storage.layers.store import LayerStore
 from tests.mesh.folder import FolderLayers
 from tests.mesh.household import Cut
@@ -29,7 +29,7 @@ class Clock:
 
 def test_what_nobody_uses_goes_after_a_while(verifier_cut: Cut) -> None:
     clock, model = Clock(), verifier_cut.work.model
-    shelf = Shelf(verifier_cut.layers, keep=60.0, clock=clock)
+    shelf = WeightCache(verifier_cut.layers, keep=60.0, clock=clock)
     first, _ = (shelf.take(model, LayerRange(layer, layer + 1)) for layer in (0, 1))
     shelf.give(first)
     clock.now = 59.0
@@ -42,7 +42,7 @@ def test_what_nobody_uses_goes_after_a_while(verifier_cut: Cut) -> None:
 def test_room_is_made_by_what_was_used_longest_ago(verifier_cut: Cut) -> None:
     clock, model, layers = Clock(), verifier_cut.work.model, verifier_cut.layers
     one = layers.path(model, 5).stat().st_size
-    shelf = Shelf(layers, memory=3 * one, clock=clock)
+    shelf = WeightCache(layers, memory=3 * one, clock=clock)
     taken = {layer: shelf.take(model, LayerRange(layer, layer + 1)) for layer in (4, 5, 6)}
     for clock.now, layer in ((1.0, 6), (2.0, 4)):
         shelf.give(taken[layer])
@@ -55,7 +55,7 @@ def test_room_is_made_by_what_was_used_longest_ago(verifier_cut: Cut) -> None:
 
 
 def test_a_layer_is_loaded_once_for_all_who_want_it(verifier_cut: Cut) -> None:
-    shelf, found = Shelf(verifier_cut.layers), []
+    shelf, found = WeightCache(verifier_cut.layers), []
     threads = [
         threading.Thread(target=lambda: found.append(shelf.take(verifier_cut.work.model, LayerRange(2, 3))))
         for _ in range(4)
@@ -73,7 +73,7 @@ def test_a_layer_that_cannot_be_loaded_can_be_tried_again(verifier_cut: Cut, tmp
     digest = layers.cut(verifier_cut.path, [0])
     whole = layers.path(digest, 0).read_bytes()
     layers.path(digest, 0).write_bytes(whole[:1000])
-    shelf = Shelf(layers)
+    shelf = WeightCache(layers)
     with pytest.raises(Exception, match=r"tensor|header|ends|short"):
         shelf.take(digest, LayerRange(0, 1))
     assert shelf.size == 0
@@ -106,7 +106,7 @@ def test_small_layers_go_together_up_to_the_end_of_the_stage(
     path = WholeModel(verifier_cut.path, LayerStore(tmp_path, PLENTY)).find(model, LayerRange(3, 9))
     assert path is not None
     assert check_gguf(path).metadata["llama.block_count"] == 3  # and so the rest: what is loaded last is small
-    monkeypatch.setattr("edgellm.storage.layers.derived_pieces.ENOUGH", 4_000_000)  # a layer has 1.8 MB here
+    monkeypatch.setattr("edgellm.storage.layers.store.ENOUGH", 4_000_000)  # a layer has 1.8 MB here
     whole = WholeModel(verifier_cut.path, LayerStore(tmp_path, PLENTY))
     for layer, count in ((3, 1), (4, 2), (6, 2), (8, 1)):  # they end at multiples, so that other stages use them, too
         path = whole.find(model, LayerRange(layer, 9))
@@ -132,7 +132,7 @@ def test_several_may_cut_the_same_piece_at_once(verifier_cut: Cut, tmp_path: Pat
 
 def test_a_file_is_in_use_until_it_is_no_longer_loaded(verifier_cut: Cut, tmp_path: Path) -> None:
     store, model, clock = LayerStore(tmp_path, PLENTY), verifier_cut.work.model, Clock()
-    shelf = Shelf(WholeModel(verifier_cut.path, store), keep=60.0, clock=clock)
+    shelf = WeightCache(WholeModel(verifier_cut.path, store), keep=60.0, clock=clock)
     first, second = shelf.take(model, LayerRange(0, 1)), shelf.take(model, LayerRange(1, 2))
     shelf.give(first)
     assert store.clean().in_use == 2
@@ -161,8 +161,8 @@ def test_caches_and_batches_count_before_anything_is_loaded(verifier_cut: Cut) -
     weights = sum(layers.path(work.model, layer).stat().st_size for layer in range(2, 6))
     wanted = beside(costs_of(header), work, pieces)
     assert wanted > costs_of(header).cache(4, work.context, work.sessions)
-    Shelf(layers, memory=weights + wanted).reserve(work)
-    shelf = Shelf(layers, memory=weights + wanted - 1)
+    WeightCache(layers, memory=weights + wanted).reserve(work)
+    shelf = WeightCache(layers, memory=weights + wanted - 1)
     with pytest.raises(MemoryShort, match=r"Layers 3-6 of .* take \d+ MB, and \d+ MB for 2 replies of 256 tokens; of"):
         shelf.reserve(work)
     assert shelf.left == weights + wanted - 1
@@ -171,7 +171,7 @@ def test_caches_and_batches_count_before_anything_is_loaded(verifier_cut: Cut) -
     lease.close()
     lease.close()
     assert shelf.left == weights + wanted - 1
-    assert Shelf(layers).reserve(work).size == 0  # no limit
+    assert WeightCache(layers).reserve(work).size == 0  # no limit
 
 
 def test_what_is_reserved_leaves_less_for_weights(verifier_cut: Cut) -> None:
@@ -181,7 +181,7 @@ def test_what_is_reserved_leaves_less_for_weights(verifier_cut: Cut) -> None:
     header = layers.header(model)
     assert header is not None
     wanted = beside(costs_of(header), work, [LayerRange(4, 5)])
-    shelf = Shelf(layers, memory=one + wanted)
+    shelf = WeightCache(layers, memory=one + wanted)
     lease = shelf.reserve(work)
     shelf.take(model, LayerRange(4, 5))
     with pytest.raises(MemoryShort, match=r"\d+ MB of them for caches"):
@@ -193,9 +193,9 @@ def test_what_is_reserved_leaves_less_for_weights(verifier_cut: Cut) -> None:
 
 def test_the_memory_of_a_stage_that_ends_is_waited_for(verifier_cut: Cut) -> None:
     layers, work = verifier_cut.layers, replace(verifier_cut.work, layers=LayerRange(2, 6))
-    roomy = Shelf(layers, memory=10**9)
+    roomy = WeightCache(layers, memory=10**9)
     weights = sum(layers.path(work.model, layer).stat().st_size for layer in range(2, 6))
-    shelf = Shelf(layers, memory=weights + roomy.reserve(work).size)
+    shelf = WeightCache(layers, memory=weights + roomy.reserve(work).size)
     lease = shelf.reserve(work)
     ended = threading.Timer(0.1, lease.close)
     ended.start()

@@ -13,20 +13,19 @@ import grpc.aio
 import pytest
 
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import bind, new_server
-from edgellm.rpc.event_loop import run_there
+from edgellm.rpc.channel import bind, new_server, run_there
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust import auth_interceptor as guards
 from edgellm.rpc.trust import handshake as greetings
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
-from edgellm.rpc.trust.handshake import Offer, welcome_handlers
+from edgellm.rpc.trust.handshake import OfferedModel, welcome_handlers
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.peer_store import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import LINK
 from tests.rpc.strangers import device
 
-OFFER = Offer("verifier", "big", 123, "ab" * 32)
+OFFER = OfferedModel("verifier", "big", 123, "ab" * 32)
 SECRET = "/test.Service/Secret"
 STREAM = "/test.Service/Stream"
 Said = list[str]

@@ -10,11 +10,10 @@ from pathlib import Path
 import grpc.aio
 
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import bind, new_server, open_channel
-from edgellm.rpc.event_loop import run_there
+from edgellm.rpc.channel import bind, new_server, open_channel, run_there
 from edgellm.rpc.layers.benchmark_service import Measurer
 from edgellm.rpc.layers.service import layer_handlers
-from edgellm.rpc.layers.upload import Carried, Cut, Pace, put
+from edgellm.rpc.layers.upload import Cut, RateLimiter, UploadProgress, put
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.handshake import welcome_handlers
 from edgellm.rpc.trust.trust import Trust
@@ -72,11 +71,11 @@ def cutter(model: Path, recipe: Recipe) -> Cut:
 
 async def bring(
     address: Address, recipe: Recipe, wanted: list[int], cut: Cut, trust: Trust | None = None, rate: float = 0.0
-) -> tuple[Carried, list[Carried]]:
+) -> tuple[UploadProgress, list[UploadProgress]]:
     """What was carried, and all that was told on the way."""
-    told: list[Carried] = []
+    told: list[UploadProgress] = []
     channel: grpc.aio.Channel = open_channel(address, trust)
     try:
-        return await put(channel, "desk", recipe, wanted, cut, Pace(rate), told.append), told
+        return await put(channel, "desk", recipe, wanted, cut, RateLimiter(rate), told.append), told
     finally:
         await channel.close(None)

@@ -17,8 +17,8 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel
 from edgellm.rpc.layers import bandwidth_probe, benchmark_service
 from edgellm.rpc.layers.bandwidth_probe import LinkSpeed, ask_line, measure_line
+from edgellm.rpc.layers.benchmark_service import DeviceFigures, measure, read_figures, write_figures
 from edgellm.rpc.layers.codec import method
-from edgellm.rpc.layers.device_figures import Figures, measure, read_figures, write_figures
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.storage.layers.store import LayerStore
 from tests.rpc.doors import run
@@ -26,17 +26,17 @@ from tests.rpc.layering import taking
 from tests.rpc.strangers import befriend, device
 
 BLOCKS = Blocks(b"header", 1000, 2, 64)
-FIGURES = Figures(
+FIGURES = DeviceFigures(
     1_700_000_000, "asked for", BLOCKS.key, (1, 8), (0.5, 1.0), 500, 1e8, "5 MB read", 10**9, "free", 2, "a chip", "1"
 )
 
 
 class Measuring:
-    def __init__(self, said: Figures | EdgeError = FIGURES, seconds: float = 0.0) -> None:
+    def __init__(self, said: DeviceFigures | EdgeError = FIGURES, seconds: float = 0.0) -> None:
         self.said, self.seconds = said, seconds
         self.asked: list[tuple[Blocks, float]] = []
 
-    def __call__(self, blocks: Blocks, oldest: float, doing: Callable[[str], None]) -> Figures:
+    def __call__(self, blocks: Blocks, oldest: float, doing: Callable[[str], None]) -> DeviceFigures:
         self.asked.append((blocks, oldest))
         doing("computing")
         time.sleep(self.seconds)

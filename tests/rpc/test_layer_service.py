@@ -23,9 +23,9 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel
 from edgellm.rpc.layers import service
 from edgellm.rpc.layers.codec import FRAME, write_recipe
-from edgellm.rpc.layers.upload import Cut, Pace, clean, held, put
+from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, held, put
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.peer_store import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.layers.manifest import LayerPiece, Recipe
 from edgellm.storage.layers.store import LayerStore
@@ -184,7 +184,7 @@ def test_the_same_device_may_begin_again_and_another_one_need_not_wait(
 
 def test_the_pace_is_kept() -> None:
     async def work() -> None:
-        pace = Pace(1e6)
+        pace = RateLimiter(1e6)
         began = asyncio.get_running_loop().time()
         await asyncio.gather(*(pace.take(50_000) for _ in range(5)))
         assert asyncio.get_running_loop().time() - began >= 0.19
@@ -238,6 +238,6 @@ def test_a_put_on_a_closed_channel_is_a_lost_device(recipe: Recipe, cut: Cut) ->
     async def work() -> None:
         async with open_channel(Address("127.0.0.1", 1)) as channel:
             with pytest.raises(DeviceLost):
-                await put(channel, "desk", recipe, [1], cut, Pace(), lambda _: None)
+                await put(channel, "desk", recipe, [1], cut, RateLimiter(), lambda _: None)
 
     run(work)

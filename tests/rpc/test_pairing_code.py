@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import InvalidOption
-from edgellm.rpc.trust.pairing_code import NUMBERS, WORDS, Code
+from edgellm.rpc.trust.pairing import NUMBERS, WORDS, Code
 
 codes = st.builds(Code, st.integers(1, NUMBERS), st.tuples(st.sampled_from(WORDS), st.sampled_from(WORDS)))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgellm.errors import ProtocolError
-from edgellm.rpc.proto_parse import parsed
 from edgellm.rpc.protos import trust_pb2 as pb
+from edgellm.rpc.versions import parsed
 
 
 def test_a_message_arrives() -> None:

@@ -9,23 +9,22 @@ import pytest
 from spake2 import SPAKE2_A, SPAKE2_B
 
 from edgellm.errors import PairingFailed
-from edgellm.rpc.trust import spake2_exchange
+from edgellm.rpc.trust import pairing
 from edgellm.rpc.trust.identity import Certificate, Identity
-from edgellm.rpc.trust.pairing_code import Code
-from edgellm.rpc.trust.spake2_exchange import Exchange
+from edgellm.rpc.trust.pairing import Code, Exchange
 
 CODE = Code(7, ("lamp", "otter"))
 
 
 def without_the_transcript(patch: pytest.MonkeyPatch) -> None:
     same = SimpleNamespace(digest=lambda: bytes(32))
-    patch.setattr(spake2_exchange, "hashlib", SimpleNamespace(sha256=lambda _data: same))
+    patch.setattr(pairing, "hashlib", SimpleNamespace(sha256=lambda _data: same))
 
 
 def without_spakes_identities(patch: pytest.MonkeyPatch) -> None:
     blind = property(lambda _self: b"", lambda _self, _value: None)
     for name, side in (("SPAKE2_A", SPAKE2_A), ("SPAKE2_B", SPAKE2_B)):
-        patch.setattr(spake2_exchange, name, type(name, (side,), {"idA": blind, "idB": blind}))
+        patch.setattr(pairing, name, type(name, (side,), {"idA": blind, "idB": blind}))
 
 
 def said(one: Exchange, other: Exchange, sees: tuple[Certificate, Certificate]) -> bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 
 from edgellm.rpc.address import Address
-from edgellm.rpc.discovery.tcp_probe import listening
-from edgellm.rpc.event_loop import run_there
+from edgellm.rpc.channel import run_there
+from edgellm.rpc.discovery.interfaces import listening
 
 
 def test_of_several_addresses_the_one_that_answers_is_taken() -> None:

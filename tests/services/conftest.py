@@ -13,7 +13,7 @@ from edgellm.engine import Context, Model, check_gguf
 from edgellm.rpc.address import Address
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.types import Ids
 from edgellm.verifier.in_process import LocalVerifier

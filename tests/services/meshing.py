@@ -8,10 +8,10 @@ import pytest
 
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
-from edgellm.mesh.runtime.weight_cache import Shelf
 from edgellm.mesh.verifier import MeshVerifier
+from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.client.stage_client import Endpoint, RemoteMember
-from edgellm.services.server.worker_server import WorkerServer
+from edgellm.services.server.servers import WorkerServer
 from tests.engine.logits import some_ids
 from tests.mesh.household import Cut, even
 from tests.services.conftest import ANYWHERE
@@ -22,7 +22,7 @@ PROMPT = some_ids(40, 2000, 5)
 @pytest.fixture
 def workers(verifier_cut: Cut) -> Iterator[list[WorkerServer]]:
     """Three in this process."""
-    found = [WorkerServer(Shelf(verifier_cut.layers), ANYWHERE, threads=1) for _ in range(3)]
+    found = [WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE, threads=1) for _ in range(3)]
     for worker in found:
         worker.start()
     yield found

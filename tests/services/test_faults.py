@@ -16,11 +16,10 @@ import pytest
 
 from edgellm.engine import Model, Vocabulary
 from edgellm.errors import VerifierLost, VerifierSlow
-from edgellm.rpc.event_loop import run_there
+from edgellm.rpc.channel import run_there
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.client.connection import Timing
-from edgellm.services.client.verifier_client import RemoteSession, RemoteVerifier
-from edgellm.services.client.verifier_stream import RemotePending
+from edgellm.services.client.verifier_client import RemotePending, RemoteSession, RemoteVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Ids
 from tests.services.scripted import Script, scripted, until_cancelled, verdict, working

@@ -12,7 +12,7 @@ from bench.kill_verifier import Device, run
 from bench.traced_reply import Judge, Written
 from edgellm.engine import Model
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.types import Ids, Sampling, Source
 from tests.services.conftest import ANYWHERE, PATIENT
 

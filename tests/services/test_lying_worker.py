@@ -6,14 +6,14 @@ import pytest
 
 from bench.attack.liar import LyingStage
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.coordinator import Member, Mesh
-from edgellm.mesh.placement.split import Share
-from edgellm.mesh.runtime import watch
-from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.mesh import pipeline
+from edgellm.mesh.coordinator import Mesh, MeshDevice
+from edgellm.mesh.placement import StageShare
 from edgellm.mesh.verifier import MeshVerifier
+from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.client.stage_client import Endpoint, RemoteMember
 from edgellm.services.server import mesh_service
-from edgellm.services.server.worker_server import WorkerServer
+from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState
 from tests.mesh.conftest import verifier_cut, whole
 from tests.mesh.household import NOTHING, Cut, Device, Whole
@@ -40,15 +40,18 @@ def test_the_others_take_over_from_one_that_lies(
     verifier_cut: Cut, whole: Whole, monkeypatch: pytest.MonkeyPatch, lie: str, last: bool, says: str
 ) -> None:
     for limit in ("IDLE_SECONDS", "ANSWER_SECONDS", "LOAD_SECONDS"):
-        monkeypatch.setattr(watch, limit, 0.6 if lie in ("nothing", "works for ever", "never loads") else 60.0)
+        monkeypatch.setattr(pipeline, limit, 0.6 if lie in ("nothing", "works for ever", "never loads") else 60.0)
     monkeypatch.setattr(mesh_service, "Stage", type("Liar", (LyingStage,), {"lie": lie}))
     told: list[str] = []
-    with WorkerServer(Shelf(verifier_cut.layers), ANYWHERE, threads=1) as worker:
-        members: list[Member] = [RemoteMember(Endpoint("liar", worker.address)), Device("here", verifier_cut.layers)]
+    with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE, threads=1) as worker:
+        members: list[MeshDevice] = [
+            RemoteMember(Endpoint("liar", worker.address)),
+            Device("here", verifier_cut.layers),
+        ]
         names = ("here", "liar") if last else ("liar", "here")
         mesh = Mesh(
             members,
-            [Share(names[0], LayerRange(0, 6)), Share(names[1], LayerRange(6, 12))],
+            [StageShare(names[0], LayerRange(0, 6)), StageShare(names[1], LayerRange(6, 12))],
             verifier_cut.work,
             tell=told.append,
         )
@@ -64,13 +67,17 @@ def test_who_gives_nothing_back_is_found_where_two_might_be_to_blame(
     verifier_cut: Cut, whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows first go from one worker to the other, and nobody sees which one keeps them."""
-    monkeypatch.setattr(watch, "IDLE_SECONDS", 1.5)
-    with WorkerServer(Shelf(verifier_cut.layers), ANYWHERE, threads=1) as honest:
+    monkeypatch.setattr(pipeline, "IDLE_SECONDS", 1.5)
+    with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE, threads=1) as honest:
         monkeypatch.setattr(mesh_service, "Stage", _stage_of({6: "nothing"}))
-        with WorkerServer(Shelf(verifier_cut.layers), ANYWHERE, threads=1) as liar:
+        with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE, threads=1) as liar:
             places = {"a": honest, "liar": liar, "c": honest}
             members = [RemoteMember(Endpoint(name, worker.address)) for name, worker in places.items()]
-            shares = [Share("a", LayerRange(0, 6)), Share("liar", LayerRange(6, 9)), Share("c", LayerRange(9, 12))]
+            shares = [
+                StageShare("a", LayerRange(0, 6)),
+                StageShare("liar", LayerRange(6, 9)),
+                StageShare("c", LayerRange(9, 12)),
+            ]
             mesh = Mesh(members, shares, verifier_cut.work)
             verifier = MeshVerifier(mesh, lambda _token: False, rows=16)
             session = verifier.open(GenerationState())

@@ -10,7 +10,7 @@ import pytest
 
 from edgellm.engine import Context, Model
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate

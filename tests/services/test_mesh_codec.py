@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 from edgellm.engine import Ids
 from edgellm.errors import EdgeError, EngineFailed, InvalidOption, ProtocolError
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.messages import Failed, Gone, Loaded, Onward, Parcel, StageAnswer, StageSpec, Times, TraceSpan
+from edgellm.mesh.messages import (
+    Failed,
+    Forward,
+    Loaded,
+    MicroBatch,
+    StageAnswer,
+    StageLost,
+    StageSpec,
+    StageTrace,
+    TraceSpan,
+)
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.services.mesh_codec import (
     most_rows,
@@ -45,7 +55,7 @@ def asked(n: int, start: int, chosen: Sampling, logits: bool) -> VerifyRequest:
 def test_ids_and_questions_arrive(
     session: int, number: int, start: int, data: Ids, chosen: Sampling, logits: bool
 ) -> None:
-    sent = Parcel(session, number, start, data, asked(len(data) - 1, start, chosen, logits))
+    sent = MicroBatch(session, number, start, data, asked(len(data) - 1, start, chosen, logits))
     got = read_parcel(pb.MeshParcel.FromString(write_parcel(sent, False).SerializeToString()), WORK)
     assert (got.session, got.number, got.start) == (session, number, start)
     np.testing.assert_array_equal(got.data, data)
@@ -60,7 +70,7 @@ def test_ids_and_questions_arrive(
 def test_rows_arrive_to_the_bit_where_they_are_wide_and_nearly_else(rows: list[list[float]]) -> None:
     data = np.array(rows, np.float32)
     for wide in (True, False):
-        got = read_parcel(write_parcel(Parcel(0, 1, 0, data), wide), WORK).data
+        got = read_parcel(write_parcel(MicroBatch(0, 1, 0, data), wide), WORK).data
         np.testing.assert_allclose(got, data, rtol=0.0 if wide else 1e-3, atol=0.0 if wide else 1e-7)
 
 
@@ -78,9 +88,9 @@ def test_events_arrive() -> None:
     ask = asked(2, 0, Sampling(), True)
     logits = np.arange(1500, dtype=np.float32).reshape(3, 500)
     verdict = Verdict(1, np.array([7], np.int32), 0.5)
-    rows = Parcel(1, 4, 3, np.ones((2, 6), np.float32))
+    rows = MicroBatch(1, 4, 3, np.ones((2, 6), np.float32))
     spans = (TraceSpan("load", 3, 0.0, 1.0), TraceSpan("got", 9, 1.5, 1.5), TraceSpan("compute", 9, 1.5, 2.0))
-    for event in (Loaded(3, 1.5), Times(2, spans, 2.5), Onward(rows), StageAnswer(1, 8, verdict, logits, 3.5)):
+    for event in (Loaded(3, 1.5), StageTrace(2, spans, 2.5), Forward(rows), StageAnswer(1, 8, verdict, logits, 3.5)):
         written = write_event(event, True)
         assert written is not None
         got = read_event(written, WORK, {8: ask})
@@ -88,7 +98,7 @@ def test_events_arrive() -> None:
         if isinstance(got, StageAnswer):
             assert (got.number, got.verdict.accepted, got.verdict.tokens.tolist(), got.at) == (8, 1, [7], 3.5)
             np.testing.assert_array_equal(got.logits, logits)
-        elif isinstance(got, Onward):
+        elif isinstance(got, Forward):
             np.testing.assert_array_equal(got.parcel.data, rows.data)
         else:
             assert got == event
@@ -97,7 +107,7 @@ def test_events_arrive() -> None:
     told = read_event(failed, WORK, {})
     assert isinstance(told, Failed)
     assert (told.number, told.error.what, told.error.next_step) == (5, "It is bad.", "Mend it.")
-    assert write_event(Gone(EngineFailed("x", "y")), True) is None
+    assert write_event(StageLost(EngineFailed("x", "y")), True) is None
     prepare = write_work(WORK, bytes(16))
     assert read_work(prepare) == WORK
     prepare.ClearField("stages")  # a coordinator that does not tell
@@ -105,7 +115,7 @@ def test_events_arrive() -> None:
 
 
 def parcel(**changes: object) -> pb.MeshParcel:
-    made = write_parcel(Parcel(0, 1, 0, np.array([1, 2, 3], np.int32), asked(2, 0, Sampling(), False)), True)
+    made = write_parcel(MicroBatch(0, 1, 0, np.array([1, 2, 3], np.int32), asked(2, 0, Sampling(), False)), True)
     for name, value in changes.items():
         setattr(made, name, value)
     return made
@@ -127,7 +137,7 @@ def test_parcels_that_cannot_be_meant(message: pb.MeshParcel, says: str) -> None
 
 @pytest.mark.parametrize("at", [float("nan"), float("inf")])
 def test_a_clock_stands_at_a_number(at: float) -> None:
-    for event in (Times(2, (), at), StageAnswer(1, 8, Verdict(0, np.array([7], np.int32)), at=at)):
+    for event in (StageTrace(2, (), at), StageAnswer(1, 8, Verdict(0, np.array([7], np.int32)), at=at)):
         report = write_event(event, True)
         assert report is not None
         with pytest.raises(ProtocolError, match="clock stands at"):
@@ -154,5 +164,5 @@ def test_a_parcel_always_fits_a_message() -> None:
     for n_embd in (64, 8_192, 65_536):
         rows = np.ones((most_rows(n_embd), n_embd), np.float32)
         work = replace(WORK, n_embd=n_embd)
-        assert len(write_parcel(Parcel(0, 1, 0, rows), True).SerializeToString()) < 16 * 2**20
+        assert len(write_parcel(MicroBatch(0, 1, 0, rows), True).SerializeToString()) < 16 * 2**20
         assert work.n_embd == n_embd

@@ -20,14 +20,14 @@ from edgellm.errors import (
     VocabularyMismatch,
 )
 from edgellm.rpc.address import Address
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.peer_store import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import check_version
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemoteSession, RemoteVerifier
 from edgellm.services.client.verifier_selection import choose_verifier, trust_for
+from edgellm.services.server.servers import VerifierServer
 from edgellm.services.server.verification_service import Happened, ServerEvent
-from edgellm.services.server.verifier_server import VerifierServer
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Ids
 from tests.rpc.strangers import befriend, device

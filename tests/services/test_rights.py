@@ -6,18 +6,17 @@ from pathlib import Path
 
 from bench.attack.rights import SUBSETS, VERIFIER, WORKER, broken
 from edgellm.engine import Model
-from edgellm.mesh.runtime.stored_layers import StoredLayers
-from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.mesh.layer_sources import StoredLayers
+from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.server.verifier_server import VerifierServer
-from edgellm.services.server.worker_server import WorkerServer
+from edgellm.services.server.servers import VerifierServer, WorkerServer
 from edgellm.storage.layers.store import LayerStore
 from tests.services.conftest import ANYWHERE
 
 
 def test_a_worker_answers_a_call_with_its_right_alone(host: Trust, guest: Trust, tmp_path: Path) -> None:
     stored = StoredLayers(LayerStore(tmp_path / "store", 10**9))
-    with WorkerServer(Shelf(stored), ANYWHERE, threads=1, trust=host, stored=stored) as worker:
+    with WorkerServer(WeightCache(stored), ANYWHERE, threads=1, trust=host, stored=stored) as worker:
         tried, wrong = broken(host, guest, worker.address, WORKER)
     assert (tried, wrong) == (len(SUBSETS) * 9, [])
 

@@ -12,7 +12,7 @@ import pytest
 from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, MAX_MESSAGE, PROTOCOL, SESSION
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.services.server.servers import VerifierServer
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids

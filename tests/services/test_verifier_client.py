@@ -8,7 +8,7 @@ import pytest
 from edgellm.engine import Model, Vocabulary
 from edgellm.errors import InvalidOption, PairingRequired, VerifierLost, VerifierUnreachable, VocabularyMismatch
 from edgellm.services.client.verifier_client import RemoteSession, RemoteVerifier
-from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.protocols import VerifierSession
 from edgellm.spec.sampling import Purpose, draw, rounded, uniforms
 from edgellm.spec.state import GenerationState

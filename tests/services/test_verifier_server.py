@@ -20,8 +20,8 @@ from edgellm.engine import Model
 from edgellm.errors import EngineFailed, InvalidOption, ModelNotFound, PairingRequired, PortTaken, VerifierLost
 from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.services.server.servers import VerifierServer, serve_verifier
 from edgellm.services.server.verification_service import Happened, ServerEvent
-from edgellm.services.server.verifier_server import VerifierServer, serve_verifier
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
@@ -215,7 +215,7 @@ def test_an_engine_that_fails_costs_one_round(
         raise EngineFailed("It is broken.", "Mend it.")
 
     with monkeypatch.context() as patch:
-        patch.setattr("edgellm.verifier.judging.judge", broken)
+        patch.setattr("edgellm.verifier.engine.judge", broken)
         with pytest.raises(VerifierLost, match="It is broken"):
             session.submit(prompt, Chunk()).result()
     session.submit(prompt, Chunk()).result()
@@ -225,7 +225,7 @@ def test_an_engine_that_fails_costs_one_round(
 SERVE = """
 import sys
 from pathlib import Path
-from edgellm.services.server.verifier_server import serve_verifier
+from edgellm.services.server.servers import serve_verifier
 server = serve_verifier(Path(sys.argv[1]), port=int(sys.argv[2]), sessions=2, context=512, threads=1)
 {rest}
 """

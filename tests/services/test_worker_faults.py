@@ -15,27 +15,26 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from edgellm.cli.commands.worker import serve_worker
+from edgellm.cli.commands.serve import serve_worker
 from edgellm.engine import check_gguf
 from edgellm.errors import DeviceLost, EdgeError, MeshBroken, PlanImpossible
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
-from edgellm.mesh.placement.split import Share
-from edgellm.mesh.runtime.pipeline import LocalSeat, Pipeline, Seat
-from edgellm.mesh.runtime.weight_cache import Shelf
+from edgellm.mesh.pipeline import LocalSeat, Pipeline, StageHost
+from edgellm.mesh.placement import StageShare
 from edgellm.mesh.verifier import MeshVerifier
+from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import open_channel
-from edgellm.rpc.event_loop import run_there
+from edgellm.rpc.channel import open_channel, run_there
 from edgellm.rpc.protos import mesh_pb2 as pb
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.peer_store import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.client.stage_client import Endpoint, RemoteMember, Timeouts
 from edgellm.services.mesh_codec import write_work
-from edgellm.services.server import stage_forwarder
+from edgellm.services.server import mesh_service
 from edgellm.services.server.mesh_service import WORK
-from edgellm.services.server.worker_server import WorkerServer
+from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY
 from edgellm.storage import fingerprint
@@ -53,11 +52,11 @@ __all__ = ["verifier_cut", "whole", "workers"]
 def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
     few = FolderLayers(tmp_path)
     few.cut(verifier_cut.path, range(4))
-    with WorkerServer(Shelf(few), ANYWHERE, threads=1) as worker:
+    with WorkerServer(WeightCache(few), ANYWHERE, threads=1) as worker:
         member = RemoteMember(Endpoint("a", worker.address))
         assert member.able(verifier_cut.work.model).holds == frozenset(range(4))
         assert member.able("0" * 64).holds == frozenset()
-        mesh = Mesh([member], [Share("a", LayerRange(0, 12))], verifier_cut.work)
+        mesh = Mesh([member], [StageShare("a", LayerRange(0, 12))], verifier_cut.work)
         session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
         with pytest.raises(MeshBroken, match=r"Layers 5-12 of .* are on no device that is left"):
             session.submit(PROMPT, NOTHING).result()
@@ -65,8 +64,10 @@ def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
 
 
 def test_memory_that_is_short_is_said(verifier_cut: Cut) -> None:
-    with WorkerServer(Shelf(verifier_cut.layers, memory=2_000_000), ANYWHERE, threads=1) as worker:
-        mesh = Mesh([RemoteMember(Endpoint("a", worker.address))], [Share("a", LayerRange(0, 12))], verifier_cut.work)
+    with WorkerServer(WeightCache(verifier_cut.layers, memory=2_000_000), ANYWHERE, threads=1) as worker:
+        mesh = Mesh(
+            [RemoteMember(Endpoint("a", worker.address))], [StageShare("a", LayerRange(0, 12))], verifier_cut.work
+        )
         session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
         with pytest.raises(MeshBroken, match="a: Layer"):
             session.submit(PROMPT, NOTHING).result()
@@ -74,11 +75,11 @@ def test_memory_that_is_short_is_said(verifier_cut: Cut) -> None:
 
 
 def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_cut: Cut, whole: Whole) -> None:
-    with WorkerServer(Shelf(verifier_cut.layers, keep=0.3), ANYWHERE, threads=1) as worker:
+    with WorkerServer(WeightCache(verifier_cut.layers, keep=0.3), ANYWHERE, threads=1) as worker:
         told: list[str] = []
         mesh = Mesh(
             [RemoteMember(Endpoint("a", worker.address))],
-            [Share("a", LayerRange(0, 12))],
+            [StageShare("a", LayerRange(0, 12))],
             verifier_cut.work,
             tell=told.append,
         )
@@ -97,8 +98,11 @@ def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_
 
 def test_a_stage_that_waits_for_a_slower_one_is_not_idle(verifier_cut: Cut) -> None:
     slow, work = SlowLayers(verifier_cut.layers, 11), verifier_cut.work
-    with WorkerServer(Shelf(verifier_cut.layers, keep=0.4), ANYWHERE, threads=1) as worker:
-        seats: list[Seat] = [RemoteMember(Endpoint("a", worker.address)).seat(), LocalSeat("here", Shelf(slow), 1)]
+    with WorkerServer(WeightCache(verifier_cut.layers, keep=0.4), ANYWHERE, threads=1) as worker:
+        seats: list[StageHost] = [
+            RemoteMember(Endpoint("a", worker.address)).seat(),
+            LocalSeat("here", WeightCache(slow), 1),
+        ]
         stages = [
             (seat, replace(work, layers=share.layers))
             for seat, share in zip(seats, even(work, ["a", "here"]), strict=True)
@@ -178,7 +182,7 @@ def test_what_breaks_the_contract_is_refused(workers: list[WorkerServer], verifi
 
 @pytest.fixture
 def paired_worker(host: Trust, guest: Trust, verifier_cut: Cut) -> Iterator[WorkerServer]:
-    with WorkerServer(Shelf(verifier_cut.layers), ANYWHERE, threads=1, trust=host) as worker:
+    with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE, threads=1, trust=host) as worker:
         yield worker
 
 
@@ -187,7 +191,7 @@ def test_over_a_link_only_who_may_compute_is_answered(
 ) -> None:
     member = RemoteMember(Endpoint("host", paired_worker.address, guest))
     host.peers.grant(guest.identity.id, [Right.COMPUTE])
-    mesh = Mesh([member], [Share("host", LayerRange(0, 12))], verifier_cut.work)
+    mesh = Mesh([member], [StageShare("host", LayerRange(0, 12))], verifier_cut.work)
     session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
     assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
     host.peers.revoke(guest.identity.id, [Right.COMPUTE])
@@ -206,13 +210,13 @@ def test_over_a_link_only_who_may_compute_is_answered(
 
 def test_a_plan_that_names_nobody(verifier_cut: Cut) -> None:
     with pytest.raises(PlanImpossible, match="Nobody is called"):
-        Mesh([], [Share("a", LayerRange(0, 12))], verifier_cut.work)
+        Mesh([], [StageShare("a", LayerRange(0, 12))], verifier_cut.work)
 
 
 def test_what_does_not_fit_with_its_caches_is_refused_with_the_numbers(verifier_cut: Cut) -> None:
     work, layers = verifier_cut.work, verifier_cut.layers
     weights = sum(layers.path(work.model, layer).stat().st_size for layer in range(12))
-    with WorkerServer(Shelf(layers, memory=weights + 1_000_000), ANYWHERE, threads=1) as worker:
+    with WorkerServer(WeightCache(layers, memory=weights + 1_000_000), ANYWHERE, threads=1) as worker:
         place = Endpoint("a", worker.address)
         one, stage = weights / 12, 500_000.0
         member = RemoteMember(place, layer_bytes=one, stage_bytes=stage)
@@ -230,7 +234,7 @@ def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_f
 ) -> None:
     """Whoever may have layers computed says how long a session is, up to a million positions."""
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
-    monkeypatch.setattr("edgellm.mesh.profiling.free_memory.free_memory", lambda: (100_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.device_profiler.free_memory", lambda: (100_000_000, "a test"))
     worker = serve_worker(verifier_path, "127.0.0.1", 0, paired_only=False, memory=None, keep=1.0)
     try:
         n_vocab = next(t.shape[-1] for t in check_gguf(verifier_path).tensors if t.name == "token_embd.weight")
@@ -248,16 +252,16 @@ def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_f
 def test_a_stage_does_not_dial_where_the_next_device_is_not_known_to_be(
     host: Trust, guest: Trust, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage_forwarder, "HELLO_SECONDS", 0.2)
+    monkeypatch.setattr(mesh_service, "HELLO_SECONDS", 0.2)
 
-    async def met(line_of: Callable[[], stage_forwarder.StageForwarder]) -> bool:
+    async def met(line_of: Callable[[], mesh_service.StageForwarder]) -> bool:
         return await line_of().met()
 
     with socket.create_server(("127.0.0.1", 0)) as door:
         door.setblocking(False)
         prepare = pb.Prepare(next=f"127.0.0.1:{door.getsockname()[1]}", next_device=guest.identity.id.digest)
-        assert not run_there(met(lambda: stage_forwarder.StageForwarder(prepare, host, near=False))).result(30)
+        assert not run_there(met(lambda: mesh_service.StageForwarder(prepare, host, near=False))).result(30)
         with pytest.raises(BlockingIOError):
             door.accept()
-        assert not run_there(met(lambda: stage_forwarder.StageForwarder(prepare, host, near=True))).result(30)
+        assert not run_there(met(lambda: mesh_service.StageForwarder(prepare, host, near=True))).result(30)
         door.accept()[0].close()

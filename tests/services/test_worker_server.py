@@ -16,15 +16,15 @@ from bench.kill_worker import Worker, run
 from edgellm.engine import Floats, Ids, cut
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import Onward, StageAnswer, StageSpec
-from edgellm.mesh.placement.split import Share
-from edgellm.mesh.runtime.layer_sources import CutPoints, Layers, Loadable
-from edgellm.mesh.runtime.pipeline import LocalSeat, Pipeline, Seat
-from edgellm.mesh.runtime.weight_cache import Lease, Shelf
+from edgellm.mesh.layer_sources import CutPoints, Layers, LoadableLayers
+from edgellm.mesh.messages import Forward, StageAnswer, StageSpec
+from edgellm.mesh.pipeline import LocalSeat, Pipeline, StageHost
+from edgellm.mesh.placement import StageShare
 from edgellm.mesh.verifier import MeshVerifier
+from edgellm.mesh.weight_cache import MemoryReservation, WeightCache
 from edgellm.services.client.stage_client import Endpoint, RemoteMember
-from edgellm.services.server import stage_forwarder
-from edgellm.services.server.worker_server import WorkerServer
+from edgellm.services.server import mesh_service
+from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk
 from tests.engine.logits import some_ids
@@ -100,16 +100,16 @@ def test_the_stages_are_met_directly_and_rows_do_not_cross_the_coordinator(
     assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
     verifier.close()
     assert StageAnswer in passed
-    assert Onward not in passed
+    assert Forward not in passed
 
 
 def test_where_the_next_stage_cannot_be_reached_the_coordinator_passes_on(
     workers: list[WorkerServer], verifier_cut: Cut, whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nobody(_line: stage_forwarder.StageForwarder) -> bool:
+    async def nobody(_line: mesh_service.StageForwarder) -> bool:
         return False
 
-    monkeypatch.setattr(stage_forwarder.StageForwarder, "met", nobody)
+    monkeypatch.setattr(mesh_service.StageForwarder, "met", nobody)
     verifier = meshed(workers, verifier_cut.work)
     session = verifier.open(GenerationState())
 
@@ -123,9 +123,9 @@ def test_where_the_next_stage_cannot_be_reached_the_coordinator_passes_on(
 def test_this_process_may_be_a_stage_too(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:
     work = verifier_cut.work
     for places in ("here first", "here between", "here last"):
-        seats: list[Seat] = [RemoteMember(Endpoint(str(at), workers[at].address)).seat() for at in range(2)]
+        seats: list[StageHost] = [RemoteMember(Endpoint(str(at), workers[at].address)).seat() for at in range(2)]
         at = ("here first", "here between", "here last").index(places)
-        seats.insert(at, LocalSeat("here", Shelf(verifier_cut.layers), 1))
+        seats.insert(at, LocalSeat("here", WeightCache(verifier_cut.layers), 1))
         shares = even(work, ["1", "2", "3"])
         stages = [(seat, replace(work, layers=s.layers)) for seat, s in zip(seats, shares, strict=True)]
         pipeline = Pipeline(stages)
@@ -176,8 +176,8 @@ class InThrees:
     def bounds(self, _model: str) -> CutPoints:
         return CutPoints(frozenset(self._files), frozenset(first + 2 for first in self._files))
 
-    def pieces(self, _model: str, layers: LayerRange) -> list[Loadable]:
-        return [Loadable(LayerRange(layer, layer + 3), 1) for layer in range(layers.start, layers.last, 3)]
+    def pieces(self, _model: str, layers: LayerRange) -> list[LoadableLayers]:
+        return [LoadableLayers(LayerRange(layer, layer + 3), 1) for layer in range(layers.start, layers.last, 3)]
 
     def header(self, _model: str) -> None:
         return None
@@ -194,14 +194,16 @@ def test_pieces_of_several_layers_are_not_cut_when_it_is_planned_anew(
     with ExitStack() as running:
         places = []
         for name, layers in (("a", threes), ("b", verifier_cut.layers), ("c", threes)):
-            worker = running.enter_context(WorkerServer(Shelf(layers), ANYWHERE, threads=1))
+            worker = running.enter_context(WorkerServer(WeightCache(layers), ANYWHERE, threads=1))
             places.append((worker, RemoteMember(Endpoint(name, worker.address))))
         (_, a), (lost, b), (_, c) = places
         able = a.able(work.model)
         assert (able.begins, able.ends) == (frozenset({0, 3, 6, 9}), frozenset({2, 5, 8, 11}))
         assert (b.able(work.model).begins, b.able(work.model).ends) == (None, None)
         mesh = Mesh(
-            [a, b, c], [Share("a", LayerRange(0, 3)), Share("b", LayerRange(3, 9)), Share("c", LayerRange(9, 12))], work
+            [a, b, c],
+            [StageShare("a", LayerRange(0, 3)), StageShare("b", LayerRange(3, 9)), StageShare("c", LayerRange(9, 12))],
+            work,
         )
         verifier = MeshVerifier(mesh, lambda _token: False)
         session = verifier.open(GenerationState())
@@ -234,26 +236,26 @@ def test_several_replies_at_once_are_the_whole_models_own(
 
 
 def test_rows_beyond_sixteen_bits_travel_wide(verifier_cut: Cut) -> None:
-    from edgellm.mesh.messages import Parcel
+    from edgellm.mesh.messages import MicroBatch
     from edgellm.services.mesh_codec import read_parcel, write_parcel
 
     rows: Floats = np.zeros((2, 192), np.float32)
     work = replace(verifier_cut.work, layers=LayerRange(4, verifier_cut.work.n_layers))
     for largest, wide in ((1e4, False), (1e5, True)):
         rows[1, 3] = largest
-        message = write_parcel(Parcel(0, 1, 0, rows), wide=False)
+        message = write_parcel(MicroBatch(0, 1, 0, rows), wide=False)
         assert message.wide is wide
         np.testing.assert_array_equal(read_parcel(message, work).data, rows)
 
 
-class Telling(Shelf):
+class Telling(WeightCache):
     """Says when it is asked for memory, and when it has given some."""
 
     def __init__(self, layers: Layers, memory: int) -> None:
         super().__init__(layers, memory=memory)
         self.asked, self.gave = threading.Event(), threading.Event()
 
-    def reserve(self, work: StageSpec) -> Lease:
+    def reserve(self, work: StageSpec) -> MemoryReservation:
         self.asked.set()
         lease = super().reserve(work)
         self.gave.set()
@@ -263,7 +265,7 @@ class Telling(Shelf):
 def test_who_leaves_while_memory_is_waited_for_gets_none(verifier_cut: Cut) -> None:
     work = replace(verifier_cut.work, layers=LayerRange(2, 6))
     weights = sum(verifier_cut.layers.path(work.model, layer).stat().st_size for layer in range(2, 6))
-    wanted = Shelf(verifier_cut.layers, memory=10**9).reserve(work).size
+    wanted = WeightCache(verifier_cut.layers, memory=10**9).reserve(work).size
     shelf = Telling(verifier_cut.layers, weights + wanted)
     others = shelf.reserve(work)
     shelf.asked.clear()

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.spec.gates.budget import HORIZON, Ledger, Threshold, solve
+from edgellm.spec.gates.budget import HORIZON, BudgetController, Threshold, solve
 
 
 def spend(profiled: np.ndarray, scores: np.ndarray, budget: float) -> list[bool]:
-    threshold = Threshold(profiled, budget, Ledger())
+    threshold = Threshold(profiled, budget, BudgetController())
     ties = np.random.default_rng(7).random(len(scores))
     return [threshold.decide(float(score), float(tie))[0] for score, tie in zip(scores, ties, strict=True)]
 
@@ -44,11 +44,11 @@ def test_nothing_and_everything_are_exact() -> None:
 
 
 def test_what_is_owed_is_paid_back() -> None:
-    ledger = Ledger(decided=100, offloaded=10)
+    ledger = BudgetController(decided=100, offloaded=10)
     assert ledger.share == 0.1
     assert ledger.aim(0.2) == pytest.approx(0.2 + 10 / HORIZON)
-    assert Ledger(100, 90).aim(0.2) == 0.0
-    assert Ledger(100, 0).aim(0.9) == 1.0
+    assert BudgetController(100, 90).aim(0.2) == 0.0
+    assert BudgetController(100, 0).aim(0.9) == 1.0
 
 
 def test_a_falling_share_is_solved_for() -> None:

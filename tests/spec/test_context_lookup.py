@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Context, Model, top2
 from edgellm.llm import Pair
-from edgellm.spec.drafters.chunk_builder import ChunkBuilder
-from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.drafters.model import ChunkBuilder, ModelDrafter
 from edgellm.spec.drafters.parallel import joined, part
 from edgellm.spec.gates.features import NAMES, signals
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.ngram.context_lookup import MATCHED, ContextLookup, Seen, differed, hesitation
+from edgellm.spec.ngram.sources import MATCHED, ContextLookup, Seen, differed, hesitation
 from edgellm.spec.ngram.sources import ContextIndex as Text
 from edgellm.spec.state import DraftRules, GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Precedent, Sampling, Verdict

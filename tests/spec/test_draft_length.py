@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import HEADS
-from edgellm.spec.draft_length import DRIFT, EXPLORED, KNOTS, LEAST, MOST, WITNESSES, CostCurve, LengthRule
+from edgellm.spec.draft_length import DRIFT, EXPLORED, KNOTS, LEAST, MOST, WITNESSES, CostCurve, DraftLengthController
 
 FLAT = CostCurve((1, 64), (1.0, 1.0))
 LINEAR = CostCurve((1, 64), (1.0, 64.0))
@@ -67,8 +67,8 @@ def test_filling_up_never_takes_longer_than_the_next_number_that_was_measured(cu
 
 def test_rows_that_cost_nothing_are_drafted_and_steps_between_are_not_stopped_at() -> None:
     sure = [0.9**n for n in range(1, 12)]
-    assert LengthRule(STEPS).choose(sure) in (3, 7, 11)
-    rule = LengthRule(STEPS)
+    assert DraftLengthController(STEPS).choose(sure) in (3, 7, 11)
+    rule = DraftLengthController(STEPS)
     for _ in range(60):
         rule.learn(5, 4, 43.0)  # as long as eight rows take
     assert not rule.drifted
@@ -81,16 +81,16 @@ LATE = CostCurve((1, 2, 4, 8, 16), (8.0, 11.5, 12.0, 20.0, 30.0), heads=HEADS_MS
 def test_heads_are_paid_for_what_is_looked_at() -> None:
     at_once = replace(LATE, seconds=(13.0, 19.5, 25.0, 40.0, 52.0), heads=())  # the same, computed for all rows
     likely = [0.45, 0.2, 0.1]
-    assert LengthRule(at_once).choose(likely) == 0
-    assert LengthRule(LATE).choose(likely) == 3
-    assert LengthRule(LATE).reason(likely, 3) == "3 drafted: 1.8 tokens expected for the time of 1.6"
-    assert LengthRule(LATE).choose([1.0] * 15) == 15
-    assert LengthRule(LATE).reason([1.0] * 15, 15) == "15 drafted: 16.0 tokens expected for the time of 4.0"
-    assert LengthRule(LATE).saved(4, 30.0) == 4 * 13.0 - 30.0
+    assert DraftLengthController(at_once).choose(likely) == 0
+    assert DraftLengthController(LATE).choose(likely) == 3
+    assert DraftLengthController(LATE).reason(likely, 3) == "3 drafted: 1.8 tokens expected for the time of 1.6"
+    assert DraftLengthController(LATE).choose([1.0] * 15) == 15
+    assert DraftLengthController(LATE).reason([1.0] * 15, 15) == "15 drafted: 16.0 tokens expected for the time of 4.0"
+    assert DraftLengthController(LATE).saved(4, 30.0) == 4 * 13.0 - 30.0
 
 
 def test_a_decode_whose_heads_were_all_looked_at_has_not_drifted() -> None:
-    rule = LengthRule(LATE)
+    rule = DraftLengthController(LATE)
     for _ in range(60):
         rule.learn(3, 4, 12.0 + 13.0)
         rule.learn(3, 1, 12.0 + 5.0)
@@ -101,7 +101,7 @@ def test_a_decode_whose_heads_were_all_looked_at_has_not_drifted() -> None:
 
 
 def test_drafts_never_have_to_be_better_than_a_verifier_that_they_have_slowed_down() -> None:
-    rule = LengthRule(LINEAR)
+    rule = DraftLengthController(LINEAR)
     for _ in range(100):
         rule.learn(8, 1, 9.0)
     assert rule.rate == pytest.approx(1.0)
@@ -109,7 +109,7 @@ def test_drafts_never_have_to_be_better_than_a_verifier_that_they_have_slowed_do
 
 @given(st.one_of(curves, late), chances, st.integers(0, 20))
 def test_what_is_below_a_floor_changes_no_choice(curve: CostCurve, survives: list[float], rows: int) -> None:
-    rule = LengthRule(curve)
+    rule = DraftLengthController(curve)
     floors = rule.floors(rows)
     assert len(floors) == MOST - rows
     kept = list(itertools.takewhile(lambda pair: pair[0] >= pair[1], zip(survives, floors, strict=False)))
@@ -121,7 +121,7 @@ def test_what_is_below_a_floor_changes_no_choice(curve: CostCurve, survives: lis
 
 
 def test_a_second_row_that_costs_nothing_is_no_reason_to_explore_for_ever() -> None:
-    rule, drafted = LengthRule(FLAT), 0
+    rule, drafted = DraftLengthController(FLAT), 0
     for _ in range(1000):
         n = rule.choose([LEAST / 2])
         drafted += n
@@ -131,7 +131,7 @@ def test_a_second_row_that_costs_nothing_is_no_reason_to_explore_for_ever() -> N
 
 @given(curves, chances)
 def test_the_length_is_the_one_that_brings_most_for_its_time(curve: CostCurve, survives: list[float]) -> None:
-    rule, table = LengthRule(curve), curve.table()
+    rule, table = DraftLengthController(curve), curve.table()
     rate = rule.rate
     gains = [1.0 + sum(survives[:n]) - rate * table[n + 1] for n in range(len(survives) + 1)]
     gains[0] += LEAST
@@ -141,13 +141,13 @@ def test_the_length_is_the_one_that_brings_most_for_its_time(curve: CostCurve, s
 
 
 def test_where_rows_cost_nothing_everything_is_drafted_and_where_they_cost_all_nothing() -> None:
-    assert LengthRule(FLAT).choose([0.5, 0.25, 0.1]) == 3
-    assert LengthRule(LINEAR).choose([0.9, 0.8, 0.7]) == 0
-    assert LengthRule(FLAT).choose([]) == 0
+    assert DraftLengthController(FLAT).choose([0.5, 0.25, 0.1]) == 3
+    assert DraftLengthController(LINEAR).choose([0.9, 0.8, 0.7]) == 0
+    assert DraftLengthController(FLAT).choose([]) == 0
 
 
 def test_against_a_small_model_that_does_better_nothing_is_copied() -> None:
-    rule = LengthRule(CostCurve((1, 2, 64), (1.0, 1.5, 60.0)))
+    rule = DraftLengthController(CostCurve((1, 2, 64), (1.0, 1.5, 60.0)))
     assert rule.choose([0.8]) == 1
     assert rule.choose([0.8], instead=(4.0, 1.5)) == 0
     assert rule.choose([0.8], instead=(1.0, 1.5)) == 1
@@ -155,7 +155,7 @@ def test_against_a_small_model_that_does_better_nothing_is_copied() -> None:
 
 def test_what_a_token_has_taken_of_late_is_what_another_is_worth() -> None:
     curve = CostCurve((1, 2, 64), (1.0, 1.5, 60.0))
-    slow, fast = LengthRule(curve), LengthRule(curve)
+    slow, fast = DraftLengthController(curve), DraftLengthController(curve)
     for _ in range(200):
         fast.learn(1, 2, 1.5)  # each draft was accepted, and its token took 0.75
         slow.learn(0, 1, 1.0)
@@ -164,7 +164,7 @@ def test_what_a_token_has_taken_of_late_is_what_another_is_worth() -> None:
 
 
 def test_exploring_takes_its_share_of_the_time_and_no_more() -> None:
-    rule = LengthRule(CostCurve((1, 2, 64), (1.0, 1.9, 120.0)))
+    rule = DraftLengthController(CostCurve((1, 2, 64), (1.0, 1.9, 120.0)))
     extra = explored = 0.0
     rounds = 2_000
     for _ in range(rounds):
@@ -177,17 +177,17 @@ def test_exploring_takes_its_share_of_the_time_and_no_more() -> None:
 
 
 def test_a_curve_that_is_wrong_is_noticed_and_meanwhile_scaled() -> None:
-    rule = LengthRule(CostCurve((1, 2, 64), (1.0, 1.9, 120.0)))
+    rule = DraftLengthController(CostCurve((1, 2, 64), (1.0, 1.9, 120.0)))
     assert not rule.drifted
     for _ in range(300):
         rule.learn(0, 1, 1.0 + 2 * DRIFT)
     assert rule.drifted
     # everything takes longer alike: what pays is what paid before
-    assert rule.choose([0.95]) == LengthRule(CostCurve((1, 2, 64), (1.5, 2.85, 180.0))).choose([0.95])
+    assert rule.choose([0.95]) == DraftLengthController(CostCurve((1, 2, 64), (1.5, 2.85, 180.0))).choose([0.95])
 
 
 def test_lengths_that_take_longer_than_the_curve_says_are_chosen_less() -> None:
-    cheap, rule = CostCurve(KNOTS, tuple(1.0 + 0.01 * rows for rows in KNOTS)), LengthRule
+    cheap, rule = CostCurve(KNOTS, tuple(1.0 + 0.01 * rows for rows in KNOTS)), DraftLengthController
     sure = [0.9**n for n in range(1, 40)]
     believed, taught = rule(cheap), rule(cheap)
     for _ in range(40):
@@ -200,7 +200,7 @@ def test_lengths_that_take_longer_than_the_curve_says_are_chosen_less() -> None:
 
 
 def test_one_interruption_changes_little() -> None:
-    rule = LengthRule(LINEAR)
+    rule = DraftLengthController(LINEAR)
     for _ in range(20):
         rule.learn(0, 1, 1.0)
     rule.learn(0, 1, 1000.0)
@@ -209,9 +209,9 @@ def test_one_interruption_changes_little() -> None:
     assert not rule.drifted
 
 
-def changing() -> LengthRule:
+def changing() -> DraftLengthController:
     """Four rows cost twice as much as one, and another number of rows than before a half of one."""
-    rule = LengthRule(CostCurve((1, 4, 64), (1.0, 2.0, 60.0), change=0.5))
+    rule = DraftLengthController(CostCurve((1, 4, 64), (1.0, 2.0, 60.0), change=0.5))
     for _ in range(3):
         rule.learn(0, 1, 1.0)
     return rule
@@ -220,7 +220,7 @@ def changing() -> LengthRule:
 def test_another_number_of_rows_has_its_price() -> None:
     doubtful = [0.6, 0.3, 0.1]
     rule = changing()
-    assert LengthRule(CostCurve((1, 4, 64), (1.0, 2.0, 60.0))).choose(doubtful) > 0
+    assert DraftLengthController(CostCurve((1, 4, 64), (1.0, 2.0, 60.0))).choose(doubtful) > 0
     assert rule.choose(doubtful) == 0  # the last decode had one row
     rule.learn(3, 1, 2.5)
     assert rule.choose(doubtful) > 0  # one row, too, would be a change now
@@ -253,8 +253,8 @@ def test_a_curve_that_is_wildly_off_is_corrected_at_once(
     curve: CostCurve, factor: float, slower: bool, drafted: int
 ) -> None:
     real = replace(curve, change=0.1, heads=HEADS_MS)
-    rule = LengthRule(real.scaled(1.0 / factor if slower else factor))
-    first = LengthRule(real)
+    rule = DraftLengthController(real.scaled(1.0 / factor if slower else factor))
+    first = DraftLengthController(real)
     rows = drafted + 1
     for _ in range(WITNESSES + 1):  # one pays for another number of rows
         seconds = first._table[rows] + first._looked_at(rows, 1)
@@ -266,7 +266,7 @@ def test_a_curve_that_is_wildly_off_is_corrected_at_once(
 
 
 def test_a_length_that_is_wildly_off_beside_one_that_is_right_is_corrected_alone() -> None:
-    rule = LengthRule(CostCurve((1, 4, 64), (1.0, 2.0, 60.0)))
+    rule = DraftLengthController(CostCurve((1, 4, 64), (1.0, 2.0, 60.0)))
     for _ in range(4):
         rule.learn(0, 1, 1.0)
         rule.learn(3, 1, 10.0)
@@ -276,7 +276,7 @@ def test_a_length_that_is_wildly_off_beside_one_that_is_right_is_corrected_alone
 
 def test_a_curve_that_makes_drafts_look_dear_is_tried_within_200_tokens() -> None:
     wrong = CostCurve((1, 2, 4, 8, 64), (1.0, 4.0, 8.0, 16.0, 128.0), doubtful=True)
-    rule, drafted = LengthRule(wrong), []
+    rule, drafted = DraftLengthController(wrong), []
     for _ in range(200):
         n = rule.choose([0.9**n for n in range(1, 8)])
         rule.learn(n, n + 1 if n else 1, 1.0 + 0.1 * n)

@@ -17,7 +17,7 @@ from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters.early_exit import ExitDrafter
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
 from edgellm.spec.loop import generate
-from edgellm.spec.ngram.context_lookup import ContextLookup
+from edgellm.spec.ngram.sources import ContextLookup
 from edgellm.spec.protocols import Drafter, Gate
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats

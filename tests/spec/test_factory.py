@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from edgellm.spec.drafters.verdict_prediction import branches
-from edgellm.spec.gates.budget import Ledger
+from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.gates.factory import AUTO, BudgetGate, GateChoice, best_gate, choose, needs_profile
 from edgellm.spec.gates.features import JUDGED, NAMES, signals
-from edgellm.spec.gates.logistic import Linear
 from edgellm.spec.gates.offload_policy import Policy
 from edgellm.spec.gates.profile import ExitPoint, Profile
+from edgellm.spec.gates.rejection_model import Linear
 from edgellm.spec.gates.rules import ImportanceGate, NeverGate, RandomGate
 from edgellm.spec.params import GATES, ReplyOptions
 from edgellm.spec.protocols import Gate
@@ -42,15 +42,15 @@ def drafted(rng: np.random.Generator, ahead: int = 0) -> Chunk:
     )  # fmt: skip
 
 
-def chosen(gate: str, budget: float | None, ledger: Ledger | None = None) -> GateChoice:
+def chosen(gate: str, budget: float | None, ledger: BudgetController | None = None) -> GateChoice:
     options = ReplyOptions(gate=gate, budget=budget)
-    return choose(options, 1, profile=PROFILE, ledger=ledger or Ledger())
+    return choose(options, 1, profile=PROFILE, ledger=ledger or BudgetController())
 
 
 @pytest.mark.parametrize("budget", [0.1, 0.3, 0.7])
 @pytest.mark.parametrize("gate", sorted(set(GATES) - {"always", "never", "edgefm"}))
 def test_every_gate_keeps_its_budget_on_chunks_that_were_not_profiled(gate: str, budget: float) -> None:
-    ledger, rng = Ledger(), np.random.default_rng(5)
+    ledger, rng = BudgetController(), np.random.default_rng(5)
     for _ in range(60):  # replies
         choice = chosen(gate, budget, ledger)
         for place in range(8):
@@ -59,7 +59,7 @@ def test_every_gate_keeps_its_budget_on_chunks_that_were_not_profiled(gate: str,
 
 
 def test_replies_are_rewritten_within_the_budget() -> None:
-    ledger, rng = Ledger(), np.random.default_rng(5)
+    ledger, rng = BudgetController(), np.random.default_rng(5)
     for _ in range(600):
         choice = chosen("edgefm", 0.2, ledger)
         assert choice.rewrite is not None
@@ -87,14 +87,14 @@ def test_what_needs_no_profile() -> None:
 
 def test_hybrid_drafts_single_tokens_and_a_gate_of_your_own_is_counted() -> None:
     assert chosen("hybrid", 0.2).gamma == 1
-    ledger = Ledger()
+    ledger = BudgetController()
     own = choose(ReplyOptions(gate=NeverGate()), 1, profile=None, ledger=ledger)
     own.gate.decide(at(0), drafted(RNG))
     assert (ledger.decided, ledger.share) == (1, 0.0)
 
 
 def test_the_tail_counts_too_and_is_made_up_for() -> None:
-    ledger, rng = Ledger(), np.random.default_rng(5)
+    ledger, rng = BudgetController(), np.random.default_rng(5)
     for _ in range(60):
         choice = chosen("random", 0.3, ledger)
         for place in range(10):
@@ -104,7 +104,7 @@ def test_the_tail_counts_too_and_is_made_up_for() -> None:
 
 def test_an_overspent_budget_closes_any_gate_and_an_unspent_one_opens_it() -> None:
     for offloaded, wanted in ((100, False), (0, True)):
-        ledger = Ledger(decided=100, offloaded=offloaded)
+        ledger = BudgetController(decided=100, offloaded=offloaded)
         gate = BudgetGate(lambda share: RandomGate(share, 1), 0.6, ledger)
         assert gate.decide(at(0), drafted(RNG)).offload == wanted
 
@@ -138,7 +138,7 @@ def test_a_gate_of_ones_own_names_the_layers_that_it_needs() -> None:
         layers = (1, 2)
 
     def layers(gate: Gate) -> tuple[int, ...]:
-        return choose(ReplyOptions(gate=gate), 0, profile=None, ledger=Ledger()).layers
+        return choose(ReplyOptions(gate=gate), 0, profile=None, ledger=BudgetController()).layers
 
     assert layers(Own()) == (1, 2)
     assert layers(NeverGate()) == ()

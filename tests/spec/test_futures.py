@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 
 from edgellm.errors import Stopped
-from edgellm.spec.futures import settled
+from edgellm.spec.guarded_session import settled
 
 
 def test_what_the_work_raises_is_raised_even_where_it_is_a_timeout() -> None:

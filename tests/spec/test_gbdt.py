@@ -11,10 +11,20 @@ from hypothesis import strategies as st
 
 from edgellm.spec.gates import rejection_model
 from edgellm.spec.gates.features import NAMES
-from edgellm.spec.gates.gbdt import Trees, grow
-from edgellm.spec.gates.logistic import Linear, fit, log_loss, log_odds, sigmoid
 from edgellm.spec.gates.profiler import Observed, Run
-from edgellm.spec.gates.rejection_model import as_fields, fit_rejection, from_fields, judged
+from edgellm.spec.gates.rejection_model import (
+    Linear,
+    Trees,
+    as_fields,
+    fit,
+    fit_rejection,
+    from_fields,
+    grow,
+    judged,
+    log_loss,
+    log_odds,
+    sigmoid,
+)
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(4000, 6))

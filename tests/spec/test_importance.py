@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import Capture, Context, Floats, Ids, Model, cut
-from edgellm.engine.decoding.graph_hooks import Recorder
+from edgellm.engine.graph_hooks import Recorder
 from edgellm.errors import InvalidOption
 from edgellm.spec.drafters.early_exit import ExitDrafter
 from edgellm.spec.drafters.importance import ColumnSums, entropy, importance, prompt_share, without_sink

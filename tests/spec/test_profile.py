@@ -12,7 +12,7 @@ from edgellm.engine import Capture, Context, Message, Model
 from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.spec.context_pool import ContextPool
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.gates.budget import Ledger
+from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.gates.features import NAMES
 from edgellm.spec.gates.learned import WorthGate
 from edgellm.spec.gates.profile import Profile, alpha_of, build
@@ -137,7 +137,7 @@ def test_thresholds_give_the_budget_as_the_whole_gates_share(profile: Profile, b
 def test_the_budget_is_spent_on_prompts_that_were_not_profiled(
     profile: Profile, drafter: ModelDrafter, draft_model: Model, budget: float
 ) -> None:
-    ledger = Ledger()
+    ledger = BudgetController()
     for prompt in prompts(draft_model, seed=47, count=4):
         gate = WorthGate(profile, budget, ledger, seed=1)  # one for each reply
         state = GenerationState(prompt, limits=GenerationLimits(MOST))
@@ -164,7 +164,7 @@ def test_too_little_is_said() -> None:
 
 
 def test_a_gate_is_counted() -> None:
-    ledger = Ledger()
+    ledger = BudgetController()
     from edgellm.spec.gates.rules import AlwaysGate
     from edgellm.spec.types import Chunk
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgellm.errors import VerifierLost
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
-from edgellm.spec.stop_sequences import until
+from edgellm.spec.stream import until
 from edgellm.spec.types import Notice, Source, Token
 
 LETTERS = "abé"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.storage.decode_cost_cache import DOUBTFUL_OLDEST, OLDEST, KeptCurve, keep_curve, read_curve
+from edgellm.storage.device_speed import DOUBTFUL_OLDEST, OLDEST, KeptCurve, keep_curve, read_curve
 
 KEPT = KeptCurve((1, 2, 4), (0.5, 0.75, 1.25), 0.125, (0.25, 0.5), time.time(), 0.0, "a chip")
 

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import LayersMissing, LayersRefused, StoreFull
-from edgellm.storage.layers.derived_pieces import ENOUGH, layers_of, together
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layers.store import ENOUGH, LayerStore, layers_of, together
 
 MODEL = "a" * 64
 ONE = 1000

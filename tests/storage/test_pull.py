@@ -268,7 +268,7 @@ def test_the_environment_says_where(hub: Hub, tmp_path: Path) -> None:
 def test_a_listing_without_sense_or_end_is_refused(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, listing: bytes, encoding: str, said: str
 ) -> None:
-    monkeypatch.setattr("edgellm.storage.listing.MOST_BYTES", 2**20)
+    monkeypatch.setattr("edgellm.storage.hub.download.MOST_BYTES", 2**20)
     hub.listing = listing, encoding
     with pytest.raises(PullFailed, match=f"makes no sense: it is {said}"):
         pull(REPO)

@@ -13,7 +13,7 @@ from edgellm.engine import Model
 from edgellm.errors import EngineFailed
 from edgellm.llm import Pair
 from edgellm.rpc.address import Address
-from edgellm.services.server.verifier_server import VerifierServer
+from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk
 from tests.spec.real import case, ids

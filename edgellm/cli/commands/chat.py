@@ -9,16 +9,13 @@ from typing import Annotated
 
 import typer
 
-from edgellm.cli.chat_history import Notes, recall
-from edgellm.cli.chat_session import ChatSession
+from edgellm.cli.chat_session import ChatSession, Notes, recall
 from edgellm.cli.commands.conversations import conversation_ids
 from edgellm.cli.commands.mesh.run import INTERRUPTED, OverDevices, over_devices
 from edgellm.cli.commands.peers import peer_names
 from edgellm.cli.help_examples import GATES, SOURCES, gate_names, model_names, source_names
-from edgellm.cli.loading import Loading
-from edgellm.cli.views.console import is_terminal, say
+from edgellm.cli.views.console import Loading, decode, is_terminal, say
 from edgellm.cli.views.reply_printer import speak
-from edgellm.cli.views.text import decode
 from edgellm.errors import InvalidOption
 
 _WHICH = f"Which ones: {', '.join(GATES)}. auto is the one with the best evidence for this pair."
@@ -135,7 +132,7 @@ def chat(
     stats: Annotated[bool, typer.Option("--stats", help="All figures behind each reply, not only a line.")] = False,
 ) -> int:  # fmt: skip
     from edgellm.llm import AUTO, Pair
-    from edgellm.llm.kept_data import tidy
+    from edgellm.llm.pair_stats import tidy
     from edgellm.spec.params import GONE, ReplyOptions
 
     for name, value in (("tree", tree), ("economy", economy)):

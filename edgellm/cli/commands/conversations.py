@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from edgellm.cli.views.console import emit, is_terminal, out, say
-from edgellm.cli.views.text import harmless, one_line
+from edgellm.cli.views.console import emit, harmless, is_terminal, one_line, out, say
 from edgellm.errors import EdgeError, InvalidOption
 
 if TYPE_CHECKING:

@@ -12,11 +12,10 @@ from rich.text import Text
 
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import model_names
-from edgellm.cli.views.console import emit, out, say
-from edgellm.cli.views.text import one_line
+from edgellm.cli.views.console import emit, one_line, out, say
 
 if TYPE_CHECKING:
-    from edgellm.diagnostics.results import Finding
+    from edgellm.diagnostics.local import Finding
 
 _LOOKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "problem": ("problem", "bold red")}
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from edgellm.cli.views.console import emit, is_terminal, out, say
-from edgellm.cli.views.text import one_line, size
+from edgellm.cli.views.console import emit, is_terminal, one_line, out, say, size
 from edgellm.errors import HistoryUnusable, InvalidOption
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def history(
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Forget without asking.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
-    from edgellm.llm.kept_data import tidy
+    from edgellm.llm.pair_stats import tidy
     from edgellm.storage import History
 
     store = History()
@@ -75,7 +74,7 @@ def history(
 
 
 def _keep(age: str | None, as_json: bool) -> None:
-    from edgellm.llm.kept_data import expire
+    from edgellm.llm.pair_stats import expire
     from edgellm.storage.chats.retention import VARIABLE, describe_age, max_age, parse_age, set_max_age
 
     if age is not None:
@@ -96,7 +95,7 @@ def _keep(age: str | None, as_json: bool) -> None:
 
 
 def _clear(store: History, yes: bool, as_json: bool) -> None:
-    from edgellm.llm.kept_data import forget, kept
+    from edgellm.llm.pair_stats import forget, kept
 
     there = kept()
     if not yes and (there.total or store.facts().size):
@@ -127,7 +126,7 @@ def _turn(store: History, action: HistoryAction, as_json: bool) -> None:
 
 
 def _show(facts: HistoryFacts, as_json: bool) -> None:
-    from edgellm.llm.kept_data import kept
+    from edgellm.llm.pair_stats import kept
     from edgellm.storage.chats.retention import describe_age, max_age
 
     there, age = kept(), describe_age(max_age())

@@ -11,12 +11,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from edgellm.cli.help_examples import model_names
-from edgellm.cli.views.console import emit, err, is_terminal, out, say
-from edgellm.cli.views.text import harmless, one_line, size
+from edgellm.cli.views.console import emit, err, harmless, is_terminal, one_line, out, say, size
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from edgellm.storage import DownloadPlan, Pulled, Transfer
+    from edgellm.storage import DownloadPlan, PulledModel, Transfer
 
 Name = Annotated[
     str,
@@ -46,7 +45,7 @@ def pull(
         say(str(pulled.path), style="dim")
 
 
-def _fetch(plan: DownloadPlan) -> Pulled:
+def _fetch(plan: DownloadPlan) -> PulledModel:
     from edgellm import storage
 
     columns = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,21 +12,76 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.commands.rights import explained, read_grant, right_names
-from edgellm.cli.views.console import emit, err, say
-from edgellm.cli.views.text import one_line
+from edgellm.cli.views.console import emit, err, one_line, say
 from edgellm.errors import InvalidOption, PairingFailed
+from edgellm.rpc.trust.peer_store import Right, Rights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edgellm.rpc.address import Address
     from edgellm.rpc.discovery.mdns import Hint
-    from edgellm.rpc.trust.pairing import About
-    from edgellm.rpc.trust.pairing_code import Code
-    from edgellm.rpc.trust.peer_store import Peer
-    from edgellm.rpc.trust.rights import Rights
+    from edgellm.rpc.trust.pairing import About, Code
+    from edgellm.rpc.trust.peer_store import Peer, Rights
     from edgellm.rpc.trust.trust import Trust
+
+
+# What each right allows, and the consequence that both devices should know.
+MEANS = {
+    Right.VERIFY: (
+        "have drafts checked by the verifier that {host} serves",
+        "{host} then reads the prompts and replies of {guest}",
+    ),
+    Right.COMPUTE: (
+        "have {host} compute layers of models",
+        "{host} then sees activations, from which prompts can be guessed; {guest} can keep {host} busy, or crash it",
+    ),
+    Right.FILES: (
+        "copy models from {host}, and keep layers of models on it",
+        "{guest} then sees which models {host} has, and takes room on its disk, up to a limit",
+    ),
+}
+
+
+def read_grant(text: str) -> Rights:
+    """Parse rights such as `verify,files`, `all` or `none`.
+
+    Raises:
+        InvalidOption: there is no such right.
+    """
+    words = [word.strip().lower() for word in text.split(",") if word.strip()]
+    if words == ["none"]:
+        return frozenset()
+    if words == ["all"]:
+        return frozenset(Right)
+    known = {right.value: right for right in Right}
+    for word in words:
+        if word not in known:
+            raise InvalidOption(f"There is no right {word!r}.", f"There are: {', '.join(known)}; or all, or none.")
+    if not words:
+        raise InvalidOption("No right is named.", f"There are: {', '.join(known)}; or all, or none.")
+    return frozenset(known[word] for word in words)
+
+
+def explained(rights: Iterable[Right], host: str, guest: str) -> Iterator[tuple[str, str]]:
+    """Yield each right that `guest` has at `host`: its name and what it allows, then "" and what follows from it."""
+    had = set(rights)
+    if not had:
+        yield "nothing", ""
+    for right in Right:
+        if right in had:
+            allows, follows = MEANS[right]
+            yield right.value, allows.format(host=host, guest=guest)
+            yield "", follows.format(host=host, guest=guest)
+
+
+def right_names(incomplete: str) -> Iterator[tuple[str, str]]:
+    """Yield rights for shell completion; the last of those already typed is completed."""
+    *before, last = incomplete.split(",")
+    for right, (allows, _) in MEANS.items():
+        if right.value.startswith(last.lower()) and right.value not in before:
+            yield ",".join([*before, right.value]), allows.format(host="this device", guest="it")
+
 
 PORT = 50150  # as in `edgellm.rpc.trust.pairing`, which is slow to import
 SEARCH_SECONDS = 4.0  # for the device that shows the code, before the user is told that the search goes on
@@ -82,8 +138,7 @@ def pair(
 def _typed(words: list[str]) -> tuple[Address | None, Code | None]:
     """Parse the words after `edgellm pair`: nothing, a code, or an address and a code."""
     from edgellm.rpc.address import Address
-    from edgellm.rpc.trust.pairing import PAIRING_PORT
-    from edgellm.rpc.trust.pairing_code import Code
+    from edgellm.rpc.trust.pairing import PAIRING_PORT, Code
 
     if not words:
         return None, None
@@ -107,8 +162,7 @@ def _listening(hosts: Sequence[str], port: int) -> list[Address]:
 def _wait(trust: Trust, about: About, hosts: Sequence[str], port: int, as_json: bool) -> Peer:
     """Show a code and wait until a device has tried it, or time is up."""
     from edgellm.rpc.discovery.mdns import ServiceKind, announced, code_number, new_instance
-    from edgellm.rpc.trust.pairing import WINDOW_SECONDS, Window
-    from edgellm.rpc.trust.pairing_code import Code
+    from edgellm.rpc.trust.pairing import WINDOW_SECONDS, Code, Window
 
     if not hosts:
         raise PairingFailed(
@@ -146,9 +200,9 @@ def _join(trust: Trust, about: About, hosts: Sequence[str], place: Address | Non
 
 def _find(code: Code, hosts: Sequence[str]) -> Address:
     """Return where the device that shows a code with this number announces itself."""
+    from edgellm.rpc.channel import run_there
+    from edgellm.rpc.discovery.interfaces import listening
     from edgellm.rpc.discovery.mdns import ServiceKind, browse
-    from edgellm.rpc.discovery.tcp_probe import listening
-    from edgellm.rpc.event_loop import run_there
 
     say("looking for the device that shows this code ...", style="dim")
 

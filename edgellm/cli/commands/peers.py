@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from edgellm.cli.commands.pair import Interfaces
-from edgellm.cli.commands.rights import read_grant
-from edgellm.cli.views.console import emit, out, say
-from edgellm.cli.views.text import ago, one_line, size
+from edgellm.cli.commands.pair import Interfaces, read_grant
+from edgellm.cli.views.console import ago, emit, one_line, out, say, size
 from edgellm.errors import EdgeError, InvalidOption
 
 if TYPE_CHECKING:

@@ -13,9 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from edgellm.cli.help_examples import model_names
-from edgellm.cli.loading import Loading
-from edgellm.cli.views.console import emit, err, is_terminal, out, say
-from edgellm.cli.views.text import decode
+from edgellm.cli.views.console import Loading, decode, emit, err, is_terminal, out, say
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -60,7 +58,7 @@ def profile(
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile's figures as JSON.")] = False,
 ) -> None:  # fmt: skip
     from edgellm.llm import Pair
-    from edgellm.llm.kept_data import tidy
+    from edgellm.llm.pair_stats import tidy
     from edgellm.spec.params import FINE
     from edgellm.storage import History
 
@@ -96,7 +94,7 @@ def profile(
 
 
 def _keep(pair: Any, found: Profile, output: Path | None) -> Path:
-    from edgellm.llm.profiling.store import keep_profile
+    from edgellm.llm.pair_stats import keep_profile
 
     if output is None:
         kept: Path = pair.keep_profile(found)

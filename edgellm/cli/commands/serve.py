@@ -1,11 +1,18 @@
-"""`edgellm serve`: serve a pair, a verifier or layers."""
+"""`edgellm serve`: serve a pair, a verifier or layers, and announce it so that other devices find it.
+
+Loggers have the names of their modules. No prompt, no token, no key and no pairing code is ever logged.
+"""
 
 from __future__ import annotations
 
 import enum
+import logging
+import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,15 +39,132 @@ from edgellm.cli.http_options import (
     invite,
     until_stopped,
 )
-from edgellm.cli.loading import Loading
-from edgellm.cli.logs import LogLevel, log_to_stderr
-from edgellm.cli.mdns_announce import findable, hosts_of
-from edgellm.cli.views.console import say
+from edgellm.cli.views.console import Loading, say, size
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from edgellm.http.server import Door
+    from edgellm.http.server import HttpServer
+    from edgellm.services.server.servers import Listener, WorkerServer
     from edgellm.services.server.verification_service import ServerEvent
+
+
+def hosts_of(server: Listener, interface: list[str] | None) -> list[str]:
+    """Return the hosts at which others can reach a server: its address, or all of this machine's that lead home."""
+    from ipaddress import ip_address
+
+    from edgellm.rpc.discovery.interfaces import chosen_hosts
+
+    host = server.address.host
+    try:
+        everywhere = ip_address(host).is_unspecified
+    except ValueError:  # a name
+        everywhere = False
+    return chosen_hosts(interface or ()) if everywhere else [host]
+
+
+@contextmanager
+def findable(server: Listener, interface: list[str] | None) -> Iterator[None]:
+    """Announce a server that other machines can reach, and look for a device with the identity of this one."""
+    from edgellm.rpc.discovery.mdns import ServiceKind, announced, copies
+
+    trust, address = server.trust, server.address
+    if trust is None or address.loopback:
+        yield
+        return
+    hosts = [host for host in hosts_of(server, interface) if _is_ipv4(host)]  # announcements are made over IPv4
+    short = trust.identity.id.short
+
+    def look() -> None:
+        for copy in copies(short, hosts):
+            say(f"{copy.addresses[0].host} announces the identity of this device, {copy.short}: run `edgellm doctor`.")
+
+    with announced(ServiceKind.DEVICE, short, address.port, hosts) as begun:
+        if begun:
+            say(f"announced as {short} on {', '.join(hosts)}", style="dim")
+            threading.Thread(target=look, daemon=True).start()
+        else:
+            say("It could not be announced; `edgellm doctor` tells why. --peer HOST:PORT works all the same.")
+        yield
+
+
+def _is_ipv4(host: str) -> bool:
+    return host.replace(".", "").isdigit()
+
+
+def serve_worker(
+    model: Path | None,
+    host: str,
+    port: int,
+    *,
+    paired_only: bool,
+    memory: float | None,
+    keep: float,
+    store: float | None = None,
+) -> WorkerServer:
+    """Start a worker. It has all layers of `model`, if given, and those that others bring, for which it has `store`
+    gigabytes on disk. The limit of its `memory`, in gigabytes, is by default what is free now, less a tenth: without
+    one, other devices would decide how much it takes.
+
+    Raises what `WorkerServer` and, where the model cannot be cut, `WholeModel` raise.
+    """
+    from edgellm.mesh.device_profiler import free_memory
+    from edgellm.mesh.layer_sources import SeveralLayers, StoredLayers, WholeModel
+    from edgellm.mesh.weight_cache import WeightCache
+    from edgellm.rpc.address import Address
+    from edgellm.rpc.trust.trust import Trust
+    from edgellm.services.server.servers import WorkerServer
+    from edgellm.storage.layers.store import LayerStore
+
+    address = Address.of(host, port)
+    trust = None if address.loopback and not paired_only else Trust.here()
+    kept = LayerStore(limit=None if store is None else int(store * 1e9))
+    brought = StoredLayers(kept)
+    own = () if model is None else (WholeModel(model, kept),)
+    layers = SeveralLayers(*own, brought)
+    room, reason = free_memory() if memory is None else (int(memory * 1e9), "--memory")
+    shelf = WeightCache(layers, memory=room, keep=keep)
+    server = WorkerServer(shelf, address, on_event=_tell, trust=trust, stored=brought)
+    server.start()
+    say(
+        f"It is {server.address} in: edgellm mesh run MODEL PROMPT --split here:1-6,{server.address}:7-12", style="bold"
+    )
+    say(f"Memory for layers and caches: {size(room)} ({reason}).", style="dim")
+    return server
+
+
+def _tell(event: ServerEvent) -> None:
+    say(f"{time.strftime('%H:%M:%S')}  {event.text}")
+
+
+class LogLevel(StrEnum):
+    """Levels of logging; each includes those before it."""
+
+    off = "off"
+    error = "error"
+    warning = "warning"
+    info = "info"
+    debug = "debug"
+
+
+def log_to_stderr(level: LogLevel) -> None:
+    """Send edgellm's own records of `level` and above to stderr, and libraries' from one level higher on."""
+    if level is LogLevel.off:
+        return
+    number = logging.getLevelNamesMapping()[level.upper()]
+    logging.disable(logging.NOTSET)
+    handler = logging.StreamHandler()
+    handler.setFormatter(_OneLine("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logging.basicConfig(level=min(number + 10, logging.ERROR), handlers=[handler], force=True)
+    logging.getLogger("edgellm").setLevel(number)
+
+
+class _OneLine(logging.Formatter):
+    """A formatter with one line per record: no text from another device can forge a second one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
 
 PLANNED = 512  # tokens of a reply, for a plan before the first request
 PORT = 50151  # as in `edgellm.rpc.channel`, which is slow to import
@@ -128,7 +252,7 @@ def serve(
         LogLevel, typer.Option(help="What is logged to stderr: requests, connections, devices lost. Never a prompt.")
     ] = LogLevel.off,
 ) -> None:  # fmt: skip
-    from edgellm.llm.kept_data import tidy
+    from edgellm.llm.pair_stats import tidy
 
     log_to_stderr(log_level)
     tidy()
@@ -174,10 +298,9 @@ def _check_role(role: Role, given: typer.Context) -> None:
 
 
 def _serve_worker(
-    door: Door | None, model: str | None, host: str, port: int, paired_only: bool, memory: float | None, keep: float,
-    store: float | None, announce: bool, interface: list[str] | None,
+    door: HttpServer | None, model: str | None, host: str, port: int, paired_only: bool, memory: float | None,
+    keep: float, store: float | None, announce: bool, interface: list[str] | None,
 ) -> None:  # fmt: skip
-    from edgellm.cli.commands.worker import serve_worker
     from edgellm.storage import resolve
 
     path = None if model is None else resolve(model)
@@ -193,29 +316,29 @@ def _serve_worker(
 
 
 def _serve_pair(
-    door: Door | None, draft: str, verifier: str, peer: list[str] | None, plan: Path | None, mesh: str | None,
+    door: HttpServer | None, draft: str, verifier: str, peer: list[str] | None, plan: Path | None, mesh: str | None,
     sessions: int,
 ) -> None:  # fmt: skip
-    from edgellm.http.handlers import Writer
-    from edgellm.http.plan_file import read_plan
+    from edgellm.http.handlers import ServedModel
+    from edgellm.http.mesh_status import read_plan
     from edgellm.llm import AUTO, Pair
 
     drawn = None if plan is None else read_plan(plan.expanduser())
     local = next((name for name in (verifier, draft) if name != "none"), draft)
     if mesh is not None:
-        from edgellm.http.mesh_timeline import Course
+        from edgellm.http.mesh_status import MeshRecorder
 
         opened, _ = over_devices(
             mesh, verifier, peer or (), draft, PLANNED, as_json=False, explain=False, sessions=sessions
         )
-        writer = Writer(opened.pair, called(local), in_turns=False, course=Course(opened))
+        writer = ServedModel(opened.pair, called(local), in_turns=False, course=MeshRecorder(opened))
     else:
         with Loading() as loading:
             pair = Pair.open(draft, AUTO if peer else verifier, progress=loading, peers=peer or ())
         if pair.verifier_reason:
             say(pair.verifier_reason, style="dim")
         linked = pair.verifier_up is not None
-        writer = Writer(pair, pair.name if linked else called(local), in_turns=not linked)
+        writer = ServedModel(pair, pair.name if linked else called(local), in_turns=not linked)
     with writer.pair:
         if door is not None:
             door.open(writer, drawn)
@@ -224,19 +347,25 @@ def _serve_pair(
 
 
 def _serve_verifier(
-    door: Door | None, model: str, host: str, port: int, paired_only: bool, announce: bool, interface: list[str] | None
+    door: HttpServer | None,
+    model: str,
+    host: str,
+    port: int,
+    paired_only: bool,
+    announce: bool,
+    interface: list[str] | None,
 ) -> None:
-    from edgellm.http.handlers import Writer
+    from edgellm.http.handlers import ServedModel
     from edgellm.llm import Pair
     from edgellm.llm.ngram_runtime import curve_of
-    from edgellm.services.server.verifier_server import serve_verifier
+    from edgellm.services.server.servers import serve_verifier
     from edgellm.storage import resolve
 
     path = resolve(model)
     with Loading() as loading:
         server = serve_verifier(
-            path, host=host, port=port, paired_only=paired_only, on_event=_tell, progress=partial(loading, path.name),
-            measure=lambda loaded: curve_of(loaded, None)[0],
+            path, host=host, port=port, paired_only=paired_only, on_event=_tell_of_devices,
+            progress=partial(loading, path.name), measure=lambda loaded: curve_of(loaded, None)[0],
         )  # fmt: skip
     if server.trust is None:
         say(f"Ask it with: edgellm chat --verifier {server.address}", style="bold")
@@ -247,7 +376,7 @@ def _serve_verifier(
     with ExitStack() as closing:
         if door is not None:
             pair = closing.enter_context(Pair(server.model, draft=None, verifier=server.inside()))
-            door.open(Writer(pair, called(model), in_turns=False))
+            door.open(ServedModel(pair, called(model), in_turns=False))
             invite(door)
         if announce:
             closing.enter_context(findable(server, interface))
@@ -257,5 +386,5 @@ def _serve_verifier(
             server.close()
 
 
-def _tell(event: ServerEvent) -> None:
+def _tell_of_devices(event: ServerEvent) -> None:
     say(f"{time.strftime('%H:%M:%S')}  {event.text}")

@@ -2,18 +2,81 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, TextIO
+from types import MappingProxyType
+from typing import Literal, Self, TextIO
 
 from rich.color import ColorSystem
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.style import Style
 from rich.text import Text
 
-from edgellm.cli.views.text import harmless, one_line
+from edgellm.errors import InputNotText
+
+
+def _harmless() -> dict[int, str]:
+    table = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}  # ESC is shown as ␛
+    table[ord("\r")] = ""  # would let later text overwrite earlier text
+    table[0x7F] = "␡"
+    table |= dict.fromkeys(range(0x80, 0xA0), "\ufffd")
+    table |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")  # reverse the reading order
+    return table | {0x2028: "\n", 0x2029: "\n"}
+
+
+_HARMLESS = MappingProxyType(_harmless())
+
+
+def harmless(text: str) -> str:
+    """Return `text` with every control character made visible; line ends and tabs stay."""
+    return text.translate(_HARMLESS)
+
+
+def one_line(text: str) -> str:
+    """Return `text` as `harmless` does, on one line."""
+    return " ".join(harmless(text).split())
+
+
+def decode(data: bytes, name: str) -> str:
+    """Decode a user's input.
+
+    Raises:
+        InputNotText: it is not UTF-8; says where.
+    """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        utf16 = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        encoding = "UTF-16" if utf16 else "ISO-8859-1"
+        raise InputNotText(
+            f"{name} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}.",
+            f"Convert it first, such as with: iconv -f {encoding} -t UTF-8",
+        ) from error
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in a suitable unit: 0 B, 12.3 kB, 4.0 MB, 1.2 GB."""
+    amount, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def ago(seconds: float) -> str:
+    """Return how long ago something was, for people to read."""
+    for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+    return "just now"
+
 
 STYLES = {
     "draft": "yellow",
@@ -137,3 +200,47 @@ def is_terminal(stream: TextIO | None) -> bool:
         return stream is not None and stream.isatty()
     except ValueError:  # closed
         return False
+
+
+PATIENCE = 1.0  # seconds
+
+
+class Loading:
+    """A progress callback, for a model's name and the share of it that is loaded. Its `with` removes the bar."""
+
+    def __init__(self, verb: str = "loading") -> None:
+        """`verb` says what is done with the model."""
+        self._verb = verb
+        self._began = time.monotonic()
+        self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._told: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __call__(self, name: str, share: float) -> None:
+        if time.monotonic() - self._began < PATIENCE:
+            return
+        if is_terminal(sys.stderr):
+            self._bar(one_line(name), share)
+        elif name not in self._told:
+            self._told.add(name)
+            say(f"{self._verb} {name}")
+
+    def _bar(self, name: str, share: float) -> None:
+        if self._progress is None:
+            columns = (
+                TextColumn(self._verb + " {task.description}"),
+                BarColumn(),
+                TextColumn("{task.percentage:.0f}%"),
+            )
+            self._progress = Progress(*columns, console=err(), transient=True)
+            self._progress.start()
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=1.0)
+        self._progress.update(self._tasks[name], completed=share)
+
+    def __exit__(self, *_raised: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()

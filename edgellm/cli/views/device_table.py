@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from edgellm.cli.views.console import err, is_terminal, say
-from edgellm.cli.views.text import ago, one_line, size
+from edgellm.cli.views.console import ago, err, is_terminal, one_line, say, size
 
 if TYPE_CHECKING:
     from edgellm.errors import EdgeError
-    from edgellm.mesh.profiling.fleet_profiler import KeptLine, Speed, Survey
+    from edgellm.mesh.fleet_profiler import KeptLine, MeasuredSpeed, Survey
     from edgellm.rpc.discovery.workers import Worker
 
 _PATIENCE = 1.0  # seconds, before something is said
@@ -110,7 +109,11 @@ def _cells(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def row_of(
-    name: str, worker: Worker | None, speed: Speed | None, line: KeptLine | None, held: Sequence[Mapping[str, Any]]
+    name: str,
+    worker: Worker | None,
+    speed: MeasuredSpeed | None,
+    line: KeptLine | None,
+    held: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return a device's facts for a script; this device's where `worker` is None."""
     peer = None if worker is None else worker.peer
@@ -135,7 +138,7 @@ def row_of(
     }  # fmt: skip
 
 
-def _speed(speed: Speed) -> dict[str, Any]:
+def _speed(speed: MeasuredSpeed) -> dict[str, Any]:
     figures, curve = speed.figures, speed.utilisation
     rates = [speed.shape.flops(rows) / taken for rows, taken in zip(figures.rows, figures.seconds, strict=True)]
     return {

@@ -10,7 +10,7 @@ from typing import Any
 def model_facts(path: Path) -> dict[str, Any]:
     """Return the facts of a GGUF, in the order to show them. Raises what `check_gguf` raises."""
     from edgellm.engine.gguf.reader import GgufArray, check_gguf
-    from edgellm.storage.hub.quants import quant_of
+    from edgellm.storage.model_names import quant_of
 
     header = check_gguf(path)
     meta, family = header.metadata, header.architecture
@@ -37,7 +37,7 @@ def model_facts(path: Path) -> dict[str, Any]:
 
 def _most_used(header: Any) -> str | None:
     """Return the tensor type that holds most of the bytes."""
-    from edgellm.engine.gguf.tensor_types import TENSOR_TYPES
+    from edgellm.engine.gguf.reader import TENSOR_TYPES
 
     totals: dict[str, int] = {}
     for tensor in header.tensors:

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.views.text import one_line, size
+from edgellm.cli.views.console import one_line, size
 from edgellm.coldstart.cost_model import ModelCosts
-from edgellm.coldstart.plan import Plan, PlannedStage, Way, told
+from edgellm.coldstart.plan import Plan, PlannedStage, PlanOption, told
 
 LOOKS = {
     "loading": ("░", "yellow"),
@@ -62,7 +62,7 @@ def _holders(plan: Plan) -> Table:
     return table
 
 
-def gantt(way: Way, width: int) -> list[Text]:
+def gantt(way: PlanOption, width: int) -> list[Text]:
     """Return a line for each device, `width` characters long, then a legend of the characters."""
     width = max(20, width)
     end = max(stage.finish_s for stage in way.stages) or 1.0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from edgellm.cli.views.console import Painter, emit, say
 from edgellm.cli.views.report import print_stats, print_summary, summary_json, token_json
-from edgellm.spec.utf8 import Utf8
+from edgellm.spec.stream import Utf8
 
 if TYPE_CHECKING:
     from edgellm.spec.stream import Reply

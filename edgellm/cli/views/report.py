@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.views.console import MEANINGS, STYLES, err
-from edgellm.cli.views.text import size
+from edgellm.cli.views.console import MEANINGS, STYLES, err, size
 
 if TYPE_CHECKING:
     from edgellm.spec.types import Summary, Token

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -10,18 +11,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from edgellm.cli.views.console import emit, err, one_line, say
 from edgellm.cli.views.plan_view import LOOKS, WIDEST, at_moment
-from edgellm.cli.views.text import one_line
-from edgellm.coldstart.plan import PlannedStage, Way, told
-from edgellm.llm.mesh.timeline import planned_for
+from edgellm.coldstart.plan import PlannedStage, PlanOption, told
+from edgellm.llm.mesh_timeline import Replies, beside, planned_for
 
 if TYPE_CHECKING:
-    from edgellm.llm.mesh.timeline import Did, Measured
+    from edgellm.llm.mesh_llm import OpenedMesh
+    from edgellm.llm.mesh_timeline import DeviceTimeline, Measured
+    from edgellm.spec.types import Summary
+
 
 Spans = Sequence[tuple[float, float]]
 
 
-def show(console: Console, found: Measured, plan: Way | None) -> None:
+def show(console: Console, found: Measured, plan: PlanOption | None) -> None:
     """Print the reply's figures, then a Gantt chart up to the first token."""
     console.print(figures(found.way, plan))
     console.print()
@@ -29,7 +33,7 @@ def show(console: Console, found: Measured, plan: Way | None) -> None:
         console.print(line)
 
 
-def figures(way: Way, plan: Way | None) -> Table:
+def figures(way: PlanOption, plan: PlanOption | None) -> Table:
     """Return a table of the stages, measured beside planned."""
     table = Table(box=None, pad_edge=False)
     for name in ("DEVICE", "LAYERS", "LOADED", "GOT ITS INPUT", "COMPUTED FOR", "DONE"):
@@ -54,7 +58,7 @@ def _both(measured: float, planned: float | None) -> str:
     return told(measured) if planned is None else f"{told(measured)} ({told(planned)})"
 
 
-def gantt(found: Measured, plan: Way | None, width: int) -> list[Text]:
+def gantt(found: Measured, plan: PlanOption | None, width: int) -> list[Text]:
     """Return two lines for each device, planned and measured, on one scale of time; only the latter without a plan."""
     width = max(20, width)
     ends = [found.way.ttft_s, *(stage.finish_s for stage in (plan.stages if plan is not None else ()))]
@@ -87,7 +91,7 @@ def _line(head: str, cells: Sequence[str], end: float) -> Text:
     return line
 
 
-def _did(did: Did, stage: PlannedStage, moment: float, cell: float, until: float) -> str:
+def _did(did: DeviceTimeline, stage: PlannedStage, moment: float, cell: float, until: float) -> str:
     """Return what a device did at a moment; even what took less than a cell is shown."""
     if moment - cell / 2.0 > max(stage.finish_s, stage.load_s) or moment > until + cell:
         return ""
@@ -102,3 +106,27 @@ def _did(did: Did, stage: PlannedStage, moment: float, cell: float, until: float
 
 def _within(spans: Spans, moment: float, cell: float) -> bool:
     return any(begin - cell / 2.0 <= moment <= end + cell / 2.0 for begin, end in spans)
+
+
+class Reports:
+    """The reports of one mesh; see `Replies`."""
+
+    def __init__(self, opened: OpenedMesh, *, as_json: bool) -> None:
+        self._replies, self._as_json = Replies(opened), as_json
+
+    def asked(self) -> None:
+        """Note that a reply begins."""
+        self._replies.asked()
+
+    def heard(self, summary: Summary) -> None:
+        """Print what was done for the reply, which is over."""
+        found = self._replies.heard(summary)
+        if found is None:
+            return
+        did, plan = found
+        if self._as_json:
+            emit(json.dumps({"mesh": beside(did.way, plan, did.disproved)}))
+        else:
+            show(err(), did, plan)
+            for sentence in did.disproved:
+                say(sentence, style="yellow")

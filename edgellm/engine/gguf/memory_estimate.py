@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgellm.engine import native
-from edgellm.engine.gguf.dimensions import dimensions
-from edgellm.engine.gguf.reader import GgufHeader
-from edgellm.engine.gguf.tensor_types import TENSOR_TYPES
+from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader, dimensions
 
 _PAD = 256  # llama.cpp rounds the cells of a cache up to a multiple of this
 _OUTPUT, _FLASH, _PLAIN = 2, 4, 6  # rows of the embedding's width that live beside the largest tensors of a pass

@@ -1,8 +1,12 @@
-"""Checks a GGUF header in Python before llama.cpp's loader sees the file.
+"""Checks a GGUF header in Python before llama.cpp's loader sees the file, and refuses what would end the process.
 
 The native loader trusts much of what a file says of itself, and answers some lies by aborting the process. So every
 count, length and offset is checked against the real length of the file here, and reading stays within small limits.
 Format: the GGUF specification in the ggml repository, versions 2 and 3, little-endian.
+
+The rules cover tensor types by role, and hyperparameters by the assertions of `llama_model::load_hparams`. They refuse
+what is known to be fatal and let pass what is unknown, which `edgellm/engine/trial/probe.py` tries. Read from
+the source of llama.cpp in llama-cpp-python 0.3.36.
 """
 
 from __future__ import annotations
@@ -10,18 +14,212 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import re
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
 
-from edgellm.engine.gguf.records import GgufArray, GgufHeader, TensorInfo
-from edgellm.engine.gguf.tensor_types import TENSOR_TYPES
-from edgellm.engine.trial.fatal import MAX_LAYERS, MAX_TOKENS, fatal_claims, fatal_tensors
 from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+
+# ggml type: name, elements in a block, bytes in a block
+TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = MappingProxyType(
+    {
+        0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+        7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+        12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+        16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+        20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+        24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+        29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+        39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18), 42: ("Q2_0", 64, 18),
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArray:
+    """An array in the metadata that is described but not read: `count` elements of GGUF value type `kind`."""
+
+    kind: int
+    count: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor's place. `shape` is in GGUF's order (columns first), `offset` counts from the start of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+    nbytes: int
+
+    @property
+    def n_elements(self) -> int:
+        n = 1
+        for dim in self.shape:
+            n *= dim
+        return n
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """A header whose every count and offset lies within the file.
+
+    Scalars and short numeric arrays stand in `metadata` as Python values, other arrays as `GgufArray`. `value_offsets`
+    says where in the file each value begins; the metadata end, and the tensor infos begin, at `infos_offset`.
+    """
+
+    version: int
+    metadata: Mapping[str, object]
+    tensors: tuple[TensorInfo, ...]
+    alignment: int
+    value_offsets: Mapping[str, int]
+    infos_offset: int
+    data_offset: int
+    file_size: int
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))
+
+    def tensor(self, *names: str) -> TensorInfo | None:
+        """Return the tensor with the first of these names that exists; None where none does."""
+        by_name = {tensor.name: tensor for tensor in self.tensors}
+        return next((by_name[name] for name in names if name in by_name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Dimensions:
+    """The dimensions of a model's layers; where they differ from layer to layer, the largest.
+
+    `d_ff`: the width of the feed-forward part, summed over the experts that a token goes through. `keys`, `values`:
+    elements that each head of keys and values keeps for a position.
+    """
+
+    layers: int
+    d_model: int
+    d_ff: int
+    heads: int
+    kv_heads: int
+    keys: int
+    values: int
+
+
+def dimensions(header: GgufHeader) -> Dimensions:
+    """Return the dimensions of a model, or of some of its layers.
+
+    Raises:
+        ModelUnsupported: the header does not say what its layers look like.
+    """
+    arch = header.architecture
+
+    def number(key: str, default: int | None = None) -> int:
+        value = header.metadata.get(f"{arch}.{key}", default)
+        value = max(value) if isinstance(value, tuple) and value else value
+        if not isinstance(value, int) or value < 1:
+            what = f"The model does not say its {arch or 'architecture'}.{key}: it is {value!r}."
+            raise ModelUnsupported(what, "Use a transformer language model in GGUF.")
+        return value
+
+    d_model, heads = number("embedding_length"), number("attention.head_count")
+    expert = header.metadata.get(f"{arch}.expert_feed_forward_length") is not None
+    width = number("expert_feed_forward_length" if expert else "feed_forward_length")
+    return Dimensions(
+        layers=number("block_count"), d_model=d_model, d_ff=width * number("expert_used_count", 1), heads=heads,
+        kv_heads=number("attention.head_count_kv", heads), keys=number("attention.key_length", d_model // heads),
+        values=number("attention.value_length", d_model // heads),
+    )  # fmt: skip
+
+
+MAX_LAYERS = 512
+MAX_EXPERTS = 512
+MAX_TOKENS = 2**20
+_ROPE_SCALING = ("none", "linear", "yarn", "longrope")
+_POOLING = range(-1, 5)
+_32_BITS = (4, 5, 6)  # GGUF value types: UINT32, INT32, FLOAT32
+_STRING = 8
+_F32 = 0
+
+# For these types ggml has no product with a row of activations: the pointer that it would call is null.
+_NO_PRODUCT = frozenset({"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"})
+# Indices, looked up or cast, never multiplied.
+_INDICES = re.compile(r"d2t|masked_embd_ordering(\.weight)?|blk\.\d+\.ffn_gate_tid2eid\.weight")
+# Operands of ggml_add, ggml_mul, ggml_rope, ggml_ssm_conv and ggml_ssm_scan beside float32 activations.
+_ELEMENTWISE = re.compile(
+    r".*\.(bias|scale|input_scale)|(.*[._])?(e|h)?norm(_?\d|_exps|_key|_query|_conv)?\.weight"
+    r"|(.*\.)?rope_(freqs|factors_long|factors_short)(\.weight)?"
+    r"|(.*\.)?(attn_sinks|ssm_conv1d(_[qkv])?|shortconv\.conv|ssm_a|ssm_d|layer_output_scale)(\.weight)?"
+)
+
+
+def is_index(name: str) -> bool:
+    """Return whether a tensor holds indices into others, which decide which memory is read."""
+    return bool(_INDICES.fullmatch(name))
+
+
+def fatal_claims(metadata: Mapping[str, object]) -> Iterator[str]:
+    """Yield a predicate for each hyperparameter that would end the process, such as "claims 10000 experts"."""
+    arch = metadata.get("general.architecture")
+
+    def number(key: str) -> int:
+        """Return an integer, or the largest value of an array with one integer per layer; -1 for anything else."""
+        value = metadata.get(f"{arch}.{key}", 0)
+        value = max(value, default=0) if isinstance(value, tuple) else value
+        return value if isinstance(value, int) else -1
+
+    layers = metadata.get(f"{arch}.block_count", 1)
+    if not isinstance(layers, int) or not 0 < layers <= MAX_LAYERS:
+        yield f"claims {layers!r} layers; 1 to {MAX_LAYERS} are possible"
+    elif not 0 <= number("nextn_predict_layers") <= layers:
+        yield f"claims {number('nextn_predict_layers')} layers that predict further tokens, of {layers}"
+    experts, used = number("expert_count"), number("expert_used_count")
+    groups, groups_used = number("expert_group_count"), number("expert_group_used_count")
+    if not 0 <= experts <= MAX_EXPERTS:
+        yield f"claims {experts} experts; {MAX_EXPERTS} are possible"
+    dense = str(arch).startswith("hunyuan") and experts <= 1  # there one expert means none
+    if not dense and not (0 <= used <= experts and (used > 0) == (experts > 0)):
+        yield f"claims to use {used} of {experts} experts"
+    if groups and not 0 <= groups < max(1, experts):
+        yield f"claims {groups} groups of {experts} experts"
+    elif groups > 1 and (experts % groups or not 0 < groups_used < groups):
+        yield f"claims to use {groups_used} of {groups} groups of {experts} experts"
+    scaling = metadata.get(f"{arch}.rope.scaling.type", "none")
+    if scaling not in _ROPE_SCALING:
+        yield f"names the unknown rope.scaling.type {scaling!r}; there are {', '.join(_ROPE_SCALING)}"
+    if number("pooling_type") not in _POOLING:
+        yield f"names the unknown pooling_type {number('pooling_type')}"
+    if not 0 <= number("vocab_size") <= MAX_TOKENS:
+        yield f"claims a vocabulary of {number('vocab_size')} tokens; {MAX_TOKENS} are possible"
+    for key, kinds in (("scores", _32_BITS), ("token_type", _32_BITS), ("merges", (_STRING,))):
+        yield from _fatal_array(metadata, f"tokenizer.ggml.{key}", kinds)
+
+
+def _fatal_array(metadata: Mapping[str, object], key: str, kinds: Sequence[int]) -> Iterator[str]:
+    value = metadata.get(key)
+    if value is not None and not isinstance(value, (tuple, GgufArray)):
+        yield f"gives {key} the value {str(value)[:40]!r}, which is no array"
+    if isinstance(value, GgufArray) and value.kind not in kinds:
+        yield f"gives {key} elements of the GGUF type {value.kind}"
+
+
+def fatal_tensors(tensors: Sequence[TensorInfo]) -> Iterator[str]:
+    """Yield a predicate for each tensor whose type ggml's operations on a processor do not accept in its role."""
+    for tensor in tensors:
+        kind = TENSOR_TYPES[tensor.kind][0]
+        if is_index(tensor.name):
+            continue
+        if tensor.kind != _F32 and _ELEMENTWISE.fullmatch(tensor.name):
+            yield f"holds {tensor.name} in {kind}; llama.cpp computes with it in F32 alone"
+        elif kind in _NO_PRODUCT:
+            yield f"holds {tensor.name} in {kind}, with which llama.cpp cannot multiply"
+
 
 __all__ = ["MAX_LAYERS", "MAX_TOKENS", "GgufArray", "GgufHeader", "TensorInfo", "check_gguf"]
 
@@ -35,7 +233,7 @@ KEPT_ELEMENTS = 1_024  # numeric arrays up to this length are kept in the header
 
 _SETTLED = 2.0  # seconds: a file written just now may be written again within one tick of the file system's clock
 
-_UINT32, _STRING, _ARRAY = 4, 8, 9
+_UINT32, _ARRAY = 4, 9
 _NUMBER = 40  # bytes of a number in Python
 _PORTION = 256 * 2**10  # bytes that are read at a time
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}

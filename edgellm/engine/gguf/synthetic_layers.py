@@ -16,11 +16,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.engine.decoding.context import Context
-from edgellm.engine.decoding.graph_hooks import Capture
-from edgellm.engine.gguf.reader import TensorInfo, check_gguf
+from edgellm.engine.context import Context
+from edgellm.engine.gguf.reader import TENSOR_TYPES, TensorInfo, check_gguf
 from edgellm.engine.gguf.shard import check_cuttable, cut_bytes
-from edgellm.engine.gguf.tensor_types import TENSOR_TYPES
+from edgellm.engine.graph_hooks import Capture
 from edgellm.engine.model import Model
 from edgellm.engine.timing import least, repaired
 from edgellm.errors import InvalidOption, ModelUnsupported

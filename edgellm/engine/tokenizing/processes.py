@@ -20,9 +20,9 @@ import numpy as np
 import psutil
 
 import edgellm
-from edgellm.engine.abort_flag import ShouldStop
+from edgellm.engine.native import ShouldStop
 from edgellm.engine.tokenizing.child import READY, REPLY, REQUEST
-from edgellm.engine.types import Ids
+from edgellm.engine.vocabulary import Ids
 from edgellm.errors import EngineFailed, Stopped, TextRefused
 
 SECONDS = 1.0  # of the processor, whatever the text

@@ -2,12 +2,22 @@
 
 Short texts go straight to llama.cpp. Longer ones are cut where the ids stay the same, and parts that cannot be cut go
 to a process of their own. The ids are always llama.cpp's own.
+
+llama.cpp runs most pre-tokenizers through a recursive `std::regex`: a match of some 26,000 characters overflows a stack
+of 8 MiB and kills the process. Its search for special tokens takes quadratic time in their number. A short slice has
+neither problem, and between slices the tokenising can be stopped.
+
+Two kinds of places are safe. No pre-tokenizer below matches a letter together with the white space after it, or a
+Chinese character together with the comma or full stop after it: a match always ends there, and none looks back. And a
+special token is found wherever it stands, unless it could overlap another one.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
@@ -16,12 +26,150 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.engine import native
-from edgellm.engine.abort_flag import ShouldStop, never
-from edgellm.engine.native import lib
+from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.tokenizing.processes import TokenizerProcesses
-from edgellm.engine.tokenizing.slicing import Slicer, Special
-from edgellm.engine.types import Ids
+from edgellm.engine.vocabulary import Ids
 from edgellm.errors import EngineFailed, ModelUnsupported, PromptTooLong, Stopped
+
+DEPTH = 1_000
+"""Characters between safe places where a pre-tokenizer recurses: 316 bytes of stack each, and a thread may have 512 KiB
+in all."""
+SLICE = 8_192
+"""Characters of a slice at least, in this process or another: shorter slices would only add calls, which cost some
+milliseconds each."""
+FLAT = 32_768
+"""Characters between safe places where nothing recurses."""
+LONGEST = 256  # characters of a special token: no known vocabulary has longer ones
+MOST = 20_000  # special tokens: the largest vocabularies have some 6,000
+_SCAN = 65_536  # characters that are searched at once: a search holds Python's lock
+
+# Pre-tokenizers (`tokenizer.ggml.pre`) whose expressions llama.cpp implements by hand, or whose matches are short.
+_LIST = """
+    llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe chatglm-bpe glm4 glm5
+    gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe gigachat a.x-4.0 mellum
+    modern-bert mpt olmo jais trillion granite-docling exaone4 starcoder refact command-r smollm codeshell exaone
+    minerva-7b mellum2 qwen2 deepseek-r1-qwen kormo f2llmv2 qwen35 stablelm2 hunyuan solar-open megrez grok-2 kimi-k2
+    laguna gemma4 granite-embed-multi-311m sarvam-moe
+"""
+_FLAT = frozenset(_LIST.split())
+# Pre-tokenizers that leave words together: a letter and the space after it may be in one match, or in no match at all.
+_JOINING = frozenset(("exaone-moe", "superbpe", "whitespace", "gemma4", "granite-embed-multi-311m", "sarvam-moe"))
+_FATAL = frozenset(("whitespace",))  # llama.cpp aborts at the first space
+
+_WORD_END = r"(?<=[A-Za-z])(?=[ \n])|(?<=[\u4e00-\u9fa5])(?=[\uff0c\u3002\u3001])"
+_ACROSS = re.compile(r"[A-Za-z][ \n]|[\u4e00-\u9fa5][\uff0c\u3002\u3001]")
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """The text of a token that llama.cpp looks for first. `control`: only where control tokens are parsed."""
+
+    text: str
+    control: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TextSlice:
+    """A part of a text. `bounded`: llama.cpp tokenises it in this process, on any thread, in a few milliseconds."""
+
+    text: str
+    bounded: bool
+
+
+class Slicer:
+    """Cuts texts for one vocabulary."""
+
+    def __init__(self, model: str, pre: str, specials: Callable[[], Sequence[Special] | None]) -> None:
+        """Set up; `model` and `pre` are the file's `tokenizer.ggml.model` and `.pre`. `specials` is called when a text
+        is cut; it returns None where a special token takes adjacent white space along."""
+        bpe = model == "gpt2"
+        self._flat = model in ("llama", "gemma4") or (bpe and pre in _FLAT)
+        self._words = bpe and pre not in _JOINING
+        self._known = bpe or model in ("llama", "gemma4")
+        self._specials = specials
+        self._patterns: dict[bool, re.Pattern[str] | None] = {}
+        self.whole = 0 if pre in _FATAL or not (self._known or self._flat) else SLICE if self._flat else DEPTH
+        """Characters of the longest text that need not be cut."""
+
+    def slices(self, text: str, special: bool) -> Iterator[TextSlice]:
+        """Yield the parts of `text`, in order. `special`: control tokens in it are meant as such."""
+        pattern = self._pattern(special)
+        gap = FLAT if self._flat else self.whole
+        start = safe = 0
+        while len(text) - safe > gap:
+            far = safe + gap
+            cut = _find(pattern, text, safe + 1 + gap // 2, far) or _find(pattern, text, safe + 1, far)
+            if cut is None:
+                if start < safe:
+                    yield TextSlice(text[start:safe], bounded=True)
+                cut = _find(pattern, text, max(far, safe + SLICE), len(text)) or len(text)
+                yield TextSlice(text[safe:cut], bounded=False)
+                start = cut
+            elif cut - start >= SLICE:  # not shorter, since each call prepares the regular expressions again
+                yield TextSlice(text[start:cut], bounded=True)
+                start = cut
+            safe = cut
+        if start < len(text):
+            yield TextSlice(text[start:], bounded=True)
+
+    def _pattern(self, special: bool) -> re.Pattern[str] | None:
+        if special not in self._patterns:
+            self._patterns[special] = self._safe_places(special) if self._known else None
+        return self._patterns[special]
+
+    def _safe_places(self, special: bool) -> re.Pattern[str] | None:
+        found = self._specials()
+        if found is None or len(found) > MOST or any(len(one.text) > LONGEST for one in found):
+            return None
+        texts = {one.text for one in found if special or not one.control}
+        parts = [_WORD_END] if self._words and not any(_ACROSS.search(text) for text in texts) else []
+        if alone := apart(texts):
+            parts.append(f"(?={any_of(alone)})")
+        return re.compile("|".join(parts)) if parts else None
+
+
+def apart(texts: Iterable[str]) -> set[str]:
+    """Return those of `texts` whose occurrences cannot overlap an occurrence of any of `texts`."""
+    every = set(texts)
+    begins: dict[str, set[str]] = {}  # beginning -> texts that have it
+    ends: dict[str, set[str]] = {}
+    inside: set[str] = set()
+    for text in every:
+        for length in range(1, len(text)):
+            begins.setdefault(text[:length], set()).add(text)
+            ends.setdefault(text[-length:], set()).add(text)
+        for start in range(len(text)):
+            for end in range(start + 1, len(text) + 1):
+                if (part := text[start:end]) in every and part != text:
+                    inside |= {part, text}
+    both = begins.keys() & ends.keys()
+    overlapping = set().union(*(begins[part] | ends[part] for part in both)) if both else set()
+    return every - overlapping - inside
+
+
+def any_of(texts: Iterable[str]) -> str:
+    """Return a regular expression for any of `texts` that reads each character once: common beginnings are shared."""
+    by_first: dict[str, list[str]] = {}
+    for text in sorted(texts):
+        by_first.setdefault(text[:1], []).append(text[1:])
+    if "" in by_first:  # one of the texts ends here, and the shortest match is enough
+        return ""
+    parts = [re.escape(first) + any_of(rests) for first, rests in by_first.items()]
+    return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
+
+
+def _find(pattern: re.Pattern[str] | None, text: str, start: int, end: int) -> int | None:
+    """Return the first safe place from `start` on and before `end`."""
+    if pattern is None:
+        return None
+    while start < end:
+        stop = min(start + _SCAN, end)
+        match = pattern.search(text, start, stop + LONGEST)
+        if match is not None and match.start() < stop:
+            return match.start()
+        start = stop
+    return None
+
 
 _LIKELY = 4  # characters per token in ordinary text: a text with more of them per allowed token may be too long
 _UNKNOWN = 4  # bytes at most of an unknown character, which is one token

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgellm.engine.decoding.context import Context
+from edgellm.engine.context import Context
 from edgellm.engine.layer_block import Block
 from edgellm.engine.model import Model
 from edgellm.errors import EdgeError

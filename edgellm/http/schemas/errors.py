@@ -24,7 +24,7 @@ SERVER = "server_error"
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ErrorInfo:
     """An HTTP status and the fields of OpenAI's error; `retry_after` in seconds, where asking again may help."""
 
     status: int
@@ -41,31 +41,31 @@ class Fault:
         return {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
 
 
-class Refused(Exception):
+class ApiError(Exception):
     """Raised for a request that is answered with a fault."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: ErrorInfo) -> None:
         super().__init__(fault.message)
         self.fault = fault
 
 
-def refuse(message: str, param: str | None = None, code: str | None = None) -> Refused:
+def refuse(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """Return the exception for a request that makes no sense."""
-    return Refused(Fault(400, message, param=param, code=code))
+    return ApiError(ErrorInfo(400, message, param=param, code=code))
 
 
-def fault_of(error: BaseException) -> Fault:
+def fault_of(error: BaseException) -> ErrorInfo:
     """Return the fault for an error of ours, or for any other. Unexpected errors are not told in detail."""
-    if isinstance(error, Refused):
+    if isinstance(error, ApiError):
         return error.fault
     if isinstance(error, (PromptTooLong, ContextFull)):
-        return Fault(400, str(error), code="context_length_exceeded")
+        return ErrorInfo(400, str(error), code="context_length_exceeded")
     if isinstance(error, (InvalidOption, InputNotText, ModelUnsupported, ProfileUnusable, TextRefused)):
-        return Fault(400, str(error))
+        return ErrorInfo(400, str(error))
     if isinstance(error, VerifierBusy):
-        return Fault(503, str(error), SERVER, "verifier_busy", retry_after=error.seconds)
+        return ErrorInfo(503, str(error), SERVER, "verifier_busy", retry_after=error.seconds)
     if isinstance(error, (VerifierLost, VerifierUnreachable)):
-        return Fault(503, str(error), SERVER, "verifier_lost", retry_after=2.0)
+        return ErrorInfo(503, str(error), SERVER, "verifier_lost", retry_after=2.0)
     if isinstance(error, EdgeError):
-        return Fault(500, str(error), SERVER)
-    return Fault(500, "Something unexpected happened. The server's own output says what.", SERVER, "internal_error")
+        return ErrorInfo(500, str(error), SERVER)
+    return ErrorInfo(500, "Something unexpected happened. The server's own output says what.", SERVER, "internal_error")

@@ -23,7 +23,7 @@ from edgellm.errors import EdgeError, InvalidOption
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.interfaces import own_hosts
 from edgellm.rpc.trust.device_id import parse_short
-from edgellm.rpc.trust.pairing_code import NUMBERS
+from edgellm.rpc.trust.pairing import NUMBERS
 from edgellm.rpc.versions import LINK
 
 _ADDRESSES_MOST = 8

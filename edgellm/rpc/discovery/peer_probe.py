@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from edgellm.errors import EdgeError, NotPaired, VerifierUnreachable
 from edgellm.rpc.address import Address
+from edgellm.rpc.channel import run_there
 from edgellm.rpc.discovery.mdns import Enough, Hint, ServiceKind, browse
-from edgellm.rpc.event_loop import run_there
-from edgellm.rpc.trust.handshake import Welcomed, ask
+from edgellm.rpc.trust.handshake import PeerInfo, ask
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.trust import Trust
 
@@ -24,7 +24,7 @@ class ProbeResult:
     """A paired device, and its greeting or the error that prevents it. `announced`: it was found by multicast."""
 
     peer: Peer
-    welcomed: Welcomed | None
+    welcomed: PeerInfo | None
     trouble: EdgeError | None
     announced: bool
 
@@ -67,7 +67,7 @@ def longest_look(missing: int, wanted: int) -> float:
     return LONGEST_LOOK if missing == wanted else LOOK_SECONDS
 
 
-def ask_at(trust: Trust, address: Address, seconds: float = ASK_SECONDS) -> Welcomed:
+def ask_at(trust: Trust, address: Address, seconds: float = ASK_SECONDS) -> PeerInfo:
     """Ask whichever paired device is at an address. Raises the errors of `edgellm.rpc.trust.handshake.meet`."""
     return run_there(ask(address, trust, None, seconds)).result()
 

@@ -10,15 +10,13 @@ import grpc.aio
 
 from edgellm.errors import EdgeError, NotPaired, NotPermitted, VerifierUnreachable
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import open_channel
+from edgellm.rpc.channel import open_channel, run_there
+from edgellm.rpc.discovery.interfaces import PATIENCE
 from edgellm.rpc.discovery.mdns import ServiceKind, browse
 from edgellm.rpc.discovery.peer_probe import ASK_SECONDS, LOOK_SECONDS, any_of, longest_look
-from edgellm.rpc.discovery.tcp_probe import PATIENCE
-from edgellm.rpc.event_loop import run_there
 from edgellm.rpc.layers.upload import StoreFacts, held
-from edgellm.rpc.trust.handshake import Welcomed, meet
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.rights import Right, Rights
+from edgellm.rpc.trust.handshake import PeerInfo, meet
+from edgellm.rpc.trust.peer_store import Peer, Right, Rights
 from edgellm.rpc.trust.trust import Trust
 
 
@@ -132,6 +130,6 @@ async def _one(trust: Trust, peer: Peer, place: Address, seconds: float) -> Work
         return await _met(channel, peer.name, place, welcomed, seconds)
 
 
-async def _met(channel: grpc.aio.Channel, name: str, place: Address, welcomed: Welcomed, seconds: float) -> Worker:
+async def _met(channel: grpc.aio.Channel, name: str, place: Address, welcomed: PeerInfo, seconds: float) -> Worker:
     facts = await held(channel, name, PATIENCE * seconds)  # it has just answered, so it is there, and perhaps busy
     return Worker(name, welcomed.peer, place, facts, welcomed.rights, welcomed.seconds, welcomed.version)

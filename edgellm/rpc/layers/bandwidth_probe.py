@@ -15,10 +15,10 @@ from edgellm.engine.timing import low
 from edgellm.errors import DeviceLost, ProtocolError
 from edgellm.rpc.address import Address
 from edgellm.rpc.layers.codec import PATIENCE_SECONDS, PROTOCOL, method, told
-from edgellm.rpc.proto_parse import parsed
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import Context
 from edgellm.rpc.trust.device_id import DeviceID
+from edgellm.rpc.versions import parsed
 
 SECONDS = 0.8  # for each way, about
 _FRAME = 2**16

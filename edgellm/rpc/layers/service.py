@@ -23,12 +23,11 @@ from edgellm.rpc.layers.codec import (
     refusal,
     write_recipe,
 )
-from edgellm.rpc.proto_parse import parsed
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method, who
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.peer_store import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import check_version
+from edgellm.rpc.versions import check_version, parsed
 from edgellm.storage.layers.incoming_piece import Partial
 from edgellm.storage.layers.manifest import Recipe
 from edgellm.storage.layers.store import OWN, LayerStore

@@ -52,7 +52,7 @@ class StoreFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class UploadProgress:
     """Progress in bytes: `arrived` of the `total` wanted are there; `sent` were sent by this call."""
 
     arrived: int
@@ -60,7 +60,7 @@ class Carried:
     sent: int
 
 
-class Pace:
+class RateLimiter:
     """A limit of `rate` bytes a second over all connections that share it; 0 for no limit."""
 
     def __init__(self, rate: float = 0.0) -> None:
@@ -115,9 +115,9 @@ async def put(
     recipe: Recipe,
     wanted: Sequence[int],
     cut: Cut,
-    pace: Pace,
-    tell: Callable[[Carried], None],
-) -> Carried:
+    pace: RateLimiter,
+    tell: Callable[[UploadProgress], None],
+) -> UploadProgress:
     """Send the pieces `wanted`, by their place in the recipe, to a device, as far as they are not there yet.
 
     `cut` yields the bytes of a piece, in a thread. `tell` is called with the progress, in the loop.
@@ -188,14 +188,20 @@ class _Words:
 
 class _Sender:
     def __init__(
-        self, words: _Words, recipe: Recipe, wanted: list[int], cut: Cut, pace: Pace, tell: Callable[[Carried], None]
+        self,
+        words: _Words,
+        recipe: Recipe,
+        wanted: list[int],
+        cut: Cut,
+        pace: RateLimiter,
+        tell: Callable[[UploadProgress], None],
     ) -> None:
         self._words, self._recipe, self._wanted = words, recipe, wanted
         self._cut, self._pace, self._tell = cut, pace, tell
         self._there: dict[int, int] = {}  # acknowledged bytes of each piece
         self._sent = 0
 
-    async def run(self) -> Carried:
+    async def run(self) -> UploadProgress:
         asked = pb.Wanted(protocol=PROTOCOL, recipe=write_recipe(self._recipe), pieces=self._wanted)
         await self._words.say(pb.PutFrame(wanted=asked))
         first = await self._words.hear()
@@ -239,9 +245,9 @@ class _Sender:
         self._tell(self._carried())
         return reply.arrived
 
-    def _carried(self) -> Carried:
+    def _carried(self) -> UploadProgress:
         total = sum(self._recipe.pieces[place].size for place in self._wanted)
-        return Carried(sum(self._there.values()), total, self._sent)
+        return UploadProgress(sum(self._there.values()), total, self._sent)
 
 
 def _blocks(portions: Iterator[bytes | memoryview], skip: int) -> Iterator[bytes]:

@@ -15,15 +15,13 @@ import grpc.aio
 from edgellm.errors import EdgeError, NotPaired, NotPermitted, ProtocolError, VerifierUnreachable
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HELLO_SECONDS, open_channel
-from edgellm.rpc.discovery.tcp_probe import Reach, answered, reach
-from edgellm.rpc.proto_parse import SMALL, parsed
+from edgellm.rpc.discovery.interfaces import Reach, answered, reach
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, own_identity, who
 from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.rights import Rights, read_rights
+from edgellm.rpc.trust.peer_store import Peer, Rights, read_rights
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import LINK, check_version, program
+from edgellm.rpc.versions import LINK, SMALL, check_version, parsed, program
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Devices"]
 _WELCOME = f"/{_SERVICE.full_name}/Welcome"
@@ -33,7 +31,7 @@ LABEL = b"edgellm welcome 1\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OfferedModel:
     """A model that a device lets others use; `size` in bytes, `vocabulary` a fingerprint in hex."""
 
     role: str
@@ -43,7 +41,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Welcomed:
+class PeerInfo:
     """A device that has proved who it is. `rights` is what this device may do there; `seconds` is how long a word there
     and back takes; its clock is `clock_ahead` seconds ahead of ours."""
 
@@ -51,12 +49,14 @@ class Welcomed:
     address: Address
     version: str
     rights: Rights
-    offers: tuple[Offer, ...]
+    offers: tuple[OfferedModel, ...]
     seconds: float
     clock_ahead: float
 
 
-def welcome_handlers(trust: Trust, guard: AuthInterceptor, offers: Sequence[Offer]) -> grpc.GenericRpcHandler[Any, Any]:
+def welcome_handlers(
+    trust: Trust, guard: AuthInterceptor, offers: Sequence[OfferedModel]
+) -> grpc.GenericRpcHandler[Any, Any]:
     """Return the server's side, for `add_generic_rpc_handlers`."""
     told = [
         pb.Offer(role=one.role, model=one.model, size=one.size, vocabulary=bytes.fromhex(one.vocabulary))
@@ -91,7 +91,7 @@ def welcome_handlers(trust: Trust, guard: AuthInterceptor, offers: Sequence[Offe
 
 async def meet(
     address: Address, trust: Trust, device: DeviceID | None = None, seconds: float = HELLO_SECONDS
-) -> tuple[grpc.aio.Channel, Welcomed]:
+) -> tuple[grpc.aio.Channel, PeerInfo]:
     """Connect to a paired device, or to the given `device` only; the caller closes the channel.
 
     Raises:
@@ -113,7 +113,7 @@ async def meet(
     return channel, welcomed
 
 
-async def ask(address: Address, trust: Trust, device: DeviceID | None = None, seconds: float = 2.0) -> Welcomed:
+async def ask(address: Address, trust: Trust, device: DeviceID | None = None, seconds: float = 2.0) -> PeerInfo:
     """Meet a device for its greeting only; the result's `seconds` are those of a second call, once connected."""
     channel, _first = await meet(address, trust, device, seconds)
     try:
@@ -126,7 +126,7 @@ async def ask(address: Address, trust: Trust, device: DeviceID | None = None, se
 
 async def _welcome(
     channel: grpc.aio.Channel, address: Address, trust: Trust, expected: DeviceID | None, seconds: float
-) -> Welcomed:
+) -> PeerInfo:
     nonce = os.urandom(_NONCE)
     call = channel.unary_unary(_WELCOME, pb.WelcomeRequest.SerializeToString, bytes)
 
@@ -141,7 +141,7 @@ async def _welcome(
 
 def read_welcome(
     data: bytes, nonce: bytes, trust: Trust, expected: DeviceID | None, address: Address, took: float
-) -> Welcomed:
+) -> PeerInfo:
     """Return a server's greeting, which took `took` seconds, checked to come from a paired device.
 
     Raises: the errors of `meet` for a device that answers.
@@ -150,11 +150,11 @@ def read_welcome(
     check_version(reply.protocol, LINK, "the other device")
     peer = _proved(reply, nonce, trust, expected, address)
     offers = tuple(
-        Offer(one.role[:40], one.model[:200], one.size, one.vocabulary.hex()[:64])
+        OfferedModel(one.role[:40], one.model[:200], one.size, one.vocabulary.hex()[:64])
         for one in reply.models[:_OFFERS_MOST]
     )
     ahead = reply.time - time.time()
-    return Welcomed(peer, address, reply.version[:40], read_rights(reply.rights), offers, took, ahead)
+    return PeerInfo(peer, address, reply.version[:40], read_rights(reply.rights), offers, took, ahead)
 
 
 def _proved(reply: pb.WelcomeReply, nonce: bytes, trust: Trust, expected: DeviceID | None, address: Address) -> Peer:

@@ -1,31 +1,211 @@
-"""Pairing: a window that one device opens for two minutes and one guess, and the other device that comes through it."""
+"""Pairing: a window that one device opens for two minutes and one guess, and the other device that comes through it.
+
+The password-authenticated key exchange is bound to both certificates: it takes their fingerprints for the identities of
+its two sides, and what each side proves afterwards covers the certificates as it has seen them. Somebody in the middle
+who puts in a certificate of his own leaves the two sides with different keys.
+
+Knowing the code is not owning a certificate: certificates are public. Each side therefore also signs the transcript
+with its certificate's private key, so that nobody pairs, or renames, a device whose key they do not hold.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import difflib
+import hashlib
+import hmac
+import secrets
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self
 
 import grpc
 import grpc.aio
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from spake2 import SPAKE2_A, SPAKE2_B
 
-from edgellm.errors import EdgeError, IdentityClash, NotPaired, PairingFailed, ProtocolError, VerifierUnreachable
+from edgellm.errors import (
+    EdgeError,
+    IdentityClash,
+    InvalidOption,
+    NotPaired,
+    PairingFailed,
+    ProtocolError,
+    VerifierUnreachable,
+)
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import bind_pairing, new_pairing_server, open_pairing_channel
-from edgellm.rpc.event_loop import run_there
-from edgellm.rpc.proto_parse import parsed
+from edgellm.rpc.channel import bind_pairing, new_pairing_server, open_pairing_channel, run_there
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import Context, caller, own_identity
-from edgellm.rpc.trust.identity import Certificate
-from edgellm.rpc.trust.pairing_code import Code
-from edgellm.rpc.trust.peer_store import ADDRESSES_MOST, Peer, shown_name
-from edgellm.rpc.trust.rights import Rights, read_rights
-from edgellm.rpc.trust.spake2_exchange import Exchange
+from edgellm.rpc.trust.identity import Certificate, Identity
+from edgellm.rpc.trust.peer_store import ADDRESSES_MOST, Peer, Rights, read_rights, shown_name
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import PAIRING, check_version, program
+from edgellm.rpc.versions import PAIRING, check_version, parsed, program
+
+NUMBERS = 99
+
+# 256 words, 8 bits each. No two begin with the same three letters, and to make one of another takes three changes.
+_LIST = """
+    acorn album alpaca amber anchor apple arrow aspen atlas attic autumn badge bamboo banjo barrel basket beach
+    beetle berry bicycle bison blossom boat bonfire border bread broom bubble buffalo button cabin cactus camel
+    candle carpet cedar cello chalk cheese chimney circus clover cobbler coconut copper coral cousin coyote crayon
+    cricket crown crystal curtain cushion cymbal daisy dancer dawn deer denim diamond dolphin domino donkey drum
+    duck eagle echo eclipse elbow elm engine evening fabric falcon feather fennel fern fiddle field finger flag
+    fleece flute forest fossil fox galaxy garden giraffe glacier goblet gondola goose grape guitar gull harbor
+    helmet hippo hobby hoof hotel husky hydrant ice igloo insect iris island ivory jaguar jasmine jewel jigsaw
+    journal juggler kayak kimono kingdom kiosk kitten kiwi knight koala ladder lagoon lamp lantern leaf lemon
+    leopard lilac linen lizard lobster locket lotus lunch lynx magnet marble meadow mermaid mirror mole mosaic
+    muffin museum napkin nectar nest nickel noodle nutmeg oasis oatmeal oboe ocean olive onion orange orbit orchid
+    ostrich otter owl pajama panda paper pearl pelican piano pigeon pillow pirate planet polar poncho poppy potato
+    pretzel pumpkin puzzle pyramid quail queen quiver rabbit radish raft rainbow raven rhubarb ribbon ring ruby
+    saffron sailor sapling sauna scarf school scooter sequoia shell ship silver skate sledge slipper snow sofa
+    spider spoon spruce squash stable stork sugar summer sunset syrup taxi teapot teddy temple tennis thimble
+    thunder topaz torch tractor trout trumpet tulip tundra turtle tuxedo twig valley vase vessel viking violin
+    waffle walnut weaver wheat window wombat yacht yogurt zebra zenith zigzag
+"""
+WORDS = tuple(_LIST.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A code shown on one screen and typed at the other device. The words hold 16 bits, and one guess is allowed."""
+
+    number: int
+    words: tuple[str, str]
+
+    def __str__(self) -> str:
+        return "-".join((str(self.number), *self.words))
+
+    @property
+    def password(self) -> bytes:
+        """The password for SPAKE2."""
+        return str(self).encode()
+
+    @classmethod
+    def new(cls, number: int) -> Self:
+        """Return a random code with this number."""
+        return cls(number, (secrets.choice(WORDS), secrets.choice(WORDS)))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse a code as people type it: any case, spaces for dashes, three letters or more of each word.
+
+        A wrong word is found here, before it costs the only guess.
+
+        Raises:
+            InvalidOption: the text is not a code; may suggest the word that was meant.
+        """
+        number, *words = text.lower().replace("-", " ").replace("_", " ").split() or [""]
+        counts = number.isascii() and number.isdigit() and len(number) <= 3 and 1 <= int(number) <= NUMBERS
+        if not counts or len(words) != 2:
+            raise InvalidOption(f"{text!r} is not a pairing code.", "A code is a number and two words: 7-lamp-otter.")
+        return cls(int(number), (_word(words[0]), _word(words[1])))
+
+
+def _word(typed: str) -> str:
+    found = [word for word in WORDS if word == typed] or [
+        word for word in WORDS if len(typed) >= 3 and word.startswith(typed)
+    ]
+    if found:
+        return found[0]
+    near = difflib.get_close_matches(typed, WORDS, n=1, cutoff=0.5)
+    hint = f" Is it {near[0]!r}?" if near else ""
+    raise InvalidOption(f"{typed!r} is not a word of any code.{hint}", "Look at the other screen again.")
+
+
+_LABEL = b"edgellm pairing 2"
+_SIGNED = {"A": b"edgellm pairing 2 signature A\0", "B": b"edgellm pairing 2 signature B\0"}
+_NONCE = bytes(12)  # each key seals one message
+_KEY = 32  # bytes
+
+
+class Exchange:
+    """One side of one try: `spake` goes out, `agree` takes the other's, then each checks what the other confirms.
+
+    Side A is the device on which the code is typed; it confirms first, so that a guess costs the window.
+    """
+
+    def __init__(self, side: Literal["A", "B"], code: Code, own: Identity) -> None:
+        self._side, self._own = side, own
+        self._other: Certificate | None = None
+        self._spake = (SPAKE2_A if side == "A" else SPAKE2_B)(code.password)
+        self.spake: bytes = self._spake.start()
+        self._transcript = b""
+        self._mac: dict[str, bytes] = {}
+        self._seal: dict[str, bytes] = {}
+
+    def agree(self, other: Certificate, spake: bytes) -> None:
+        """Derive the keys from the code and from everything that both sides have seen.
+
+        Raises:
+            PairingFailed: the other side's message is not a SPAKE2 message.
+        """
+        self._other = other
+        mine, theirs = (self._own.certificate, self.spake), (other, spake)
+        (cert_a, spake_a), (cert_b, spake_b) = (mine, theirs) if self._side == "A" else (theirs, mine)
+        self._spake.idA, self._spake.idB = cert_a.id.digest, cert_b.id.digest
+        try:
+            shared = self._spake.finish(spake)
+        except Exception as error:  # noqa: BLE001 - whatever the library says of a stranger's bytes
+            raise PairingFailed(f"The other side sent no SPAKE2 message ({type(error).__name__}).", _AGAIN) from None
+        parts = (_LABEL, cert_a.der, cert_b.der, spake_a, spake_b)
+        self._transcript = hashlib.sha256(b"".join(len(part).to_bytes(4, "little") + part for part in parts)).digest()
+        keys = HKDF(hashes.SHA256(), 4 * _KEY, None, self._transcript).derive(shared)
+        mac_a, mac_b, seal_a, seal_b = (keys[at : at + _KEY] for at in range(0, 4 * _KEY, _KEY))
+        self._mac, self._seal = {"A": mac_a, "B": mac_b}, {"A": seal_a, "B": seal_b}
+
+    def confirm(self, words: bytes) -> tuple[bytes, bytes, bytes]:
+        """Return the MAC that proves knowledge of the key, `words` encrypted with it, and the signature that proves
+        ownership of this side's certificate."""
+        sealed = ChaCha20Poly1305(self._seal[self._side]).encrypt(_NONCE, words, self._transcript)
+        return self._tag(self._side, sealed), sealed, self._own.sign(self._statement(self._side, sealed))
+
+    def check(self, mac: bytes, sealed: bytes, signature: bytes) -> bytes:
+        """Return the other side's decrypted words.
+
+        Raises:
+            PairingFailed: the other side does not know the code, has seen other certificates, or does not hold the
+                private key of the certificate that it has shown.
+        """
+        other = "B" if self._side == "A" else "A"
+        if not hmac.compare_digest(mac, self._tag(other, sealed)):
+            raise PairingFailed(*_WRONG)
+        if self._other is None or not self._other.signed(signature, self._statement(other, sealed)):
+            raise PairingFailed(*_NOT_ITS_OWN)
+        try:
+            return ChaCha20Poly1305(self._seal[other]).decrypt(_NONCE, sealed, self._transcript)
+        except InvalidTag:
+            raise PairingFailed(*_WRONG) from None
+
+    def done(self) -> bytes:
+        """Return side A's last MAC, which says that A has checked B's confirmation."""
+        return self._tag("A", b"done")
+
+    def check_done(self, mac: bytes) -> None:
+        """Check side A's last MAC. Raises PairingFailed if it is wrong."""
+        if not hmac.compare_digest(mac, self.done()):
+            raise PairingFailed(*_WRONG)
+
+    def _statement(self, side: str, sealed: bytes) -> bytes:
+        """Return what `side` signs: everything that both have seen, and its own words (its name and rights)."""
+        return _SIGNED[side] + self._transcript + hashlib.sha256(sealed).digest()
+
+    def _tag(self, side: str, words: bytes) -> bytes:
+        return hmac.digest(self._mac[side], self._transcript + words, "sha256")
+
+
+_AGAIN = "Run `edgellm pair` again for a new code."
+_WRONG = ("The code is wrong, or somebody in between has changed what was said; nothing was paired.", _AGAIN)
+_NOT_ITS_OWN = (
+    "The other device knows the code, but does not hold the key of the certificate it shows; nothing was paired.",
+    "Somebody may be posing as another device. Pair only with a device in front of you, with a new code.",
+)
+
 
 PAIRING_PORT = 50150
 WINDOW_SECONDS = 120.0
@@ -285,5 +465,4 @@ def _why(error: grpc.aio.AioRpcError, address: Address) -> EdgeError:
     return PairingFailed(f"The device at {address} did not finish: {details or code.name}.", _AGAIN)
 
 
-_AGAIN = "Run `edgellm pair` again for a new code."
 _UPDATE = "Run the same version of edgellm on both sides."

@@ -17,9 +17,8 @@ import grpc.aio
 from edgellm.engine import Vocabulary
 from edgellm.errors import EdgeError, NotPermitted, TrustUnusable, VerifierUnreachable
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, open_channel
-from edgellm.rpc.discovery.tcp_probe import answered
-from edgellm.rpc.event_loop import network_loop, run_there
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, network_loop, open_channel, run_there
+from edgellm.rpc.discovery.interfaces import answered
 from edgellm.rpc.trust.auth_interceptor import GLANCE
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import meet

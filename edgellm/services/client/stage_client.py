@@ -13,17 +13,16 @@ import grpc
 import grpc.aio
 
 from edgellm.errors import DeviceLost, EdgeError, ProtocolError
-from edgellm.mesh.messages import Gone, Parcel, StageSpec
-from edgellm.mesh.placement.failover_planner import Able
-from edgellm.mesh.runtime.pipeline import Post, Seat
+from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
+from edgellm.mesh.pipeline import Post, StageHost
+from edgellm.mesh.placement import DeviceCapability
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, open_channel
-from edgellm.rpc.event_loop import network_loop, run_there
-from edgellm.rpc.proto_parse import parsed
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, network_loop, open_channel, run_there
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import meet
 from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.versions import parsed
 from edgellm.services.mesh_codec import ENGINE, MESH, lost, read_event, write_parcel, write_work
 from edgellm.services.server.mesh_service import HOLDS, WORK
 from edgellm.verifier.requests import VerifyRequest
@@ -56,10 +55,11 @@ class Endpoint:
 
 
 class RemoteMember:
-    """A worker that may hold a part of the model; see `edgellm.mesh.coordinator.Member`."""
+    """A worker that may hold a part of the model; see `edgellm.mesh.coordinator.MeshDevice`."""
 
     def __init__(
-        self, place: Endpoint, patience: Timeouts | None = None, *, direct: bool = True, like: Able | None = None,
+        self, place: Endpoint, patience: Timeouts | None = None, *, direct: bool = True,
+        like: DeviceCapability | None = None,
         layer_bytes: float = 0.0, stage_bytes: float = 0.0, recipe: str = "",
     ) -> None:  # fmt: skip
         """Create the member. `recipe`: the digest of the recipe of this device's own file; without it, layers that were
@@ -68,10 +68,10 @@ class RemoteMember:
         `stage_bytes` for a stage as such."""
         self.place, self._patience, self._direct = place, patience or Timeouts(), direct
         self.name = place.name
-        self._like = like or Able(place.name, frozenset())
+        self._like = like or DeviceCapability(place.name, frozenset())
         self._layer_bytes, self._stage_bytes, self._recipe = layer_bytes, stage_bytes, recipe
 
-    def able(self, model: str) -> Able:
+    def able(self, model: str) -> DeviceCapability:
         """Ask what the worker holds. Raises DeviceLost if it does not answer, and the errors of `meet`."""
         return run_there(self._able(model)).result()
 
@@ -111,7 +111,7 @@ class RemoteMember:
             )
         return reply
 
-    async def _able(self, model: str) -> Able:
+    async def _able(self, model: str) -> DeviceCapability:
         reply = await self._holds(model)
         most = self._like.most
         if reply.memory and self._layer_bytes:
@@ -124,7 +124,7 @@ class RemoteMember:
 
 
 class RemoteSeat:
-    """One stage at a worker; see `edgellm.mesh.runtime.pipeline.Seat`."""
+    """One stage at a worker; see `edgellm.mesh.pipeline.StageHost`."""
 
     def __init__(self, place: Endpoint, patience: Timeouts, direct: bool = True) -> None:
         self.place, self._patience, self._direct = place, patience, direct
@@ -140,7 +140,7 @@ class RemoteSeat:
         self._moved = monotonic()
         self._said_idle, self._unsent = False, 0
 
-    def begin(self, work: StageSpec, post: Post, after: Seat | None, waiting: Callable[[], bool]) -> None:
+    def begin(self, work: StageSpec, post: Post, after: StageHost | None, waiting: Callable[[], bool]) -> None:
         self._work, self._waiting = work, waiting
         prepare = write_work(work, self.stage)
         if self._direct and isinstance(after, RemoteSeat) and after.reached_from(self.place):
@@ -157,7 +157,7 @@ class RemoteSeat:
         """Accept an answer to this request, whichever stage the parcel was given to."""
         self._asked[number] = request
 
-    def put(self, parcel: Parcel) -> None:
+    def put(self, parcel: MicroBatch) -> None:
         if self._work is not None:
             self._send(pb.Order(parcel=write_parcel(parcel, self._work.wide)))
 
@@ -179,7 +179,7 @@ class RemoteSeat:
         self._orders.put_nowait(order)
 
     async def _live(self, prepare: bytes, work: StageSpec, post: Post) -> None:
-        gone = Gone(lost("the line to it is closed."))
+        gone = StageLost(lost("the line to it is closed."))
         channel = None
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -192,14 +192,14 @@ class RemoteSeat:
             for task in done:
                 task.result()
         except TimeoutError:
-            gone = Gone(lost(f"nobody answers at {self.place.address}."))
+            gone = StageLost(lost(f"nobody answers at {self.place.address}."))
         except grpc.aio.AioRpcError as error:
             blamed = error.code() not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED)
-            gone = Gone(lost(explained(error)), blamed)
+            gone = StageLost(lost(explained(error)), blamed)
         except ProtocolError as error:
-            gone = Gone(lost(f"it breaks the contract: {error}"))
+            gone = StageLost(lost(f"it breaks the contract: {error}"))
         except EdgeError as error:
-            gone = Gone(error)
+            gone = StageLost(error)
         finally:
             for task in tasks:
                 task.cancel()

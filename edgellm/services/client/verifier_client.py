@@ -1,18 +1,281 @@
-"""A verifier on another machine, as the decoding loop sees it."""
+"""A verifier on another machine, as the decoding loop sees it, and the stream of one session to it."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from time import monotonic
+from typing import TypeAlias
+
+import grpc
+import grpc.aio
+import numpy as np
+
 from edgellm.engine import Vocabulary, common_prefix
+from edgellm.errors import EdgeError, ProtocolError, VerifierBusy, VerifierLost, VerifierSlow
 from edgellm.rpc.address import Address
+from edgellm.rpc.channel import LONGEST_BUSY_MS, SESSION
+from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.versions import parsed
 from edgellm.services.client.connection import Connection, Timing
-from edgellm.services.client.verifier_stream import RemotePending, Stream, lost
-from edgellm.services.verification_codec import write_open
+from edgellm.services.client.patience import VerdictWork
+from edgellm.services.verification_codec import read_verdict, write_open, write_verify
+from edgellm.spec.guarded_session import settled
 from edgellm.spec.protocols import Verifier, VerifierSession
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import NO_IDS, Chunk, Ids
+from edgellm.spec.types import NO_IDS, Chunk, Ids, Verdict
 from edgellm.verifier.requests import VerifyRequest
+
+_Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
+
+
+class RemotePending:
+    """A verdict on its way over the link."""
+
+    def __init__(
+        self, request: VerifyRequest, alive: Callable[[], bool], stopped: Callable[[], bool] | None = None
+    ) -> None:
+        """`request` has all tokens in its prefix. `alive` tells whether anybody is left who could settle it, `stopped`
+        whether nobody wants it any more."""
+        self._alive, self._stopped = alive, stopped
+        self.asked = request
+        self.position = len(request.prefix)  # number of these tokens that the other end is taken to hold
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._future: Future[Verdict] = Future()
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> Verdict:
+        """See `Pending.result`. Raises Stopped where nobody wants it any more."""
+        return settled(self._future, self._given_up)
+
+    def _given_up(self) -> bool:
+        if not self._alive():
+            self.fail(lost("The connection to the verifier is closed."))
+        return self._stopped is not None and self._stopped()
+
+    def request(self, position: int) -> bytes:
+        """Return the request's frame for a verifier that already holds `position` tokens.
+
+        Raises:
+            InvalidOption: a draft was drawn from something that cannot be sent.
+        """
+        self.position = position
+        rest = replace(self.asked, position=position, prefix=self.asked.prefix[position:])
+        data = write_verify(rest).SerializeToString()
+        self.bytes_up += len(data)
+        return data
+
+    @property
+    def work(self) -> VerdictWork:
+        """The verifier's work for this verdict."""
+        return VerdictWork(len(self.asked.prefix) - self.position + len(self.asked.draft), 1 + self.asked.extra)
+
+    def settle(self, verdict: Verdict) -> None:
+        self._future.set_result(replace(verdict, bytes_up=self.bytes_up, bytes_down=self.bytes_down))
+
+    def fail(self, error: EdgeError) -> None:
+        if not self._future.done():
+            self._future.set_exception(error)
+
+    def held(self) -> Ids | None:
+        """Return the tokens that the verifier's session holds after this request; None if unknown."""
+        if not self._future.done():
+            return None
+        if (error := self._future.exception()) is not None:  # who is busy has left everything as it was
+            return self.asked.prefix[: self.position] if isinstance(error, VerifierBusy) else None
+        verdict = self._future.result()
+        return np.concatenate((self.asked.prefix, self.asked.draft.ids[: verdict.accepted], verdict.tokens[:-1]))
+
+
+class Stream:
+    """One gRPC stream. Made in any thread; what is called later is called in the connection's."""
+
+    def __init__(self, connection: Connection, opening: bytes, vocabulary: int) -> None:
+        """`opening` is the first frame; verdicts bring ids below `vocabulary`. Connects with the first request."""
+        self._connection = connection
+        self._opening = opening
+        self._vocabulary = vocabulary
+        self._channel: grpc.aio.Channel | None = None
+        self._call: _Call | None = None
+        self._writing = asyncio.Lock()
+        self._pending: RemotePending | None = None
+        self._silent = 0  # heartbeats since the last frame
+        self._waited = 0  # heartbeats since the request
+        self._asked = 0.0  # when that was
+        self._step, self._moved = -1, 0.0  # of the verifier's worker, and when it last changed
+        self._watched = False
+        self._due = 0.0  # by the loop's clock, when the next heartbeat is looked for
+        self.over = False  # ended by either side; read by the session's thread too
+
+    def send(self, pending: RemotePending, data: bytes) -> None:
+        """Ask for a verdict."""
+        frames = [data]
+        if self._call is None:
+            self._channel = self._connection.loop_channel()
+            if self._channel is None:
+                pending.fail(lost("The verifier is away."))
+                return
+            self._call = self._channel.stream_stream(SESSION, bytes, bytes)()  # type: ignore[call-arg]  # written to
+            self._connection.loop_task(self._read(self._call))
+            frames.insert(0, self._opening)
+            pending.bytes_up += len(self._opening)
+        elif self.over:
+            pending.fail(lost("The verifier has ended the session."))
+            return
+        self._pending = pending
+        self._silent = self._waited = 0
+        self._step, self._moved = -1, monotonic()
+        self._asked = self._moved
+        self._watch()
+        self._connection.loop_task(self._write(self._call, frames))
+
+    def end(self) -> None:
+        """Cancel the stream, as the reply is over or has given it up."""
+        if self._call is not None:
+            self._call.cancel()
+        self._fail(lost("The reply is over."))
+
+    async def _write(self, call: _Call, frames: list[bytes]) -> None:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader finds the stream ended, and why
+            async with self._writing:
+                for frame in frames:
+                    await call.write(frame)
+
+    async def _read(self, call: _Call) -> None:
+        try:
+            while isinstance(data := await call.read(), bytes):
+                self._take(call, data)
+            self._fail(lost("The verifier has ended the session."))
+        except grpc.aio.AioRpcError as error:
+            self.over = True
+            self._ended(error.code(), error.details() or error.code().name)
+        except ProtocolError as error:
+            call.cancel()
+            self._connection.loop_pause()
+            self._fail(lost(f"The verifier breaks the contract: {error}"))
+        finally:
+            self.over = True
+            self._fail(lost("The connection to the verifier is closed."))
+
+    def _take(self, call: _Call, data: bytes) -> None:
+        """Handle one frame."""
+        frame = parsed(pb.VerifierFrame, data)
+        kind = frame.WhichOneof("frame")
+        if kind == "draining":
+            self._lost("is shutting down")
+            return
+        pending = self._pending
+        if kind is None or pending is None or getattr(frame, kind).round != pending.asked.round:
+            raise ProtocolError("A frame answers nothing that was asked.", "Run the same version on both sides.")
+        self._silent = 0
+        pending.bytes_down += len(data)
+        if kind == "verdict":
+            verdict = read_verdict(frame.verdict, pending.asked, self._vocabulary)
+            self._pending = None
+            self._connection.loop_proved()
+            work = VerdictWork(pending.work.unseen, len(verdict.tokens))
+            self._connection.patience.came(work, monotonic() - self._asked)
+            pending.settle(verdict)
+        elif kind == "need_prefix":
+            if frame.need_prefix.position >= pending.position:
+                raise ProtocolError("The verifier asks for tokens that it has.", "Run the same version on both sides.")
+            self._connection.loop_task(self._write(call, [pending.request(frame.need_prefix.position)]))
+        elif kind == "busy":
+            wait = min(frame.busy.retry_ms, LONGEST_BUSY_MS) / 1e3
+            self._connection.loop_pause(wait)
+            again = f"The device goes on alone and asks again in about {wait:g} seconds."
+            self._fail(VerifierBusy("The verifier is busy.", again, wait))
+        elif frame.working.step != self._step:
+            self._step, self._moved = frame.working.step, monotonic()
+
+    def _ended(self, code: grpc.StatusCode, why: str) -> None:
+        """Handle the end of the stream: a refusal by the verifier, or a lost connection."""
+        if code in _REFUSALS:
+            self._connection.loop_pause()
+            self._fail(lost(f"The verifier refuses: {why}"))
+        else:
+            self._lost(f"is gone ({why})")
+
+    def _lost(self, reason: str) -> None:
+        if self._channel is not None:
+            self._connection.loop_lost(self._channel)
+        self._fail(lost(f"The verifier {reason}."))
+
+    def _fail(self, error: EdgeError) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.fail(error)
+
+    def _watch(self) -> None:
+        if not self._watched:
+            self._watched = True
+            loop = asyncio.get_running_loop()
+            self._due = loop.time() + self._connection.timing.beat
+            loop.call_at(self._due, self._beat)
+
+    def _beat(self) -> None:
+        """Check that the verifier that owes an answer is alive and within its limit."""
+        self._watched = False
+        pending = self._pending
+        if pending is None:
+            return
+        timing = self._connection.timing
+        # a process that did not get the processor itself has no evidence that the other side is silent
+        if asyncio.get_running_loop().time() - self._due < timing.beat:
+            self._silent += 1
+        self._waited += 1
+        limit = self._connection.patience.limit(pending.work)
+        if self._silent >= timing.silent_beats:
+            self._hangs("gives no sign of life")
+        elif monotonic() - self._moved > timing.stall:
+            self._hangs(f"has computed nothing for {timing.stall:g} seconds")
+        elif self._waited * timing.beat > limit:
+            self._gives_up(limit)
+        else:
+            self._watch()
+
+    def _gives_up(self, limit: float) -> None:
+        """Give up a verdict that is too slow; the verifier is asked again later, over the same connection."""
+        self._connection.loop_pause()
+        self._connection.patience.missed()
+        self._fail(
+            VerifierSlow(
+                f"The verifier has not answered within {limit:.1f} seconds, many times what it needs for that.",
+                "The device goes on alone and asks again by itself; is the verifier overloaded?",
+            )
+        )
+        if self._call is not None:
+            self._call.cancel()
+
+    def _hangs(self, how: str) -> None:
+        self._lost(how)
+        if self._call is not None:
+            self._call.cancel()
+
+
+def lost(what: str) -> VerifierLost:
+    """Return the error for a verdict that will not come."""
+    return VerifierLost(what, "The device goes on alone and tries again by itself; is the verifier still running?")
+
+
+_REFUSALS = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.PERMISSION_DENIED,
+    }
+)
 
 
 class RemoteVerifier(Verifier):

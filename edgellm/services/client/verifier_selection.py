@@ -10,9 +10,8 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.peer_probe import ProbeResult, ask_at, roll_call
 from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.trust.handshake import Offer, Welcomed
-from edgellm.rpc.trust.peer_store import Peer, Peers
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.handshake import OfferedModel, PeerInfo
+from edgellm.rpc.trust.peer_store import Peer, Peers, Right
 from edgellm.rpc.trust.trust import Trust
 
 
@@ -55,7 +54,7 @@ def choose_verifier(
             answers.append(ProbeResult(welcomed.peer, welcomed, None, False))
     if peers:
         answers += roll_call(trust, peers, chosen_hosts() if hosts is None else hosts)
-    fit: list[tuple[Welcomed, Offer]] = []
+    fit: list[tuple[PeerInfo, OfferedModel]] = []
     for answer in answers:
         offer, why_not = _judged(answer, vocabulary)
         if offer is not None and answer.welcomed is not None:
@@ -75,7 +74,7 @@ def choose_verifier(
     return Chosen(best.address, best.peer.id, f"{reason} Not taken: {rest}." if rest else reason)
 
 
-def _judged(answer: ProbeResult, vocabulary: str) -> tuple[Offer | None, str]:
+def _judged(answer: ProbeResult, vocabulary: str) -> tuple[OfferedModel | None, str]:
     """Return the best model that this device offers for the vocabulary, or the reason why there is none."""
     if answer.welcomed is None:
         what = answer.trouble.what if answer.trouble is not None else "does not answer"
@@ -91,7 +90,7 @@ def _judged(answer: ProbeResult, vocabulary: str) -> tuple[Offer | None, str]:
     return max(same, key=lambda offer: offer.size), ""
 
 
-def _facts(welcomed: Welcomed, offer: Offer) -> str:
+def _facts(welcomed: PeerInfo, offer: OfferedModel) -> str:
     return f"{offer.model}, {offer.size / 1e6:,.1f} MB, {welcomed.seconds * 1e3:.1f} ms there and back"
 
 

@@ -1,4 +1,4 @@
-"""The worker's side of `mesh.proto`: one stage for each coordinator that asks."""
+"""The worker's side of `mesh.proto`: one stage for each coordinator that asks, and its line to the next stage."""
 
 from __future__ import annotations
 
@@ -22,22 +22,105 @@ from edgellm.errors import (
     ProtocolError,
     StoreFull,
 )
-from edgellm.mesh.messages import Event, Failed, Gone, Onward, StageSpec
-from edgellm.mesh.runtime.layer_sources import known_as
-from edgellm.mesh.runtime.stage import Stage
-from edgellm.mesh.runtime.stored_layers import StoredLayers
-from edgellm.mesh.runtime.weight_cache import Shelf
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, TAKE_SECONDS
-from edgellm.rpc.lines import on_this_machine
-from edgellm.rpc.proto_parse import parsed
+from edgellm.mesh.layer_sources import StoredLayers, known_as
+from edgellm.mesh.messages import Event, Failed, Forward, StageLost, StageSpec
+from edgellm.mesh.stage import Stage
+from edgellm.mesh.weight_cache import WeightCache
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, TAKE_SECONDS, open_channel
+from edgellm.rpc.lines import alike, on_this_machine, places_of
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.device_id import DeviceID
+from edgellm.rpc.trust.handshake import meet
+from edgellm.rpc.trust.peer_store import Right
 from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.versions import parsed
 from edgellm.services.mesh_codec import ENGINE, MESH, read_parcel, read_work, write_event, write_parcel, write_working
-from edgellm.services.server.stage_forwarder import LineBroken, StageForwarder
 from edgellm.services.server.verification_service import Happened, ServerEvent
 from edgellm.storage.layers.manifest import Recipe
+
+MET_SECONDS = 15.0  # the next stage may wait for its coordinator first
+_CARRY = "/edgellm.v1.Mesh/Carry"
+
+
+class LineBroken(EdgeError):
+    """The next stage was met, and cannot be reached any more."""
+
+
+class StageForwarder:
+    """To the stage that `prepare` names. It is met in the background; until that is decided, parcels wait."""
+
+    def __init__(self, prepare: pb.Prepare, trust: Trust | None, near: bool) -> None:
+        """`near`: the coordinator is on this machine, so it may have this device dial on loopback."""
+        self._prepare, self._trust, self._near = prepare, trust, near
+        self._channel: grpc.aio.Channel | None = None
+        self._call: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
+        self._meeting = asyncio.create_task(self._meet())
+
+    async def met(self) -> bool:
+        """Return whether the next stage was reached; if not, the coordinator has to pass parcels on from now on."""
+        return await asyncio.shield(self._meeting)
+
+    async def send(self, parcel: pb.MeshParcel) -> None:
+        """Send a parcel to the next stage. Raises LineBroken."""
+        try:
+            if self._call is not None:
+                await self._call.write(pb.Carried(parcel=parcel).SerializeToString())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            raise LineBroken(f"The next stage at {self._prepare.next} is gone.", "Prepare the stage again.") from None
+
+    def hang_up(self) -> None:
+        """Cancel the stream, and close the channel in the background."""
+        self._meeting.cancel()
+        if self._call is not None:
+            self._call.cancel()
+        if self._channel is not None:
+            self._closing = asyncio.ensure_future(self._channel.close(None))
+
+    async def _meet(self) -> bool:
+        nobody = LineBroken("The next stage cannot be reached.", "The coordinator passes on.")
+        with suppress(EdgeError):
+            place = self._place()
+            async with alike(self._near or self._trust is None, _ERRORS, nobody), asyncio.timeout(MET_SECONDS):
+                self._channel = await self._dial(place)
+                call = self._channel.stream_stream(_CARRY, bytes, bytes)()  # type: ignore[call-arg]  # written to
+                meeting = pb.Meeting(protocol=self._prepare.protocol, stage=self._prepare.next_stage)
+                await call.write(pb.Carried(meeting=meeting).SerializeToString())
+                if isinstance(await call.read(), bytes):
+                    self._call = call
+                    return True
+                raise nobody
+        if self._channel is not None:
+            channel, self._channel = self._channel, None
+            with suppress(grpc.aio.AioRpcError):
+                await channel.close(None)
+        return False
+
+    def _place(self) -> Address:
+        """Return the address of the next stage.
+
+        Raises:
+            LineBroken: this device does not know it to be there; then the coordinator passes on.
+        """
+        asked, device = self._prepare.next, bytes(self._prepare.next_device)
+        if self._trust is None:
+            return Address.parse(asked)
+        peers = [peer for peer in self._trust.peers.all() if not device or peer.id.digest == device]
+        for place in (place for peer in peers for place in places_of(peer, asked, self._near)):
+            if str(place) == asked:
+                return place
+        raise LineBroken(f"No paired device is known to be at {asked}.", "The coordinator passes on.")
+
+    async def _dial(self, place: Address) -> grpc.aio.Channel:
+        if self._trust is None:
+            return open_channel(place)
+        device = DeviceID(self._prepare.next_device) if self._prepare.next_device else None
+        return (await meet(place, self._trust, device, HELLO_SECONDS))[0]
+
+
+_ERRORS = (EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError)
+
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Mesh"]
 SERVICE = _SERVICE.full_name
@@ -62,7 +145,7 @@ class WorkerService:
 
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: WeightCache,
         *,
         threads: int | None,
         tell: Callable[[ServerEvent], None],
@@ -234,9 +317,9 @@ class WorkerService:
     ) -> None:
         """Send the stage's events: rows to the next stage if it can be reached, all else to the coordinator."""
         while (event := await out.get()) is not None:
-            if isinstance(event, Gone):
+            if isinstance(event, StageLost):
                 raise event.error
-            if isinstance(event, Onward) and line is not None and await line.met():
+            if isinstance(event, Forward) and line is not None and await line.met():
                 await line.send(write_parcel(event.parcel, stage.work.wide))
             elif (report := write_event(event, stage.work.wide)) is not None:
                 await to.write(report)

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgellm.engine import Capture, Context, Floats, Ids, Model, Recorder, top2
 from edgellm.errors import InvalidOption
-from edgellm.spec.drafters.chunk_builder import ChunkBuilder, Meter
+from edgellm.spec.drafters.model import AttentionMeter, ChunkBuilder
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
@@ -55,7 +55,7 @@ class ExitDrafter(Drafter):
             raise InvalidOption("The lower context does not capture its last layer.", "Use ExitDrafter.open.")
         self._recorder: Recorder = recorder
         self._lower, self._upper, self._threshold = lower, upper, threshold
-        self._meter = Meter(lower, layers)
+        self._meter = AttentionMeter(lower, layers)
         # the lower shard's output at each position; those from the upper cache's length on wait
         self._rows = np.empty((lower.n_ctx, below.n_embd), dtype=np.float32)
         self._clear()

@@ -24,13 +24,13 @@ _FEW = 0.1  # weight of the last round, stretch or reply, once there are many
 _REPLY = 40.0  # tokens of a reply, until one is known
 
 
-class Rounds:
+class DrafterSelector:
     """The tokens and times of the latest rounds with and without the small model, and the acceptance of its tokens;
     kept from reply to reply."""
 
     def __init__(self) -> None:
-        self._with, self._without, self._drafting, self._reading = Mean(), Mean(), Mean(), Mean()
-        self._stretches = Mean(), Mean()  # without the small model, and with it
+        self._with, self._without, self._drafting, self._reading = RoundMean(), RoundMean(), RoundMean(), RoundMean()
+        self._stretches = RoundMean(), RoundMean()  # without the small model, and with it
         self._tokens, self._seconds = 0, 0.0  # written in the stretch under way
         self._to_spend = 0.0  # seconds that a stretch of the other kind may cost by now
         self.uses = True
@@ -106,7 +106,7 @@ class Rounds:
         self._length += _FEW * (written - self._length)
 
 
-class Mean:
+class RoundMean:
     """The mean tokens and seconds of the latest rounds of one kind."""
 
     def __init__(self) -> None:
@@ -131,10 +131,12 @@ _RESTS = "the small model rests: replies took longer with it of late"
 class HybridDrafter(Drafter):
     """A drafter that copies where that lately brought more tokens for its time than asking the small model."""
 
-    def __init__(self, retrieval: RetrievalDrafter, model: Drafter, gamma: int, rounds: Rounds | None = None) -> None:
+    def __init__(
+        self, retrieval: RetrievalDrafter, model: Drafter, gamma: int, rounds: DrafterSelector | None = None
+    ) -> None:
         """Let the model draft at most `gamma` tokens; retrieval may draft more. `rounds` come from earlier replies."""
         self._retrieval, self._model, self._gamma = retrieval, model, gamma
-        self._rounds = rounds or Rounds()
+        self._rounds = rounds or DrafterSelector()
         self._number = 0  # of the round
         self._reads = self._knows = False  # whether the small model reads the prompt this time, or knows it already
         self.asked = False

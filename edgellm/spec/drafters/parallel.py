@@ -11,7 +11,7 @@ import numpy as np
 
 from edgellm.spec.drafters.acceptance import Acceptance, Probabilities
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.verdict_prediction import Guess, Guessed, guesses
+from edgellm.spec.drafters.verdict_prediction import PredictedVerdict, PredictionStats, guesses
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Floats, Ids, Precedent, Round
@@ -45,7 +45,7 @@ class AheadDrafter(Drafter):
         self._left: tuple[Ids, Chunk] | None = None  # the rest of what was taken over, beyond the chunk
         self._seconds = 0.0
         self._acceptance = acceptance
-        self.guessed = Guessed()
+        self.guessed = PredictionStats()
 
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`."""
@@ -96,7 +96,7 @@ class AheadDrafter(Drafter):
         )
         self._seconds = perf_counter() - began
 
-    def likely(self, chunk: Chunk) -> list[Guess]:
+    def likely(self, chunk: Chunk) -> list[PredictedVerdict]:
         """Return the verdicts on a chunk that are followed, likeliest first. Behind the whole chunk a guess stands
         for one of the likeliest tokens there, by rank, and its own token is not a real one. Empty for a chunk
         without alternatives."""
@@ -113,7 +113,7 @@ class AheadDrafter(Drafter):
         self._drafter.close()
 
 
-def _behind(prefix: Ids, chunk: Chunk, guess: Guess) -> Ids:
+def _behind(prefix: Ids, chunk: Chunk, guess: PredictedVerdict) -> Ids:
     return np.concatenate((prefix, chunk.ids[: guess.accepted], np.array([guess.token], dtype=np.int32)))
 
 

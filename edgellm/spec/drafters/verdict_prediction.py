@@ -13,7 +13,7 @@ from edgellm.spec.types import Floats, Ids
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class PredictedVerdict:
     """A guess that the verdict accepts `accepted` tokens of the chunk, and that its own token behind them is `token`.
 
     `probability` is how likely both are together, as the guesser sees it.
@@ -25,7 +25,7 @@ class Guess:
 
 
 @dataclass(slots=True)
-class Guessed:
+class PredictionStats:
     """The quality of the guesses: `hits` of `tries`, and seconds of waiting spent on drafts that were taken over."""
 
     tries: int = 0
@@ -106,7 +106,7 @@ def branches(batch_seconds: Sequence[float], wait: float, gamma: int) -> tuple[i
 
 def guesses(
     positions: Probabilities, confidence: Floats, alternatives: list[tuple[Ids, Floats]], most: int
-) -> list[Guess]:
+) -> list[PredictedVerdict]:
     """Return the `most` likeliest verdicts, likeliest first.
 
     `positions` as from `rejection`, shape (gamma + 1,), for a chunk of `confidence` (gamma,). `alternatives[t]` are
@@ -121,7 +121,7 @@ def guesses(
         if total <= 0.0:
             continue
         found += [
-            Guess(accepted, token, chance * weight / total)
+            PredictedVerdict(accepted, token, chance * weight / total)
             for token, weight in zip(ids.tolist(), weights.tolist(), strict=True)
         ]
     return sorted(found, key=lambda guess: -guess.probability)[:most]

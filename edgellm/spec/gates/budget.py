@@ -16,7 +16,7 @@ Scores = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
-class Ledger:
+class BudgetController:
     """The decisions that a budget has been spent on so far, over all replies of a pair.
 
     `lean` is how much more than the budget must be aimed at to reach it: profiled scores that no longer fit make a gate
@@ -59,7 +59,7 @@ class Threshold:
     wander where verified ones do not: so the quantile is that of the share which the ledger says is due now.
     """
 
-    def __init__(self, profiled: Scores | Sequence[float], budget: float, ledger: Ledger) -> None:
+    def __init__(self, profiled: Scores | Sequence[float], budget: float, ledger: BudgetController) -> None:
         """Start from `profiled` (n,), n at least 1: scores of chunks from profiling, in any order."""
         self._sorted = np.sort(np.asarray(profiled, dtype=np.float64))
         self._budget = budget

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.spec.gates.features import NAMES
-from edgellm.spec.gates.logistic import auc
 from edgellm.spec.gates.offload_policy import SHARES, fit_policies, follow
 from edgellm.spec.gates.profiler import Run
-from edgellm.spec.gates.rejection_model import Rejection
+from edgellm.spec.gates.rejection_model import Rejection, auc
 
 
 def evidence(runs: Sequence[Run], rejection: Rejection) -> dict[str, float]:

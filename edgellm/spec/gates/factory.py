@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 
-from edgellm.spec.gates.budget import Ledger
+from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.gates.learned import WorthGate
 from edgellm.spec.gates.offload_policy import SHARES
 from edgellm.spec.gates.profile import Profile
@@ -53,7 +53,7 @@ class GateChoice:
     gamma: int
     layers: tuple[int, ...] = ()
     rewrite: float | None = None
-    ledger: Ledger | None = None
+    ledger: BudgetController | None = None
     stop_below: float = 0.0
     lookup_below: float = 0.0
 
@@ -61,7 +61,7 @@ class GateChoice:
 class BudgetGate(Gate):
     """A gate with one dial, turned with every chunk so that the share really offloaded stays the budget."""
 
-    def __init__(self, at: Callable[[float], Rule], budget: float, ledger: Ledger) -> None:
+    def __init__(self, at: Callable[[float], Rule], budget: float, ledger: BudgetController) -> None:
         """Keep `budget`; `at` returns the gate that offloads a share in (0, 1) of chunks like the profiled ones."""
         self._at, self._budget, self._ledger = at, budget, ledger
 
@@ -89,7 +89,7 @@ def choose(
     seed: int,
     *,
     profile: Profile | None,
-    ledger: Ledger,
+    ledger: BudgetController,
     linked: bool = False,
     prompt: Ids = NO_IDS,
 ) -> GateChoice:
@@ -166,10 +166,10 @@ def _dial(gate: str, profile: Profile, seed: int) -> Callable[[float], Rule]:
     return lambda share: at(min(_STEPS, max(1, round(share * _STEPS))))
 
 
-def _counted(gate: Gate, reason: str, gamma: int, ledger: Ledger) -> GateChoice:
+def _counted(gate: Gate, reason: str, gamma: int, ledger: BudgetController) -> GateChoice:
     return GateChoice(CountingGate(gate, ledger), reason, gamma, gate.layers, ledger=ledger)
 
 
-def _limited(gate: Gate, reason: str, gamma: int, ledger: Ledger, layers: tuple[int, ...] = ()) -> GateChoice:
+def _limited(gate: Gate, reason: str, gamma: int, ledger: BudgetController, layers: tuple[int, ...] = ()) -> GateChoice:
     """Return the gate with the limit for every budget below 1: the tail of a long reply is not verified."""
     return GateChoice(TailGate(gate, ledger=ledger), reason, gamma, layers, ledger=ledger)

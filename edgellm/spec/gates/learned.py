@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgellm.spec.gates.budget import Ledger, Threshold
+from edgellm.spec.gates.budget import BudgetController, Threshold
 from edgellm.spec.gates.features import signals, surprise
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.protocols import Gate
@@ -14,7 +14,9 @@ from edgellm.spec.types import NO_IDS, Chunk, Decision, Ids
 class WorthGate(Gate):
     """Offloads the chunks of highest worth (`offload_policy.py`); how many is the budget. One gate serves one reply."""
 
-    def __init__(self, profile: Profile, budget: float, ledger: Ledger, seed: int = 0, prompt: Ids = NO_IDS) -> None:
+    def __init__(
+        self, profile: Profile, budget: float, ledger: BudgetController, seed: int = 0, prompt: Ids = NO_IDS
+    ) -> None:
         """Judge the reply to `prompt`. `ledger` is shared by all replies of a pair: its budget holds over all of
         them."""
         self._policy = profile.policy(budget)

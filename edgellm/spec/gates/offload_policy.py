@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.spec.gates.features import JUDGED
-from edgellm.spec.gates.logistic import Linear, Matrix, Predictor, Vector, fit
 from edgellm.spec.gates.profiler import Run
-from edgellm.spec.gates.rejection_model import judged
+from edgellm.spec.gates.rejection_model import Linear, Matrix, Predictor, Vector, fit, judged
 
 SHARES = (0.1, 0.2, 0.4)
 """Budgets for which a policy is fitted and evidence is collected."""

@@ -22,7 +22,7 @@ ENOUGH = 64
 """Verified chunks that make a profile."""
 
 
-class FirstReplies:
+class OnlineProfiler:
     """The observations of the first replies so far."""
 
     def __init__(self, enough: int = ENOUGH) -> None:

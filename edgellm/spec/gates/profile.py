@@ -15,12 +15,19 @@ from edgellm.errors import InvalidOption, ProfileUnusable, StateDamaged
 from edgellm.spec.gates.budget import solve
 from edgellm.spec.gates.evaluation import all_conf, all_imp, evidence, gate_evidence
 from edgellm.spec.gates.features import JUDGED
-from edgellm.spec.gates.gbdt import Trees
-from edgellm.spec.gates.logistic import Predictor
 from edgellm.spec.gates.offload_policy import KEPT, Policy, fit_policies
 from edgellm.spec.gates.profiler import Run, foretelling
 from edgellm.spec.gates.prompt_difficulty import NO_TROUBLE, Trouble, fit_trouble
-from edgellm.spec.gates.rejection_model import KINDS, LINEAR, TREES, as_fields, fit_rejection, from_fields
+from edgellm.spec.gates.rejection_model import (
+    KINDS,
+    LINEAR,
+    TREES,
+    Predictor,
+    Trees,
+    as_fields,
+    fit_rejection,
+    from_fields,
+)
 from edgellm.storage.state import fields_from_json, from_json, read_json, write_state
 
 VERSION = 6

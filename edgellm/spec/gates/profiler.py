@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from edgellm.errors import VerifierBusy
 from edgellm.spec.gates.features import NAMES, signals, surprise
-from edgellm.spec.ngram.context_lookup import ContextLookup, Seen, differed
+from edgellm.spec.ngram.sources import ContextLookup, Seen, differed
 from edgellm.spec.protocols import Drafter, VerifierSession
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.types import Chunk, Ids, Verdict

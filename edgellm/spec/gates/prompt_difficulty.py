@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgellm.spec.gates.logistic import Matrix, Vector
+from edgellm.spec.gates.rejection_model import Matrix, Vector
 from edgellm.spec.types import Ids
 
 _PENALTY = 1.0  # weight of squared weights

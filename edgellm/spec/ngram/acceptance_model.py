@@ -27,7 +27,7 @@ _COARSE = _MIDDLE & ~((1 << _AGREE) - 1) | 1  # the sources that agree, and whet
 
 def evidence(agree: int, differ: int, matched: int, share: float, inside: bool) -> int:
     """Return a token's evidence as one number. `agree`, `differ`: bit masks of the sources (eight at most) that
-    offer it, and of those that offer another token; the rest as in `Offer`."""
+    offer it, and of those that offer another token; the rest as in `OfferedModel`."""
     often = 2 if share > 0.8 else 1 if share > 0.4 else 0
     deep = min(DEEP, matched)
     return differ << _DIFFER | agree << _AGREE | deep << _DEEP | often << _OFTEN | inside
@@ -38,7 +38,7 @@ def agrees(kind: int) -> int:
     return (kind & _MIDDLE) >> _AGREE
 
 
-class Chances:
+class AcceptanceModel:
     """Running acceptance by kind of evidence; rarely seen kinds fall back on coarser ones."""
 
     def __init__(self, priors: Sequence[float]) -> None:

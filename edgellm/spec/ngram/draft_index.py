@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from edgellm.spec.draft_length import CostCurve, LengthRule
-from edgellm.spec.drafters.hybrid import Rounds
-from edgellm.spec.ngram.acceptance_model import Chances
+from edgellm.spec.draft_length import CostCurve, DraftLengthController
+from edgellm.spec.drafters.hybrid import DrafterSelector
+from edgellm.spec.ngram.acceptance_model import AcceptanceModel
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.drafter import RetrievalDrafter
 from edgellm.spec.ngram.lookup_throttle import Looks
@@ -43,7 +43,7 @@ def recent(talks: list[PastConversation]) -> list[PastConversation]:
     return talks
 
 
-class Memory:
+class DraftIndex:
     """The retrieval memory of one verifier. It serves one reply at a time; replies that begin meanwhile do without
     it."""
 
@@ -53,7 +53,7 @@ class Memory:
         curve: CostCurve,
         inside: Callable[[int], bool],
         is_eog: Callable[[int], bool],
-        length: LengthRule | None = None,
+        length: DraftLengthController | None = None,
     ) -> None:
         """Retrieve from `sources`, some of `SOURCES`; `inside` says whether a token continues the word before it,
         `is_eog` whether it ends the turn. `length` chooses how much is drafted, by default as much as pays by
@@ -65,9 +65,9 @@ class Memory:
         self._analogy = Analogy()
         self._calibration = Calibration(self._context, owns="context" not in self._names)
         self._reuse = Reuse(inside)
-        self._chances = Chances([PRIORS[name] for name in self._names])
-        self.length = length or LengthRule(curve)
-        self.rounds = Rounds()
+        self._chances = AcceptanceModel([PRIORS[name] for name in self._names])
+        self.length = length or DraftLengthController(curve)
+        self.rounds = DrafterSelector()
         self._looks = Looks()
         self._talks: list[PastConversation] = []
         self._new: list[PastConversation] = []

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from edgellm.spec.draft_length import LengthRule
-from edgellm.spec.ngram.acceptance_model import Chances, agrees, evidence
+from edgellm.spec.draft_length import DraftLengthController
+from edgellm.spec.ngram.acceptance_model import AcceptanceModel, agrees, evidence
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.lookup_throttle import Looks
 from edgellm.spec.ngram.reuse import Reuse
@@ -34,8 +34,8 @@ class RetrievalDrafter(Drafter, Suggestions):
     def __init__(
         self,
         sources: Mapping[str, DraftSource],
-        chances: Chances,
-        length: LengthRule,
+        chances: AcceptanceModel,
+        length: DraftLengthController,
         *,
         inside: Callable[[int], bool],
         is_eog: Callable[[int], bool],

@@ -59,7 +59,7 @@ class Analogy:
         self._having: dict[tuple[int, int], list[int]] = {}
         self._prompt: list[int] = []
         self._places: dict[int, list[int]] = {}
-        self.thread: Thread | None = None
+        self.thread: ReplayCursor | None = None
 
     def add(self, prompt: Sequence[int], reply: Sequence[int]) -> None:
         """Remember a conversation that is over."""
@@ -79,7 +79,7 @@ class Analogy:
                 for at in having:
                     alike[at] += 1
         best = max(alike, key=lambda at: (alike[at], at), default=-1)
-        self.thread = Thread(self._past[best], self._prompt, self._places) if best >= 0 else None
+        self.thread = ReplayCursor(self._past[best], self._prompt, self._places) if best >= 0 else None
 
     def extend(self, tokens: Sequence[int]) -> None:
         if self.thread is not None:
@@ -90,7 +90,7 @@ class Analogy:
         return SILENT if self.thread is None or self.thread.over else self.thread.copy()
 
 
-class Thread:
+class ReplayCursor:
     """A position in the past reply that is followed, and in the prompt's run that is being copied."""
 
     __slots__ = ("_alikes", "_at", "_copied", "_followed", "_past", "_places", "_prompt", "_resume")
@@ -105,8 +105,8 @@ class Thread:
         self._resume = 0  # where the past reply goes on behind the run
         self._followed = 0
 
-    def copy(self) -> Thread:
-        other = Thread(self._past, self._prompt, self._places, self._alikes)
+    def copy(self) -> ReplayCursor:
+        other = ReplayCursor(self._past, self._prompt, self._places, self._alikes)
         other._at, other._copied, other._resume, other._followed = self._at, self._copied, self._resume, self._followed
         return other
 

@@ -19,12 +19,10 @@ from filelock import FileLock, Timeout
 
 from edgellm.errors import EdgeError, ModelCorrupt, ModelNotFound, ModelUnsupported, PullFailed
 from edgellm.storage.cache import find, hub_cache
-from edgellm.storage.hub.download import RemoteFile, Transfer, download
-from edgellm.storage.hub.quants import choose
-from edgellm.storage.listing import read_listing
-from edgellm.storage.model_names import HubName, parse_hub_name
+from edgellm.storage.hub.download import RemoteFile, Transfer, download, read_listing
+from edgellm.storage.model_names import HubName, choose, parse_hub_name
 
-__all__ = ["DownloadPlan", "Pulled", "Transfer", "fetch", "plan", "pull"]
+__all__ = ["DownloadPlan", "PulledModel", "Transfer", "fetch", "plan", "pull"]
 
 # Both become file names, so no other characters are allowed.
 _ETAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -56,7 +54,7 @@ class DownloadPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PulledModel:
     """A model that is here now: `plan` says which, `sent` how many bytes were fetched for it just now."""
 
     plan: DownloadPlan
@@ -64,7 +62,7 @@ class Pulled:
     sent: int
 
 
-def pull(name: str, progress: Callable[[Transfer], None] = lambda _: None) -> Pulled:
+def pull(name: str, progress: Callable[[Transfer], None] = lambda _: None) -> PulledModel:
     """Fetch `user/repo[:quant]`, unless it is here. Raises as `plan` and `fetch`."""
     return fetch(plan(name), progress)
 
@@ -89,7 +87,7 @@ def plan(name: str) -> DownloadPlan:
         raise
 
 
-def fetch(plan: DownloadPlan, progress: Callable[[Transfer], None] = lambda _: None) -> Pulled:
+def fetch(plan: DownloadPlan, progress: Callable[[Transfer], None] = lambda _: None) -> PulledModel:
     """Fetch a plan's file into the cache; continue where an earlier attempt stopped.
 
     Raises:
@@ -98,7 +96,7 @@ def fetch(plan: DownloadPlan, progress: Callable[[Transfer], None] = lambda _: N
         ModelCorrupt, ModelUnsupported: the file that came is no sound GGUF; it is not kept.
     """
     if plan.path is not None:
-        return Pulled(plan, plan.path, 0)
+        return PulledModel(plan, plan.path, 0)
     folder = hub_cache() / plan.name.folder
     locks = hub_cache() / ".locks" / plan.name.folder
     sent = 0
@@ -115,7 +113,7 @@ def fetch(plan: DownloadPlan, progress: Callable[[Transfer], None] = lambda _: N
             blob = folder / "blobs" / plan.etag
             if not blob.exists():
                 _complete(plan, blob, count)
-            return Pulled(plan, _link(plan, folder), sent)
+            return PulledModel(plan, _link(plan, folder), sent)
     except Timeout as error:
         raise PullFailed(f"{plan.name} is being pulled by another process.", "Wait until it is done.") from error
     except OSError as error:

@@ -9,33 +9,308 @@ lock                                held by the process that makes room or remov
 
 Models are known by the digest of their recipe, which fixes every byte of every piece. So it does not matter who brought
 a piece: a request for layers by that digest gets exactly those bytes, or nothing.
+
+made/FINGERPRINT/SOURCE/0003-0008.gguf   the layers 3 to 8 of a model, counted from 0, both included
+made/lock                                held by the process that makes a piece
+
+SOURCE is `whole` for a piece that was cut from the model's own file, and the digest of the recipe for a piece that was
+joined from pieces that were brought: layers from another device are never taken for this device's own.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from edgellm.errors import InvalidOption, LayersMissing, LayersRefused, StoreBusy
+from edgellm.errors import DiskFull, InvalidOption, LayersMissing, LayersRefused, StoreBusy, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.places import cache_dir
-from edgellm.storage.layers.derived_pieces import MadePieces
-from edgellm.storage.layers.eviction import Stored, partial_name, stored, to_go
-from edgellm.storage.layers.file_lease import kept_in_use, remove_unused
 from edgellm.storage.layers.incoming_piece import Partial, told
-from edgellm.storage.layers.manifest import LayerPiece, Recipe, cut_piece, recipe_of
+from edgellm.storage.layers.manifest import LayerPiece, Recipe, cut_piece, is_hash, recipe_of
 from edgellm.storage.layers.owners import OWN, Owners
 from edgellm.storage.state import private_folder
 
+try:
+    import fcntl
+except ImportError:  # Windows, where an open file cannot be removed anyway
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def kept_in_use(path: Path) -> Iterator[bool]:
+    """Keep `remove_unused` from removing the file until the `with` ends; yield False where there is no such file."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        yield False
+        return
+    with file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        there = False
+        with suppress(OSError):  # it may have been removed in between
+            there = os.path.samestat(path.stat(), os.fstat(file.fileno()))
+        yield there
+
+
+def in_use(path: Path) -> bool:
+    """Return whether the file is in use just now."""
+    return not _unused(path, lambda: None)
+
+
+def remove_unused(path: Path) -> bool:
+    """Remove the file unless it is in use; return whether it is gone."""
+    return _unused(path, lambda: path.unlink(missing_ok=True))
+
+
+def _unused(path: Path, act: Callable[[], None]) -> bool:
+    try:
+        with path.open("rb") as file:
+            if fcntl is None:
+                file.close()
+            else:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            act()
+    except FileNotFoundError:
+        return True
+    except OSError:  # in use, or not ours to remove
+        return False
+    return True
+
+
+_NAME = re.compile(r"(?P<sha256>[0-9a-f]{64})\.(?:gguf|(?P<size>\d{1,19})\.(?:(?P<owner>[0-9a-f]{64})\.)?partial)")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A file of a store: `size` is what it takes, or will take when it is whole; `there` is what it takes now.
+
+    A file that was made here (`derived_pieces`) is known by its path, and has no `sha256`. An arriving file has an
+    `owner`, who brings it.
+    """
+
+    path: Path
+    sha256: str
+    size: int
+    there: int
+    used: float
+    owner: str = ""
+
+    @property
+    def whole(self) -> bool:
+        return self.path.suffix == ".gguf"
+
+    @property
+    def made(self) -> bool:
+        """Whether the file was made here, and so can be made again."""
+        return not self.sha256
+
+
+def stored(folder: Path) -> list[Stored]:
+    """Return every piece in a folder, whole or arriving; other files are ignored."""
+    found = []
+    for path in sorted(folder.glob("*")):
+        name = _NAME.fullmatch(path.name)
+        with suppress(OSError):
+            if name is not None:
+                stat = path.stat()
+                size = int(name["size"]) if name["size"] else stat.st_size
+                owner = "" if not name["size"] else name["owner"] or OWN
+                found.append(Stored(path, name["sha256"], size, stat.st_size, stat.st_mtime, owner))
+    return found
+
+
+def partial_name(piece: LayerPiece, owner: str) -> str:
+    """Return the name of the file in which a piece arrives from `owner`: each owner has its own."""
+    return f"{piece.sha256}.{piece.size}{'' if owner == OWN else f'.{owner}'}.partial"
+
+
+def to_go(
+    files: Sequence[Stored], limit: int, free: int, wanted: Sequence[LayerPiece], missing: Sequence[LayerPiece],
+    model: str, owner: str = OWN, others: Collection[Path] = (),
+) -> list[Stored]:  # fmt: skip
+    """Return the files to remove so that `wanted`, which `owner` brings, fits; `missing` are those of them that are not
+    there or not whole. Files that were made here go first, then the least recently used.
+
+    Files that are wanted, in use or among the `others` never go. `limit` is the store's, and `free` the disk's free
+    space, both in bytes.
+
+    Raises:
+        StoreFull: removing all that may go would not be enough for the limit.
+        DiskFull: removing all that may go would not be enough for the disk.
+    """
+    asked = sum(piece.size for piece in wanted)
+    if asked > limit:
+        raise StoreFull(
+            f"{len(wanted)} pieces of {model} take {gigabytes(asked)}, and the store's limit is {gigabytes(limit)}.",
+            "Raise the limit there, or plan fewer layers for this device.",
+        )
+    keep = {piece.sha256 for piece in wanted}
+    arrived = {file.sha256: file.there for file in files if not file.whole and file.owner == owner}
+    over = sum(file.size for file in files) + sum(p.size for p in missing if p.sha256 not in arrived) - limit
+    short = sum(piece.size - arrived.get(piece.sha256, 0) for piece in missing) - free
+    going = []
+    may_go = (one for one in files if one.sha256 not in keep and one.path not in others)
+    for file in sorted(may_go, key=lambda one: (not one.made, one.used)):
+        if max(over, short) <= 0:
+            break
+        if not (file.whole and in_use(file.path)):
+            going.append(file)
+            over, short = over - file.size, short - file.there
+    if over > 0:
+        raise StoreFull(
+            f"{gigabytes(over)} are missing to the limit of {gigabytes(limit)}: what else is there is in use, or"
+            " was brought by others.",
+            "Raise the limit there, stop what uses other layers, or remove some: edgellm mesh layers clean --on here",
+        )
+    if short > 0:
+        raise DiskFull(
+            f"The disk is too full for {len(missing)} pieces of {model}: {gigabytes(short)} are missing.",
+            "Make room there; what has arrived is kept.",
+        )
+    return going
+
+
+def gigabytes(size: int) -> str:
+    """Return a size in bytes as a text for people."""
+    return f"{size / 1e9:.2f} GB"
+
+
+ENOUGH = 32 * 2**20  # bytes: for such a piece, the cost of a block of its own is small beside its computing
+WHOLE = "whole"
+_DERIVED_NAME = re.compile(r"(\d{4,9})-(\d{4,9})\.gguf")
+
+
+def together(layer: int, last: int, size: float) -> int:
+    """Return the last layer, at most `last`, of a piece that begins with `layer`, where a layer takes `size` bytes.
+
+    A piece has about ENOUGH bytes, because every block costs a sixth of a millisecond per pass (`bench.mesh_cost`). All
+    pieces of a model end at multiples of the same number of layers, so that another plan finds most of them made. But
+    towards `last` they get smaller: the layers that a stage loads last are computed when nothing is left to load.
+    """
+    many = max(1, int(ENOUGH / max(1.0, size)))
+    end = min(last, layer - layer % many + many - 1)
+    left = last - layer + 1
+    return end if end < last or left <= max(1, many // 4) else layer + (left + 1) // 2 - 1
+
+
+class MadePieces:
+    """The made pieces in the folder of a store. `room` returns the bytes left for them: under the store's limit, and on
+    its disk. Any number of threads and processes may use the folder."""
+
+    def __init__(self, folder: Path, room: Callable[[], tuple[int, int]]) -> None:
+        self._folder, self._room = folder, room
+
+    @contextmanager
+    def using(
+        self, model: str, first: int, last: int, size: int, make: Callable[[Path], None], recipe: str = WHOLE
+    ) -> Iterator[Path]:
+        """Yield the file of a piece of about `size` bytes, made if it is missing, and kept until the `with` ends.
+
+        `recipe` is the digest of the recipe whose pieces it is joined from. `make` writes the file, and may raise
+        anything.
+
+        Raises:
+            StoreFull: the other pieces that are made and in use leave no room under the limit.
+            DiskFull, LayersRefused: the disk is full, or cannot be written.
+        """
+        path = self._folder / model / recipe / f"{first:04d}-{last:04d}.gguf"
+        while True:
+            with ExitStack() as held:
+                if held.enter_context(kept_in_use(path)):
+                    with suppress(OSError):
+                        os.utime(path)
+                    yield path
+                    return
+            with told(self._folder):
+                private_folder(path.parent)
+                with FileLock(self._folder / "lock", mode=0o600, thread_local=False):
+                    if not path.is_file():
+                        self._make(path, size, make)
+
+    def files(self) -> list[Stored]:
+        """Return every made piece."""
+        found = []
+        for path in sorted(self._paths("gguf")):
+            with suppress(OSError):
+                if is_hash(_model_of(path, self._folder)) and _DERIVED_NAME.fullmatch(path.name):
+                    stat = path.stat()
+                    found.append(Stored(path, "", stat.st_size, stat.st_size, stat.st_mtime))
+        return found
+
+    def models(self) -> dict[str, list[Stored]]:
+        """Return the made pieces by the model's fingerprint."""
+        found: dict[str, list[Stored]] = {}
+        for file in self.files():
+            found.setdefault(_model_of(file.path, self._folder), []).append(file)
+        return found
+
+    def of(self, model: str, recipe: str | None = None) -> list[Stored]:
+        """Return the made pieces of a model; with a `recipe`, only those joined from its pieces."""
+        files = self.models().get(model, [])
+        return files if recipe is None else [file for file in files if file.path.parent.name == recipe]
+
+    def _paths(self, ending: str) -> Iterator[Path]:
+        """Yield all files with this ending, also those without a SOURCE folder: an earlier version left them, and they
+        are counted and removed, never used."""
+        yield from self._folder.glob(f"*/*.{ending}")
+        yield from self._folder.glob(f"*/*/*.{ending}")
+
+    def _make(self, path: Path, size: int, make: Callable[[Path], None]) -> None:
+        """Make a piece while the lock is held: so a half-made file was left by a process that is gone."""
+        for half in self._paths("half*"):
+            half.unlink(missing_ok=True)
+        left, free = self._room()
+        for file in sorted(self.files(), key=lambda file: file.used):
+            if size <= left and size <= free:
+                break
+            if remove_unused(file.path):
+                left, free = left + file.size, free + file.size
+        if size > left:
+            raise StoreFull(
+                f"A piece of {gigabytes(size)} is to be made, and the store of layers has {gigabytes(max(0, left))}"
+                " left under its limit.",
+                "Raise the limit (of a worker: --store GB), or remove what is not in use: edgellm mesh layers clean",
+            )
+        half = path.with_suffix(".half")
+        try:
+            make(half)
+            with half.open("rb") as written:  # its weights are never checked against the model's again
+                os.fsync(written.fileno())
+            half.chmod(0o600)
+            half.replace(path)
+        finally:
+            half.unlink(missing_ok=True)
+
+
+def _model_of(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).parts[0]
+
+
+def layers_of(file: Stored) -> range:
+    """Return the layers of a made piece."""
+    found = _DERIVED_NAME.fullmatch(file.path.name)
+    return range(int(found[1]), int(found[2]) + 1) if found else range(0)
+
+
 __all__ = [
-    "OWN", "Held", "LayerPiece", "LayerStore", "Partial", "Receiving", "Recipe", "Removed", "cut_layers",
+    "OWN",
+    "LayerPiece",
+    "LayerStore",
+    "Partial",
+    "Receiving",
+    "Recipe",
+    "Removed",
+    "StoredParts",
+    "cut_layers",
     "default_limit",
 ]  # fmt: skip
 
@@ -45,7 +320,7 @@ SPARE = 256 * 2**20  # bytes of the disk that are left free in any case
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StoredParts:
     """The stored part of a model: the whole pieces, and the bytes here of each arriving piece, by its hash.
 
     `used` is when a piece of it was last used or received, in seconds since 1970.
@@ -131,7 +406,7 @@ class LayerStore:
                 paths.append(path)
             yield paths
 
-    def models(self, owner: str | None = None) -> list[Held]:
+    def models(self, owner: str | None = None) -> list[StoredParts]:
         """Return what is stored of each recipe, the most recently used first; with an `owner`, only what it brought.
 
         Damaged records are skipped.
@@ -148,7 +423,7 @@ class LayerStore:
             done = {piece.sha256 for piece in whole}
             arriving = {file.sha256: file.there for file in here if not file.whole and file.sha256 not in done}
             if here:
-                found.append(Held(recipe, whole, arriving, max(file.used for file in here)))
+                found.append(StoredParts(recipe, whole, arriving, max(file.used for file in here)))
         return sorted(found, key=lambda held: held.used, reverse=True)
 
     def recipe(self, digest: str) -> Recipe:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgellm.spec.ngram.draft_index import Memory
+from edgellm.spec.ngram.draft_index import DraftIndex
 from edgellm.spec.ngram.drafter import RetrievalDrafter
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Ids, Round, Verdict
 
 
-def taken(memory: Memory, prompt: Ids | list[int]) -> RetrievalDrafter:
+def taken(memory: DraftIndex, prompt: Ids | list[int]) -> RetrievalDrafter:
     """The memory's drafter, for a reply to `prompt`."""
     drafter = memory.take()
     assert drafter is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.spec.ngram.acceptance_model import DEEP, FADES, Chances, agrees, evidence
+from edgellm.spec.ngram.acceptance_model import DEEP, FADES, AcceptanceModel, agrees, evidence
 
 evidences = st.builds(
     evidence,
@@ -19,14 +19,14 @@ evidences = st.builds(
 
 @given(evidences, st.lists(st.booleans(), max_size=30))
 def test_a_chance_is_a_probability_whatever_was_seen(kind: int, seen: list[bool]) -> None:
-    chances = Chances([0.3, 0.5])
+    chances = AcceptanceModel([0.3, 0.5])
     for accepted in seen:
         chances.learn(kind, accepted)
     assert 0.0 < chances.of(kind) < 1.0
 
 
 def test_before_anything_is_seen_longer_matches_and_clearer_ones_are_surer() -> None:
-    chances = Chances([0.3, 0.5])
+    chances = AcceptanceModel([0.3, 0.5])
     shallow, deep = evidence(1, 0, 1, 1.0, False), evidence(1, 0, 6, 1.0, False)
     assert chances.of(shallow) < chances.of(deep)
     assert chances.of(evidence(1, 0, 6, 0.3, False)) < chances.of(evidence(1, 0, 6, 0.6, False)) < chances.of(deep)
@@ -34,7 +34,7 @@ def test_before_anything_is_seen_longer_matches_and_clearer_ones_are_surer() -> 
 
 
 def test_what_is_seen_counts_for_its_kind_most_and_for_similar_ones_a_little() -> None:
-    chances = Chances([0.5, 0.5])
+    chances = AcceptanceModel([0.5, 0.5])
     kind, similar, other = evidence(1, 0, 3, 1.0, False), evidence(1, 0, 5, 1.0, False), evidence(2, 0, 3, 1.0, False)
     before = chances.of(similar), chances.of(other)
     for _ in range(50):
@@ -45,7 +45,7 @@ def test_what_is_seen_counts_for_its_kind_most_and_for_similar_ones_a_little() -
 
 
 def test_it_follows_when_things_change() -> None:
-    chances = Chances([0.5])
+    chances = AcceptanceModel([0.5])
     kind = evidence(1, 0, 3, 1.0, False)
     for _ in range(int(FADES) * 3):
         chances.learn(kind, True)

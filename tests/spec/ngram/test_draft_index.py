@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from edgellm.spec.draft_length import CostCurve
-from edgellm.spec.ngram.draft_index import Memory, PastConversation
+from edgellm.spec.ngram.draft_index import DraftIndex, PastConversation
 from edgellm.spec.ngram.sources import HistoryIndex
 
 
 def test_what_was_said_is_made_ready_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = Memory(["history"], CostCurve((1, 64), (1.0, 1.1)), lambda _token: False, lambda _token: False)
+    known = DraftIndex(["history"], CostCurve((1, 64), (1.0, 1.1)), lambda _token: False, lambda _token: False)
     indexed: list[int] = []
     monkeypatch.setattr(HistoryIndex, "add", lambda _self, prompt, _reply: indexed.append(len(prompt)))
     known.add(PastConversation([1, 2, 3], [4]))

@@ -14,7 +14,7 @@ from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.drafters.hybrid import HybridDrafter
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate, merge
-from edgellm.spec.ngram.draft_index import MOST_TOKENS, Memory, PastConversation
+from edgellm.spec.ngram.draft_index import MOST_TOKENS, DraftIndex, PastConversation
 from edgellm.spec.params import SOURCES
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
@@ -25,12 +25,12 @@ from tests.spec.ngram.rounds import taken, told
 CHEAP = CostCurve((1, 64), (1.0, 1.1))
 
 
-def memory(*sources: str, curve: CostCurve = CHEAP) -> Memory:
-    return Memory(sources or SOURCES, curve, lambda token: token % 3 == 0, lambda token: token == EOG)
+def memory(*sources: str, curve: CostCurve = CHEAP) -> DraftIndex:
+    return DraftIndex(sources or SOURCES, curve, lambda token: token % 3 == 0, lambda token: token == EOG)
 
 
 def reply(
-    known: Memory, prompt: list[int], verifier: FakeVerifier, *, sampling: Sampling = GREEDY, model: bool = False
+    known: DraftIndex, prompt: list[int], verifier: FakeVerifier, *, sampling: Sampling = GREEDY, model: bool = False
 ) -> tuple[list[Token], Stats]:
     ids = np.array(prompt, dtype=np.int32)
     own = taken(known, ids)

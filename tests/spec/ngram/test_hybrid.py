@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from edgellm.spec.draft_length import EXPLORED, CostCurve
-from edgellm.spec.drafters.hybrid import STRETCH, TRIED, HybridDrafter, Rounds
-from edgellm.spec.ngram.draft_index import Memory
+from edgellm.spec.drafters.hybrid import STRETCH, TRIED, DrafterSelector, HybridDrafter
+from edgellm.spec.ngram.draft_index import DraftIndex
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Verdict
 from tests.spec.fakes import EOG, FakeDrafter, markov
@@ -27,8 +27,8 @@ class Sure(FakeDrafter):
         return Chunk(chunk.ids, confidence, confidence, chunk.distributions)
 
 
-def memory() -> Memory:
-    return Memory(("context",), CURVE, lambda _token: False, lambda token: token == EOG)
+def memory() -> DraftIndex:
+    return DraftIndex(("context",), CURVE, lambda _token: False, lambda token: token == EOG)
 
 
 def verdict(accepted: int) -> Verdict:
@@ -51,7 +51,7 @@ def test_a_round_with_the_small_model_says_nothing_of_a_decode() -> None:
 
 
 def test_as_much_of_a_draft_as_pays_is_sent() -> None:
-    dear = Memory(("context",), CostCurve((1, 64), (1.0, 50.0)), lambda _token: False, lambda token: token == EOG)
+    dear = DraftIndex(("context",), CostCurve((1, 64), (1.0, 50.0)), lambda _token: False, lambda token: token == EOG)
     own = taken(dear, PROMPT)
     doubting = Sure(markov(1, 10))
     doubting.sure = 0.1
@@ -61,7 +61,7 @@ def test_as_much_of_a_draft_as_pays_is_sent() -> None:
 
 
 def test_a_prompt_is_read_where_that_pays() -> None:
-    rounds = Rounds()
+    rounds = DrafterSelector()
     assert rounds.due()
     for _ in range(TRIED):
         rounds.other(1, 1.0)
@@ -75,7 +75,7 @@ def test_a_prompt_is_read_where_that_pays() -> None:
 
 
 def test_the_small_model_is_tried_again_in_a_while() -> None:
-    rounds = Rounds()
+    rounds = DrafterSelector()
     for _ in range(TRIED):
         rounds.took(1, 10.0)
     assert not rounds.due()
@@ -105,7 +105,7 @@ def test_what_rounds_bring_is_kept_from_reply_to_reply() -> None:
 
 
 def test_a_draft_of_which_nothing_pays_was_a_try() -> None:
-    dear = Memory(("context",), CostCurve((1, 64), (1.0, 90.0)), lambda _token: False, lambda token: token == EOG)
+    dear = DraftIndex(("context",), CostCurve((1, 64), (1.0, 90.0)), lambda _token: False, lambda token: token == EOG)
     own = taken(dear, PROMPT)
     doubting = Sure(markov(1, 10))
     doubting.sure = 0.05
@@ -130,7 +130,7 @@ def test_where_nobody_verifies_the_small_model_writes_though_it_did_not_pay() ->
 
 
 def test_a_prompt_that_takes_long_to_read_is_read_for_a_try_less_often() -> None:
-    rounds = Rounds()
+    rounds = DrafterSelector()
     for _ in range(TRIED):
         rounds.drafted(0.2, 0)
         rounds.took(1, 1.2)
@@ -146,7 +146,7 @@ def test_a_prompt_that_takes_long_to_read_is_read_for_a_try_less_often() -> None
     assert rounds.due(100)
 
 
-def stretches(rounds: Rounds, seconds: tuple[float, float], many: int) -> list[bool]:
+def stretches(rounds: DrafterSelector, seconds: tuple[float, float], many: int) -> list[bool]:
     """Whether the small model is asked in each of `many` stretches, which take so long without it and with it."""
     found = []
     for _ in range(many):
@@ -157,20 +157,20 @@ def stretches(rounds: Rounds, seconds: tuple[float, float], many: int) -> list[b
 
 
 def test_the_small_model_is_asked_where_whole_stretches_are_sooner_there_with_it() -> None:
-    slower = stretches(Rounds(), (1.0, 2.0), 400)
+    slower = stretches(DrafterSelector(), (1.0, 2.0), 400)
     assert slower[:2] == [True, False]
     assert 0 < sum(slower[4:]) <= 400 * EXPLORED  # now and then it is tried again
-    assert sum(stretches(Rounds(), (2.0, 1.0), 400)) > 390
+    assert sum(stretches(DrafterSelector(), (2.0, 1.0), 400)) > 390
 
 
 def test_when_the_small_model_begins_to_help_it_is_asked_again() -> None:
-    rounds = Rounds()
+    rounds = DrafterSelector()
     assert not any(stretches(rounds, (1.0, 1.1), 20)[-4:])
     assert sum(stretches(rounds, (1.0, 0.5), 200)[-40:]) > 35
 
 
 def test_a_long_reply_has_several_stretches() -> None:
-    rounds = Rounds()
+    rounds = DrafterSelector()
     rounds.stretch()
     for _ in range(4):
         rounds.wrote(STRETCH // 4, 1.0)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edgellm.spec.draft_length import CostCurve
-from edgellm.spec.ngram.draft_index import Memory
+from edgellm.spec.ngram.draft_index import DraftIndex
 from edgellm.spec.ngram.lookup_throttle import FIRST, SHARE, TRIED, Looks
 from edgellm.spec.params import SOURCES
 from edgellm.spec.protocols import Drafter
@@ -70,7 +70,7 @@ def write(drafter: Drafter, prompt: list[int], reply: list[int], seconds: float)
 
 
 def test_a_drafter_rests_where_nothing_can_be_copied_and_copies_when_it_can_again() -> None:
-    memory = Memory(SOURCES, CURVE, lambda _: False, lambda _: False)
+    memory = DraftIndex(SOURCES, CURVE, lambda _: False, lambda _: False)
 
     prompt = list(range(50))
     chunks = write(taken(memory, prompt), prompt, NOWHERE[:400], 1e-5)

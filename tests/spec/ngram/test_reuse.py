@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.engine import Context, LateRows, Model
+from edgellm.engine import Context, LazyLogits, Model
 from edgellm.spec.ngram.reuse import LIFETIME, Reuse, plausible_segment
 from edgellm.spec.ngram.sources import NOTHING
 from edgellm.spec.types import Chunk
@@ -105,7 +105,7 @@ def test_of_what_nobody_computed_nothing_is_known_to_the_contrary(verifier_model
         context.decode_late(ids[:2], outputs=2)  # finds out whether it can be late
         context.rollback(0)
         rows = context.decode_late(ids, outputs=9, reached=[0.0] * 8)
-        assert isinstance(rows, LateRows)
+        assert isinstance(rows, LazyLogits)
         chunk = Chunk(ids[1:], retrieved=True)
         rows.upto(3)
         marks = plausible(chunk, rows, 1)

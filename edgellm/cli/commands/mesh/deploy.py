@@ -19,16 +19,14 @@ from edgellm.cli.commands.mesh.peers import held_by, there
 from edgellm.cli.commands.mesh.run import Workers
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import model_names
-from edgellm.cli.loading import Loading
-from edgellm.cli.views.console import emit, err, is_terminal, out, say
+from edgellm.cli.views.console import Loading, emit, err, is_terminal, one_line, out, say, size
 from edgellm.cli.views.device_table import doing, looked, sought
-from edgellm.cli.views.text import one_line, size
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.placement.split import HERE, Share, of_way, ranges, read_split
+from edgellm.mesh.placement import HERE, StageShare, of_way, ranges, read_split
 
 if TYPE_CHECKING:
-    from edgellm.mesh.deploy import Moved, Part
+    from edgellm.mesh.deploy import DeployPart, Moved
     from edgellm.rpc.discovery.workers import Worker
     from edgellm.storage.layers.store import LayerStore
 
@@ -97,7 +95,7 @@ def deploy(
 
 def _planned(
     path: Path, tokens_in: int, tokens_out: int, reply: bool, interface: list[str] | None, peers: Sequence[str]
-) -> tuple[tuple[Share, ...], Mapping[str, Worker]]:
+) -> tuple[tuple[StageShare, ...], Mapping[str, Worker]]:
     from edgellm.coldstart.plan import plan
     from edgellm.mesh.model_costs import model_of
 
@@ -111,7 +109,7 @@ def _planned(
 
 
 @contextmanager
-def shown(parts: Sequence[Part]) -> Iterator[Callable[[Moved], None]]:
+def shown(parts: Sequence[DeployPart]) -> Iterator[Callable[[Moved], None]]:
     """Show the progress of every device: bars on a terminal, else a line now and then."""
     if not is_terminal(sys.stderr):
         said: dict[str, float] = {}
@@ -180,7 +178,7 @@ def layers(
 
     workers = [] if on == HERE or (on and ":" in on) else there(interface)
     if on is not None:
-        (part,) = parts_of([Share(on, LayerRange(0, 1))], {worker.name: worker for worker in workers})
+        (part,) = parts_of([StageShare(on, LayerRange(0, 1))], {worker.name: worker for worker in workers})
         chosen: list[Worker | None] = [part.worker]
     else:
         chosen = [None, *workers]
@@ -238,7 +236,7 @@ def _held(worker: Worker | None) -> Iterator[dict[str, Any]]:
 def _made(store: LayerStore) -> Iterator[dict[str, Any]]:
     """Yield the files that stages here have made from a whole model or from small layers; they can be made again."""
     from edgellm.engine import check_gguf
-    from edgellm.storage.layers.derived_pieces import layers_of
+    from edgellm.storage.layers.store import layers_of
 
     for fingerprint, files in store.made.models().items():
         name = fingerprint[:16]

@@ -12,7 +12,7 @@ from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import model_names
 from edgellm.cli.views.console import emit, out, say
 from edgellm.cli.views.device_table import doing, looked, row_of, table
-from edgellm.mesh.placement.split import HERE, ranges
+from edgellm.mesh.placement import HERE, ranges
 
 if TYPE_CHECKING:
     from edgellm.rpc.discovery.workers import Worker
@@ -27,7 +27,7 @@ def peers(
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
-    from edgellm.mesh.profiling.fleet_profiler import known_line, known_speed
+    from edgellm.mesh.fleet_profiler import known_line, known_speed
     from edgellm.storage import resolve
     from edgellm.storage.layers.store import LayerStore
 

@@ -21,9 +21,9 @@ from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
     from edgellm.coldstart.cost_model import ModelCosts
-    from edgellm.coldstart.plan import Plan, Way
+    from edgellm.coldstart.plan import Plan, PlanOption
     from edgellm.mesh.fleet_file import Fleet
-    from edgellm.mesh.profiling.fleet_profiler import Survey
+    from edgellm.mesh.fleet_profiler import Survey
 
 _RUN = (
     "Without --split and --devices, this device, the paired ones and those at --peer are measured where that was not "
@@ -138,8 +138,8 @@ def _fleet(devices: Path | None, preset: str | None) -> Fleet:
 def _moves(model: Path, found: Plan, home: Survey) -> list[tuple[str, int]]:
     """Return the bytes that each device still lacks of its layers."""
     from edgellm.cli.views.device_table import doing
-    from edgellm.llm.mesh.auto_placement import to_bring
-    from edgellm.mesh.placement.split import of_plan
+    from edgellm.llm.mesh_llm import to_bring
+    from edgellm.mesh.placement import of_plan
 
     with doing("asking who has what"):
         return to_bring(model, of_plan(found), home)
@@ -164,7 +164,7 @@ def _model(name: str | None, fleet: Fleet) -> ModelCosts:
 
 
 def _drawn(found: Plan, model: ModelCosts, path: Path) -> None:
-    from edgellm.llm.mesh.plan_plot import save
+    from edgellm.llm.mesh_timeline import save
 
     try:
         save(found, model.name, path)
@@ -175,7 +175,7 @@ def _drawn(found: Plan, model: ModelCosts, path: Path) -> None:
 def figures(found: Plan, milliseconds: float, overlap: str) -> dict[str, Any]:
     """Return the plan for a script; layers counted from 1, both ends included; null where something does not fit."""
 
-    def seconds(way: Way | None) -> float | None:
+    def seconds(way: PlanOption | None) -> float | None:
         return None if way is None else found.seconds(way)
 
     keys = ("device", "first_layer", "last_layer", "load_s", "wait_s", "network_s", "compute_s", "finish_s")

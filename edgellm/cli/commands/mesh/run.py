@@ -15,13 +15,13 @@ from edgellm.cli.help_examples import model_names
 from edgellm.cli.views.console import say
 from edgellm.cli.views.device_table import left_out, sought, surveyed
 from edgellm.errors import InvalidOption
-from edgellm.mesh.placement.split import HERE
+from edgellm.mesh.placement import HERE
 
 if TYPE_CHECKING:
-    from edgellm.cli.views.mesh_report import Reports
-    from edgellm.llm.mesh.mesh_llm import Opened
+    from edgellm.cli.views.timeline_view import Reports
+    from edgellm.llm.mesh_llm import OpenedMesh
     from edgellm.mesh.fleet_file import Fleet
-    from edgellm.mesh.placement.placement import Placed
+    from edgellm.mesh.placement import Placement
 
 INTERRUPTED = 130
 AUTO = "auto"
@@ -93,10 +93,10 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a token, a summary, the stages.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say why it was done so.")] = False,
 ) -> int:  # fmt: skip
-    from edgellm.cli.views.mesh_report import Reports
     from edgellm.cli.views.reply_printer import speak
+    from edgellm.cli.views.timeline_view import Reports
     from edgellm.llm import compose
-    from edgellm.llm.mesh.mesh_llm import Options, open_mesh
+    from edgellm.llm.mesh_llm import Options, open_mesh
     from edgellm.spec.params import ReplyOptions
     from edgellm.storage import resolve
 
@@ -108,7 +108,7 @@ def run(
     asked = ReplyOptions(max_tokens=max_tokens, temperature=temperature, seed=seed, retrieval=retrieval)
     path, fleet = resolve(model), _fleet(split, devices)
     wanted = PlanTarget(max(1, len(question) // 4), max_tokens, objective.value, context_length)
-    placed: Placed | None = None
+    placed: Placement | None = None
     if split is None and fleet is None:
         split, placed = at_home(model, path, wanted, tuple(peer or ()), interface, explain=explain)
     options = Options(
@@ -129,11 +129,11 @@ def run(
 def over_devices(
     mesh: str, model: str, peers: Sequence[str], draft: str, max_tokens: int, *, as_json: bool, explain: bool,
     sessions: int = 1, history: bool = True,
-) -> tuple[Opened, Reports]:  # fmt: skip
+) -> tuple[OpenedMesh, Reports]:  # fmt: skip
     """Open a mesh for `chat --mesh` and `serve --mesh`: `mesh` is a split, or names a file of devices, or is AUTO, the
     measured home."""
-    from edgellm.cli.views.mesh_report import Reports
-    from edgellm.llm.mesh.mesh_llm import Options, open_mesh
+    from edgellm.cli.views.timeline_view import Reports
+    from edgellm.llm.mesh_llm import Options, open_mesh
     from edgellm.storage import resolve
 
     path = resolve(model)
@@ -141,7 +141,7 @@ def over_devices(
     wanted = PlanTarget(CHAT_TOKENS, max_tokens, "reply", None)
     split: str | None = None
     fleet: Fleet | None = None
-    placed: Placed | None = None
+    placed: Placement | None = None
     if mesh == AUTO:
         split, placed = at_home(model, path, wanted, peers, None, explain=explain)
     elif mesh.endswith(".toml"):
@@ -167,10 +167,10 @@ class PlanTarget:
 
 def at_home(
     model: str, path: Path, wanted: PlanTarget, peers: Sequence[str], interface: Sequence[str] | None, *, explain: bool
-) -> tuple[str, None] | tuple[None, Placed]:
+) -> tuple[str, None] | tuple[None, Placement]:
     """Return the best placement over the measured devices, with the layers where they are; print why, and what would be
     better. Without another device nothing is measured: return a split that gives this one all layers."""
-    from edgellm.llm.mesh.auto_placement import place_at_home
+    from edgellm.llm.mesh_llm import place_at_home
     from edgellm.mesh.model_costs import model_of
 
     workers = sought(interface, peers)

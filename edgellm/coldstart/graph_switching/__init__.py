@@ -1,1 +1,0 @@
-"""Progressive graph scheduling (CoordGen, 3.2)."""

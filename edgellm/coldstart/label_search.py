@@ -1,0 +1,327 @@
+"""Is there a plan that is done by a given time? A search from the last stage to the first, level by level, in numpy.
+
+A label is the end of a plan. Each level puts one more stage before every label, of each device and each size that its
+time allows; labels that cannot become a whole plan (`Bound`), and labels dominated by another, are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edgellm.coldstart.lp_bound import Bound
+from edgellm.coldstart.problem import Cut, Floats, Ints
+from edgellm.coldstart.warm_start import Tables
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """Ends of plans, all with equally many stages: arrays of one length.
+
+    `placed`, the mask of their devices; `head`, the device of the first of these stages, K where there is none yet;
+    `left`, the layers before it; `rho`, the latest moment at which it may start to receive or, if it is the first, to
+    compute; `load`, its own load, which in the paper's timing comes before it receives. `parent` and `count`: the label
+    one level up that it continues, and the layers of its own stage.
+    """
+
+    placed: Ints
+    head: Ints
+    left: Ints
+    rho: Floats
+    load: Floats
+    parent: Ints
+    count: Ints
+
+    def __len__(self) -> int:
+        return self.placed.size
+
+    def take(self, which: np.ndarray) -> Labels:
+        return Labels(*(getattr(self, name)[which] for name in self.__slots__))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stages:
+    """New stages before labels: arrays of one length. `device` joins `placed` before `label`, which leaves `left`; it
+    must be done by `due`, and has from `least` to `most` layers."""
+
+    label: Ints
+    device: Ints
+    placed: Ints
+    left: Ints
+    due: Floats
+    least: Ints
+    most: Ints
+
+    def take(self, which: np.ndarray) -> Stages:
+        return Stages(*(getattr(self, name)[which] for name in self.__slots__))
+
+
+def receiving(send: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return the least and the most seconds to send to each device, (K,), and the most seconds that any third device
+    takes more to send to the row's device than to the column's, (K, K).
+    """
+    k = send.shape[0]
+    himself = np.eye(k, dtype=bool)
+    least = np.where(himself, np.inf, send).min(0)
+    most = np.where(himself, 0.0, send).max(0)
+    more = np.where(himself[:, :, None] | himself[:, None, :], -np.inf, send[:, :, None] - send[:, None, :]).max(0)
+    return least, most, np.where(np.isfinite(more), more, 0.0)
+
+
+def twins(load: Floats, compute: Floats, room: Floats, send: Floats) -> list[tuple[int, int]]:
+    """Return the pairs of identical devices: each device with the last one before it that is alike in everything."""
+    pairs = []
+    for device in range(room.size):
+        for other in reversed(range(device)):
+            swapped = np.arange(room.size)
+            swapped[[device, other]] = other, device
+            same = (cost[device] == cost[other] for cost in (load, compute, room))
+            if all(np.all(equal) for equal in same) and np.array_equal(send[np.ix_(swapped, swapped)], send):
+                pairs.append((device, other))
+                break
+    return pairs
+
+
+TINY = 1e-11  # of the time limit: by how much a stage may be late, as sums are not exact
+TIE = 1e-10  # of the time limit: labels are as good as each other within it; far below the planner's margin
+CHUNK = 8_192  # labels expanded in one go: the results stay in the processor's cache
+MOST = 2_000_000  # labels kept of a level at the most
+GROWN = 8_000_000  # labels that a level may grow to before the dominated ones are dropped, in half a gigabyte
+
+
+Stop = Callable[[], bool]
+
+
+class Search:
+    """The search for one task; `within` runs it for a time limit."""
+
+    def __init__(self, tables: Tables) -> None:
+        task = tables.task
+        self.tables, self.k, self.n = tables, task.devices, task.layers
+        self.paper = task.overlap == "paper"
+        self.send_to = np.zeros((self.k + 1, self.k))  # to the device K, behind the last stage, for nothing
+        self.send_to[: self.k] = task.send.T
+        self.least_in, self.most_in, self.later = receiving(task.send)
+        own = tables.own.reshape(-1, self.n + 1)
+        self.apart = 1.0 + 2.0 * float(own[np.isfinite(own)].max())
+        filled = np.where(np.isfinite(own), own, 0.75 * self.apart)
+        self.own = (filled + np.arange(own.shape[0])[:, None] * self.apart).reshape(-1)  # one rising row behind another
+        self.compute, self.load = tables.compute.reshape(-1), tables.load.reshape(-1)
+        self.twins = twins(task.load, task.compute, task.room, task.send)
+
+    def within(self, limit: float, bound: Bound, width: int | None, stop: Stop) -> tuple[list[Cut], bool]:
+        """Return some plans done by `limit`, if there are any, and whether the search was exhaustive.
+
+        With a `width` only the most promising labels of each level are followed. Return early once `stop` is true.
+        """
+        one = np.zeros(1, dtype=np.int64)
+        level = Labels(one, one + self.k, one + self.n, np.array([limit]), np.zeros(1), one, one)
+        levels, whole = [level], True
+        for depth in range(self.k):
+            ends, level, every = self._expanded(level, limit, bound, stop)
+            whole &= every
+            if ends:
+                return [self._plan(levels, *end) for end in ends], False
+            if stop():
+                return [], False
+            level = self._undominated(level, limit)
+            if len(level) > (width or MOST):
+                spare = bound(level.placed, level.head, level.rho) - level.left
+                level = level.take(np.argpartition(-spare, width or MOST)[: width or MOST])
+                whole = False
+            if not len(level) or depth == self.k - 1:
+                break
+            levels.append(level)
+        return [], whole
+
+    def _expanded(
+        self, labels: Labels, limit: float, bound: Bound, stop: Stop
+    ) -> tuple[list[tuple[int, int, int]], Labels, bool]:
+        """Return whole plans with one more stage, as (label, device, layers); or else the labels with one more stage,
+        and whether these are all of them.
+        """
+        ended: list[tuple[float, tuple[int, int, int]]] = []
+        parts: list[Labels] = []
+        whole = True
+        for begin in range(0, len(labels), CHUNK):
+            stages, late = self._stages(labels, np.arange(begin, min(begin + CHUNK, len(labels))), limit)
+            if late.size:
+                soonest = np.argsort(late)[:4]
+                ended += [
+                    (float(late[at]), (int(stages.label[at]), int(stages.device[at]), int(stages.left[at])))
+                    for at in soonest
+                ]
+            elif not ended:
+                parts.append(self._sized(limit, bound, self._worth(bound, stages)))
+            if stop() or sum(map(len, parts)) > GROWN:
+                whole = begin + CHUNK >= len(labels)
+                break
+        if ended:
+            return [end for _, end in sorted(ended)[:4]], labels, True
+        grown = Labels(*(np.concatenate([getattr(part, name) for part in parts]) for name in Labels.__slots__))
+        return [], grown, whole
+
+    def _stages(self, labels: Labels, some: Ints, limit: float) -> tuple[Stages, Floats]:
+        """Return one more stage before some labels, of every device that may come; if some complete a plan, return just
+        these, and how late they are.
+        """
+        everyone = np.arange(self.k)
+        due = labels.rho[some, None] - self.send_to[labels.head[some]]  # when the new stage must be done
+        before = labels.placed[some]
+        free = (due > 0.0) & (before[:, None] >> everyone & 1 == 0)
+        for twin, other in self.twins:  # equal devices in the order of their numbers only
+            free[:, twin] &= before >> other & 1 == 1
+        if self.paper:
+            free &= labels.load[some, None] <= due + TINY * limit
+        at, device = np.nonzero(free)
+        label, due = some[at], due[at, device]
+        left, placed = labels.left[label], before[at] | 1 << device
+        row = self.tables.row(device, left)
+        most = np.searchsorted(self.own, np.minimum(due + TINY * limit, 0.7 * self.apart) + row * self.apart, "right")
+        most = most - 1 - row * (self.n + 1)
+        stages = Stages(label, device, placed, left, due, np.ones_like(most), most)
+        ended = np.flatnonzero(most >= left)
+        if not ended.size:
+            return stages, np.zeros(0)
+        late = self.own[row[ended] * (self.n + 1) + left[ended]] - row[ended] * self.apart - due[ended]
+        return stages.take(ended), late
+
+    def _worth(self, bound: Bound, stages: Stages) -> Stages:
+        """Return the stages with the sizes that can be worth it.
+
+        If all layers are alike, a stage of n layers begins at due - w n, and at most F(due - w n) layers and a sum over
+        the other devices, largest for n = 1, can be placed before it: convex in n. So if one end of the range of n
+        falls short of the layers left, the range is cut from that end to where the bound reaches them.
+        """
+        stages = stages.take(np.flatnonzero(stages.most))  # of those that can take any
+        if self.tables.ends > 1:
+            return stages
+        work = self.compute[stages.device * (self.n + 1) + 1]
+        paid, part = bound.paid(stages.device, stages.due - work)
+        others = bound.others(stages.placed, part) - stages.left + 1e-7
+        few = paid + others + 1.0 >= 0.0
+        many = bound.paid(stages.device, stages.due - work * stages.most)[0] + others + stages.most >= 0.0
+        some = np.flatnonzero(few | many)
+        stages, work, others, few, many = stages.take(some), work[some], others[some], few[some], many[some]
+        turn = np.flatnonzero(few != many)
+        device, due, work, others, few = stages.device[turn], stages.due[turn], work[turn], others[turn], few[turn]
+        low, high = np.ones_like(turn), stages.most[turn]  # between them it begins, or ceases, to be worth it
+        for _ in range(int(high.max(initial=1)).bit_length()):
+            middle = (low + high) >> 1
+            inside = (bound.paid(device, due - work * middle)[0] + others + middle >= 0.0) == few
+            low, high = np.where(inside, middle, low), np.where(inside, high, middle)
+        least, most = stages.least.copy(), stages.most.copy()
+        most[turn[few]], least[turn[~few]] = low[few], high[~few]
+        return replace(stages, least=least, most=most)
+
+    def _sized(self, limit: float, bound: Bound, stages: Stages) -> Labels:
+        """Return the labels of every size of every new stage, as far as the layers left can be placed before it."""
+        many = stages.most - stages.least + 1
+        which = np.repeat(np.arange(many.size), many)
+        count = np.arange(which.size) - np.repeat(np.cumsum(many) - many - stages.least, many)
+        device, left = stages.device[which], stages.left[which]
+        at = self.tables.row(device, left) * (self.n + 1) + count
+        rho = stages.due[which] - self.compute[at]
+        placed = stages.placed[which]
+        keep = bound(placed, device, rho) >= left - count - 1e-7
+        if self.paper:
+            keep &= self.load[at] + self.least_in[device] <= rho + TINY * limit
+        else:
+            keep &= rho > self.least_in[device]
+        kept = np.flatnonzero(keep)
+        count, at = count[kept], at[kept]
+        return Labels(
+            placed[kept], device[kept], left[kept] - count, rho[kept], self.load[at], stages.label[which[kept]], count
+        )
+
+    def _undominated(self, labels: Labels, limit: float) -> Labels:
+        """Drop the labels that are dominated by another with the same devices.
+
+        A label dominates if it leaves no more layers (a stage of alike layers could give some up; of unlike layers it
+        must leave exactly as many), and whatever device comes next may be done as late or later. Compare within each
+        head first, then across heads, the worst sending of one against the best of the other; then head by head.
+        """
+        for across in (False, True):
+            if len(labels) > 1:
+                labels = labels.take(self._best(labels, limit, across))
+        return labels.take(self._pairwise(labels, limit)) if len(labels) > 1 else labels
+
+    def _offers(self, labels: Labels) -> Floats:
+        """Return rho, or 0 where in the paper's timing some device would send too slowly for the head's own load."""
+        if not self.paper:
+            return labels.rho
+        return np.where(labels.load + self.most_in[labels.head] <= labels.rho, labels.rho, 0.0)
+
+    def _group(self, labels: Labels, by_head: bool) -> Ints:
+        """Return each label's group number: labels share it if they have the same devices and number of layers left."""
+        group = labels.placed * self.k + labels.head if by_head else labels.placed
+        return group * (self.n + 1) + labels.left
+
+    def _best(self, labels: Labels, limit: float, across: bool) -> Ints:
+        """Return the labels to keep of those that compete: by layers left, each against the best offer before it."""
+        offers, asks, group = self._offers(labels), labels.rho, self._group(labels, not across)
+        if across:
+            offers, asks = offers - self.most_in[labels.head], asks - self.least_in[labels.head]
+        order, first, part = self._sorted(group)
+        offers, asks = np.maximum(offers[order], 0.0), asks[order]
+        best = np.maximum.reduceat(offers, first)  # of those with as many layers left
+        base = self._base(group[order[first]], limit)
+        before = np.concatenate([[0.0], np.maximum.accumulate(base + best)[:-1]]) - base  # of those with fewer
+        beaten = np.maximum(before, best)[part] >= asks - TIE * limit
+        tops = np.flatnonzero(offers == best[part])
+        tops = tops[np.concatenate([[True], part[tops[1:]] != part[tops[:-1]]])]  # one of each stays ...
+        beaten[tops] = before[part[tops]] >= asks[tops] - TIE * limit  # ... unless one with fewer layers left beats it
+        return np.sort(order[~beaten])
+
+    def _pairwise(self, labels: Labels, limit: float) -> Ints:
+        """Return the labels to keep, each compared with the best of every head, by the sending to just these two."""
+        group = self._group(labels, by_head=False)
+        order, first, part = self._sorted(group)
+        base = self._base(group[order[first]], limit)
+        labels = labels.take(order)
+        offers, asks = self._offers(labels) + base[part], labels.rho + base[part] + TIE * limit
+        heads = np.argsort(labels.head, kind="stable")
+        ends = np.searchsorted(labels.head[heads], np.arange(self.k + 1))
+        beaten = np.zeros(len(labels), dtype=bool)
+        for head in range(self.k):
+            mine = heads[ends[head] : ends[head + 1]]
+            if mine.size:
+                best = base.copy()
+                fresh = np.flatnonzero(np.concatenate([[True], part[mine[1:]] != part[mine[:-1]]]))
+                best[part[mine[fresh]]] = np.maximum.reduceat(offers[mine], fresh)
+                beaten |= np.maximum.accumulate(best)[part] > asks + self.later[head, labels.head]
+        return order[~beaten]
+
+    def _sorted(self, group: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return the order that sorts the group numbers, where each group begins in it, and the group of each place.
+
+        Numbers and places are packed into one word each: that sorts several times faster than by an index.
+        """
+        bits = int(group.size).bit_length()
+        if int(group.max()).bit_length() + bits < 63:
+            packed = np.sort(group << bits | np.arange(group.size))
+            order = packed & ((1 << bits) - 1)
+            ranked = packed >> bits
+        else:
+            order = np.argsort(group, kind="stable")
+            ranked = group[order]
+        fresh = np.concatenate([[True], ranked[1:] != ranked[:-1]])
+        return order, np.flatnonzero(fresh), np.cumsum(fresh) - 1
+
+    def _base(self, group: Ints, limit: float) -> Floats:
+        """Return offsets that separate the running maxima of labels that do not compete; `group` is sorted.
+
+        If all layers are alike, labels with different numbers of layers left compete, too.
+        """
+        rivals = group // (self.n + 1) if self.tables.ends == 1 else group
+        return np.cumsum(np.concatenate([[0], rivals[1:] != rivals[:-1]])) * (2.0 * limit)
+
+    def _plan(self, levels: list[Labels], label: int, device: int, count: int) -> Cut:
+        """Return a whole plan's stages: tracing the labels back goes from the first stage to the last."""
+        stages = [(device, count)]
+        for level in reversed(levels[1:]):
+            stages.append((int(level.head[label]), int(level.count[label])))
+            label = int(level.parent[label])
+        return tuple(stages)

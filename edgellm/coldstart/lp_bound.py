@@ -1,0 +1,195 @@
+"""An upper bound on the layers that can still be placed: prices on time, from a small linear program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from edgellm.coldstart.problem import Floats, Ints
+from edgellm.coldstart.warm_start import Tables
+
+MOMENTS = 40
+"""Moments that may get a price at first; the grid is refined around those that do, `REFINED` times."""
+REFINED = 2
+PIVOTS = 600
+"""Steps of the simplex method at the most; it is hardly ever cut short, and nothing depends on its end."""
+BINS = 16
+"""Ranges of time with a table of their own for what a device adds."""
+CELLS = 32
+"""Pieces of the line that a range's worth of time is kept as."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """The choices "device m takes n layers", each at its cheapest place in the model.
+
+    `head`, the moment before which its work cannot begin, and `work`, the seconds of work and of a part of the sending
+    before and behind it, (K, n). Infinite where there is no such choice. `before`, (K,), is the former part; the first
+    stage does without it, and the last one without the latter, which is at most `behind`.
+    """
+
+    head: Floats
+    work: Floats
+    before: Floats
+    behind: float
+
+    @staticmethod
+    def of(tables: Tables) -> Columns:
+        fits = np.isfinite(tables.own)
+        head = np.where(fits, tables.head, np.inf).min(1)[:, 1:]
+        work = np.where(fits, tables.compute, np.inf).min(1)[:, 1:]
+        before, behind = potentials(tables.task.send)
+        if tables.task.overlap != "paper":
+            head = head - before[:, None]  # it may receive before it has loaded
+        return Columns(head, work + (before + behind)[:, None], before, float(behind.max()))
+
+    @property
+    def spared(self) -> float:
+        """The most seconds of sending that a whole plan is charged and does not spend."""
+        return self.behind + float(self.before.max())
+
+
+def potentials(send: Floats) -> tuple[Floats, Floats]:
+    """Return parts of the sending, (K,) each, `before` a stage and `behind` it: before[b] + behind[a] <= send[a, b],
+    with the largest possible sum.
+    """
+    k = send.shape[0]
+    if k == 1 or not send.any():
+        return np.zeros(k), np.zeros(k)
+    sender, receiver = np.nonzero(~np.eye(k, dtype=bool))
+    every = np.arange(k)
+    rows = np.hstack([sender[:, None] == every, receiver[:, None] == every]).astype(float)
+    both, _ = packing(rows, send[sender, receiver], np.ones(2 * k))
+    before = both[k:] - both[k:].min()
+    return before, np.where(np.eye(k, dtype=bool), np.inf, send - before).min(1)
+
+
+def prices(columns: Columns, limit: float) -> tuple[Floats, Floats]:
+    """Return the prices on time that best bound the layers placed until `limit`: moments (R,), and prices (R,).
+
+    A stage that cannot begin its work before its head works, after any moment h, at least worked(h) = min(work, (head +
+    work - h)^+) seconds, and no two stages work at a time. So: maximise sum n x[m, n] with sum_n x[m, n] <= 1 for each
+    device, and for every moment h: sum worked(h) x <= limit - h. The prices are the duals of the latter. Any prices of
+    0 or more give a bound, so it is sound even if the program is not solved to its end.
+    """
+    usable = columns.head + columns.work <= limit
+    device, n = np.nonzero(usable)
+    if not device.size:
+        return np.zeros(1), np.zeros(1)
+    head, work = columns.head[usable], columns.work[usable]
+    once = device[None, :] == np.unique(device)[:, None]
+    moments = np.linspace(0.0, limit, MOMENTS, endpoint=False)
+    apart = limit / MOMENTS
+    for again in range(REFINED + 1):
+        worked = np.clip((head + work)[None, :] - moments[:, None], 0.0, work[None, :])
+        room = np.concatenate([np.ones(once.shape[0]), limit - moments])
+        price = packing(np.vstack([once, worked]), room, (n + 1).astype(np.float64))[1][-moments.size :]
+        priced = moments[price > 1e-9]
+        if again < REFINED and priced.size:  # finer, around the moments that have a price
+            apart /= 3.0
+            moments = np.unique(
+                np.clip(np.concatenate([priced, priced - apart, priced + apart]), 0.0, limit * (1 - 1e-9))
+            )
+    return moments, price
+
+
+def packing(rows: Floats, room: Floats, value: Floats) -> tuple[Floats, Floats]:
+    """Maximise value x, with rows x <= room, x >= 0 and no negative inputs; return x, and the duals of the rows.
+
+    The plain simplex method; the start x = 0 is feasible.
+    """
+    m, n = rows.shape
+    table = np.zeros((m + 1, n + m + 1))
+    table[:m, :n], table[:m, n : n + m], table[:m, -1] = rows, np.eye(m), room
+    table[m, :n] = -value
+    basis, ratio = np.arange(n, n + m), np.empty(m)
+    for _ in range(PIVOTS):
+        enter = int(table[m, :-1].argmin())
+        if table[m, enter] > -1e-9:
+            break
+        ratio.fill(np.inf)
+        np.divide(table[:m, -1], table[:m, enter], out=ratio, where=table[:m, enter] > 1e-10)
+        leave = int(ratio.argmin())
+        basis[leave] = enter
+        table[leave] /= table[leave, enter]
+        factor = table[:, enter].copy()
+        factor[leave] = 0.0
+        touched = np.flatnonzero(factor)
+        table[touched] -= factor[touched, None] * table[leave]
+    x = np.zeros(n + m)
+    x[basis] = table[:m, -1]
+    return np.maximum(x[:n], 0.0), np.maximum(table[m, n : n + m], 0.0)
+
+
+def shares(columns: Columns, moments: Floats, price: Floats, limit: float) -> Floats:
+    """Return s_m: the most that each device adds, (K,), at these prices, if it must be done by `limit`."""
+    usable = columns.head + columns.work <= limit
+    head, end = np.where(usable, columns.head, 0.0), np.where(usable, columns.head + columns.work, 0.0)
+    grid = np.append(moments, limit)
+    paid = np.maximum(grid[:, None] - moments, 0.0) @ price  # F
+    gain = np.arange(1, head.shape[1] + 1) - (np.interp(end, grid, paid) - np.interp(head, grid, paid))
+    most: Floats = np.where(usable, gain, 0.0).max(1)
+    return np.maximum(most, 0.0)
+
+
+class Bound:
+    """An upper bound on the layers that the devices not yet placed can take, if the stage after them may start at rho.
+
+    The bound is F(rho) + sum of s_m over the devices m not placed, F(rho) = sum of price x (rho - moment)^+, the worth
+    of all time until rho. F is convex, so chords between the points of a table lie above it. s_m counts only sizes that
+    are done by rho: there is a table for each of `BINS` ranges of rho; its sums are kept for two halves of the devices.
+    Sound for all limits up to `until`.
+    """
+
+    def __init__(self, columns: Columns, until: float) -> None:
+        k, bins = columns.head.shape[0], BINS
+        first = float(columns.before.max())  # the first stage is charged for receiving, and does not receive
+        self._shift = np.append(first - columns.before, first)
+        self.until, self._limit, self._half = until, until + first, k // 2
+        limit = self._limit
+        line = np.empty((bins, CELLS + 1))
+        low, high = np.empty((bins, 1 << self._half)), np.empty((bins, 1 << (k - self._half)))
+        moments, price = prices(columns, limit)
+        for at in range(bins):
+            begin, end = limit * at / bins, limit * (at + 1) / bins
+            rho = np.linspace(begin, end, CELLS + 1)
+            line[at] = np.maximum(rho[:, None] - moments, 0.0) @ price
+            left = shares(columns, moments, price, end)
+            low[at], high[at] = _sums(left[: self._half]), _sums(left[self._half :])
+        self._low, self._high, self._line = low.reshape(-1), high.reshape(-1), line.reshape(-1)
+
+    def __call__(self, placed: Ints, head: Ints, rho: Floats) -> Floats:
+        """Return the most layers; `placed` are masks of devices, and `head` is the device that the rest sends to."""
+        found, part = self.paid(head, rho)
+        found += self.others(placed, part)
+        return found
+
+    def paid(self, head: Ints, rho: Floats) -> tuple[Floats, Ints]:
+        """Return F, the worth of the time until rho, convex in rho; and the range of time that rho is in."""
+        where = np.minimum((rho + self._shift[head]) * (BINS * CELLS / self._limit), BINS * CELLS - 1e-6)
+        cell = where.astype(np.int64)
+        part = cell // CELLS
+        at = cell + part
+        found: Floats = self._line[at]
+        found += (where - cell) * (self._line[at + 1] - found)
+        return found, part
+
+    def others(self, placed: Ints, part: Ints) -> Floats:
+        """Return the sum of s_m over the devices not placed; larger for a later range."""
+        found: Floats = self._low[(part << self._half) + (placed & ((1 << self._half) - 1))]
+        found += self._high[part * (self._high.size // BINS) + (placed >> self._half)]
+        return found
+
+
+@lru_cache(maxsize=8)
+def _bits(count: int) -> Floats:
+    """Return which of `count` devices are not in each mask, (2^count, count)."""
+    placed = np.arange(1 << count)[:, None] >> np.arange(count) & 1
+    return (1 - placed).astype(np.float64)
+
+
+def _sums(left: Floats) -> Floats:
+    """Return the sum over the devices that are not placed, for each mask of placed ones."""
+    return _bits(left.size) @ left

@@ -1,1 +1,0 @@
-"""The exact planner for many devices and layers."""

@@ -1,0 +1,498 @@
+"""A key-value cache over a model: decode, roll back, branch.
+
+A decode costs a few microseconds more than llama.cpp's own, because more would show at the speed of a tiny model: one
+batch whose arrays are numpy's, one numpy view over the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from edgellm.engine import cores, llama_api, native
+from edgellm.engine.graph_hooks import Capture, Recorder
+from edgellm.engine.llama_api import LlamaBatch, LogitsView
+from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
+from edgellm.engine.model import Model
+from edgellm.engine.native import Stop, lib
+from edgellm.engine.vocabulary import Floats, Ids, common_prefix
+from edgellm.errors import ContextFull, EngineFailed, InvalidOption, ModelUnsupported, Stopped
+
+
+class Sequences:
+    """`n_seq` sequences of at most `n_ctx` ids, numbered from 0."""
+
+    def __init__(self, n_seq: int, n_ctx: int) -> None:
+        self._n_ctx = n_ctx
+        self._ids = np.zeros((n_seq, n_ctx), dtype=np.int32)
+        self.lengths = [0] * n_seq
+
+    def known(self, seq: int) -> int:
+        """Return `seq` if there is such a sequence; raise InvalidOption otherwise."""
+        if not 0 <= seq < len(self.lengths):
+            raise InvalidOption(f"There is no sequence {seq}.", f"They go from 0 to {len(self.lengths) - 1}.")
+        return seq
+
+    def room(self, seq: int, n: int) -> int:
+        """Return the length of a sequence if `n` more ids fit; raise ContextFull otherwise."""
+        length = self.lengths[self.known(seq)]
+        if length + n > self._n_ctx:
+            raise ContextFull(
+                f"{length} of {self._n_ctx} positions are taken; {n} more do not fit.",
+                "Shorten the conversation, or open a longer context.",
+            )
+        return length
+
+    def view(self, seq: int) -> Ids:
+        """Return the ids of a sequence, read-only."""
+        view = self._ids[seq, : self.lengths[self.known(seq)]]
+        view.flags.writeable = False
+        return view
+
+    def note(self, seq: int, ids: Ids) -> int:
+        """Write ids after the end of a sequence, and return its length, which grows only once they are decoded."""
+        start = self.lengths[seq]
+        self._ids[seq, start : start + len(ids)] = ids
+        return start
+
+    def copy(self, src: int, dst: int) -> None:
+        """Make `dst` equal to `src`."""
+        n = self.lengths[src]
+        self._ids[dst, :n] = self._ids[src, :n]
+        self.lengths[dst] = n
+
+    def common(self, seq: int, ids: Ids) -> int:
+        """Return how many ids a sequence and `ids` share from the start."""
+        return common_prefix(self._ids[seq, : self.lengths[self.known(seq)]], np.asarray(ids))
+
+
+@dataclass(frozen=True, slots=True)
+class SeqRows:
+    """Ids to append to sequence `seq`; logits are wanted of the last `outputs` of them."""
+
+    seq: int
+    ids: Ids
+    outputs: int = 1
+
+
+def split(rows: Sequence[SeqRows], most: int) -> tuple[list[SeqRows], list[SeqRows]]:
+    """Return beginnings of at most `most` ids each, without logits, to be decoded one by one first; and the rest.
+
+    The rest, one entry for each of `rows`, fits one batch of `most` rows. `rows` must ask for at most `most` rows of
+    logits in all.
+    """
+    heads, rest = [], []
+    total = sum(len(r.ids) for r in rows)
+    for r in rows:
+        ids = r.ids
+        while total > most and len(ids) > r.outputs:
+            size = min(most, len(ids) - r.outputs)
+            heads.append(SeqRows(r.seq, ids[:size], 0))
+            total -= size
+            ids = ids[size:]
+        rest.append(SeqRows(r.seq, ids, r.outputs))
+    return heads, rest
+
+
+_UNWATCHED = nullcontext()
+
+
+NO_ID = -1  # stands in the cache where an embedding row was decoded instead of a token
+
+
+class Context:
+    """`n_seq` sequences of up to `n_ctx` positions each, decoded by one model. For one thread at a time.
+
+    `unified`: one buffer for all sequences, in which branching copies nothing; without it each has its own, which is
+    faster for many unrelated sessions. With `spare` a unified buffer has `n_ctx + spare` cells instead of room for all
+    sequences in full: enough for one sequence and its branches, which share its cells. `threads` defaults to the
+    physical cores that this process may use, and to one for a tiny model; a decode uses its share of the cores while
+    other threads compute, see `threads_used`. `exact` keeps the cache in float32 and does without flash attention, so
+    that logits do not depend on how the ids were batched (1e-5 of the largest; flash attention on a CPU rounds to 16
+    bits, and differently for other batch sizes and, with single rows, for other numbers of threads: 1e-3). It defaults
+    to True for a model in float32 and False otherwise. Without flash attention a single token of a small model is
+    decoded beside a copy of itself, which is dropped at once: llama.cpp has a fast attention for two rows and more.
+    Logits are views into llama.cpp's buffer: copy any that must outlive the next decode.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int,
+        n_seq: int = 1,
+        n_batch: int = 512,
+        threads: int | None = None,
+        unified: bool = True,
+        spare: int | None = None,
+        capture: Capture | None = None,
+        exact: bool | None = None,
+        flash: bool | None = None,
+        late: bool = False,
+    ) -> None:
+        """Reserve the cache. `flash` attention defaults to `flash_pays`, where it is possible.
+
+        With `late` it can decode late, where the model's head can be computed alone and nothing is captured; a pass
+        then takes 1% longer.
+
+        Raises:
+            InvalidOption: a size that is not positive, too many sequences, fewer rows in a batch than sequences (where
+                llama.cpp would abort), spare cells for separate buffers, a layer to capture that does not exist.
+            EngineFailed: llama.cpp cannot reserve it, for want of memory above all.
+        """
+        llama_api.check_sizes(n_ctx, n_seq, n_batch, threads, unified, spare)
+        if capture is not None:
+            capture.check(model.n_layer)
+        self.model, self.n_ctx, self.n_seq, self.unified = model, n_ctx, n_seq, unified
+        self._owned: native.Owned | None = None
+        self._sequences = Sequences(n_seq, n_ctx)
+        self._lengths = self._sequences.lengths
+        cells = n_ctx * n_seq if spare is None else min(n_ctx + spare, n_ctx * n_seq)
+        self.n_batch = max(n_seq, min(n_batch, cells))
+        self.threads = self.threads_used = threads or native.default_threads(model.n_params)
+        """Threads of a decode that is alone, and of the last decode: fewer if others computed at the same time."""
+        self.shared = 0
+        """Decodes that had fewer threads than a decode that is alone."""
+        self.exact = model.is_f32 if exact is None else exact
+        flash = native.flash_pays(model.n_params, self.n_batch) if flash is None else flash
+        self.flash = flash and not self.exact and not (capture and capture.attention)
+        self.captured = None if capture is None else Recorder(capture, n_seq, unified)
+        head = LMHead.open(model, self.threads) if late and capture is None else None
+        self._late = None if head is None else LazyHead(head)
+        seer = self.captured or self._late
+        self._owned = llama_api.open_context(
+            model.owned,
+            positions=cells,
+            sequences=n_seq,
+            rows=self.n_batch,
+            threads=self.threads,
+            unified=unified,
+            exact=self.exact,
+            callback=seer and seer.callback,
+            flash_attention=self.flash,
+        )
+        if not lib.llama_get_memory(self._owned.pointer):
+            raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
+        self._logits = LogitsView(model.n_vocab)
+        self._stopped: Callable[[], bool] | None = None
+        self._batch = LlamaBatch(self.n_batch, n_ctx)
+        outer = None if capture is None else {capture.stop_after, *capture.outputs}
+        # the last layer's output holds only the rows of which logits are wanted
+        self._flag_all = bool(outer and model.n_layer - 1 in outer)
+        self._plain = not self._flag_all and (capture is None or capture.stop_after is None)
+        rows_only = capture is None or not (capture.outputs or (self.captured and self.captured.stops))
+        self._pairs = rows_only and not self.flash and not self.exact and native.is_small(model.n_params)
+        self._widths: Sequence[int] = ()
+
+    @property
+    def late(self) -> LazyHead | None:
+        """The source of late logits for `Context.decode_late`; None where that computes all logits at once."""
+        return None if self.model.head_is_plain is False else self._late
+
+    @property
+    def pointer(self) -> Any:
+        """The native context, for llama.cpp's own functions."""
+        return self._open().pointer
+
+    def heed(self, stopped: Callable[[], bool] | None) -> None:
+        """Have decodes ask `stopped` before each of llama.cpp's batches, and a `Stop` also during a batch.
+
+        A decode that is stopped raises Stopped, and has changed nothing. None: nothing is asked.
+        """
+        if self._owned is not None:
+            llama_api.heed(self._owned, stopped if isinstance(stopped, Stop) else None)
+        self._stopped = stopped
+
+    def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
+        """Have a decode of n rows of one sequence filled up to `widths[n]` rows, where that is more and there is room.
+
+        The additional rows are copies of the last one, and are dropped. Some numbers of rows take less time than
+        smaller ones: llama.cpp computes quantised rows in fours, and the rest one by one. `heads` are the seconds of
+        heads of `HEADS` rows together, by which late heads are planned.
+        """
+        if self.late is not None and heads:
+            self.late.take(heads)
+        self._widths = widths if self.captured is None else ()
+
+    def close(self) -> None:
+        """Close the context; its memory is freed once no view of the logits is left."""
+        self._owned = None
+        if self._late is not None:
+            self._late.close()
+            self._late = None
+        self._logits = LogitsView(self.model.n_vocab)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+    def cached(self, seq: int = 0) -> Ids:
+        """Return the ids in a sequence's cache, shape (length,), as a read-only view until the sequence changes."""
+        return self._sequences.view(seq)
+
+    def length(self, seq: int = 0) -> int:
+        """Return the number of positions in a sequence's cache."""
+        return self._lengths[self._sequences.known(seq)]
+
+    def rollback(self, length: int, seq: int = 0) -> None:
+        """Drop all but the first `length` positions of a sequence.
+
+        Raises:
+            InvalidOption: the sequence is shorter than that.
+            ModelUnsupported: the model's state is recurrent and can only be dropped whole, which has been done.
+        """
+        self._open()
+        now = self.length(seq)
+        if not 0 <= length <= now:
+            raise InvalidOption(f"Cannot roll back to {length} positions.", f"The sequence has {now}.")
+        if length == now:
+            return
+        self._lengths[seq] = length
+        if not self._forget(seq, length):
+            self.clear(seq)
+            raise ModelUnsupported(
+                f"{self.model.name} cannot forget single tokens: its state is recurrent.", "Use a transformer model."
+            )
+
+    def branch(self, src: int, dst: int) -> None:
+        """Make sequence `dst` a copy of `src`; no keys or values are copied.
+
+        Raises:
+            InvalidOption: the context is not unified, or a sequence does not exist.
+        """
+        if not self.unified:
+            raise InvalidOption("Sequences of a context with separate buffers cannot branch.", "Open it unified.")
+        native_context = self._open()
+        if self._sequences.known(src) == dst:
+            return
+        self.clear(dst)
+        lib.llama_memory_seq_cp(lib.llama_get_memory(native_context.pointer), src, dst, -1, -1)
+        self._sequences.copy(src, dst)
+
+    def copy_prefix(self, src: int, dst: int, length: int) -> None:
+        """Copy the first `length` positions of `src` to sequence `dst`, without computing them; also across buffers.
+
+        llama.cpp copies separate buffers only whole, when it next decodes; so this pays for long prefixes only.
+
+        Raises:
+            InvalidOption: `src` is shorter than that, or a sequence does not exist.
+            ModelUnsupported: the model's state is recurrent, and has no beginning to be copied; `dst` is empty then.
+        """
+        memory = lib.llama_get_memory(self._open().pointer)
+        if not 0 <= length <= self.length(src):
+            raise InvalidOption(f"Cannot copy {length} positions.", f"The sequence has {self.length(src)}.")
+        if self._sequences.known(dst) != src:
+            self.clear(dst)
+            lib.llama_memory_seq_cp(memory, src, dst, -1, -1)
+            self._sequences.copy(src, dst)
+        self.rollback(length, dst)
+
+    def clear(self, seq: int = 0) -> None:
+        """Empty a sequence."""
+        self._lengths[self._sequences.known(seq)] = 0
+        self._forget(seq, -1)
+
+    def sync(self, ids: Ids, seq: int = 0) -> int:
+        """Roll back to the common prefix of the cache and `ids`, at most all ids but the last; return its length.
+
+        Decoding `ids[length:]` then completes the cache and gives fresh logits for the last id.
+
+        Raises:
+            InvalidOption: no ids.
+        """
+        if len(ids) == 0:
+            raise InvalidOption("There are no ids to bring the cache in line with.", "Give at least one.")
+        common = self._sequences.common(seq, ids[:-1])
+        self.rollback(common, seq)
+        return common
+
+    def decode(self, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
+        """Append `ids`, shape (n,), to a sequence; return the logits of the last `outputs` rows, (outputs, n_vocab).
+
+        Row `i` predicts the token after `ids[n - outputs + i]`. The view is valid until the next decode.
+
+        Raises:
+            ContextFull: the ids do not fit, or no cell is left for them; nothing was changed.
+            InvalidOption: no ids, an unknown sequence, or more outputs than ids or than `n_batch`.
+            EngineFailed: llama.cpp refuses the batch (an id outside the vocabulary above all); nothing was changed.
+        """
+        n = len(ids)
+        if n > self.n_batch:
+            return self.decode_rows((SeqRows(seq, ids, outputs),))[0]
+        start = self._begin(seq, n, outputs)
+        try:
+            rows = 2 if self._pairs and n == 1 == outputs else self._widths[n] if n < len(self._widths) else n
+            if n < rows <= self.n_ctx - start:
+                return self._decode_filled(seq, ids, outputs, start, rows)
+            self._run(self._place(0, seq, ids, outputs), self._batch.tokens)
+            self._lengths[seq] = start + n
+        except BaseException:
+            self._restore({seq: start})
+            raise
+        if self._plain:
+            return self._logits.rows(self._open(), outputs)
+        return self._views([(n, outputs)])[0]
+
+    def decode_late(self, ids: Ids, *, seq: int = 0, outputs: int = 1, reached: Sequence[float] = ()) -> Rows:
+        """Decode like `decode`, but, where possible, compute the logits of a row only when it is looked at.
+
+        `reached[i]` is the chance that row i + 1 is looked at; by default half that of the row before.
+        """
+        late, model = self.late, self.model
+        if late is None or not 1 < outputs <= ROWS or len(ids) > self.n_batch:
+            return self.decode(ids, seq=seq, outputs=outputs)
+        with late.watching(outputs, stops=model.head_is_plain is not None):
+            rows = self.decode(ids, seq=seq, outputs=outputs)
+        if late.kept != outputs:
+            return rows
+        if model.head_is_plain is None:  # the first time both ways, to see whether they agree
+            model.found_head(late.agrees(rows))
+            return rows
+        return LazyLogits(late, outputs, reached or [0.5**row for row in range(1, outputs)])
+
+    def decode_rows(self, rows: Sequence[SeqRows], embedded: Floats | None = None) -> list[Floats]:
+        """Append to several sequences in one llama.cpp batch; return one view of (outputs, n_vocab) per entry.
+
+        Rows beyond `n_batch` are decoded in earlier batches, so that the last one holds every row with an output.
+        `embedded`: float32 rows, (n, n_embd), in place of all the ids, which must fit one batch.
+
+        Raises:
+            ContextFull, InvalidOption, EngineFailed: as for `decode`; nothing was changed in any sequence.
+        """
+        batch = self._batch.tokens
+        if len(rows) == 1 and embedded is None and len(rows[0].ids) <= self.n_batch:
+            return [self.decode(rows[0].ids, seq=rows[0].seq, outputs=rows[0].outputs)]
+        if embedded is not None:
+            embedded, total = np.ascontiguousarray(embedded, dtype=np.float32), sum(len(r.ids) for r in rows)
+            if total > self.n_batch or embedded.shape != (total, self.model.n_embd):
+                raise InvalidOption(
+                    f"Embedding rows of shape {embedded.shape} for {total} positions.",
+                    f"Give ({total}, {self.model.n_embd}), at most {self.n_batch} at once.",
+                )
+            batch = self._batch.embeddings(embedded)
+        starts = {r.seq: self._begin(r.seq, len(r.ids), r.outputs) for r in rows}
+        wanted = sum(r.outputs for r in rows)
+        if len(starts) < len(rows):
+            raise InvalidOption("A sequence is named twice in one batch.", "Join its ids.")
+        if wanted > self.n_batch:
+            raise InvalidOption(f"{wanted} rows of logits exceed n_batch.", f"Ask for at most {self.n_batch} at once.")
+        try:
+            heads, rest = split(rows, self.n_batch)
+            for r in heads:
+                self._run(self._place(0, r.seq, r.ids, 0), self._batch.tokens)
+                self._lengths[r.seq] += len(r.ids)
+            at = 0
+            for r in rest:
+                at = self._place(at, r.seq, r.ids, r.outputs)
+            if at:
+                self._run(at, batch)
+            for r in rest:
+                self._lengths[r.seq] += len(r.ids)
+        except BaseException:
+            self._restore(starts)
+            raise
+        return self._views([(len(r.ids), r.outputs) for r in rest])
+
+    def decode_embeddings(self, rows: Floats, *, seq: int = 0, outputs: int = 1) -> Floats:
+        """Decode like `decode`, with float32 rows of shape (n, n_embd) in place of the embedded tokens.
+
+        `cached` shows such positions as -1.
+        """
+        rows = np.ascontiguousarray(rows, dtype=np.float32)
+        if rows.ndim != 2 or rows.shape[1] != self.model.n_embd:
+            raise InvalidOption(f"Embedding rows of shape {rows.shape}.", f"Give (n, {self.model.n_embd}).")
+        start = self._begin(seq, len(rows), outputs)
+        none = np.full(min(len(rows), self.n_batch), NO_ID, dtype=np.int32)
+        try:
+            while True:
+                last = len(rows) <= self.n_batch
+                size = len(rows) if last else min(self.n_batch, len(rows) - outputs)
+                self._place(0, seq, none[:size], outputs if last else 0)
+                self._run(size, self._batch.embeddings(rows))
+                self._lengths[seq] += size
+                if last:
+                    break
+                rows = rows[size:]
+        except BaseException:
+            self._restore({seq: start})
+            raise
+        return self._views([(size, outputs)])[0]
+
+    def _decode_filled(self, seq: int, ids: Ids, outputs: int, start: int, rows: int) -> Floats:
+        """Decode `ids` in a batch of `rows` rows: those beyond the ids are copies of the last one, and are dropped."""
+        n = self._place(0, seq, ids, outputs)
+        end = start + n
+        # the head has as many rows as there are outputs: with a large vocabulary it is a good part of the work
+        heads = 1 < outputs < len(self._widths) and self.late is None
+        more = self._widths[outputs] - outputs if heads else 0
+        try:
+            self._run(self._batch.fill(n, rows, end, min(more, rows - n)), self._batch.tokens, rows - n)
+        except ContextFull:  # the ids alone may fit
+            self._run(n, self._batch.tokens)
+        else:
+            self._forget(seq, end)
+        self._lengths[seq] = end
+        return self._logits.rows(self._open(), outputs)
+
+    def _begin(self, seq: int, n: int, outputs: int) -> int:
+        """Return the length of the sequence if `n` more positions with `outputs` rows of logits are possible."""
+        self._open()
+        if n < 1 or not 0 <= outputs <= min(n, self.n_batch):
+            raise InvalidOption(
+                f"{outputs} rows of logits of {n} ids were asked for.", f"Give ids, and ask for at most {self.n_batch}."
+            )
+        if self.captured is not None:
+            self.captured.clear()
+        return self._sequences.room(seq, n)
+
+    def _place(self, at: int, seq: int, ids: Ids, outputs: int) -> int:
+        """Put `ids` into the batch from row `at` on, and into the record; return the row after them."""
+        return self._batch.put(at, seq, self._sequences.note(seq, ids), ids, outputs, self._flag_all)
+
+    def _run(self, n: int, batch: Any, copies: int = 0) -> None:
+        """Decode the first `n` rows of a batch; the last `copies` of them are not shown."""
+        if self._stopped is not None and self._stopped():
+            raise Stopped
+        if self.captured is not None:
+            self.captured.begin(n, copies)
+        context = self._open()
+        with self.captured or self._late or _UNWATCHED, cores.computing(self.threads) as share:
+            if share != self.threads_used:
+                llama_api.set_threads(context, share)
+                self.threads_used = share
+            self.shared += share < self.threads
+            llama_api.decode(context, batch, n)
+
+    def _views(self, rows: Sequence[tuple[int, int]]) -> list[Floats]:
+        """Return the logits for the entries of the last batch, given as (rows, rows with logits wanted)."""
+        if self.captured is not None and self.captured.stops:
+            return [self._logits.none] * len(rows)
+        flagged = [n if self._flag_all else outputs for n, outputs in rows]
+        view, end, views = self._logits.rows(self._open(), sum(flagged)), 0, []
+        for (_, outputs), n in zip(rows, flagged, strict=True):
+            end += n
+            views.append(view[end - outputs : end])
+        return views
+
+    def _open(self) -> native.Owned:
+        if self._owned is None:
+            raise EngineFailed("The context is closed.", "Open another.")
+        native.ending.pass_by()
+        return self._owned
+
+    def _forget(self, seq: int, start: int) -> bool:
+        """Drop the cache of a sequence from `start` on (all of it where -1); return False where that is impossible."""
+        native_context = self._open()
+        return bool(lib.llama_memory_seq_rm(lib.llama_get_memory(native_context.pointer), seq, start, -1))
+
+    def _restore(self, starts: dict[int, int]) -> None:
+        for seq, start in starts.items():
+            self._lengths[seq] = start
+            if self._owned is not None:  # it may have been closed from elsewhere
+                self._forget(seq, start)

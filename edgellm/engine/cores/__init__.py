@@ -1,1 +1,0 @@
-"""Threads and cores: loading OpenMP, and fewer threads while other threads or programs compute."""

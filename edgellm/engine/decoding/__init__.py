@@ -1,1 +1,0 @@
-"""Contexts of llama.cpp: the KV cache, batches, logits, and hooks into the graph."""

@@ -1,0 +1,245 @@
+"""The door into a running graph: attention rows, layer outputs, and a stop after a chosen layer.
+
+llama.cpp asks about every node of the graph whether it is wanted, and shows the wanted ones once they are computed. A
+context without a capture has no such callback, and pays nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from typing import Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.engine import native
+from edgellm.engine.native import lib
+from edgellm.engine.vocabulary import Floats
+from edgellm.errors import EngineFailed, InvalidOption
+
+Flags: TypeAlias = npt.NDArray[np.bool_]
+_SMALL = 8  # rows of batches whose graphs are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """The rows to look at while a context decodes; layers count from 0.
+
+    `attention`: layers whose attention rows are kept. They exist only without flash attention, which a context with
+    such a capture switches off. `outputs`: layers whose output rows (the residual stream after the block) are kept.
+    `stop_after`: the layer after whose output the graph stops, so that norm and head are never computed; decoding then
+    returns no logits. It must be the last one captured, and the deeper layers' cache stays empty for these tokens.
+    """
+
+    attention: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    stop_after: int | None = None
+
+    def check(self, n_layer: int) -> None:
+        """Raise InvalidOption where a layer does not exist, or comes after the stop."""
+        last = n_layer - 1 if self.stop_after is None else self.stop_after
+        for layer in (*self.attention, *self.outputs, last):
+            if not 0 <= layer < n_layer or layer > last:
+                highest = max(0, min(last, n_layer - 1))
+                raise InvalidOption(f"Layer {layer} cannot be captured.", f"Layers run from 0 to {highest}.")
+
+
+class _Tensor(ctypes.Structure):
+    """The beginning of llama.cpp's public tensor record: the fields needed to read its data and that of its sources."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),
+        ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10),
+    )
+
+
+class Recorder:
+    """Keeps the rows that one decode call shows. Rows of several llama.cpp batches are joined in the tokens' order.
+
+    Returned arrays are valid until the next decode, which uses the same memory again.
+    """
+
+    def __init__(self, capture: Capture, n_seq: int, unified: bool) -> None:
+        """Set up for a context of `n_seq` sequences. `shared`: they share cells, so that cells are not positions."""
+        self.capture = capture
+        self.shared = unified and n_seq > 1
+        self._one_graph = unified or n_seq == 1  # for each of its batches; streams may need several
+        self._visible = np.empty(0, dtype=np.bool_)
+        self._stops = capture.stop_after is not None
+        self._rows = 0  # of the next batch
+        self._copies = 0  # rows at its end that are not shown
+        self.error: BaseException | None = None
+        self._to_come = 0
+        self._parts: dict[bytes, list[Floats]] = {}
+        self._room = _Room()
+        self._outputs = frozenset(b"l_out-%d" % i for i in capture.outputs)
+        self._last = b"l_out-%d" % capture.stop_after if capture.stop_after is not None else b""
+        self._library = native.ggml()
+        self._name = native.at_once(self._library.ggml_get_name, ctypes.c_char_p, ctypes.c_void_p)
+        self._others: set[int] = set()  # nodes of this graph that are not wanted
+        self._graphs: dict[tuple[int, frozenset[bytes]], set[int]] = {}  # of small batches, equal for equal ones
+        self.callback = lib.ggml_backend_sched_eval_callback(self._see)
+        self.attend(slice(None))
+        self.clear()
+
+    @property
+    def stops(self) -> bool:
+        """Whether the graph stops after `Capture.stop_after`, or goes on to the logits."""
+        return self._stops
+
+    def stop(self, early: bool) -> None:
+        """Have the next decodes stop after `Capture.stop_after`, or go on to the logits."""
+        self._stops = early
+
+    def begin(self, rows: int, copies: int) -> None:
+        """Announce a batch of `rows` rows, of which the last `copies` are not shown."""
+        self._rows, self._copies = rows, copies
+
+    def attend(self, keys: slice | None) -> None:
+        """Keep attention to these `keys` only, from the next decode on; None: read none (in a prefill it is large)."""
+        self._keys = keys
+        self._attention = frozenset(b"kq_soft_max-%d" % i for i in (self.capture.attention if keys is not None else ()))
+
+    def clear(self) -> None:
+        """Forget the kept rows; called before every decode."""
+        self._parts.clear()
+        self._room.clear()
+        self.error = None
+        self._wanted = self._outputs | self._attention
+        self._asked = self._wanted | {self._last} if self.stops else self._wanted
+
+    def __enter__(self) -> Self:
+        """Begin a llama.cpp batch: each node that is asked for will be shown once."""
+        self._to_come = len(self._asked) if self._one_graph or not self._asked else -1
+        small = self._one_graph and self._rows <= _SMALL
+        self._others = self._graphs.setdefault((self._rows, self._asked), set()) if small else set()
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        """End the batch; raise any error that occurred while looking at it."""
+        if self._to_come > 0:  # the graph was a different one, or did not run to its end
+            self._graphs.clear()
+        if self.error is not None:
+            raise self.error
+
+    def attention(self, layer: int) -> Floats:
+        """Return the attention of the last decode, shape (heads, tokens, keys), where `keys` are those of `attend`.
+
+        Keys are cells of the cache, padded with zeros up to llama.cpp's next block; cell `i` holds position `i`, unless
+        the cells are `shared`: then see `visible`. Over all keys every row sums to 1.
+
+        Raises:
+            EngineFailed: the layer was not captured, or the graph did not show it.
+        """
+        parts = self._kept(b"kq_soft_max-%d" % layer)
+        if len(parts) == 1:
+            return parts[0]
+        keys = max(part.shape[2] for part in parts)
+        return np.concatenate([np.pad(p, ((0, 0), (0, 0), (0, keys - p.shape[2]))) for p in parts], axis=1)
+
+    def visible(self) -> Flags:
+        """Return which cells the last token of the last decode could look at, its own included, shape (keys,).
+
+        Known where cells are `shared` and attention was captured, whichever keys: a token's cell is the one that its
+        predecessor did not see.
+        """
+        return self._visible
+
+    def output(self, layer: int) -> Floats:
+        """Return the output rows of a layer in the last decode, shape (tokens, n_embd).
+
+        Raises:
+            EngineFailed: the layer was not captured, or the graph did not show it.
+        """
+        parts = self._kept(b"l_out-%d" % layer)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _kept(self, name: bytes) -> list[Floats]:
+        if name not in self._parts:
+            raise EngineFailed(
+                f"The last decode showed no {name.decode()}.", "Name the layer in the context's Capture."
+            )
+        return self._parts[name]
+
+    def _see(self, tensor: int, asking: bool, _user: int | None) -> bool:
+        # Asked about a node: is it wanted? Shown a node: go on? Nothing may be raised through C. Every node is asked
+        # about, and looking up its name costs three times as much as the call: no name is looked up twice, except for
+        # wanted nodes, and none once all wanted nodes have been shown.
+        try:
+            if not self._to_come:
+                return not asking
+            if tensor in self._others:
+                return False
+            name: bytes = self._name(tensor)
+            if asking:
+                if name in self._asked:
+                    return True
+                self._others.add(tensor)
+                return False
+            self._to_come -= 1
+            if name in self._wanted:
+                self._parts.setdefault(name, []).append(self._read(tensor, name))
+            return not (self.stops and name == self._last)
+        except BaseException as error:  # noqa: BLE001  raised again once C has returned
+            self.error = error
+            return False
+
+    def _read(self, address: int, name: bytes) -> Floats:
+        tensor = _Tensor.from_address(address)
+        cols, rows, heads, streams = tensor.ne
+        if tensor.type != lib.GGML_TYPE_F32 or tensor.nb[0] != 4 or tensor.nb[1] != 4 * cols:
+            raise EngineFailed(f"{name.decode()} is not laid out in float32 rows.", "Capture on a device that does so.")
+        if name in self._outputs:
+            data = self._room.take((rows, cols))
+            self._library.ggml_backend_tensor_get(address, data.ctypes.data, 0, data.nbytes)
+            return data
+        if self.shared:
+            self._visible = self._mask(tensor.src[1], cols, rows - 1 - self._copies)
+        first, end, _ = (self._keys or slice(None)).indices(cols)
+        width = max(0, end - first)
+        data = self._room.take((streams * heads, rows, width))
+        if width:
+            self._library.ggml_backend_tensor_get_2d(
+                address, data.ctypes.data, 4 * first, 4 * width, streams * heads * rows, 4 * cols, 4 * width
+            )
+        if self._copies:
+            return data[:, : rows - self._copies]
+        # several streams hold one sequence each: their rows follow each other
+        return np.concatenate(np.split(data, streams), axis=1) if streams > 1 else data
+
+    def _mask(self, address: int, cols: int, row: int) -> Flags:
+        """Return which cells are visible in a row of the attention's mask: 0 there, -inf elsewhere."""
+        mask = _Tensor.from_address(address)
+        if mask.type != lib.GGML_TYPE_F32 or mask.ne[0] != cols or row >= mask.ne[1]:
+            raise EngineFailed("The attention mask is not laid out in float32 rows.", "Open the context with n_seq=1.")
+        data = np.empty(cols, dtype=np.float32)
+        self._library.ggml_backend_tensor_get(address, data.ctypes.data, row * mask.nb[1], data.nbytes)
+        visible: Flags = data == 0.0
+        return visible
+
+
+class _Room:
+    """Memory for the rows that a decode shows, used again by the next one."""
+
+    def __init__(self) -> None:
+        self._floats = np.empty(0, dtype=np.float32)
+        self._used = 0
+
+    def take(self, shape: tuple[int, ...]) -> Floats:
+        size = math.prod(shape)
+        if self._used + size > len(self._floats):  # arrays over the old memory keep it alive
+            self._floats = np.empty(self._used + size, dtype=np.float32)
+            self._used = 0
+        start, self._used = self._used, self._used + size
+        return self._floats[start : self._used].reshape(shape)
+
+    def clear(self) -> None:
+        self._used = 0

@@ -1,0 +1,204 @@
+"""Calls into llama.cpp for a context: open it, fill a batch over numpy's arrays, decode it, see the logits."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.engine import native
+from edgellm.engine.native import Stop, asked, lib, nobody
+from edgellm.engine.vocabulary import Floats, Ids
+from edgellm.errors import ContextFull, EngineFailed, InvalidOption, Stopped
+
+
+class LlamaBatch:
+    """Room for `n` rows. `tokens` is its native form; `embeddings` makes one that takes float rows instead."""
+
+    def __init__(self, n: int, n_ctx: int) -> None:
+        self._ids, self._positions = np.zeros(n, dtype=np.int32), np.zeros(n, dtype=np.int32)
+        self._seqs, self._flags = np.zeros(n, dtype=np.int32), np.zeros(n, dtype=np.int8)
+        self._ones = np.ones(n, dtype=np.int32)
+        self._seq_pointers = (self._seqs.ctypes.data + 4 * np.arange(n)).astype(np.uint64)
+        self._count_up = np.arange(n_ctx, dtype=np.int32)
+        self.tokens = self._native(self._ids, None)
+
+    def put(self, at: int, seq: int, start: int, ids: Ids, outputs: int, flag_all: bool) -> int:
+        """Write `ids` for the positions from `start` on into the rows from `at` on; return the row after them."""
+        n = len(ids)
+        end = at + n
+        self._ids[at:end] = ids
+        self._positions[at:end] = self._count_up[start : start + n]
+        self._seqs[at:end] = seq
+        self._flags[at:end] = flag_all
+        self._flags[end - outputs : end] = 1
+        return end
+
+    def fill(self, at: int, rows: int, start: int, outputs: int) -> int:
+        """Fill the rows from `at` up to `rows` with copies of the row before `at`, for the positions from `start` on.
+
+        The first `outputs` of the copies ask for logits. Return `rows`.
+        """
+        self._ids[at:rows], self._seqs[at:rows] = self._ids[at - 1], self._seqs[at - 1]
+        self._positions[at:rows] = self._count_up[start : start + rows - at]
+        self._flags[at:rows] = 0
+        self._flags[at : at + outputs] = 1
+        return rows
+
+    def embeddings(self, rows: Floats) -> Any:
+        """Return a batch of contiguous `rows`, which must outlive its decoding. Positions and flags are shared."""
+        return self._native(None, rows)
+
+    def _native(self, ids: Ids | None, rows: Floats | None) -> Any:
+        return lib.llama_batch(
+            0,
+            _pointer(ids, ctypes.c_int32),
+            _pointer(rows, ctypes.c_float),
+            _pointer(self._positions, ctypes.c_int32),
+            _pointer(self._ones, ctypes.c_int32),
+            _pointer(self._seq_pointers, ctypes.POINTER(ctypes.c_int32)),
+            _pointer(self._flags, ctypes.c_int8),
+        )
+
+
+def _pointer(array: npt.NDArray[np.generic] | None, kind: Any) -> Any:
+    address: Any = None if array is None else array.ctypes.data
+    return ctypes.cast(address, ctypes.POINTER(kind))
+
+
+_NO_CELL, _ABORTED = 1, 2
+
+
+_decode = native.bind(lib.llama_decode, ctypes.c_int32, ctypes.c_void_p, lib.llama_batch)
+
+
+_set_threads = native.at_once(lib.llama_set_n_threads, None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+
+
+_logits = native.bind(lib.llama_get_logits, ctypes.c_void_p, ctypes.c_void_p)
+
+
+def check_sizes(n_ctx: int, n_seq: int, n_batch: int, threads: int | None, unified: bool, spare: int | None) -> None:
+    """Refuse sizes with which llama.cpp cannot open a context, or aborts.
+
+    Raises:
+        InvalidOption: a size is impossible; the message names it, and the possible ones.
+    """
+    most = lib.llama_max_parallel_sequences()
+    for value, name, limit in ((n_ctx, "n_ctx", 2**31 - 1), (n_batch, "n_batch", 2**16), (n_seq, "n_seq", most)):
+        if not 1 <= value <= limit:
+            raise InvalidOption(f"{name} is {value}.", f"Use 1 to {limit}.")
+    if n_batch < n_seq:
+        raise InvalidOption(
+            f"A batch of {n_batch} rows has no room for a row of each of {n_seq} sequences.",
+            f"Give an n_batch of at least {n_seq}.",
+        )
+    if threads is not None and threads < 1:
+        raise InvalidOption(f"threads is {threads}.", "Use 1 or more, or None for all cores.")
+    if spare is not None and (spare < 0 or not unified):
+        raise InvalidOption(
+            f"There cannot be {spare} spare cells {'in' if unified else 'between'} {n_seq} sequences.",
+            "Give 0 or more, with a unified cache.",
+        )
+
+
+def open_context(
+    model: native.Owned,
+    *,
+    positions: int,
+    sequences: int,
+    rows: int,
+    threads: int,
+    unified: bool,
+    exact: bool = False,
+    callback: Any = None,
+    flash_attention: bool = True,
+) -> native.Owned:
+    """Return a native context of `positions` in all that decodes up to `rows` at once.
+
+    Raises:
+        EngineFailed: llama.cpp cannot reserve it, for want of memory above all.
+    """
+    params = lib.llama_context_default_params()
+    params.n_ctx, params.n_seq_max = positions, sequences
+    params.n_batch = params.n_ubatch = rows
+    params.n_threads = params.n_threads_batch = threads
+    params.kv_unified = unified
+    params.swa_full = True  # a pruned window could not be rolled back
+    params.no_perf = True
+    if callback is not None:
+        params.cb_eval = callback
+    if exact:
+        params.type_k = params.type_v = lib.GGML_TYPE_F32
+    if not flash_attention:
+        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    mark = native.log.count
+    with native.NativeGuard():
+        pointer = lib.llama_init_from_model(model.pointer, params)
+    if not pointer:
+        raise EngineFailed(
+            f"llama.cpp cannot open a context of {positions} positions: {native.log.since(mark)}.",
+            "Ask for a shorter context, or close other programs.",
+        )
+    return native.Owned(pointer, lib.llama_free, parent=model)
+
+
+def heed(context: native.Owned, stop: Stop | None) -> None:
+    """Have decodes end early once `stop` is set; it must live until the next `heed`, or until the context ends.
+
+    This works on a processor only: a GPU computes to the end.
+    """
+    told = (nobody, None) if stop is None else (asked, stop.address)
+    lib.llama_set_abort_callback(context.pointer, *told)
+
+
+def set_threads(context: native.Owned, threads: int) -> None:
+    """Set the number of threads for the next decodes."""
+    _set_threads(context.pointer, threads, threads)
+
+
+def decode(context: native.Owned, batch: Any, n: int) -> None:
+    """Decode the first `n` rows of a batch.
+
+    Raises:
+        ContextFull: the cache, where sequences share it, has no cells left for the rows.
+        Stopped: the `Stop` that the context heeds was set meanwhile.
+        EngineFailed: llama.cpp refuses the rows; the message has its reason.
+    """
+    batch.n_tokens = n
+    mark = native.log.count
+    with context.guard:
+        status = _decode(context.pointer, batch)
+    if status == _NO_CELL:
+        raise ContextFull(f"The cache has no cells left for {n} more rows.", "Clear a branch, or open spare cells.")
+    if status == _ABORTED:
+        raise Stopped
+    if status != 0:
+        raise EngineFailed(
+            f"llama.cpp cannot decode {n} rows (status {status}): {native.log.since(mark)}.",
+            "Check that the ids are in the model's vocabulary.",
+        )
+
+
+class LogitsView:
+    """A numpy view over a context's logits, kept between decodes: the buffer seldom moves, and never shrinks."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self._n_vocab = n_vocab
+        self._address = 0
+        self._view = self.none = np.empty((0, n_vocab), dtype=np.float32)
+
+    def rows(self, context: native.Owned, n: int) -> Floats:
+        """Return the first `n` rows, (n, n_vocab), read-only."""
+        address = _logits(context.pointer) if n else 0
+        if not address:
+            return self.none
+        if address != self._address or n > len(self._view):
+            buffer: Any = (ctypes.c_float * (n * self._n_vocab)).from_address(address)
+            buffer.context = context  # a view keeps the memory behind it alive
+            self._view = np.frombuffer(buffer, dtype=np.float32).reshape(n, self._n_vocab)
+            self._view.flags.writeable = False
+            self._address = address
+        return self._view[:n]

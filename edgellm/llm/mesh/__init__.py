@@ -1,1 +1,0 @@
-"""A model over several devices, as users see it."""

@@ -1,1 +1,0 @@
-"""Profiles of pairs: making them from prompts, keeping them, finding them."""

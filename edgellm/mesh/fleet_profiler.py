@@ -1,0 +1,391 @@
+"""Measurement of the home's devices for a plan, and the doubts about what was measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from edgellm.coldstart.cost_model import TransformerShape
+from edgellm.coldstart.hardware import Device, Link, Utilisation, fit_utilisation
+from edgellm.coldstart.plan import PlannedStage
+from edgellm.engine.gguf.synthetic_layers import Blocks
+from edgellm.engine.timing import BUSY, CpuWait
+from edgellm.errors import EdgeError, InvalidOption, NotPermitted, StateDamaged
+from edgellm.mesh.device_profiler import OLDEST, figures_here
+from edgellm.mesh.fleet_file import Fleet
+from edgellm.mesh.placement import HERE
+from edgellm.places import cache_dir
+from edgellm.rpc.channel import run_there
+from edgellm.rpc.discovery.workers import Worker, reach_worker
+from edgellm.rpc.layers.bandwidth_probe import LinkSpeed, ask_line, measure_line
+from edgellm.rpc.layers.benchmark_service import DeviceFigures, measure
+from edgellm.rpc.trust.peer_store import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.storage.device_speed import DOUBTFUL_OLDEST
+from edgellm.storage.state import from_json, read_json, write_state
+
+FAR = 8.0
+"""The factor between measured and planned time from which a figure counts as wrong, and not just the planner's model as
+inexact."""
+_LEAST = 1e-4  # seconds: shorter times say nothing of a line
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A doubt about the figures measured at `taken` (seconds since 1970, UTC). `again`: they are to be measured again;
+    else they come from such a new measurement, and are not doubted any more."""
+
+    taken: int
+    again: bool
+
+
+def disproved(found: PlannedStage, planned: PlannedStage) -> Iterator[tuple[str, float, float]]:
+    """Yield what a stage did in a time far from what was planned: "computing", "loading" or "network", and the seconds
+    that were measured and planned."""
+    times = {
+        "computing": (found.compute_s, planned.compute_s),
+        "loading": (found.load_s, planned.load_s),
+        "network": (found.network_s, planned.network_s),
+    }
+    for what, (took, expected) in times.items():
+        shorter, longer = sorted((took, expected))
+        if shorter > 0.0 and longer > max(_LEAST, FAR * shorter):
+            yield what, took, expected
+
+
+def doubt(key: str, taken: int) -> bool:
+    """Have the figures of `key` that were measured at `taken` measured again; return whether that will be."""
+    doubts = read_doubts()
+    known = doubts.get(key)
+    if known is not None and known.taken == taken and not known.again:
+        return False
+    _keep({**doubts, key: Doubt(taken, again=True)})
+    return True
+
+
+def settle(key: str, taken: int) -> None:
+    """Record that the figures of `key` were measured again, at `taken`."""
+    doubts = read_doubts()
+    if key in doubts:
+        _keep({**doubts, key: Doubt(taken, again=False)})
+
+
+def read_doubts() -> dict[str, Doubt]:
+    """Return all doubts, by device or by both ends of a line; none where the file is damaged."""
+    with suppress(StateDamaged):
+        return read_json(_path(), lambda found: {key: from_json(Doubt, row) for key, row in found.items()}) or {}
+    return {}
+
+
+def _keep(doubts: Mapping[str, Doubt]) -> None:
+    """Write the doubts. If that fails, the figures are doubted again after the next reply."""
+    with suppress(OSError):
+        write_state(_path(), json.dumps({key: asdict(one) for key, one in doubts.items()}))
+
+
+def _path() -> Path:
+    return cache_dir() / "figures" / "doubts.json"
+
+
+LINE_OLDEST = 86_400.0  # seconds; a device that has moved to another room since has another line
+_NO_LIMIT = 1e12  # bits/s of this device's own side: the limits are in the lines
+
+Tell = Callable[[str, str], None]
+"""Called with the device and what is being measured of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSpeed:
+    """What a device can do with a model's layers: figures, and the model's name and shape."""
+
+    figures: DeviceFigures
+    model: str
+    shape: TransformerShape
+
+    @property
+    def utilisation(self) -> Utilisation:
+        rows, seconds = self.figures.rows, self.figures.seconds
+        return fit_utilisation(rows, [self.shape.flops(n) / taken for n, taken in zip(rows, seconds, strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLine:
+    """A line, when it was measured (seconds since 1970, UTC), why then, and the share of the time for which this
+    process waited for a processor."""
+
+    line: LinkSpeed
+    taken: int
+    reason: str
+    waited: float = 0.0
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether this device was busy while the line was measured."""
+        return self.waited > BUSY
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Each device's speed by name, this one's as `HERE`; lines by the names of both ends; devices left out, and why."""
+
+    speeds: Mapping[str, MeasuredSpeed]
+    lines: Mapping[tuple[str, str], KeptLine]
+    workers: Mapping[str, Worker]
+    left_out: tuple[tuple[str, EdgeError], ...]
+
+    def fleet(self) -> Fleet:
+        """Return the fleet for the planner."""
+        devices = tuple(self._device(name, speed) for name, speed in self.speeds.items())
+        links = {}
+        for (one, other), kept in self.lines.items():
+            latency = kept.line.round_trip / 2.0
+            links[one, other] = Link(kept.line.up, latency)
+            links[other, one] = Link(kept.line.down, latency)
+        return Fleet(devices, links)
+
+    def doubts(self) -> list[str]:
+        """Return a sentence for each figure that is doubtful."""
+        found = [f"The figures of {name} are doubtful: {speed.figures.doubt}." for name, speed in self.speeds.items()
+                 if speed.figures.doubt]  # fmt: skip
+        for (one, other), kept in self.lines.items():
+            if kept.doubtful:
+                found.append(f"The line from {one} to {other} was measured while this machine was busy.")
+        return [*found, "Run again with --measure when the devices are idle."] if found else []
+
+    def _device(self, name: str, speed: MeasuredSpeed) -> Device:
+        """Return a device for the planner. Between two devices without a measured line, data is taken to pass through
+        the home's network as it does between each of them and this one."""
+        figures, curve = speed.figures, speed.utilisation
+        kept = self.lines.get((HERE, name))
+        up, down, latency = (_NO_LIMIT, _NO_LIMIT, 0.0)
+        if kept is not None:
+            up, down, latency = kept.line.down, kept.line.up, kept.line.round_trip / 2.0
+        reading = figures.layer / figures.seconds[0] if figures.rows[0] == 1 else 0.0
+        return Device(
+            name, curve.peak, 1.0, curve.b, figures.disk, float(max(1, figures.memory)), up, down, latency, reading
+        )
+
+
+def survey(
+    trust: Trust,
+    workers: Sequence[Worker],
+    blocks: Blocks,
+    model: str,
+    shape: TransformerShape,
+    *,
+    fresh: bool = False,
+    tell: Tell = lambda _who, _what: None,
+    with_here: bool = True,
+) -> Survey:
+    """Measure what is not known, or too old, of this device and of the workers that answer; `fresh`: everything.
+
+    The devices measure themselves at the same time, the lines one after the other. A device that fails does not raise:
+    if it cannot be measured, it is left out.
+    """
+    return run_there(_Surveying(trust, blocks, model, shape, fresh, tell).all(workers, with_here)).result()
+
+
+class _Surveying:
+    def __init__(
+        self, trust: Trust, blocks: Blocks, model: str, shape: TransformerShape, fresh: bool, tell: Tell
+    ) -> None:
+        self._trust, self._blocks, self._model, self._shape = trust, blocks, model, shape
+        self._fresh, self._tell = fresh, tell
+        self._left: list[tuple[str, EdgeError]] = []
+        self._lines = read_lines()
+        self._doubts = read_doubts()
+
+    async def all(self, workers: Sequence[Worker], with_here: bool) -> Survey:
+        named = [None, *workers] if with_here else list(workers)
+        found = await asyncio.gather(*(self._speed(worker) for worker in named))
+        there = [(worker, speed) for worker, speed in zip(named, found, strict=True) if speed is not None]
+        lines: dict[tuple[str, str], KeptLine] = {}
+        for worker, _speed in there:
+            if worker is not None and (kept := await self._line_from_here(worker)):
+                lines[HERE, worker.name] = kept
+        reached = [worker for worker, _ in there if worker is not None and (HERE, worker.name) in lines]
+        for one, other in combinations(reached, 2):
+            if kept := await self._line_between(one, other):
+                lines[one.name, other.name] = kept
+        keep_lines(self._lines)
+        speeds = {
+            HERE if worker is None else worker.name: speed
+            for worker, speed in there
+            if worker is None or worker in reached
+        }
+        return Survey(speeds, lines, {worker.name: worker for worker in reached}, tuple(self._left))
+
+    async def _speed(self, worker: Worker | None) -> MeasuredSpeed | None:
+        again = self._again(_key(worker))
+        oldest = 0.0 if self._fresh or again else OLDEST
+        name = HERE if worker is None else worker.name
+        try:
+            if worker is None:
+                said = await asyncio.to_thread(figures_here, self._blocks, oldest, lambda what: self._tell(HERE, what))
+            else:
+                _may_compute(worker)
+                self._tell(name, "measuring itself")
+                async with await reach_worker(self._trust, worker) as channel:
+                    said = await measure(channel, name, self._blocks, oldest)
+        except EdgeError as error:
+            self._left.append((name, error))
+            return None
+        if again:
+            settle(_key(worker), said.taken)
+        speed = MeasuredSpeed(said, self._model, self._shape)
+        keep_speed(_key(worker), speed)
+        return speed
+
+    async def _line_from_here(self, worker: Worker) -> KeptLine | None:
+        key = (HERE, _key(worker))
+        if (known := self._known(key)) is not None:
+            return known
+        self._tell(worker.name, "the line from here")
+        try:
+            async with await reach_worker(self._trust, worker) as channel:
+                waiting = CpuWait()
+                line = await measure_line(channel, worker.name)
+                return self._keep(key, line, waiting.share())
+        except EdgeError as error:
+            self._left.append((worker.name, error))
+            return None
+
+    async def _line_between(self, one: Worker, other: Worker) -> KeptLine | None:
+        """Return the line between two workers; None if they cannot reach each other, usually for not being paired."""
+        key = (_key(one), _key(other))
+        known = self._known(key)
+        if known is not None or one.peer is None or other.peer is None:
+            return known
+        self._tell(one.name, f"the line to {other.name}")
+        with suppress(EdgeError):
+            async with await reach_worker(self._trust, one) as channel:
+                return self._keep(key, await ask_line(channel, one.name, other.peer.id, other.address))
+        return None
+
+    def _known(self, key: tuple[str, str]) -> KeptLine | None:
+        known = self._lines.get(key)
+        if known is None or self._fresh or self._again(line_key(*key)) or not _young(known):
+            return None
+        return known
+
+    def _again(self, key: str) -> bool:
+        doubt = self._doubts.get(key)
+        return doubt is not None and doubt.again
+
+    def _keep(self, key: tuple[str, str], line: LinkSpeed, waited: float = 0.0) -> KeptLine:
+        before = self._lines.get(key)
+        why = "asked for" if self._fresh else "never measured" if before is None else "too old"
+        if before is not None and not self._fresh and self._again(line_key(*key)):
+            why = "a reply took another time"
+        elif before is not None and not self._fresh and time.time() - before.taken <= LINE_OLDEST:
+            why = "this machine was busy"
+        self._lines[key] = KeptLine(line, int(time.time()), why, waited)
+        settle(line_key(*key), self._lines[key].taken)
+        return self._lines[key]
+
+
+def _may_compute(worker: Worker) -> None:
+    if worker.trouble is not None:
+        raise worker.trouble
+    if worker.name == HERE:
+        raise InvalidOption(
+            f"{HERE!r} is what this device is called.", "Rename the other: edgellm peers rename here desk"
+        )
+    if worker.peer is not None and Right.COMPUTE not in worker.rights:
+        raise NotPermitted(
+            f"{worker.name} has not granted this device the right to have it compute.",
+            "On that device: edgellm peers grant NAME compute",
+        )
+
+
+def _young(kept: KeptLine) -> bool:
+    return -60.0 <= time.time() - kept.taken <= (min(DOUBTFUL_OLDEST, LINE_OLDEST) if kept.doubtful else LINE_OLDEST)
+
+
+def line_key(one: str, other: str) -> str:
+    """Return the key of the line between two devices in files."""
+    return f"{one} {other}"
+
+
+def doubt_figures(worker: Worker | None, what: str) -> bool:
+    """Have a device's figures that a reply has disproved, "computing", "loading" or "network", measured again; return
+    whether they will be."""
+    if what != "network":
+        speed = known_speed(worker)
+        return speed is not None and doubt(_key(worker), speed.figures.taken)
+    line = None if worker is None else known_line(worker)
+    return line is not None and doubt(line_key(HERE, _key(worker)), line.taken)
+
+
+def _key(worker: Worker | None) -> str:
+    """Return the key of a device in files: its ID, as names change."""
+    if worker is None:
+        return HERE
+    return str(worker.address) if worker.peer is None else str(worker.peer.id)
+
+
+def known_speed(worker: Worker | None) -> MeasuredSpeed | None:
+    """Return the last measurement of a device, whatever the model."""
+    try:
+        return read_json(_speeds(_key(worker)), _speed)
+    except StateDamaged:
+        return None
+
+
+def _speed(found: Any) -> MeasuredSpeed:
+    return MeasuredSpeed(
+        from_json(DeviceFigures, found["figures"]), str(found["model"]), TransformerShape(**found["shape"])
+    )
+
+
+def known_line(worker: Worker) -> KeptLine | None:
+    """Return the last measurement of the line from here."""
+    return read_lines().get((HERE, _key(worker)))
+
+
+def keep_speed(key: str, speed: MeasuredSpeed) -> None:
+    _write(_speeds(key), {"figures": asdict(speed.figures), "model": speed.model, "shape": asdict(speed.shape)})
+
+
+def read_lines() -> dict[tuple[str, str], KeptLine]:
+    """Return all lines that were measured, by the keys of both ends."""
+    try:
+        return read_json(_lines(), lambda rows: dict(map(_line, rows))) or {}
+    except StateDamaged:
+        return {}
+
+
+def _line(row: Any) -> tuple[tuple[str, str], KeptLine]:
+    line = LinkSpeed(float(row["round_trip"]), float(row["up"]), float(row["down"]))
+    kept = KeptLine(line, int(row["taken"]), str(row["reason"]), float(row.get("waited", 0.0)))
+    return (str(row["from"]), str(row["to"])), kept
+
+
+def keep_lines(lines: Mapping[tuple[str, str], KeptLine]) -> None:
+    rows = [
+        {"from": ends[0], "to": ends[1], **asdict(kept.line), "taken": kept.taken, "reason": kept.reason,
+         "waited": kept.waited}
+        for ends, kept in lines.items()
+    ]  # fmt: skip
+    _write(_lines(), rows)
+
+
+def _write(path: Path, found: Any) -> None:
+    """Write a file of measurements. If that fails, they are made again next time."""
+    with suppress(OSError):
+        write_state(path, json.dumps(found))
+
+
+def _speeds(key: str) -> Path:
+    return cache_dir() / "figures" / f"device-{key.replace(':', '_')}.json"
+
+
+def _lines() -> Path:
+    return cache_dir() / "figures" / "lines.json"

@@ -1,0 +1,334 @@
+"""Placement of a model's layers on the devices of a home: before a reply, and after a device was lost."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgellm.coldstart.cost_model import ModelCosts
+from edgellm.coldstart.label_search import Stop
+from edgellm.coldstart.plan import WORTH, Objective, Plan, PlanOption, foreseen, told
+from edgellm.coldstart.plan import plan as best_plan
+from edgellm.coldstart.planner import never
+from edgellm.coldstart.problem_builder import LayersOnDevice
+from edgellm.errors import InvalidOption, PlanImpossible
+from edgellm.layer_range import LayerRange
+from edgellm.mesh.fleet_file import Fleet
+from edgellm.rpc.discovery.workers import Worker
+
+if TYPE_CHECKING:
+    from edgellm.coldstart.plan import Plan, PlanOption
+
+
+HERE = "here"
+"""The name of this device in a split, and in a plan."""
+EXAMPLE = "Give NAME:FIRST-LAST for every device, in order: --split here:1-12,desk:13-24"
+_PART = re.compile(r"(.+):(\d+)(?:-(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class StageShare:
+    """Layers, and the name of the device that is to hold them."""
+
+    name: str
+    layers: LayerRange
+
+
+def read_split(text: str) -> tuple[StageShare, ...]:
+    """Parse the value of `--split`: names and layers counted from 1, both ends included.
+
+    Raises:
+        InvalidOption: it is not a valid split.
+    """
+    shares = []
+    for part in text.split(","):
+        match = _PART.fullmatch(part.strip())
+        if match is None:
+            raise InvalidOption(f"{part.strip()!r} is no part of a split.", EXAMPLE)
+        first, last = int(match[2]), int(match[3] or match[2])
+        if not 1 <= first <= last:
+            raise InvalidOption(f"{part.strip()!r} names layers that do not exist.", EXAMPLE)
+        shares.append(StageShare(match[1], LayerRange(first - 1, last)))
+    return tuple(shares)
+
+
+def of_plan(plan: Plan) -> tuple[StageShare, ...]:
+    """Return the shares of a plan."""
+    return of_way(plan.way)
+
+
+def of_way(way: PlanOption) -> tuple[StageShare, ...]:
+    """Return the shares of a way to hold the model."""
+    return tuple(StageShare(stage.device, stage.layers) for stage in way.stages)
+
+
+def ranges(layers: Iterable[int]) -> str:
+    """Format layers, counted from 0, for people, who count from 1: 1-4, 7."""
+    runs: list[list[int]] = []
+    for layer in sorted(layers):
+        if runs and runs[-1][1] == layer - 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(f"{a + 1}" if a == b else f"{a + 1}-{b + 1}" for a, b in runs) or "none"
+
+
+_MOST = 10  # devices that are considered: the number of their sets doubles with each
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCapability:
+    """A device, the layers that it holds on its disk and those that it has loaded, and what they cost.
+
+    `load` and `step`: seconds to load a layer, and to compute it for one token; `hop`: to send a token's rows to it;
+    `most`: layers for which it has memory, and `memory`: bytes that it gives to models, 0 where it sets no limit.
+    `begins` and `ends`: layers with which one of its ranges may begin and end, because a piece does; None: any.
+    """
+
+    name: str
+    holds: frozenset[int]
+    warm: frozenset[int] = frozenset()
+    load: float = 1.0
+    step: float = 0.05
+    hop: float = 0.01
+    most: int = 1 << 30
+    memory: int = 0
+    begins: frozenset[int] | None = None
+    ends: frozenset[int] | None = None
+
+    def takes(self, layers: LayerRange) -> bool:
+        """Return whether these layers are there, and can be loaded without those around them."""
+        return self.may_begin(layers.start) and self.may_end(layers.last) and self.holds.issuperset(layers)
+
+    def may_begin(self, layer: int) -> bool:
+        return self.begins is None or layer in self.begins
+
+    def may_end(self, layer: int) -> bool:
+        return self.ends is None or layer in self.ends
+
+
+def cover(devices: Sequence[DeviceCapability], layers: int, tokens: int = 64) -> tuple[StageShare, ...] | None:
+    """Return the ranges, in order, for which loading and `tokens` more tokens take least; None if no split is possible.
+
+    best[S][j]: the least seconds with the first j layers on the devices of the set S, each of which holds one range.
+    Loads are added up as if one came after the other: with few devices that is what counts, and devices that have their
+    layers loaded already are preferred.
+    """
+    devices = devices[:_MOST]
+    full = 1 << len(devices)
+    best = np.full((full, layers + 1), np.inf)
+    best[0, 0] = 0.0
+    came: dict[tuple[int, int], tuple[int, int]] = {}  # (S, j): the device that came last, and where it begins
+    costs = [_costs(device, layers, tokens) for device in devices]
+    for held in range(full):
+        for d, cost in enumerate(costs):
+            after = held | 1 << d
+            if after == held:
+                continue
+            through = best[held][:, None] + cost  # (i, j): from layer i to before layer j
+            begin, value = through.argmin(axis=0), through.min(axis=0)
+            for j in np.flatnonzero(value < best[after]).tolist():
+                best[after, j] = value[j]
+                came[after, j] = d, int(begin[j])
+    held, j = int(best[:, layers].argmin()), layers
+    if not np.isfinite(best[held, j]):
+        return None
+    shares: list[StageShare] = []
+    while j:
+        d, i = came[held, j]
+        shares.append(StageShare(devices[d].name, LayerRange(i, j)))
+        held, j = held & ~(1 << d), i
+    return tuple(reversed(shares))
+
+
+def _costs(device: DeviceCapability, layers: int, tokens: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Return the seconds for the layers from i to before j, (layers + 1, layers + 1); infinite where a layer is
+    missing, where a piece would be cut in two, or j <= i."""
+    found = np.full((layers + 1, layers + 1), np.inf)
+    for i in filter(device.may_begin, range(layers)):
+        seconds = tokens * device.hop
+        for j in range(i + 1, min(layers, i + device.most) + 1):
+            if j - 1 not in device.holds:
+                break
+            seconds += tokens * device.step + (0.0 if j - 1 in device.warm else device.load)
+            if device.may_end(j - 1):
+                found[i, j] = seconds
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOverhead:
+    """Bytes needed beside weights: for each `layer`, mostly its cache, and for a `stage` as such."""
+
+    layer: float = 0.0
+    stage: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MissingLayers:
+    """The layers of a share of a plan that are not on its device's disk, and their `size` in bytes."""
+
+    share: StageShare
+    layers: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The `shares` of the devices now, and the times expected of them; `reason` explains the choice.
+
+    `best`: the plan if every layer could be anywhere; None if the devices could not hold the model. `lacking`: the
+    layers to copy for that plan. `fleet`: the devices, with the memory that each has for layers in all, loaded ones
+    included. `unused` devices, and those `left_out` because they could not be asked: each with the reason.
+    """
+
+    shares: tuple[StageShare, ...]
+    way: PlanOption
+    reason: str
+    best: Plan | None
+    lacking: tuple[MissingLayers, ...]
+    fleet: Fleet
+    workers: Mapping[str, Worker]
+    unused: tuple[tuple[str, str], ...]
+    left_out: tuple[tuple[str, str], ...]
+
+    def advice(self, model: str) -> str:
+        """Return a sentence on how to be faster next time, with `model` as the user calls it; empty if nothing would be
+        worth it."""
+        if self.best is None or not self.lacking:
+            return ""
+        if self.best.seconds(self.best.advised) > (1.0 - WORTH) * self.best.seconds(self.way):
+            return ""
+        lacking = ", ".join(f"{one.share.name} {one.size / 1e6:,.0f} MB" for one in self.lacking)
+        goal = "the whole reply" if self.best.objective == "reply" else "the first token"
+        sooner, now = self.best.seconds(self.best.advised), self.best.seconds(self.way)
+        return (
+            f"With layers {_named(of_way(self.best.advised))}, {goal} would take {told(sooner)} instead of {told(now)},"
+            f" but not all of them are there ({lacking} missing): {self.deploy(model)}"
+        )
+
+    def why(self) -> list[tuple[str, str]]:
+        """Return the reason for each device's layers, or for its having none."""
+        found = [(stage.device, f"{stage.layers}: {stage.reason}")
+                 for stage in self.way.stages]  # fmt: skip
+        return [*found, *self.unused, *self.left_out]
+
+    def deploy(self, model: str) -> str:
+        """Return the command that copies the lacking layers."""
+        return deploy_command(model, self.lacking, self.workers)
+
+
+def deploy_command(model: str, lacking: Iterable[MissingLayers], workers: Mapping[str, Worker]) -> str:
+    """Return the `edgellm mesh deploy` command for these; it does not send layers again that are there already."""
+    parts = []
+    for one in lacking:
+        worker = workers.get(one.share.name)
+        name = str(worker.address) if worker is not None and worker.peer is None else one.share.name
+        parts.append(f"{name}:{one.share.layers}")
+    return f"edgellm mesh deploy {model} --split {','.join(parts)}"
+
+
+def place(
+    model: ModelCosts, home: Fleet, workers: Mapping[str, Worker], able: Sequence[DeviceCapability], *,
+    tokens_in: int, tokens_out: int,
+    room: MemoryOverhead = MemoryOverhead(), objective: Objective = "ttft", left_out: Sequence[tuple[str, str]] = (),
+    stop: Stop = never,
+) -> Placement:  # fmt: skip
+    """Return the best split over the layers that the devices of the `home` have. `able`: the usable devices, with what
+    each holds now; `room`: bytes of a stage beside weights; the rest as for `edgellm.coldstart.plan.plan`.
+
+    Raises:
+        PlanImpossible: the layers are not where there is memory for them; says what to copy where, if that helps.
+    """
+    fleet = _fleet(home, able, model, room.stage)
+    planned = partial(
+        best_plan, fleet.devices, model, tokens_in, tokens_out, objective=objective, links=fleet.links,
+        reserved=room.layer, stop=stop,
+    )  # fmt: skip
+    best: Plan | None = None
+    trouble: PlanImpossible | None = None
+    try:
+        best = planned(kept={one.name: LayersOnDevice(None, one.warm) for one in able})
+    except PlanImpossible as error:
+        trouble = error
+    lacking = () if best is None else tuple(missing(model, of_way(best.advised), able))
+    finish = partial(
+        Placement, best=best, lacking=lacking, fleet=_with_loaded(fleet, able, model), workers=workers,
+        left_out=tuple(left_out),
+    )  # fmt: skip
+    if best is not None and not lacking and _whole(of_way(best.advised), able):
+        return finish(of_way(best.advised), best.advised, best.advice, unused=best.unused)
+    try:
+        now = planned(kept={one.name: LayersOnDevice(one.holds, one.warm) for one in able})
+    except PlanImpossible as error:
+        if trouble is not None:
+            raise trouble from None
+        command = deploy_command("MODEL", lacking, workers)
+        raise PlanImpossible(error.what, f"Bring them there: {command}") from None
+    shares, way = of_way(now.advised), now.advised
+    reason = f"Of what the devices have: {now.advice}"
+    if not _whole(shares, able):  # pieces of several layers that it would cut in two
+        found = cover(able, model.shape.layers, tokens_out)
+        if found is None:
+            raise PlanImpossible(
+                "The pieces that the devices have cannot be put in a row.", f"Bring others: {_DEPLOY}"
+            )  # fmt: skip
+        names = [device.name for device in fleet.devices]
+        cut = tuple((names.index(one.name), len(one.layers)) for one in found)
+        way = foreseen(fleet.devices, model, cut, tokens_in, tokens_out, links=fleet.links)
+        shares, reason = found, f"Where the pieces on the devices begin and end: {_named(found)}."
+    return finish(shares, way, reason, unused=now.unused)
+
+
+def _fleet(home: Fleet, able: Sequence[DeviceCapability], model: ModelCosts, taken: float) -> Fleet:
+    """Return the usable devices, each with its memory beside the layers of the model that it has loaded, less the
+    `taken` bytes of any stage."""
+    gives = {one.name: one.memory - _loaded(one, model) if one.memory else math.inf for one in able}
+    devices = tuple(
+        replace(device, memory=max(1.0, min(device.memory, gives[device.name]) - taken))
+        for device in home.devices
+        if device.name in gives
+    )
+    return Fleet(devices, home.links)
+
+
+def _with_loaded(fleet: Fleet, able: Sequence[DeviceCapability], model: ModelCosts) -> Fleet:
+    """Return the fleet with each device's memory for layers in all, including those that it has loaded."""
+    loaded = {one.name: _loaded(one, model) for one in able}
+    devices = tuple(replace(device, memory=device.memory + loaded[device.name]) for device in fleet.devices)
+    return Fleet(devices, fleet.links)
+
+
+def _loaded(one: DeviceCapability, model: ModelCosts) -> float:
+    return sum(model.layer_bytes[layer] for layer in one.warm)
+
+
+def missing(
+    model: ModelCosts, shares: Sequence[StageShare], able: Sequence[DeviceCapability]
+) -> Iterable[MissingLayers]:
+    """Yield the layers that each device lacks of its share."""
+    holds = {one.name: one.holds for one in able}
+    for share in shares:
+        layers = sorted(set(share.layers) - holds[share.name])
+        if layers:
+            size = sum(model.layer_bytes[layer] for layer in layers)
+            size += model.embedding * (layers[0] == 0) + model.head * (layers[-1] == model.shape.layers - 1)
+            yield MissingLayers(share, tuple(layers), int(size))
+
+
+def _whole(shares: Sequence[StageShare], able: Sequence[DeviceCapability]) -> bool:
+    named = {one.name: one for one in able}
+    return all(named[share.name].takes(share.layers) for share in shares)
+
+
+def _named(shares: Sequence[StageShare]) -> str:
+    return ", ".join(f"{share.layers} on {share.name}" for share in shares)
+
+
+_DEPLOY = "edgellm mesh deploy MODEL"

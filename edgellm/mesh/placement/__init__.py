@@ -1,1 +1,0 @@
-"""Which device gets which layers."""

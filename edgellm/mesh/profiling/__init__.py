@@ -1,1 +1,0 @@
-"""What devices and lines of a home can do, measured."""

@@ -1,1 +1,0 @@
-"""The pipeline and its stages, while they run."""

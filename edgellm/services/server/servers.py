@@ -1,0 +1,366 @@
+"""Servers of a verifier and of layers, which are started and stopped from any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import grpc.aio
+
+from edgellm.engine import Context, Model, head_pays
+from edgellm.errors import InvalidOption
+from edgellm.mesh.device_profiler import figures_here
+from edgellm.mesh.layer_sources import StoredLayers
+from edgellm.mesh.weight_cache import WeightCache
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import DEFAULT_PORT, MAX_CHUNK, bind, network_loop, new_server, probe, run_there
+from edgellm.rpc.layers.service import layer_handlers
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
+from edgellm.rpc.trust.handshake import OfferedModel, welcome_handlers
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.server.mesh_service import WorkerService
+from edgellm.services.server.verification_service import Happened, ServerEvent, Service
+from edgellm.spec.draft_length import CostCurve
+from edgellm.storage.fingerprint import fingerprint
+from edgellm.verifier.in_process import InsideVerifier, VerifierWorker
+from edgellm.verifier.requests import Counters
+from edgellm.verifier.scheduler import SchedulerLimits
+
+GRACE_SECONDS = 10.0  # for what is in flight, when the server is stopped
+
+
+class Listener:
+    """`start`, then `stop`; both may come from any thread. Subclasses implement `_serve`."""
+
+    def __init__(self, address: Address, trust: Trust | None) -> None:
+        """With `trust`, answer only paired devices, by mutual TLS; without it, every caller on this machine.
+
+        Raises:
+            PairingRequired: the address is not loopback, and there is no `trust`.
+        """
+        self.address = address if trust is not None else address.require_loopback()
+        self.trust = trust
+        self._life: Future[None] | None = None
+        self._up = threading.Event()  # listening, or failed to
+        self._trouble: BaseException | None = None
+        self._goodbyes: asyncio.Queue[float] = asyncio.Queue()
+
+    def start(self) -> Address:
+        """Start to listen; return the address, with the real port if port 0 was asked for.
+
+        Raises:
+            PairingRequired: with `trust`, nobody is paired.
+            PortTaken: something else listens there.
+            InvalidOption: this machine does not have the address, or does not give away the port.
+        """
+        self._life = run_there(self._live())
+        self._up.wait()
+        if self._trouble is not None:
+            self._life.result()
+            raise self._trouble
+        return self.address
+
+    def request_stop(self, grace: float = GRACE_SECONDS) -> None:
+        """Begin to stop, and return at once; may be called in a signal handler, and again with less grace.
+
+        Nothing new is taken from now on. What is in flight is finished, for at most `grace` seconds; 0 cuts it off.
+        """
+        if self._life is not None and not self._life.done():
+            network_loop().call_soon_threadsafe(self._goodbyes.put_nowait, grace)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the server has ended; return whether it has."""
+        return self._life is None or bool(wait_for([self._life], timeout).done)
+
+    def stop(self, grace: float = GRACE_SECONDS) -> None:
+        """Stop, and return when everything is closed."""
+        self.request_stop(grace)
+        self.wait()
+
+    def close(self) -> None:
+        """Release the server's resources, after it has ended."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.stop()
+
+    async def _live(self) -> None:
+        try:
+            await self._serve()
+        except Exception as error:  # noqa: BLE001 - whatever it is, `start` waits for it and raises it
+            self._trouble = error
+        finally:
+            self._up.set()
+
+    async def _serve(self) -> None:
+        """Serve until a stop is requested; set `_up` once the server listens."""
+        raise NotImplementedError
+
+    async def _farewell(self, server: grpc.aio.Server, grace: float) -> None:
+        """Stop the server; a further stop request may shorten the `grace`."""
+        closing = asyncio.create_task(server.stop(grace))
+        while grace > 0 and not closing.done():
+            hurry = asyncio.create_task(self._goodbyes.get())
+            await asyncio.wait({closing, hurry}, return_when=asyncio.FIRST_COMPLETED)
+            if not hurry.cancel():
+                grace = hurry.result()
+                if grace <= 0:
+                    await server.stop(None)
+        await closing
+
+
+_POSITIONS = 4096  # per session, where the model was trained for more and nobody asked for more
+
+
+class VerifierServer(Listener):
+    """Verifies for several devices at once. `start`, then `stop`; both may come from any thread."""
+
+    def __init__(
+        self,
+        model: Model,
+        address: Address,
+        *,
+        sessions: int = 8,
+        context: int | None = None,
+        threads: int | None = None,
+        max_waiting: int = 128,
+        limits: SchedulerLimits | None = None,
+        on_event: Callable[[ServerEvent], None] | None = None,
+        trust: Trust | None = None,
+    ) -> None:
+        """Reserve memory for `sessions` replies of `context` tokens each. More replies may be open than that.
+
+        With `trust`, answer only paired devices, by mutual TLS; without it, every caller on this machine.
+        `on_event` is called from the loop's thread, and must not block. `model` stays the caller's to close.
+
+        Raises:
+            PairingRequired: the address is not loopback, and there is no `trust`.
+            InvalidOption: a size that cannot be meant.
+            EngineFailed: no memory for that many sessions.
+        """
+        super().__init__(address, trust)
+        self.model = model
+        self.sessions = _positive("sessions", sessions)
+        self.context_length = _positions(model, context)
+        limits = limits or SchedulerLimits()
+        self._max_waiting = _positive("max_waiting", max_waiting)
+        self._model_hash = ""
+        with suppress(OSError):  # the file has gone since: devices are not told
+            self._model_hash = fingerprint(model.path)
+        self._tell = on_event or (lambda _event: None)
+        # llama.cpp aborts where a batch cannot hold a row of every sequence; the longest chunk fits in any case
+        rows = max(limits.rows, sessions, MAX_CHUNK + 1)
+        engine = Context(
+            model, n_ctx=self.context_length, n_seq=sessions, n_batch=rows, threads=threads, unified=False,
+            late=head_pays(model),
+        )  # fmt: skip
+        self._worker = VerifierWorker(engine, sessions, model.is_eog, limits)
+
+    @property
+    def counters(self) -> Counters:
+        """Counters of the work done so far."""
+        return self._worker.counters
+
+    def inside(self) -> InsideVerifier:
+        """Return this verifier for use in this process; its requests share batches with those of devices."""
+        return InsideVerifier(self._worker, self.model.name, self.context_length)
+
+    def fill(self, curve: CostCurve) -> None:
+        """Set to how many rows the decodes of a device that is alone are filled up; see `Context.fill`."""
+        self._worker.fill(*curve.filling())
+
+    def close(self) -> None:
+        """Close the model, after the server has ended."""
+        self.model.close()
+
+    async def _serve(self) -> None:
+        server = new_server()
+        guard = None if self.trust is None else AuthInterceptor(self.trust, self._refused)
+        watch = None if guard is None else asyncio.create_task(guard.watch())
+        service = Service(
+            self._worker,
+            vocabulary=self.model.vocabulary,
+            model=self.model.name,
+            model_hash=self._model_hash,
+            context=self.context_length,
+            max_waiting=self._max_waiting,
+            tell=self._tell,
+            guard=guard,
+        )
+        server.add_generic_rpc_handlers((service.handlers(),))
+        if self.trust is not None and guard is not None:
+            server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, [self._offer()]),))
+        try:
+            self.address = bind(server, self.address, self.trust)
+            await server.start()
+            self._worker.start()
+            self._tell(ServerEvent(Happened.LISTENING, f"{self.model.name} verifies at {self.address}."))
+            self._up.set()
+            await self._finish(server, service)
+        finally:
+            await server.stop(None)
+            if watch is not None:
+                watch.cancel()
+            await asyncio.to_thread(self._worker.close)
+
+    def _offer(self) -> OfferedModel:
+        return OfferedModel("verifier", self.model.name, self.model.size_bytes, self.model.vocabulary.fingerprint)
+
+    def _refused(self, what: str) -> None:
+        self._tell(ServerEvent(Happened.REFUSED, what))
+
+    async def _finish(self, server: grpc.aio.Server, service: Service) -> None:
+        """Wait for a stop request, then for requests in flight; a later stop request may shorten that."""
+        grace = await self._goodbyes.get()
+        self._tell(ServerEvent(Happened.STOPPING, "The verifier finishes what is in flight, and takes nothing new."))
+        service.drain()
+        await self._farewell(server, grace)
+        self._tell(ServerEvent(Happened.STOPPED, "The verifier has stopped."))
+
+
+def serve_verifier(
+    model: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = DEFAULT_PORT,
+    sessions: int = 8,
+    context: int | None = None,
+    threads: int | None = None,
+    gpu_layers: int = 0,
+    paired_only: bool = False,
+    on_event: Callable[[ServerEvent], None] | None = None,
+    progress: Callable[[float], None] | None = None,
+    measure: Callable[[Model], CostCurve] | None = None,
+) -> VerifierServer:
+    """Load the model file and serve it; return the running server, which the caller stops. `measure` returns the cost
+    curve of the loaded model, before any request; see `VerifierServer.fill`.
+
+    Off loopback, and with `paired_only` everywhere, paired devices alone are answered, by mutual TLS.
+
+    Raises:
+        PairingRequired, TrustUnusable, PortTaken, InvalidOption: nobody can or may listen there; said before the model
+            is loaded.
+        ModelNotFound, ModelCorrupt, ModelUnsupported, EngineFailed: from loading.
+    """
+    address = Address.of(host, port)
+    trust = None if address.loopback and not paired_only else Trust.here()
+    if trust is not None:
+        trust.require_peers()
+    probe(address)
+    loaded = Model.load(model, gpu_layers=gpu_layers, progress=progress)
+    curve = None if measure is None else measure(loaded)
+    server = VerifierServer(
+        loaded,
+        address,
+        sessions=sessions,
+        context=context,
+        threads=threads,
+        on_event=on_event,
+        trust=trust,
+    )
+    if curve is not None:
+        server.fill(curve)
+    server.start()
+    return server
+
+
+def _positions(model: Model, wanted: int | None) -> int:
+    if wanted is None:
+        return min(model.n_ctx_train, _POSITIONS)
+    if wanted > model.n_ctx_train:
+        raise InvalidOption(
+            f"context is {wanted}, and {model.name} was trained for {model.n_ctx_train} tokens.",
+            "Give that many at most.",
+        )
+    return _positive("context", wanted)
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise InvalidOption(f"{name} is {value}.", "Give a whole number of at least 1.")
+    return value
+
+
+_TIDY_SECONDS = 1.0
+
+
+class WorkerServer(Listener):
+    """Computes layers for several coordinators at once."""
+
+    def __init__(
+        self,
+        shelf: WeightCache,
+        address: Address,
+        *,
+        threads: int | None = None,
+        offers: Sequence[OfferedModel] = (),
+        on_event: Callable[[ServerEvent], None] | None = None,
+        trust: Trust | None = None,
+        stored: StoredLayers | None = None,
+    ) -> None:
+        """With `stored`, others may bring layers to its store, and have this device measured. `offers` are told to
+        paired devices. `on_event` is called from the loop's thread; it must not block.
+
+        Raises:
+            PairingRequired: the address is not loopback, and there is no `trust`.
+        """
+        super().__init__(address, trust)
+        self.shelf = shelf
+        self._threads, self._offers = threads, offers
+        self._tell = on_event or (lambda _event: None)
+        self._stored = stored
+
+    def close(self) -> None:
+        """Release all weights."""
+        self.shelf.tidy(everything=True)
+
+    async def _serve(self) -> None:
+        server = new_server()
+        guard = None if self.trust is None else AuthInterceptor(self.trust, self._refused)
+        tasks = [asyncio.create_task(self._tidy())]
+        if guard is not None:
+            tasks.append(asyncio.create_task(guard.watch()))
+        service = WorkerService(
+            self.shelf, threads=self._threads, tell=self._tell, trust=self.trust, guard=guard, stored=self._stored
+        )
+        server.add_generic_rpc_handlers((service.handlers(),))
+        if self._stored is not None:
+            measurer = partial(figures_here, folder=self._stored.store.root, threads=self._threads)
+            handlers = layer_handlers(self._stored.store, guard, self._brought, measurer, self.trust)
+            server.add_generic_rpc_handlers((handlers,))
+        if self.trust is not None and guard is not None:
+            server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, self._offers),))
+        try:
+            self.address = bind(server, self.address, self.trust)
+            await server.start()
+            self._tell(ServerEvent(Happened.LISTENING, f"Layers are computed at {self.address}."))
+            self._up.set()
+            await self._goodbyes.get()
+            self._tell(ServerEvent(Happened.STOPPING, "The worker stops; its coordinators go on without it."))
+        finally:
+            await server.stop(0)  # a reply may go on for minutes; its coordinator can go on without this device
+            for task in tasks:
+                task.cancel()
+            self._tell(ServerEvent(Happened.STOPPED, "The worker has stopped."))
+
+    def _refused(self, what: str) -> None:
+        self._tell(ServerEvent(Happened.REFUSED, what))
+
+    def _brought(self, what: str) -> None:
+        self._tell(ServerEvent(Happened.CONNECTED, what))
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(_TIDY_SECONDS)
+            if gone := await asyncio.to_thread(self.shelf.tidy):
+                self._tell(ServerEvent(Happened.ENDED, f"{gone} pieces of models that nobody used were given back."))
