@@ -34,8 +34,8 @@ from bench.home import Spec, Throttled, home, why_not
 from bench.llama_rpc import SERVER, libraries
 from bench.random_gguf import SHAPES, write
 from edgellm.engine import Model
+from edgellm.layer_range import HERE, read_split
 from edgellm.llm import compose
-from edgellm.mesh.placement import HERE, read_split
 
 NAMES = ("laptop", "desk", "phone", "box")
 BUSY = 0.95  # of the machine's cores, in all; the rest is for whoever measures

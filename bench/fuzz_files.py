@@ -145,7 +145,7 @@ def targets(folder: Path) -> list[Target]:
 def _peers_file(folder: Path, trust: Trust) -> bytes:
     from edgellm.rpc.protos import trust_pb2 as pb
     from edgellm.rpc.trust.pairing import introduced
-    from edgellm.rpc.trust.peer_store import Right
+    from edgellm.rpc.trust.rights import Right
 
     words = pb.Introduction(name="desk", rights=["verify"], addresses=["10.0.0.2:1"]).SerializeToString()
     trust.peers.add(introduced(Identity.new().certificate, words, frozenset(Right), "10.0.0.2"))

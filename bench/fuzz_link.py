@@ -23,7 +23,8 @@ from edgellm.rpc.protos import trust_pb2 as trust_pb
 from edgellm.rpc.trust.handshake import LABEL, read_welcome
 from edgellm.rpc.trust.identity import Certificate, Identity
 from edgellm.rpc.trust.pairing import Code, Exchange, introduced
-from edgellm.rpc.trust.peer_store import Peers, Right
+from edgellm.rpc.trust.peer_store import Peers
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import LINK, PAIRING, check_version, parsed
 from edgellm.services.client.connection import Timing

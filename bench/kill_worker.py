@@ -35,10 +35,9 @@ from bench.report import spread, write
 from bench.traced_reply import Endless
 from edgellm.engine import Context, Ids, Message, Model, to_f32
 from edgellm.errors import EdgeError
-from edgellm.layer_range import LayerRange
+from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
-from edgellm.mesh.placement import StageShare
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.rpc.address import Address
 from edgellm.services.client.stage_client import Endpoint, RemoteMember

@@ -33,10 +33,9 @@ from bench.mesh_cost import IN_A_ROW, timed
 from bench.report import alternate, spread, write
 from edgellm.engine import Block, Ids, Model, Passage, check_gguf, cut
 from edgellm.engine.gguf.shard import check_cuttable
-from edgellm.layer_range import LayerRange
+from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
-from edgellm.mesh.placement import StageShare
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk

@@ -34,11 +34,10 @@ from bench.kill_worker import Worker
 from bench.report import alternate, spread, write
 from edgellm.engine import Block, Context, Ids, Model, check_gguf, cut
 from edgellm.engine.gguf.shard import check_cuttable
-from edgellm.layer_range import LayerRange
+from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.messages import StageSpec
-from edgellm.mesh.placement import StageShare
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk
 from edgellm.storage import fingerprint, resolve
 from edgellm.storage.layers.store import LayerStore, cut_layers

@@ -25,7 +25,8 @@ from bench.kill_verifier import Served
 from edgellm.engine import Vocabulary
 from edgellm.errors import EdgeError
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.peer_store import Peer, Right
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import serve_verifier

@@ -117,7 +117,7 @@ def rows_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def heads_are_late(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Heads are computed late also for a small model. Returns how many rows were, one number for each time."""
-    for place in ("llm.model_loading", "llm.ngram_runtime", "llm.drafter_pool", "services.server.verifier_server"):
+    for place in ("llm.model_loading", "llm.ngram_runtime", "llm.drafter_pool", "services.server.servers"):
         monkeypatch.setattr(f"edgellm.{place}.head_pays", lambda _model: True)
     computed: list[int] = []
     compute = LMHead.compute

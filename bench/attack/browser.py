@@ -31,7 +31,8 @@ from edgellm.http.server import HttpServer
 from edgellm.llm import Pair
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.peer_store import Peer, Peers, Right
+from edgellm.rpc.trust.peer_store import Peer, Peers
+from edgellm.rpc.trust.rights import Right
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply

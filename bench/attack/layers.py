@@ -32,7 +32,8 @@ from edgellm.rpc.layers.upload import RateLimiter, clean, put
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.handshake import meet
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.peer_store import Peer, read_rights
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.rights import read_rights
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage import resolve
 from edgellm.storage.layers.manifest import LayerPiece, Recipe, cut_piece, recipe_of

@@ -16,11 +16,10 @@ from bench.attack.liar import EITHER, LAST, MIDDLE
 from bench.kill_worker import Worker, alone
 from edgellm.engine import Ids, Model, to_f32
 from edgellm.errors import EdgeError
-from edgellm.layer_range import LayerRange
+from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh import pipeline
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
-from edgellm.mesh.placement import StageShare
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk

@@ -27,15 +27,15 @@ from bench.attack.harness import Attack, Found
 from edgellm.cli.entrypoint import run as run_command
 from edgellm.coldstart.cost_model import TransformerShape
 from edgellm.http.middleware import api_key, http_folder
-from edgellm.layer_range import LayerRange
+from edgellm.layer_range import HERE, LayerRange
 from edgellm.llm import profile_path
 from edgellm.mesh.fleet_profiler import KeptLine, MeasuredSpeed, keep_lines, keep_speed, known_speed, read_lines
-from edgellm.mesh.placement import HERE
 from edgellm.rpc.address import Address
 from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
 from edgellm.rpc.layers.benchmark_service import DeviceFigures
 from edgellm.rpc.trust.identity import trust_folder, web_certificate
-from edgellm.rpc.trust.peer_store import Peer, Right
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.spec.gates.online_profiler import OnlineProfiler
 from edgellm.storage import History, fingerprint

@@ -22,7 +22,8 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.pairing import About, Code, Exchange, Window, join
-from edgellm.rpc.trust.peer_store import Peer, Peers, Right
+from edgellm.rpc.trust.peer_store import Peer, Peers
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import PAIRING
 

@@ -22,7 +22,8 @@ from urllib.request import Request, urlopen
 
 from bench.attack.harness import Attack, Found
 from edgellm.rpc.address import Address
-from edgellm.rpc.trust.peer_store import Peer, Right
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 
 ROOT = Path(__file__).parents[2]

@@ -32,7 +32,7 @@ from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, put
 from edgellm.rpc.protos import mesh_pb2
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import meet
-from edgellm.rpc.trust.peer_store import Right
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.mesh_codec import write_work
 from edgellm.services.server.mesh_service import CARRY, HOLDS, WORK

@@ -16,6 +16,7 @@ from bench.busy import busy
 from edgellm.coldstart.plan import PlanOption, foreseen
 from edgellm.engine import Context, Model
 from edgellm.engine.gguf.synthetic_layers import blocks_of
+from edgellm.layer_range import HERE
 from edgellm.llm import Pair
 from edgellm.llm.mesh_timeline import disproved_by
 from edgellm.llm.ngram_runtime import measure_curve
@@ -23,7 +24,6 @@ from edgellm.mesh.fleet_profiler import Survey, keep_lines, read_lines, survey
 from edgellm.mesh.home_workers import seek
 from edgellm.mesh.layer_sources import StoredLayers, WholeModel
 from edgellm.mesh.model_costs import model_of
-from edgellm.mesh.placement import HERE
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.layers.bandwidth_probe import LinkSpeed

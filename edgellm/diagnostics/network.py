@@ -17,7 +17,8 @@ from edgellm.rpc.discovery.interfaces import Interface, Reach, interfaces, reach
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announced, browse, multicast_error, new_instance
 from edgellm.rpc.discovery.peer_probe import ProbeResult, ask_at, roll_call
 from edgellm.rpc.trust.handshake import PeerInfo
-from edgellm.rpc.trust.peer_store import Peer, Right
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import LINK, check_version, program
 

@@ -20,7 +20,7 @@ from edgellm.coldstart.plan import Objective, Plan, PlanOption, foreseen
 from edgellm.coldstart.plan import plan as best_plan
 from edgellm.engine import GgufHeader, Model, check_gguf, costs_of, dimensions
 from edgellm.errors import EdgeError, InvalidOption, NotPaired, NotPermitted
-from edgellm.layer_range import LayerRange
+from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
 from edgellm.llm.llm import Pair
 from edgellm.llm.model_loading import Named, check_vocabularies, load, named
 from edgellm.mesh.coordinator import Mesh, MeshDevice
@@ -31,24 +31,13 @@ from edgellm.mesh.layer_sources import Layers, WholeModel
 from edgellm.mesh.messages import MOST_ROWS, StageSpec
 from edgellm.mesh.model_costs import model_of
 from edgellm.mesh.pipeline import LocalSeat, StageHost
-from edgellm.mesh.placement import (
-    EXAMPLE,
-    HERE,
-    DeviceCapability,
-    MemoryOverhead,
-    Placement,
-    StageShare,
-    missing,
-    of_plan,
-    place,
-    read_split,
-)
+from edgellm.mesh.placement import DeviceCapability, MemoryOverhead, Placement, missing, of_plan, place
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.peer_probe import roll_call
 from edgellm.rpc.discovery.workers import Worker
-from edgellm.rpc.trust.peer_store import Right
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.client.stage_client import Endpoint, RemoteMember
 from edgellm.services.client.verifier_selection import trust_for

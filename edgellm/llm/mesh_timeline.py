@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from edgellm.coldstart.plan import PlannedStage, PlanOption, told
 from edgellm.errors import InvalidOption
-from edgellm.layer_range import LayerRange
+from edgellm.layer_range import HERE, LayerRange
 from edgellm.llm.mesh_llm import OpenedMesh
 from edgellm.mesh.fleet_profiler import disproved, doubt_figures
 from edgellm.mesh.pipeline import StageRecord
-from edgellm.mesh.placement import HERE
 from edgellm.rpc.discovery.workers import Worker
 from edgellm.spec.types import Summary
 

@@ -15,9 +15,10 @@ from typing import Protocol
 
 from edgellm.engine import Ids, common_prefix
 from edgellm.errors import DeviceLost, EdgeError, PlanImpossible
+from edgellm.layer_range import StageShare, ranges
 from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.pipeline import Pipeline, StageHost
-from edgellm.mesh.placement import DeviceCapability, StageShare, cover, ranges
+from edgellm.mesh.placement import DeviceCapability, cover
 from edgellm.spec.types import NO_IDS
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from edgellm.layer_range import LayerRange
 from edgellm.rpc.channel import run_there
 from edgellm.rpc.discovery.workers import Worker, reach_worker
 from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, put
-from edgellm.rpc.trust.peer_store import Right
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.layers.manifest import LayerPiece, Recipe, cut_piece, forget_recipe
 from edgellm.storage.layers.store import LayerStore, cut_layers

@@ -18,15 +18,15 @@ from edgellm.coldstart.plan import PlannedStage
 from edgellm.engine.gguf.synthetic_layers import Blocks
 from edgellm.engine.timing import BUSY, CpuWait
 from edgellm.errors import EdgeError, InvalidOption, NotPermitted, StateDamaged
+from edgellm.layer_range import HERE
 from edgellm.mesh.device_profiler import OLDEST, figures_here
 from edgellm.mesh.fleet_file import Fleet
-from edgellm.mesh.placement import HERE
 from edgellm.places import cache_dir
 from edgellm.rpc.channel import run_there
 from edgellm.rpc.discovery.workers import Worker, reach_worker
 from edgellm.rpc.layers.bandwidth_probe import LinkSpeed, ask_line, measure_line
 from edgellm.rpc.layers.benchmark_service import DeviceFigures, measure
-from edgellm.rpc.trust.peer_store import Right
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.device_speed import DOUBTFUL_OLDEST
 from edgellm.storage.state import from_json, read_json, write_state

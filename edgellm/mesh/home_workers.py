@@ -7,10 +7,10 @@ from pathlib import Path
 
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.errors import InvalidOption, NotPaired
+from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.deploy import DeployPart
 from edgellm.mesh.fleet_profiler import Survey, Tell, survey
 from edgellm.mesh.model_costs import model_of
-from edgellm.mesh.placement import HERE, StageShare
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_there
 from edgellm.rpc.discovery.workers import Worker, find_workers, reach_worker, worker_at, worker_there

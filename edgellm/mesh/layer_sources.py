@@ -13,9 +13,8 @@ from typing import Protocol
 from edgellm.engine import GgufHeader, check_gguf, cut, join
 from edgellm.engine.gguf.shard import check_cuttable
 from edgellm.errors import DiskFull, LayersMissing, StoreFull
-from edgellm.layer_range import LayerRange
+from edgellm.layer_range import LayerRange, ranges
 from edgellm.mesh.messages import StageSpec
-from edgellm.mesh.placement import ranges
 from edgellm.storage import fingerprint
 from edgellm.storage.layers.manifest import LayerPiece, Recipe
 from edgellm.storage.layers.store import LayerStore, together

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,45 +16,13 @@ from edgellm.coldstart.plan import WORTH, Objective, Plan, PlanOption, foreseen,
 from edgellm.coldstart.plan import plan as best_plan
 from edgellm.coldstart.planner import never
 from edgellm.coldstart.problem_builder import LayersOnDevice
-from edgellm.errors import InvalidOption, PlanImpossible
-from edgellm.layer_range import LayerRange
+from edgellm.errors import PlanImpossible
+from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.rpc.discovery.workers import Worker
 
 if TYPE_CHECKING:
     from edgellm.coldstart.plan import Plan, PlanOption
-
-
-HERE = "here"
-"""The name of this device in a split, and in a plan."""
-EXAMPLE = "Give NAME:FIRST-LAST for every device, in order: --split here:1-12,desk:13-24"
-_PART = re.compile(r"(.+):(\d+)(?:-(\d+))?")
-
-
-@dataclass(frozen=True, slots=True)
-class StageShare:
-    """Layers, and the name of the device that is to hold them."""
-
-    name: str
-    layers: LayerRange
-
-
-def read_split(text: str) -> tuple[StageShare, ...]:
-    """Parse the value of `--split`: names and layers counted from 1, both ends included.
-
-    Raises:
-        InvalidOption: it is not a valid split.
-    """
-    shares = []
-    for part in text.split(","):
-        match = _PART.fullmatch(part.strip())
-        if match is None:
-            raise InvalidOption(f"{part.strip()!r} is no part of a split.", EXAMPLE)
-        first, last = int(match[2]), int(match[3] or match[2])
-        if not 1 <= first <= last:
-            raise InvalidOption(f"{part.strip()!r} names layers that do not exist.", EXAMPLE)
-        shares.append(StageShare(match[1], LayerRange(first - 1, last)))
-    return tuple(shares)
 
 
 def of_plan(plan: Plan) -> tuple[StageShare, ...]:
@@ -66,17 +33,6 @@ def of_plan(plan: Plan) -> tuple[StageShare, ...]:
 def of_way(way: PlanOption) -> tuple[StageShare, ...]:
     """Return the shares of a way to hold the model."""
     return tuple(StageShare(stage.device, stage.layers) for stage in way.stages)
-
-
-def ranges(layers: Iterable[int]) -> str:
-    """Format layers, counted from 0, for people, who count from 1: 1-4, 7."""
-    runs: list[list[int]] = []
-    for layer in sorted(layers):
-        if runs and runs[-1][1] == layer - 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    return ", ".join(f"{a + 1}" if a == b else f"{a + 1}-{b + 1}" for a, b in runs) or "none"
 
 
 _MOST = 10  # devices that are considered: the number of their sets doubles with each

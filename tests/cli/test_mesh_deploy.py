@@ -12,7 +12,7 @@ from edgellm.mesh import deploy as deploying
 from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
-from edgellm.rpc.trust.peer_store import Right
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage.layers.store import LayerStore

@@ -15,7 +15,7 @@ import pytest
 
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.peer_probe import ask_at
-from edgellm.rpc.trust.peer_store import Right
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from tests.cli.conftest import Done
 from tests.cli.test_serve_command import Served

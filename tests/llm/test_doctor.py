@@ -24,7 +24,8 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announced
 from edgellm.rpc.trust.handshake import OfferedModel, PeerInfo
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.peer_store import Peer, Right
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import LINK
 from tests.rpc.doors import answering, run, serving

@@ -11,11 +11,11 @@ import numpy as np
 
 from edgellm.engine import Context, Floats, Ids, Model
 from edgellm.errors import DeviceLost, EdgeError
-from edgellm.layer_range import LayerRange
+from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.layer_sources import Layers
 from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, Post, StageHost
-from edgellm.mesh.placement import DeviceCapability, StageShare
+from edgellm.mesh.placement import DeviceCapability
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.spec.state import GenerationState

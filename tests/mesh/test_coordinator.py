@@ -11,11 +11,11 @@ import pytest
 
 from edgellm.engine import Block, Floats, Ids, Passage, common_prefix
 from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible, Stopped, VerifierBusy
-from edgellm.layer_range import LayerRange
+from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh, check_shares
 from edgellm.mesh.messages import StageLost
 from edgellm.mesh.pipeline import Pipeline
-from edgellm.mesh.placement import DeviceCapability, StageShare, cover
+from edgellm.mesh.placement import DeviceCapability, cover
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk

@@ -21,7 +21,7 @@ from edgellm.rpc.channel import run_there
 from edgellm.rpc.discovery.workers import Worker, find_workers, worker_at, worker_there
 from edgellm.rpc.layers.codec import WINDOW
 from edgellm.rpc.layers.upload import RateLimiter
-from edgellm.rpc.trust.peer_store import Right
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.layers.manifest import Recipe, recipe_of
 from edgellm.storage.layers.store import LayerStore

@@ -15,15 +15,15 @@ from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
 from edgellm.engine.timing import CpuWait
 from edgellm.errors import VerifierUnreachable
+from edgellm.layer_range import HERE
 from edgellm.llm.mesh_timeline import disproved_by
 from edgellm.mesh import fleet_profiler as surveying
 from edgellm.mesh.device_profiler import figures_here
 from edgellm.mesh.fleet_profiler import Survey, known_line, known_speed, survey
 from edgellm.mesh.model_costs import model_of
-from edgellm.mesh.placement import HERE
 from edgellm.rpc.discovery.workers import Worker, find_workers
 from edgellm.rpc.layers import bandwidth_probe
-from edgellm.rpc.trust.peer_store import Right
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.device_speed import DOUBTFUL_OLDEST
 from edgellm.storage.layers.store import LayerStore

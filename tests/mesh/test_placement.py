@@ -12,10 +12,10 @@ from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device
 from edgellm.coldstart.plan import WORTH, foreseen
 from edgellm.errors import PlanImpossible
-from edgellm.layer_range import LayerRange
+from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import check_shares
 from edgellm.mesh.fleet_file import Fleet
-from edgellm.mesh.placement import DeviceCapability, Placement, StageShare, place
+from edgellm.mesh.placement import DeviceCapability, Placement, place
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.workers import Worker
 

@@ -12,11 +12,10 @@ import pytest
 
 from edgellm.engine import Model, cut
 from edgellm.errors import EdgeError, InvalidOption, LayersMissing, ProtocolError
-from edgellm.layer_range import LayerRange
+from edgellm.layer_range import LayerRange, ranges
 from edgellm.mesh.layer_sources import CutPoints, LoadableLayers
 from edgellm.mesh.messages import Event, Loaded, MicroBatch, StageLost, StageSpec, StageTrace, TraceSpan
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, StageHost
-from edgellm.mesh.placement import ranges
 from edgellm.mesh.stage import Stage, check
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.spec.types import GREEDY, Chunk, Sampling

@@ -86,7 +86,7 @@ def test_neither_side_leaves_this_machine(host: str) -> None:
 
 @pytest.mark.parametrize(
     "room",
-    ["rpc.channel", "services.client.verifier_client", "services.server.verifier_server"],
+    ["rpc.channel", "services.client.verifier_client", "services.server.servers"],
 )
 def test_grpc_writes_nothing_to_the_terminal(room: str) -> None:
     """Its core would, for example when a port is taken."""

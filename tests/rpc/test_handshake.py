@@ -21,7 +21,7 @@ from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust import handshake as greetings
 from edgellm.rpc.trust.handshake import ask, meet
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.peer_store import Right
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import LINK
 from tests.rpc.doors import (

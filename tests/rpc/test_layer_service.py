@@ -25,7 +25,7 @@ from edgellm.rpc.layers import service
 from edgellm.rpc.layers.codec import FRAME, write_recipe
 from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, held, put
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.rpc.trust.peer_store import Right
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.layers.manifest import LayerPiece, Recipe
 from edgellm.storage.layers.store import LayerStore

@@ -14,7 +14,7 @@ from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust import pairing
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.pairing import About, Code, Exchange, Window, join
-from edgellm.rpc.trust.peer_store import Right
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import PAIRING
 from tests.rpc.between import Relay, Talk, hello

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bench.attack.liar import LyingStage
-from edgellm.layer_range import LayerRange
+from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh import pipeline
 from edgellm.mesh.coordinator import Mesh, MeshDevice
-from edgellm.mesh.placement import StageShare
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.client.stage_client import Endpoint, RemoteMember

@@ -20,7 +20,7 @@ from edgellm.errors import (
     VocabularyMismatch,
 )
 from edgellm.rpc.address import Address
-from edgellm.rpc.trust.peer_store import Right
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import check_version
 from edgellm.services.client.connection import Timing

@@ -18,17 +18,16 @@ import pytest
 from edgellm.cli.commands.serve import serve_worker
 from edgellm.engine import check_gguf
 from edgellm.errors import DeviceLost, EdgeError, MeshBroken, PlanImpossible
-from edgellm.layer_range import LayerRange
+from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, StageHost
-from edgellm.mesh.placement import StageShare
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel, run_there
 from edgellm.rpc.protos import mesh_pb2 as pb
-from edgellm.rpc.trust.peer_store import Right
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.client.stage_client import Endpoint, RemoteMember, Timeouts
 from edgellm.services.mesh_codec import write_work

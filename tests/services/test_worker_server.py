@@ -14,12 +14,11 @@ import pytest
 
 from bench.kill_worker import Worker, run
 from edgellm.engine import Floats, Ids, cut
-from edgellm.layer_range import LayerRange
+from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.layer_sources import CutPoints, Layers, LoadableLayers
 from edgellm.mesh.messages import Forward, StageAnswer, StageSpec
 from edgellm.mesh.pipeline import LocalSeat, Pipeline, StageHost
-from edgellm.mesh.placement import StageShare
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import MemoryReservation, WeightCache
 from edgellm.services.client.stage_client import Endpoint, RemoteMember

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from edgellm.cli.views.console import emit, err, one_line, say
 from edgellm.errors import InvalidOption, PairingFailed
-from edgellm.rpc.trust.peer_store import Right, Rights
+from edgellm.rpc.trust.rights import Right, Rights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from edgellm.rpc.address import Address
     from edgellm.rpc.discovery.mdns import Hint
     from edgellm.rpc.trust.pairing import About, Code
-    from edgellm.rpc.trust.peer_store import Peer, Rights
+    from edgellm.rpc.trust.peer_store import Peer
+    from edgellm.rpc.trust.rights import Rights
     from edgellm.rpc.trust.trust import Trust
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from edgellm.cli.views.console import Painter, emit, say
 from edgellm.cli.views.report import print_stats, print_summary, summary_json, token_json
-from edgellm.spec.stream import Utf8
 
 if TYPE_CHECKING:
     from edgellm.spec.stream import Reply
@@ -46,6 +45,8 @@ def speak(reply: Reply, *, as_json: bool, explain: bool, stats: bool) -> Summary
 
 
 def _words(reply: Reply) -> Counter[str]:
+    from edgellm.spec.stream import Utf8
+
     painter, text, sources = Painter(), Utf8(), Counter[str]()
     last = ""
 
@@ -69,6 +70,8 @@ def _json(reply: Reply) -> Counter[str]:
     """Print a JSON object per token. A token that leaves a character incomplete waits for the next one, and gets the
     rest of the text if there is none."""
     reply.listen(on_notice=lambda news: say(news.text))
+    from edgellm.spec.stream import Utf8
+
     text, waiting = Utf8(), None
     for token in reply:
         if waiting is not None:

@@ -16,7 +16,8 @@ from edgellm.rpc.discovery.mdns import ServiceKind, browse
 from edgellm.rpc.discovery.peer_probe import ASK_SECONDS, LOOK_SECONDS, any_of, longest_look
 from edgellm.rpc.layers.upload import StoreFacts, held
 from edgellm.rpc.trust.handshake import PeerInfo, meet
-from edgellm.rpc.trust.peer_store import Peer, Right, Rights
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.rights import Right, Rights
 from edgellm.rpc.trust.trust import Trust
 
 

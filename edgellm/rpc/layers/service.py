@@ -25,7 +25,7 @@ from edgellm.rpc.layers.codec import (
 )
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method, who
-from edgellm.rpc.trust.peer_store import Right
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import check_version, parsed
 from edgellm.storage.layers.incoming_piece import Partial

@@ -19,7 +19,8 @@ from edgellm.rpc.discovery.interfaces import Reach, answered, reach
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, own_identity, who
 from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.trust.peer_store import Peer, Rights, read_rights
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.rights import Rights, read_rights
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import LINK, SMALL, check_version, parsed, program
 

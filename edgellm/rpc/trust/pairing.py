@@ -43,7 +43,8 @@ from edgellm.rpc.channel import bind_pairing, new_pairing_server, open_pairing_c
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import Context, caller, own_identity
 from edgellm.rpc.trust.identity import Certificate, Identity
-from edgellm.rpc.trust.peer_store import ADDRESSES_MOST, Peer, Rights, read_rights, shown_name
+from edgellm.rpc.trust.peer_store import ADDRESSES_MOST, Peer, shown_name
+from edgellm.rpc.trust.rights import Rights, read_rights
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import PAIRING, check_version, parsed, program
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +16,8 @@ from edgellm.errors import EdgeError, InvalidOption, NotPaired, TrustUnusable
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.device_id import DeviceID, parse_short
 from edgellm.rpc.trust.identity import Certificate, trust_folder
+from edgellm.rpc.trust.rights import Right, Rights, read_rights
 from edgellm.storage.private_files import locked, read_private, write_private
-
-
-class Right(StrEnum):
-    """What a paired device may do here."""
-
-    VERIFY = "verify"
-    COMPUTE = "compute"
-    FILES = "files"
-
-
-Rights = frozenset[Right]
-
-
-def read_rights(words: Iterable[str]) -> Rights:
-    """Return the rights with these names; names of a later version are ignored."""
-    said = set(words)
-    return frozenset(right for right in Right if right in said)
-
 
 NAME_MOST = 40  # characters
 ADDRESSES_MOST = 8  # for each device, the newest first

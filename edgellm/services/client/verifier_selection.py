@@ -11,7 +11,8 @@ from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.peer_probe import ProbeResult, ask_at, roll_call
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import OfferedModel, PeerInfo
-from edgellm.rpc.trust.peer_store import Peer, Peers, Right
+from edgellm.rpc.trust.peer_store import Peer, Peers
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 
 

@@ -33,7 +33,7 @@ from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import meet
-from edgellm.rpc.trust.peer_store import Right
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parsed
 from edgellm.services.mesh_codec import ENGINE, MESH, read_parcel, read_work, write_event, write_parcel, write_working

@@ -27,7 +27,7 @@ from edgellm.errors import (
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, LONGEST_BUSY_MS, PROTOCOL, SERVICE, TAKE_SECONDS
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method, who
-from edgellm.rpc.trust.peer_store import Right
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.versions import VOCABULARY, parsed
 from edgellm.services.handshake import check_protocol, first_different_block
 from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, write_verdict

@@ -22,8 +22,7 @@ from edgellm.cli.help_examples import model_names
 from edgellm.cli.views.console import Loading, emit, err, is_terminal, one_line, out, say, size
 from edgellm.cli.views.device_table import doing, looked, sought
 from edgellm.errors import EdgeError, InvalidOption
-from edgellm.layer_range import LayerRange
-from edgellm.mesh.placement import HERE, StageShare, of_way, ranges, read_split
+from edgellm.layer_range import HERE, LayerRange, StageShare, ranges, read_split
 
 if TYPE_CHECKING:
     from edgellm.mesh.deploy import DeployPart, Moved
@@ -98,6 +97,7 @@ def _planned(
 ) -> tuple[tuple[StageShare, ...], Mapping[str, Worker]]:
     from edgellm.coldstart.plan import plan
     from edgellm.mesh.model_costs import model_of
+    from edgellm.mesh.placement import of_way
 
     found = looked(path, interface, False, peers)
     fleet = found.fleet()

@@ -12,7 +12,7 @@ from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import model_names
 from edgellm.cli.views.console import emit, out, say
 from edgellm.cli.views.device_table import doing, looked, row_of, table
-from edgellm.mesh.placement import HERE, ranges
+from edgellm.layer_range import HERE, ranges
 
 if TYPE_CHECKING:
     from edgellm.rpc.discovery.workers import Worker

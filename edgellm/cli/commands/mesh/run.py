@@ -15,7 +15,7 @@ from edgellm.cli.help_examples import model_names
 from edgellm.cli.views.console import say
 from edgellm.cli.views.device_table import left_out, sought, surveyed
 from edgellm.errors import InvalidOption
-from edgellm.mesh.placement import HERE
+from edgellm.layer_range import HERE
 
 if TYPE_CHECKING:
     from edgellm.cli.views.timeline_view import Reports
