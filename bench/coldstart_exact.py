@@ -18,7 +18,7 @@ import numpy as np
 from bench.coldstart_families import FAMILIES, drawn
 from bench.report import write
 from edgellm.coldstart.algorithm1 import algorithm1, brute_force
-from edgellm.coldstart.planner import fastest
+from edgellm.coldstart.exact_search import fastest
 from edgellm.coldstart.problem import OVERLAPS, Task, makespan
 from edgellm.coldstart.problem_builder import best_single, even, heuristic
 

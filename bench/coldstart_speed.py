@@ -19,7 +19,7 @@ from bench.coldstart_families import FAMILIES, drawn
 from bench.coldstart_figures import FIGURES
 from bench.report import RESULTS, write
 from edgellm.coldstart.algorithm1 import algorithm1
-from edgellm.coldstart.planner import fastest
+from edgellm.coldstart.exact_search import fastest
 from edgellm.coldstart.problem import Task
 
 SIZES = ((4, 40), (8, 40), (8, 100), (12, 100), (16, 100), (20, 40), (20, 100))

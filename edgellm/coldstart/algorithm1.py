@@ -1,4 +1,4 @@
-"""The paper's Algorithm 1 with its three slips mended, and a brute-force search: references for the fast planner.
+"""The paper's Algorithm 1 with its three slips mended, which plans for small homes; and a brute-force search.
 
 As printed, line 16 checks the memory of layers i to j where i + 1 to j are meant, line 6 leaves out equation 30's
 check, and line 22 compares with the cost of all L layers instead of the cost of the first j.
@@ -14,8 +14,19 @@ import numpy as np
 from edgellm.coldstart.problem import Cut, Task, fits, makespan, streamed
 from edgellm.errors import InvalidOption
 
-MOST = 2**27
+MOST = 2**33
 """States times choices that `algorithm1` takes on: some minutes."""
+_QUICK, _STAGES = 2**25, 2**13  # states times choices, and stages, that take some 50 ms
+
+
+def _work(task: Task) -> int:
+    """Return the number of states of Algorithm 1 times the choices in each: K^2 L^2 2^K."""
+    return (task.devices * task.layers) ** 2 << task.devices
+
+
+def is_small(task: Task) -> bool:
+    """Return whether `algorithm1` is done at once."""
+    return _work(task) <= _QUICK and task.devices * task.layers**2 <= _STAGES
 
 
 def algorithm1(task: Task) -> tuple[float, Cut] | None:
@@ -27,7 +38,7 @@ def algorithm1(task: Task) -> tuple[float, Cut] | None:
     Raises `InvalidOption` if that would take minutes.
     """
     k, n = task.devices, task.layers
-    if (k * n) ** 2 << k > MOST * 64:
+    if _work(task) > MOST:
         raise InvalidOption(f"Algorithm 1 would take too long for {k} devices and {n} layers.", "Use plan instead.")
     own, comp = _stages(task)  # (K, L + 1, L + 1): eq. 25, 26, and infinite where eq. 28 exceeds the memory
     dp = np.full((1 << k, n + 1, k), np.inf)
@@ -73,10 +84,12 @@ def _stages(task: Task) -> tuple[np.ndarray, np.ndarray]:
     k, n = task.devices, task.layers
     own, comp = np.full((k, n + 1, n + 1), np.inf), np.full((k, n + 1, n + 1), np.inf)
     for d in range(k):
-        for i in range(n):
+        for i in np.flatnonzero(task.begins[d]):
             for j in range(i + 1, n + 1):
                 if task.need[i:j].sum() > task.room[d] * (1.0 + 1e-12):
                     break
+                if not task.ends[d, j - 1]:
+                    continue
                 load, work = task.load[d, i:j], task.compute[d, i:j]
                 comp[d, i, j] = work.sum()
                 whole = float(load.sum())

@@ -6,13 +6,12 @@ time allows; labels that cannot become a whole plan (`Bound`), and labels domina
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edgellm.coldstart.lp_bound import Bound
-from edgellm.coldstart.problem import Cut, Floats, Ints
+from edgellm.coldstart.problem import Cut, Floats, Ints, Stop
 from edgellm.coldstart.warm_start import Tables
 
 
@@ -89,9 +88,6 @@ TIE = 1e-10  # of the time limit: labels are as good as each other within it; fa
 CHUNK = 8_192  # labels expanded in one go: the results stay in the processor's cache
 MOST = 2_000_000  # labels kept of a level at the most
 GROWN = 8_000_000  # labels that a level may grow to before the dominated ones are dropped, in half a gigabyte
-
-
-Stop = Callable[[], bool]
 
 
 class Search:

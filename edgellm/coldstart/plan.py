@@ -11,9 +11,20 @@ from typing import Any, Literal, Self, get_args
 
 from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.hardware import Device, Links
-from edgellm.coldstart.label_search import Stop
-from edgellm.coldstart.planner import Solution, fastest, never
-from edgellm.coldstart.problem import Cut, Overlap, StageTimes, Task, makespan, per_token, timeline
+from edgellm.coldstart.planner import solve
+from edgellm.coldstart.problem import (
+    Cut,
+    Overlap,
+    Solution,
+    StageTimes,
+    Stop,
+    Task,
+    makespan,
+    never,
+    per_token,
+    timeline,
+    warm,
+)
 from edgellm.coldstart.problem_builder import (
     LayersOnDevice,
     best_single,
@@ -23,7 +34,6 @@ from edgellm.coldstart.problem_builder import (
     task_of,
     where_it_lies,
 )
-from edgellm.coldstart.reply_plan import quickest, warm
 from edgellm.errors import InvalidOption, PlanImpossible
 from edgellm.layer_range import LayerRange
 
@@ -142,7 +152,7 @@ def plan(
     further, beyond = max(0, tokens_out - 1), math.inf
     if kept is not None:
         asked, beyond = where_it_lies(asked, devices, model, kept, further)
-    found = _best(asked, further if objective == "reply" else 0, stop)
+    found = solve(asked, further if objective == "reply" else 0, stop)
     if found is None:
         raise _too_big(devices, task)
     if found.seconds >= beyond:
@@ -180,11 +190,6 @@ def foreseen(
 
 def _score(objective: Objective) -> Callable[[PlanOption], float]:
     return (lambda way: way.reply_s) if objective == "reply" else (lambda way: way.ttft_s)
-
-
-def _best(task: Task, further: int, stop: Stop) -> Solution | None:
-    """Return the fastest plan: a split, or a single device, which keeps a tied head once."""
-    return quickest(task, further, stop) if further else fastest(task, stop)
 
 
 def _way(devices: Sequence[Device], model: ModelCosts, task: Task, further: int, cut: Cut) -> PlanOption:

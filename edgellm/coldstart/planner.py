@@ -1,105 +1,22 @@
-"""The fast exact planner: the least time to the first token, and the proof that no plan is faster."""
+"""The planner: the best plan for an objective, with its proof, by the algorithm that suits the home."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
-
-from edgellm.coldstart.label_search import Search, Stop
-from edgellm.coldstart.lp_bound import Bound, Columns, prices, shares
-from edgellm.coldstart.problem import Cut, Task, makespan
-from edgellm.coldstart.warm_start import Orders, Tables
-
-MARGIN = 1e-8
-"""A plan is better where it is so by more than this share of T."""
-WIDTHS = (100, 1000, None)
-"""Labels that a pass follows: narrow passes find good plans, the last one looks everywhere."""
-NEAR = 1e-2
-"""The gap, as a share of T, to which the first passes bring the best plan found and the limit at which none was."""
+from edgellm.coldstart.algorithm1 import algorithm1, is_small
+from edgellm.coldstart.exact_search import fastest
+from edgellm.coldstart.problem import Solution, Stop, Task, never
+from edgellm.coldstart.reply_search import quickest
 
 
-@dataclass(frozen=True, slots=True)
-class Solution:
-    """The best plan found, its seconds, and a lower bound for all plans (to within a hundred millionth)."""
+def solve(task: Task, further: int = 0, stop: Stop = never) -> Solution | None:
+    """Return the plan that is done first with the first token, or with `further` tokens after it; None if none fits.
 
-    cut: Cut
-    seconds: float
-    floor: float
-
-    @property
-    def optimal(self) -> bool:
-        return self.floor >= self.seconds * (1.0 - 2.0 * MARGIN)
-
-    @property
-    def gap(self) -> float:
-        """The largest share by which another plan might be faster."""
-        return 0.0 if self.optimal else 1.0 - self.floor / self.seconds
-
-
-def never() -> bool:
-    return False
-
-
-def fastest(task: Task, stop: Stop = never) -> Solution | None:
-    """Return the plan of least T (equation 23), with its proof; None if the devices together do not hold the layers.
-
-    Each pass searches for a plan a little better than the best one known. If there is one, it becomes the best known;
-    if there is none, and the search was complete, the best known plan is the optimum. `stop` is called every few
-    milliseconds: whether to give up with the best plan so far.
+    For the first token: the paper's Algorithm 1 in a small home, and in a larger one a search that proves as much in
+    less time. Whole replies, and devices on which a stage may not begin and end anywhere, have a search of their own.
     """
-    tables = Tables(task)
-    orders, search, columns = Orders(tables), Search(tables), Columns.of(tables)
-    if (start := orders.start() or _any(search, columns)) is None:
-        return None
-    high, best = start
-    low = floor(columns, task.layers, high)
-    bound = Bound(columns, high)
-    for width in WIDTHS:
-        reach = low  # below it nothing was found at this width
-        while low < high * (1.0 - MARGIN):
-            limit = high * (1.0 - MARGIN)
-            if width == WIDTHS[0] and high - reach > NEAR * high:
-                limit = (high + reach) / 2.0
-            if high < 0.995 * bound.until:
-                bound = Bound(columns, high)
-            cuts, whole = search.within(limit, bound, width, stop)
-            if cuts:
-                high, best = min(orders.better(cut) for cut in cuts)
-                reach = low
-                continue
-            if stop():
-                return Solution(best, high, low)
-            low, reach = (limit, limit) if whole else (low, limit)
-            if limit >= high * (1.0 - MARGIN):
-                break
-    return Solution(best, high, high if low >= high * (1.0 - MARGIN) else low)
-
-
-def _any(search: Search, columns: Columns) -> tuple[float, Cut] | None:
-    """Search for any plan that fits, if no warm start does: unlike layers are hard to pack into tight memories."""
-    task = search.tables.task
-    late = float(task.load.sum() + task.compute.sum() + task.send.sum())
-    bound = Bound(columns, late)
-    for width in WIDTHS:
-        cuts, whole = search.within(late, bound, width, never)
-        if cuts or whole:
-            return min(((makespan(task, cut), cut) for cut in cuts), default=None)
-    return None
-
-
-def floor(columns: Columns, layers: int, high: float) -> float:
-    """Return a lower bound on T: below it, the prices leave no room for all layers. At most `high`."""
-    for _ in range(3):
-        until = high + columns.spared
-        moments, price = prices(columns, until)
-        left = layers - float(shares(columns, moments, price, until).sum()) - 1e-6
-        if np.maximum(until - moments, 0.0) @ price < left:
-            return high
-        below, above = 0.0, until
-        for _ in range(40):
-            middle = (below + above) / 2.0
-            short = np.maximum(middle - moments, 0.0) @ price < left
-            below, above = (middle, above) if short else (below, middle)
-        high = below - columns.spared
-    return max(0.0, high)
+    if not further and is_small(task):
+        found = algorithm1(task)
+        return None if found is None else Solution(found[1], found[0], found[0])
+    if further or task.bounded:
+        return quickest(task, further, stop)
+    return fastest(task, stop)

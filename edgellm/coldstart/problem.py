@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -14,6 +14,7 @@ from edgellm.layer_range import LayerRange
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 Overlap = Literal["paper", "receiving", "streamed"]
 """What may go on while a device still loads: nothing (equation 18); receiving; receiving, and computing with the layers
 that are there."""
@@ -30,7 +31,8 @@ class Task:
 
     `step`, (K, L), and `hop`, (K, K): the same as `compute` and `send` for one decoded token; zeros if not needed.
     `alone_load`, (K,), and `alone_need`: seconds and bytes for all layers on one device, where that is less than their
-    sum (a head tied to the embedding is kept once).
+    sum (a head tied to the embedding is kept once). `begins` and `ends`, (K, L): whether a stage of the device may
+    begin, or end, with the layer; by default with any.
 
     Raises `InvalidOption` if the shapes differ, or a number is negative or not finite.
     """
@@ -45,6 +47,8 @@ class Task:
     hop: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     alone_load: Floats = field(default_factory=lambda: np.zeros(0))
     alone_need: float | None = None
+    begins: Bools = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
+    ends: Bools = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
 
     def __post_init__(self) -> None:
         k, n = self.load.shape
@@ -54,10 +58,13 @@ class Task:
             object.__setattr__(self, "hop", np.zeros((k, k)))
         if not self.alone_load.size:
             object.__setattr__(self, "alone_load", self.load.sum(1))
+        for name in ("begins", "ends"):
+            if not getattr(self, name).size:
+                object.__setattr__(self, name, np.ones((k, n), dtype=bool))
         if self.alone_need is None:
             object.__setattr__(self, "alone_need", float(self.need.sum()))
         wanted = {"load": (k, n), "compute": (k, n), "step": (k, n), "send": (k, k), "hop": (k, k), "need": (n,),
-                  "room": (k,), "alone_load": (k,)}  # fmt: skip
+                  "room": (k,), "alone_load": (k,), "begins": (k, n), "ends": (k, n)}  # fmt: skip
         for name, shape in wanted.items():
             value = getattr(self, name)
             if value.shape != shape:
@@ -78,9 +85,14 @@ class Task:
         return int(self.load.shape[1])
 
     @property
+    def bounded(self) -> bool:
+        """Whether some stage may not begin or end with some layer."""
+        return not (self.begins.all() and self.ends.all())
+
+    @property
     def uniform(self) -> bool:
-        """Whether all layers cost the same."""
-        return all(
+        """Whether all layers are alike."""
+        return not self.bounded and all(
             bool(np.allclose(value, value[..., :1], rtol=1e-12, atol=0.0))
             for value in (self.load, self.compute, self.step, self.need)
         )
@@ -186,11 +198,50 @@ def per_token(task: Task, cut: Cut) -> float:
 
 
 def fits(task: Task, cut: Cut) -> bool:
-    """Return whether each stage fits its device's memory (equation 22), with no device used twice and no layer left."""
+    """Return whether each stage fits its device's memory (equation 22), begins and ends where it may, with no device
+    used twice and no layer left."""
     first = 0
     for device, count in cut:
         taken = task.need[first : first + count].sum() if len(cut) > 1 else task.alone_need
         if count < 1 or taken > task.room[device] * (1.0 + 1e-12):
             return False
+        if first + count > task.layers or not (task.begins[device, first] and task.ends[device, first + count - 1]):
+            return False
         first += count
     return first == task.layers and len({device for device, _ in cut}) == len(cut)
+
+
+MARGIN = 1e-8
+"""A plan is better where it is so by more than this share of T."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The best plan found, its seconds, and a lower bound for all plans (to within a hundred millionth)."""
+
+    cut: Cut
+    seconds: float
+    floor: float
+
+    @property
+    def optimal(self) -> bool:
+        return self.floor >= self.seconds * (1.0 - 2.0 * MARGIN)
+
+    @property
+    def gap(self) -> float:
+        """The largest share by which another plan might be faster."""
+        return 0.0 if self.optimal else 1.0 - self.floor / self.seconds
+
+
+Stop = Callable[[], bool]
+"""Asked every few milliseconds: whether to give up with the best plan so far."""
+
+
+def never() -> bool:
+    """Return False: a search without a limit of its own."""
+    return False
+
+
+def warm(task: Task) -> Task:
+    """Return the same task with every device's layers loaded already."""
+    return replace(task, load=np.zeros_like(task.load), alone_load=np.zeros_like(task.alone_load))

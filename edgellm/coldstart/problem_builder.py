@@ -19,11 +19,14 @@ from edgellm.errors import InvalidOption
 class LayersOnDevice:
     """The layers of a model that a device has, counted from 0: on its `disk` (None: any that it needs), and loaded.
 
-    A device cannot load what is not on its disk, and need not load what is in its memory.
+    A device cannot load what is not on its disk, and need not load what is in its memory. `begins` and `ends`: layers
+    with which its stage may begin and end, as pieces on its disk do; None: any.
     """
 
     disk: frozenset[int] | None = None
     memory: frozenset[int] = frozenset()
+    begins: frozenset[int] | None = None
+    ends: frozenset[int] | None = None
 
 
 def task_of(
@@ -80,6 +83,7 @@ def where_it_lies(
     beyond = 2.0 * float(task.load.sum() + task.compute.sum() + task.send.sum() + task.alone_load.sum()) + 1.0
     beyond += 2.0 * further * float(task.step.sum() + task.hop.sum())
     load, room, alone = task.load.copy(), task.room.copy(), task.alone_load.copy()
+    begins, ends = task.begins.copy(), task.ends.copy()
     nothing = LayersOnDevice(frozenset())
     for at, device in enumerate(devices):
         has = kept.get(device.name, nothing)
@@ -90,7 +94,10 @@ def where_it_lies(
         room[at] += sum(model.layer_bytes[layer] for layer in warm)
         if warm or missing:
             alone[at] = load[at].sum()
-    return replace(task, load=load, room=room, alone_load=alone), beyond
+        for may, allowed in ((begins, has.begins), (ends, has.ends)):
+            if allowed is not None:
+                may[at] = np.isin(np.arange(task.layers), sorted(allowed))
+    return replace(task, load=load, room=room, alone_load=alone, begins=begins, ends=ends), beyond
 
 
 def even(peak: npt.ArrayLike, task: Task) -> Cut | None:

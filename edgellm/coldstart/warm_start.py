@@ -78,18 +78,23 @@ class Tables:
 
     @cached_property
     def own(self) -> Floats:
-        """Seconds that a stage takes alone, (K, ends, L + 1), infinite where it does not fit; rises with n."""
+        """Seconds that a stage takes alone, (K, ends, L + 1), infinite where it does not fit or may not begin or end;
+        otherwise it rises with n."""
         fits = self._windows[2] <= self.task.room[:, None, None] * (1.0 + SLACK)
         with np.errstate(invalid="ignore"):
             own = np.where(fits & np.isfinite(self.load), self.head + self.compute, np.inf)
+        if self.task.bounded:
+            for end in range(1, self.task.layers + 1):
+                begins = self.task.begins[:, :end][:, ::-1] & self.task.ends[:, end - 1 : end]
+                own[:, end, 1 : end + 1][~begins] = np.inf
         own[:, :, 0] = 0.0
         return own
 
     @cached_property
     def most(self) -> Ints:
-        """The most layers that fit, per row."""
-        many: Ints = np.isfinite(self.own).sum(2).reshape(-1)
-        return many - 1
+        """The most layers of a stage, per row."""
+        many: Ints = np.where(np.isfinite(self.own), np.arange(self.task.layers + 1), 0).max(2).reshape(-1)
+        return many
 
 
 HALVINGS = 24

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,10 +19,11 @@ from edgellm.errors import DeviceLost, EdgeError, PlanImpossible
 from edgellm.layer_range import StageShare, ranges
 from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.pipeline import Pipeline, StageHost
-from edgellm.mesh.placement import DeviceCapability, cover
+from edgellm.mesh.placement import DeviceCapability, fail_over
 from edgellm.spec.types import NO_IDS
 
 _log = logging.getLogger(__name__)
+_PLANNING = 2.0  # seconds in which a new split is improved: a reply waits for it
 _REVIVALS = 3  # of a device that comes back and is lost again, and of pipelines lost with no device at fault
 
 
@@ -177,12 +179,17 @@ class Mesh:
         for name, member in self._members.items():
             if name not in self._lost:
                 self._ask(member, able)
-        if (shares := cover(able, self.work.n_layers)) is None:
+        began = time.monotonic()
+
+        def late() -> bool:
+            return time.monotonic() - began > _PLANNING
+
+        if (shares := fail_over(able, self.work.n_layers, stop=late)) is None:
             for name in [name for name in self._lost if self._revived[name] < _REVIVALS]:
                 if self._ask(self._members[name], able):
                     del self._lost[name]
                     self._revived[name] += 1
-            shares = cover(able, self.work.n_layers)
+            shares = fail_over(able, self.work.n_layers, stop=late)
         if shares is None:
             raise self._impossible(able)
         return shares

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgellm.coldstart.cost_model import ModelCosts
-from edgellm.coldstart.label_search import Stop
-from edgellm.coldstart.plan import WORTH, Objective, Plan, PlanOption, foreseen, told
+from edgellm.coldstart.plan import WORTH, Objective, Plan, PlanOption, told
 from edgellm.coldstart.plan import plan as best_plan
-from edgellm.coldstart.planner import never
+from edgellm.coldstart.planner import solve
+from edgellm.coldstart.problem import Stop, Task, never
 from edgellm.coldstart.problem_builder import LayersOnDevice
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
@@ -33,9 +33,6 @@ def of_plan(plan: Plan) -> tuple[StageShare, ...]:
 def of_way(way: PlanOption) -> tuple[StageShare, ...]:
     """Return the shares of a way to hold the model."""
     return tuple(StageShare(stage.device, stage.layers) for stage in way.stages)
-
-
-_MOST = 10  # devices that are considered: the number of their sets doubles with each
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,53 +66,39 @@ class DeviceCapability:
         return self.ends is None or layer in self.ends
 
 
-def cover(devices: Sequence[DeviceCapability], layers: int, tokens: int = 64) -> tuple[StageShare, ...] | None:
-    """Return the ranges, in order, for which loading and `tokens` more tokens take least; None if no split is possible.
+_MOST = 10  # devices that are considered: the number of their sets doubles with each
 
-    best[S][j]: the least seconds with the first j layers on the devices of the set S, each of which holds one range.
-    Loads are added up as if one came after the other: with few devices that is what counts, and devices that have their
-    layers loaded already are preferred.
+
+def fail_over(
+    devices: Sequence[DeviceCapability], layers: int, tokens: int = 64, stop: Stop = never
+) -> tuple[StageShare, ...] | None:
+    """Return the shares, in order, with which `tokens` more tokens of a reply come first; None if no split is possible.
+
+    What a layer costs is not measured in the middle of a reply: `load`, `step` and `hop` are the devices' own figures.
     """
     devices = devices[:_MOST]
-    full = 1 << len(devices)
-    best = np.full((full, layers + 1), np.inf)
-    best[0, 0] = 0.0
-    came: dict[tuple[int, int], tuple[int, int]] = {}  # (S, j): the device that came last, and where it begins
-    costs = [_costs(device, layers, tokens) for device in devices]
-    for held in range(full):
-        for d, cost in enumerate(costs):
-            after = held | 1 << d
-            if after == held:
-                continue
-            through = best[held][:, None] + cost  # (i, j): from layer i to before layer j
-            begin, value = through.argmin(axis=0), through.min(axis=0)
-            for j in np.flatnonzero(value < best[after]).tolist():
-                best[after, j] = value[j]
-                came[after, j] = d, int(begin[j])
-    held, j = int(best[:, layers].argmin()), layers
-    if not np.isfinite(best[held, j]):
+    if not devices:
         return None
-    shares: list[StageShare] = []
-    while j:
-        d, i = came[held, j]
-        shares.append(StageShare(devices[d].name, LayerRange(i, j)))
-        held, j = held & ~(1 << d), i
-    return tuple(reversed(shares))
-
-
-def _costs(device: DeviceCapability, layers: int, tokens: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return the seconds for the layers from i to before j, (layers + 1, layers + 1); infinite where a layer is
-    missing, where a piece would be cut in two, or j <= i."""
-    found = np.full((layers + 1, layers + 1), np.inf)
-    for i in filter(device.may_begin, range(layers)):
-        seconds = tokens * device.hop
-        for j in range(i + 1, min(layers, i + device.most) + 1):
-            if j - 1 not in device.holds:
-                break
-            seconds += tokens * device.step + (0.0 if j - 1 in device.warm else device.load)
-            if device.may_end(j - 1):
-                found[i, j] = seconds
-    return found
+    here = range(layers)
+    step = np.array([[device.step] * layers for device in devices])
+    loads = np.array([[0.0 if layer in device.warm else device.load for layer in here] for device in devices])
+    hop = np.tile([device.hop for device in devices], (len(devices), 1))
+    beyond = 2.0 * float(loads.sum() + (tokens + 1) * (step.sum() + hop.sum())) + 1.0
+    held = np.array([[layer in device.holds for layer in here] for device in devices])
+    task = Task(
+        load=np.where(held, loads, beyond), compute=step, send=hop, step=step, hop=hop, need=np.ones(layers),
+        room=np.array([float(device.most) for device in devices]), overlap="streamed",
+        begins=np.array([[device.may_begin(layer) for layer in here] for device in devices]),
+        ends=np.array([[device.may_end(layer) for layer in here] for device in devices]),
+    )  # fmt: skip
+    found = solve(task, tokens, stop)
+    if found is None or found.seconds >= beyond:
+        return None
+    shares, at = [], 0
+    for device, count in found.cut:
+        shares.append(StageShare(devices[device].name, LayerRange(at, at + count)))
+        at += count
+    return tuple(shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,25 +204,13 @@ def place(
     if best is not None and not lacking and _whole(of_way(best.advised), able):
         return finish(of_way(best.advised), best.advised, best.advice, unused=best.unused)
     try:
-        now = planned(kept={one.name: LayersOnDevice(one.holds, one.warm) for one in able})
+        now = planned(kept={one.name: LayersOnDevice(one.holds, one.warm, one.begins, one.ends) for one in able})
     except PlanImpossible as error:
         if trouble is not None:
             raise trouble from None
-        command = deploy_command("MODEL", lacking, workers)
+        command = deploy_command("MODEL", lacking, workers) if lacking else _DEPLOY
         raise PlanImpossible(error.what, f"Bring them there: {command}") from None
-    shares, way = of_way(now.advised), now.advised
-    reason = f"Of what the devices have: {now.advice}"
-    if not _whole(shares, able):  # pieces of several layers that it would cut in two
-        found = cover(able, model.shape.layers, tokens_out)
-        if found is None:
-            raise PlanImpossible(
-                "The pieces that the devices have cannot be put in a row.", f"Bring others: {_DEPLOY}"
-            )  # fmt: skip
-        names = [device.name for device in fleet.devices]
-        cut = tuple((names.index(one.name), len(one.layers)) for one in found)
-        way = foreseen(fleet.devices, model, cut, tokens_in, tokens_out, links=fleet.links)
-        shares, reason = found, f"Where the pieces on the devices begin and end: {_named(found)}."
-    return finish(shares, way, reason, unused=now.unused)
+    return finish(of_way(now.advised), now.advised, f"Of what the devices have: {now.advice}", unused=now.unused)
 
 
 def _fleet(home: Fleet, able: Sequence[DeviceCapability], model: ModelCosts, taken: float) -> Fleet:

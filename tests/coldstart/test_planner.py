@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from bench.coldstart_exact import SAME, compared
 from bench.coldstart_families import FAMILIES, drawn
-from edgellm.coldstart import hardware, label_search, reply_plan
+from edgellm.coldstart import hardware, label_search, reply_search
 from edgellm.coldstart.algorithm1 import algorithm1, brute_force, every_plan
 from edgellm.coldstart.cost_model import ModelCosts
+from edgellm.coldstart.exact_search import fastest, floor
 from edgellm.coldstart.label_search import Search
 from edgellm.coldstart.lp_bound import Bound, Columns, packing, potentials
 from edgellm.coldstart.plan import advice, plan
-from edgellm.coldstart.planner import fastest, floor
-from edgellm.coldstart.problem import OVERLAPS, Overlap, Task, fits, makespan
+from edgellm.coldstart.planner import solve
+from edgellm.coldstart.problem import OVERLAPS, Overlap, Task, fits, makespan, warm
 from edgellm.coldstart.problem_builder import LayersOnDevice, task_of, where_it_lies
 from edgellm.coldstart.warm_start import Tables
 from edgellm.errors import InvalidOption, PlanImpossible
@@ -73,12 +74,39 @@ def test_layers_that_differ_are_planned_exactly_for_both_objectives(family: str,
         assert found.seconds == pytest.approx(best[0], rel=SAME)
         assert reference[0] == pytest.approx(best[0], rel=1e-9)
         assert makespan(task, found.cut) == found.seconds
-        for asked in (task, reply_plan.warm(task)):
-            least = min(reply_plan.seconds(asked, cut, 9) for cut in every_plan(asked))
-            quickest = reply_plan.quickest(asked, 9)
+        for asked in (task, warm(task)):
+            least = min(reply_search.seconds(asked, cut, 9) for cut in every_plan(asked))
+            quickest = reply_search.quickest(asked, 9)
             assert quickest is not None
             assert quickest.optimal
             assert quickest.seconds == pytest.approx(least, rel=SAME)
+
+
+@given(st.integers(0, 10_000), st.sampled_from(OVERLAPS), st.sampled_from([0, 9]))
+@settings(max_examples=40)
+def test_stages_begin_and_end_where_they_may(seed: int, overlap: Overlap, further: int) -> None:
+    rng = np.random.default_rng(seed)
+    task = uneven(drawn("wide", rng, 3, 6, overlap), rng)
+    task = replace(task, begins=rng.random((3, 6)) < 0.6, ends=rng.random((3, 6)) < 0.6)
+    least = min((reply_search.seconds(task, cut, further) for cut in every_plan(task)), default=None)
+    for found in (solve(task, further), reply_search.quickest(task, further)):
+        if least is None:
+            assert found is None
+            continue
+        assert found is not None
+        assert found.optimal
+        assert fits(task, found.cut)
+        assert found.seconds == pytest.approx(least, rel=SAME)
+
+
+@pytest.mark.parametrize(("devices", "layers"), [(2, 12), (8, 40), (12, 24)])
+def test_small_and_large_homes_are_planned_alike(devices: int, layers: int) -> None:
+    task = drawn("wide", np.random.default_rng(3), devices, layers, "streamed")
+    found, searched = solve(task), fastest(task)
+    assert found is not None
+    assert searched is not None
+    assert found.optimal
+    assert found.seconds == pytest.approx(searched.seconds, rel=SAME)
 
 
 @given(st.integers(0, 10_000), st.sampled_from(OVERLAPS))
@@ -101,7 +129,7 @@ def test_layers_are_planned_exactly_where_they_lie(seed: int, overlap: Overlap) 
             first += count
     for found, score in (
         (fastest(task), lambda cut: makespan(task, cut)),
-        (reply_plan.quickest(task, 9), lambda cut: reply_plan.seconds(task, cut, 9)),
+        (reply_search.quickest(task, 9), lambda cut: reply_search.seconds(task, cut, 9)),
     ):
         if not there:
             assert found is None or found.seconds >= beyond
@@ -194,6 +222,7 @@ def test_equal_devices_change_nothing() -> None:
     task = replace(
         one, load=one.load[twice], compute=one.compute[twice], room=one.room[twice], send=np.full((6, 6), 0.02),
         step=one.step[twice], hop=np.zeros((6, 6)), alone_load=one.alone_load[twice],
+        begins=one.begins[twice], ends=one.ends[twice],
     )  # fmt: skip
     found, reference = fastest(task), algorithm1(task)
     assert found is not None

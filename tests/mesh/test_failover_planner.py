@@ -7,8 +7,9 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import check_shares
-from edgellm.mesh.placement import DeviceCapability, cover
+from edgellm.mesh.placement import DeviceCapability, fail_over
 
 LAYERS = 8
 
@@ -40,7 +41,7 @@ def in_whole_pieces(held: list[tuple[int, int]], first: int, last: int) -> bool:
 @settings(max_examples=200)
 def test_no_range_cuts_a_piece_and_none_is_missed(held: list[tuple[list[tuple[int, int]], float]]) -> None:
     devices = [able("abc"[at], some, hop) for at, (some, hop) in enumerate(held)]
-    found = cover(devices, LAYERS)
+    found = fail_over(devices, LAYERS)
     if found is None:
         assert not any(_possible(order, 0) for order in permutations([some for some, _ in held]))
         return
@@ -61,9 +62,11 @@ def _possible(order: tuple[list[tuple[int, int]], ...], at: int) -> bool:
 
 
 def test_who_does_not_say_may_begin_and_end_anywhere() -> None:
-    found = cover([DeviceCapability("old", frozenset(range(3, LAYERS))), able("new", [(0, 3), (4, 7)], 0.01)], LAYERS)
+    old = DeviceCapability("old", frozenset(range(3, LAYERS)))
+    found = fail_over([old, able("new", [(0, 3), (4, 7)], 0.01)], LAYERS)
     assert found is not None
-    assert {share.name for share in found} == {"new"}
-    found = cover([DeviceCapability("old", frozenset(range(4, LAYERS))), able("new", [(0, 3), (4, 5)], 0.01)], LAYERS)
+    assert found == (StageShare("new", LayerRange(0, 4)), StageShare("old", LayerRange(4, 8)))  # both load at once
+    old = DeviceCapability("old", frozenset(range(4, LAYERS)))
+    found = fail_over([old, able("new", [(0, 3), (4, 5)], 0.01)], LAYERS)
     assert found is not None
     assert [share.name for share in found] == ["new", "old"]

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgellm.coldstart.label_search import MOST, Stop
-from edgellm.coldstart.planner import MARGIN, Solution, fastest, never
-from edgellm.coldstart.problem import Cut, Floats, Ints, Task, fits, makespan, per_token
+from edgellm.coldstart.exact_search import fastest
+from edgellm.coldstart.label_search import MOST
+from edgellm.coldstart.problem import MARGIN, Cut, Floats, Ints, Solution, Stop, Task, fits, makespan, never, per_token
 from edgellm.coldstart.warm_start import Tables
 
 WIDTHS = (200, 5000, MOST)
@@ -24,11 +24,6 @@ def seconds(task: Task, cut: Cut, further: int) -> float:
     return makespan(task, cut) + further * per_token(task, cut)
 
 
-def warm(task: Task) -> Task:
-    """Return the same task with every device's layers loaded already."""
-    return replace(task, load=np.zeros_like(task.load), alone_load=np.zeros_like(task.alone_load))
-
-
 def quickest(task: Task, further: int, stop: Stop = never) -> Solution | None:
     """Return the plan whose whole reply ends first, with its proof; None if no plan fits.
 
@@ -36,10 +31,10 @@ def quickest(task: Task, further: int, stop: Stop = never) -> Solution | None:
     layers done), the time t at which it is done, and the time D that it takes for one further token. Of two labels that
     agree in the first four, (t, D) dominates (t', D') if D <= D' and t + n D <= t' + n D'.
     """
-    start = min(((seconds(task, cut, further), cut) for cut in _candidates(task, stop)), default=None)
-    if start is None:
-        return None
     search = _Forward(task, further)
+    start = min(((seconds(task, cut, further), cut) for cut in _candidates(task, stop)), default=None)
+    if start is None and (start := _any(search, stop)) is None:
+        return None
     (high, best), low = start, search.floor()
     for width in WIDTHS:
         while True:
@@ -54,9 +49,25 @@ def quickest(task: Task, further: int, stop: Stop = never) -> Solution | None:
     return Solution(best, high, min(low, high))
 
 
+def _any(search: _Forward, stop: Stop) -> tuple[float, Cut] | None:
+    """Return any plan with its seconds; None if there is none, or it is not found in time. The first pass is short."""
+    task, further = search.task, search.further
+    late = 1.0 + float(task.load.sum() + task.compute.sum() + task.send.sum() + task.alone_load.sum())
+    late += further * float(task.step.sum() + task.hop.sum())
+    for width in WIDTHS:
+        cut, whole = search.within(late, width, never if width == WIDTHS[0] else stop)
+        if cut is not None:
+            return seconds(task, cut, further), cut
+        if whole or stop():
+            break
+    return None
+
+
 def _candidates(task: Task, stop: Stop) -> Iterator[Cut]:
     """Yield the single devices, and the plans with the fastest first token on the few devices that decode best."""
     yield from (cut for device in range(task.devices) if fits(task, cut := ((device, task.layers),)))
+    if task.bounded:
+        return
     order = np.argsort(task.step.sum(1), kind="stable")
     for many in range(2, task.devices + 1):
         chosen = np.sort(order[:many])
@@ -67,7 +78,7 @@ def _candidates(task: Task, stop: Stop) -> Iterator[Cut]:
 
 
 def _among(task: Task, chosen: Ints) -> Task:
-    rows, pairs = ("load", "compute", "step", "room", "alone_load"), ("send", "hop")
+    rows, pairs = ("load", "compute", "step", "room", "alone_load", "begins", "ends"), ("send", "hop")
     some = {name: getattr(task, name)[chosen] for name in rows}
     return replace(task, **some, **{name: getattr(task, name)[np.ix_(chosen, chosen)] for name in pairs})
 
