@@ -141,11 +141,15 @@ class PeerTooNew(ProtocolError):
     """The other device speaks a newer version of the contract."""
 
 
-class VerifierUnreachable(EdgeError):
-    """Nobody answers at the verifier's address."""
+class VerifierUnavailable(EdgeError):
+    """The verifier cannot be asked now."""
 
 
-class VerifierLost(EdgeError):
+class VerifierUnreachable(VerifierUnavailable):
+    """The verifier's address does not answer."""
+
+
+class VerifierLost(VerifierUnavailable):
     """The verifier was there and is gone, or no longer makes progress."""
 
 
@@ -153,7 +157,7 @@ class MeshBroken(VerifierLost):
     """The devices that are left of a mesh do not hold the model; says what would be needed."""
 
 
-class VerifierBusy(VerifierLost):
+class VerifierBusy(VerifierUnavailable):
     """The verifier is there and has no room for another request; it has said when to ask again, in `seconds`."""
 
     def __init__(self, what: str, next_step: str, seconds: float = 1.0) -> None:
@@ -173,8 +177,8 @@ class PullFailed(EdgeError):
     """A model could not be fetched; what has arrived is kept."""
 
 
-class DiskFull(PullFailed):
-    """No space is left for the model; what has arrived is kept."""
+class DiskFull(EdgeError):
+    """No space is left on the disk; what has arrived is kept."""
 
 
 class LayersRefused(EdgeError):

@@ -9,7 +9,15 @@ from dataclasses import replace
 from time import monotonic, sleep
 from typing import TypeVar
 
-from edgellm.errors import MeshBroken, ProtocolError, Stopped, VerifierBusy, VerifierLost, VerifierSlow
+from edgellm.errors import (
+    MeshBroken,
+    ProtocolError,
+    Stopped,
+    VerifierBusy,
+    VerifierLost,
+    VerifierSlow,
+    VerifierUnavailable,
+)
 from edgellm.spec.protocols import Drafter, Pending, Verifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Notice, Verdict
@@ -62,7 +70,7 @@ class GuardedSession:
         self._news: list[Notice] = []
         self._reading: Pending | None = None
         if self._session is not None and announce and self._session.ready():
-            with suppress(VerifierBusy, VerifierLost):  # the first verdict will raise it
+            with suppress(VerifierUnavailable):  # the first verdict will raise it
                 self._reading = self._session.submit(state.ids, _NOTHING)
 
     def unavailable(self) -> Decision | None:

@@ -17,7 +17,15 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Model
-from edgellm.errors import EngineFailed, InvalidOption, ModelNotFound, PairingRequired, PortTaken, VerifierLost
+from edgellm.errors import (
+    EngineFailed,
+    InvalidOption,
+    ModelNotFound,
+    PairingRequired,
+    PortTaken,
+    VerifierBusy,
+    VerifierLost,
+)
 from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer, serve_verifier
@@ -180,7 +188,7 @@ def test_more_requests_than_may_wait_are_answered_busy(exact: Model, prompt: Ids
         pending = first.submit(prompt, Chunk(), extra=200)
         while not server.counters.batches > 3:
             time.sleep(0.001)
-        with pytest.raises(VerifierLost, match="busy"):
+        with pytest.raises(VerifierBusy, match="busy"):
             second.submit(prompt, Chunk()).result()
         assert not second.ready()
         pending.result()

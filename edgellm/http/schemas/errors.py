@@ -15,8 +15,7 @@ from edgellm.errors import (
     PromptTooLong,
     TextRefused,
     VerifierBusy,
-    VerifierLost,
-    VerifierUnreachable,
+    VerifierUnavailable,
 )
 
 INVALID = "invalid_request_error"
@@ -64,7 +63,7 @@ def fault_of(error: BaseException) -> ErrorInfo:
         return ErrorInfo(400, str(error))
     if isinstance(error, VerifierBusy):
         return ErrorInfo(503, str(error), SERVER, "verifier_busy", retry_after=error.seconds)
-    if isinstance(error, (VerifierLost, VerifierUnreachable)):
+    if isinstance(error, VerifierUnavailable):
         return ErrorInfo(503, str(error), SERVER, "verifier_lost", retry_after=2.0)
     if isinstance(error, EdgeError):
         return ErrorInfo(500, str(error), SERVER)
