@@ -103,7 +103,7 @@ def hits(asked: list[Question], budget: float) -> dict[str, Any]:
         ledger, options = BudgetController(), ReplyOptions(budget=budget)
         for question in asked:
             prompt = big.chat_prompt(question.messages)
-            choice = choose(options, 0, profile=profile, ledger=ledger, linked=True, prompt=prompt)
+            choice = choose(options, 0, profile=profile, ledger=ledger, linked=True)
             events = generate(
                 GenerationState(
                     prompt,

@@ -90,7 +90,7 @@ def write(
     stopped: ShouldStop,
 ) -> Generator[Event, None, None]:  # fmt: skip
     """Write the reply to `prompt` (n,). Raise what `generate` raises, and ProfileUnusable."""
-    plan = plan_reply(parts, prompt, options, sampling.seed)
+    plan = plan_reply(parts, options, sampling.seed)
     yield from plan.notices
     copying, why = _copying(parts, options, plan)
     _log.debug("a reply to %d tokens: %s", len(prompt), "; ".join((*plan.reasons, why)))
@@ -210,8 +210,8 @@ def reporting(parts: Components, options: ReplyOptions) -> Verifier:
     return retrieval.itself()
 
 
-def plan_reply(parts: Components, prompt: Ids, options: ReplyOptions, seed: int) -> GenerationPlan:
-    """Return how this pair writes a reply to `prompt`: the `options` as far as it can follow them, and the reasons."""
+def plan_reply(parts: Components, options: ReplyOptions, seed: int) -> GenerationPlan:
+    """Return how this pair writes a reply: the `options` as far as it can follow them, and the reasons."""
     known, draft = parts.knowledge, parts.draft
     if known is None or draft is None:
         alone = AlwaysGate() if draft is None else NeverGate()
@@ -233,7 +233,7 @@ def plan_reply(parts: Components, prompt: Ids, options: ReplyOptions, seed: int)
         first, notices = known.begin_first(layers)
         choice = GateChoice(first, "the pair has no profile yet", options.gamma or FINE, layers)
     else:
-        choice = choose(options, seed, profile=profile, ledger=ledger, linked=parts.linked, prompt=prompt)
+        choice = choose(options, seed, profile=profile, ledger=ledger, linked=parts.linked)
     kind, early = _early(parts, options, profile, DrafterKind(choice.layers))
     many, parallel = _parallel(parts, options, profile, kind, choice)
     if first is not None:  # importance is not measured for what is drafted ahead

@@ -18,7 +18,7 @@ from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.gates.budget import BudgetController
 from edgellm.spec.gates.online_profiler import FirstReply, OnlineProfiler
-from edgellm.spec.gates.profile import Profile
+from edgellm.spec.gates.profile import Profile, outdated
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Notice
 from edgellm.storage import ALIASES, History, bundled, fingerprint, quick_fingerprint
@@ -33,7 +33,8 @@ LOGS_MOST = 20
 
 @dataclass(frozen=True, slots=True)
 class KeptData:
-    """Counts of what is kept, by kind. Only profiles with words of prompts, or made from replies, are counted."""
+    """Counts of what is kept, by kind. Of profiles, those made from replies, and those of an earlier version, which
+    have words of prompts in them."""
 
     replies: int = 0
     conversations: int = 0
@@ -72,8 +73,7 @@ def kept() -> KeptData:
 
 
 def forget() -> KeptData:
-    """Remove all that is kept, and return the counts. Measured figures of a profile that was made from a file of
-    prompts stay, without the words.
+    """Remove all that is kept, and return the counts. A profile that was made from a file of prompts stays.
 
     Raises:
         HistoryUnusable, TrustUnusable: something cannot be removed.
@@ -85,7 +85,7 @@ def forget() -> KeptData:
             counts.append(store.clear())
         except EdgeError as error:  # what can be removed goes first
             errors.append(error)
-    profiles = sum(1 for path in list(_profiles()) if _forget_words(path))
+    profiles = sum(1 for path in list(_profiles()) if _forget_profile(path))
     old, curves, logs = (
         sum(1 for _ in _removed(paths)) for paths in ([old_lines()], _files(_curves(), "*"), _files(_logs(), "*"))
     )
@@ -109,7 +109,7 @@ def expire() -> None:
             store.expire()
     for path in list(_profiles()):
         if expired(path, before):
-            _forget_words(path)
+            _forget_profile(path)
     old = (path for path in (old_lines(), *_files(_curves(), "*")) if expired(path, before))
     list(_removed(old))
     expire_logs(before)
@@ -127,22 +127,21 @@ def _profiles() -> Iterator[Path]:
 
 
 def _is_personal(path: Path) -> bool:
-    """Return whether a file among the profiles has words of prompts in it, was made from replies, or is damaged."""
+    """Return whether a file among the profiles was made from replies, has words of prompts in it, or is damaged."""
     try:
-        profile = Profile.load(path, own=True)
-    except ProfileUnusable:
+        return Profile.load(path, own=True).origin != "prompts" or outdated(path)
+    except EdgeError:
         return True
-    return profile.has_words or profile.origin != "prompts"
 
 
-def _forget_words(path: Path) -> bool:
+def _forget_profile(path: Path) -> bool:
     """Remove what a file among the profiles has from prompts and replies; return whether there was anything."""
     if not _is_personal(path):
         return False
     try:
         profile = Profile.load(path, own=True)
         if profile.origin == "prompts":
-            profile.without_words().save(path)
+            profile.save(path)  # in the present form, which has no words
             return True
     except (ProfileUnusable, OSError):
         pass
@@ -180,12 +179,18 @@ def profile_path(draft_hash: str, verifier_hash: str) -> Path:
 def find_profile(draft_hash: str, verifier_hash: str) -> Profile | None:
     """Return the user's own profile of the pair, or the one that came with edgellm; None where there is neither.
 
+    A profile of an earlier version is written back in the present form, which has no words of prompts in it.
+
     Raises:
         ProfileUnusable: the user's own is damaged or of another version.
     """
     path = profile_path(draft_hash, verifier_hash)
     if os.path.lexists(path):
-        return read_profile(path, draft_hash, verifier_hash, own=True)
+        profile = read_profile(path, draft_hash, verifier_hash, own=True)
+        if outdated(path):
+            with suppress(OSError):
+                profile.save(path)
+        return profile
     try:
         shipped = bundled(next(iter(ALIASES))).with_name("profile.json")
         return read_profile(shipped, draft_hash, verifier_hash)
@@ -194,7 +199,7 @@ def find_profile(draft_hash: str, verifier_hash: str) -> Profile | None:
 
 
 def keep_profile(profile: Profile, path: Path) -> None:
-    """Save a profile, without words of prompts while the history is off. An unusable one at `path` is set aside.
+    """Save a profile. An unusable one at `path` is set aside.
 
     Raises:
         OSError: it cannot be written.
@@ -204,7 +209,7 @@ def keep_profile(profile: Profile, path: Path) -> None:
             Profile.load(path, own=True)
     except ProfileUnusable:
         set_aside(path)
-    (profile if History().on else profile.without_words()).save(path)
+    profile.save(path)
 
 
 def read_profile(path: Path, draft_hash: str, verifier_hash: str, *, own: bool = False) -> Profile:
@@ -292,10 +297,7 @@ class Knowledge:
         return self._profile
 
     def use(self, profile: Profile, save: bool = True) -> Path:
-        """Use `profile` from now on, also in later processes if it is saved, and return its file.
-
-        While the history is off, the words of prompts are left out of what is saved.
-        """
+        """Use `profile` from now on, also in later processes if it is saved, and return its file."""
         self._profile = profile
         path = profile_path(profile.draft_hash, profile.verifier_hash)
         if save:

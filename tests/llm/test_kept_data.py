@@ -10,14 +10,16 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgellm.cli.entrypoint import run
 from edgellm.errors import HistoryUnusable
 from edgellm.llm import Pair, profile_path
-from edgellm.llm.pair_stats import LOGS_MOST, KeptData, expire, forget, keep_profile, kept
+from edgellm.llm.pair_stats import LOGS_MOST, KeptData, expire, find_profile, forget, keep_profile, kept
 from edgellm.places import cache_dir, data_dir, state_dir
-from edgellm.spec.gates.profile import Profile
+from edgellm.spec.gates.features import JUDGED, NAMES
+from edgellm.spec.gates.profile import Profile, outdated
 from edgellm.storage import History, fingerprint
 from edgellm.storage.chats.conversations import Conversation, Conversations
 from edgellm.storage.chats.retention import set_max_age
@@ -37,9 +39,18 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def profile() -> Profile:
-    found = Profile.load(MODELS / "profile.json")
-    assert found.has_words
-    return found
+    return Profile.load(MODELS / "profile.json")
+
+
+def save_with_words(profile: Profile, path: Path) -> None:
+    """Save a profile as the version before did, which had a signal of the prompt's words."""
+    profile.save(path)
+    fields = json.loads(path.read_text())
+    trouble = {"usual": 1.5, "least": 0.5, "most": 3.0, "tokens": [99887766], "weights": [0.25]}
+    for policy in fields["policies"]:
+        policy["hope"]["weights"].insert(len(JUDGED), 0.5)
+        policy["hope"]["bias"] -= 0.5 * 1.5
+    path.write_text(json.dumps(fields | {"version": 6, "trouble": trouble}))
 
 
 @pytest.fixture
@@ -50,11 +61,9 @@ def _everything(profile: Profile) -> None:
     write_state(old_lines(), f"\n# 2026-01-01 00:00:00.000000\n+{SECRET}\n")
     Conversations().keep(Conversation.new().said([("user", SECRET)]))
     folder = data_dir() / "profiles"
-    profile.save(folder / "words.json")
-    replace(profile, origin="first replies", trouble=replace(profile.trouble, tokens=(), weights=())).save(
-        folder / "replies.json"
-    )
-    profile.without_words().save(folder / "none.json")
+    save_with_words(profile, folder / "words.json")
+    replace(profile, origin="first replies").save(folder / "replies.json")
+    profile.save(folder / "none.json")
     write_state(folder / "pair.first.jsonl", SECRET)
     write_state(cache_dir() / "curves" / "curve.json", SECRET)
     write_state(state_dir() / "logs" / "crash-1.log", SECRET)
@@ -74,7 +83,8 @@ def test_forgetting_counts_what_it_removes_and_leaves_nothing(profile: Profile) 
     assert str(ALL) == "1 reply, 1 conversation, 2 typed lines, 3 profiles, 1 cost curve, 1 crash log"
     left = {path.name: Profile.load(path) for path in (data_dir() / "profiles").iterdir()}
     assert set(left) == {"words.json", "none.json"}
-    assert left["words.json"] == profile.without_words()
+    assert [replace(each, policies=()) for each in left.values()] == [replace(profile, policies=())] * 2
+    assert found("99887766") == []
 
 
 @pytest.mark.usefixtures("_everything")
@@ -144,16 +154,28 @@ def test_lines_that_were_typed_before_are_taken_over_unless_the_history_is_off()
     assert not old_lines().exists()
 
 
-def test_no_word_of_a_prompt_is_kept_in_a_profile_while_the_history_is_off(profile: Profile, tmp_path: Path) -> None:
+def test_an_unusable_profile_is_set_aside(profile: Profile, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text("damaged")
     keep_profile(profile, path)
     assert Profile.load(path) == profile
     assert (tmp_path / "profile.json.aside").read_text() == "damaged"
-    History().turn_off()
-    keep_profile(profile, path)
-    assert Profile.load(path) == profile.without_words()
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_profile_of_the_version_before_loses_its_words_and_nothing_else(profile: Profile) -> None:
+    path = profile_path(profile.draft_hash, profile.verifier_hash)
+    save_with_words(profile, path)
+    assert outdated(path)
+    taken = find_profile(profile.draft_hash, profile.verifier_hash)
+    assert taken is not None
+    assert replace(taken, policies=()) == replace(profile, policies=())
+    x = np.linspace(-1.0, 3.0, len(NAMES))
+    for before, after in zip(profile.policies, taken.policies, strict=True):
+        assert after.judge(x) == pytest.approx(before.judge(x))
+    assert not outdated(path)
+    assert Profile.load(path, own=True) == taken
+    assert found("99887766") == []
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from edgellm.spec.gates.rejection_model import (
     log_loss,
     log_odds,
     sigmoid,
+    without_signal,
 )
 
 RNG = np.random.default_rng(0)
@@ -143,3 +144,16 @@ def test_few_chunks_are_judged_by_a_straight_law(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(rejection_model, "MANY", 500)
     assert isinstance(fit_rejection(runs(500, told=True)).predictor, Trees)
     assert fit_rejection(runs(30, told=True)).losses == {}
+
+
+@given(st.integers(0, 10_000), st.integers(0, 4))
+@settings(max_examples=50)
+def test_a_signal_that_is_gone_is_taken_for_its_value(seed: int, place: int) -> None:
+    rng = np.random.default_rng(seed)
+    x, value = rng.normal(size=(200, 5)), float(rng.normal())
+    truth = (x[:, place] + x[:, 1] > 0.2).astype(np.float64)
+    left = np.delete(x, place, axis=1)
+    filled = np.insert(left, place, value, axis=1)
+    for predictor in (fit(x, truth), grow(x, truth, 5)):
+        fields = json.loads(json.dumps(without_signal(json.loads(json.dumps(as_fields(predictor))), place, value)))
+        assert from_fields(fields, 4).scores(left) == pytest.approx(predictor.scores(filled))

@@ -60,7 +60,6 @@ def profile(
     from edgellm.llm import Pair
     from edgellm.llm.pair_stats import tidy
     from edgellm.spec.params import FINE
-    from edgellm.storage import History
 
     tidy()
     asked = read_prompts(prompts)
@@ -89,8 +88,6 @@ def profile(
         return
     _show(found)
     say(f"kept in {path}", style="dim")
-    if found.has_words and not History().on:
-        say("The history is off, so the words of the prompts are left out of it.", style="dim")
 
 
 def _keep(pair: Any, found: Profile, output: Path | None) -> Path:
@@ -141,7 +138,7 @@ def read_prompts(path: Path) -> list[str | list[Message]]:
 
 def figures(found: Profile) -> dict[str, Any]:
     """Return the figures of a profile for a script, without the chunks that it keeps."""
-    kept = ("confidence", "importance", "tokens", "perplexities", "policies", "trouble")
+    kept = ("confidence", "importance", "tokens", "perplexities", "policies")
     from edgellm.spec.gates.offload_policy import SHARES
 
     layer, why = found.best_exit()

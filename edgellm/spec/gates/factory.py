@@ -26,7 +26,7 @@ from edgellm.spec.gates.rules import (
 from edgellm.spec.params import CHUNK, ReplyOptions
 from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import NO_IDS, Chunk, Decision, Ids
+from edgellm.spec.types import Chunk, Decision
 
 AUTO = ("worth", "confidence", "importance", "synera", "random")
 """The gates that `auto` chooses from, the likeliest first: with equal evidence the first one wins."""
@@ -91,12 +91,11 @@ def choose(
     profile: Profile | None,
     ledger: BudgetController,
     linked: bool = False,
-    prompt: Ids = NO_IDS,
 ) -> GateChoice:
     """Return the requested gate; its draws come from `seed`, and `ledger` records what its budget has been spent on.
 
     `profile` is given where `needs_profile` says so. `linked`: the verifier is across a link, and the device has to
-    wait for it. The reply is to `prompt` (n,).
+    wait for it.
     """
     gate, budget = options.gate, options.budget
     gamma = options.gamma or CHUNK
@@ -125,7 +124,7 @@ def choose(
     if gate == "auto":
         gate, reason = best_gate(profile, budget)
     if gate == "worth":
-        found: Gate = WorthGate(profile, budget, ledger, seed, prompt)
+        found: Gate = WorthGate(profile, budget, ledger, seed)
     else:
         found = BudgetGate(_dial(gate, profile, seed), budget, ledger)
     layers = profile.layers if gate in ("importance", "synera") else ()

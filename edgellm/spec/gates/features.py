@@ -30,7 +30,6 @@ NAMES = (
     "copied",  # tokens that were taken from the context
     "copied match",  # log of 1 + matched tokens of those
     "copied doubt",  # of the model at those tokens
-    "trouble",  # wrong chunks in replies to such prompts (`spec/gates/prompt_difficulty.py`)
 )
 JUDGED = tuple(at for at, name in enumerate(NAMES) if "importance" not in name)
 """Places of the signals that the fitted gate weighs: importance told it nothing beyond confidence (evidence in the
@@ -44,11 +43,11 @@ def surprise(chunk: Chunk) -> float:
     return float(-np.log(np.clip(chunk.confidence.astype(np.float64), _FLOOR, 1.0)).sum())
 
 
-def signals(chunk: Chunk, written: int, usual: float = 0.0, so_far: float = 0.0, trouble: float = 0.0) -> Vector:
+def signals(chunk: Chunk, written: int, usual: float = 0.0, so_far: float = 0.0) -> Vector:
     """Return the signals of a chunk of at least one token behind `written` ones, shape (len(NAMES),).
 
     `usual` stands for the importance of tokens drafted ahead, for which it was not measured;
-    `so_far` is the surprise of all chunks of the reply before it, and `trouble` what its prompt foretells.
+    `so_far` is the surprise of all chunks of the reply before it.
     """
     confidence = chunk.confidence.astype(np.float64)
     doubt = -np.log(np.clip(confidence, _FLOOR, 1.0))
@@ -71,7 +70,6 @@ def signals(chunk: Chunk, written: int, usual: float = 0.0, so_far: float = 0.0,
             np.log1p(written),
             so_far,
             *_support(chunk, doubt),
-            trouble,
         )
     )
 

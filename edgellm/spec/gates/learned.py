@@ -8,21 +8,17 @@ from edgellm.spec.gates.profile import Profile
 from edgellm.spec.protocols import Gate
 from edgellm.spec.sampling import Purpose, uniforms
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import NO_IDS, Chunk, Decision, Ids
+from edgellm.spec.types import Chunk, Decision
 
 
 class WorthGate(Gate):
     """Offloads the chunks of highest worth (`offload_policy.py`); how many is the budget. One gate serves one reply."""
 
-    def __init__(
-        self, profile: Profile, budget: float, ledger: BudgetController, seed: int = 0, prompt: Ids = NO_IDS
-    ) -> None:
-        """Judge the reply to `prompt`. `ledger` is shared by all replies of a pair: its budget holds over all of
-        them."""
+    def __init__(self, profile: Profile, budget: float, ledger: BudgetController, seed: int = 0) -> None:
+        """Share `ledger` with all replies of the pair: the budget holds over all of them."""
         self._policy = profile.policy(budget)
         self._threshold = Threshold(self._policy.scores, budget, ledger)
         self._seed, self._usual = seed, profile.usual_importance
-        self._trouble = profile.trouble.of(prompt)
         self._so_far = 0.0
         self._alive = 1.0  # the chance that what stands in the reply is what the verifier would have written
 
@@ -30,7 +26,7 @@ class WorthGate(Gate):
         """See `Gate.decide`."""
         written = state.written
         tie = float(uniforms(self._seed, written, 1, Purpose.GATE)[0, 2])
-        rejected, hope = self._policy.judge(signals(chunk, written, self._usual, self._so_far, self._trouble))
+        rejected, hope = self._policy.judge(signals(chunk, written, self._usual, self._so_far))
         offload, reason = self._threshold.decide(self._alive * rejected * hope, tie)
         why = f"wrong with {rejected:.0%}, in a reply that is right so far with {self._alive:.0%}: {reason}"
         self._so_far += surprise(chunk)

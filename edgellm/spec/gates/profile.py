@@ -16,8 +16,7 @@ from edgellm.spec.gates.budget import solve
 from edgellm.spec.gates.evaluation import all_conf, all_imp, evidence, gate_evidence
 from edgellm.spec.gates.features import JUDGED
 from edgellm.spec.gates.offload_policy import KEPT, Policy, fit_policies
-from edgellm.spec.gates.profiler import Run, foretelling
-from edgellm.spec.gates.prompt_difficulty import NO_TROUBLE, Trouble, fit_trouble
+from edgellm.spec.gates.profiler import Run
 from edgellm.spec.gates.rejection_model import (
     KINDS,
     LINEAR,
@@ -27,10 +26,12 @@ from edgellm.spec.gates.rejection_model import (
     as_fields,
     fit_rejection,
     from_fields,
+    without_signal,
 )
-from edgellm.storage.state import fields_from_json, from_json, read_json, write_state
+from edgellm.storage.state import fields_from_json, read_json, write_state
 
-VERSION = 6
+VERSION = 7
+_WITH_WORDS = 6  # the version before: one more signal, of the words of the prompt
 _GAMMA_MOST = 1024
 
 
@@ -59,7 +60,7 @@ class Profile:
     """The profile of a pair of models, bound to their hashes.
 
     `c_th`, `alpha` and `acceptance` (share of chunks whose first i + 1 tokens are accepted, i in 0..gamma-1) come from
-    fully verified replies, and so do `policies` and `trouble`. `confidence` and `importance` (n,) are chunk means in
+    fully verified replies, and so do `policies`. `confidence` and `importance` (n,) are chunk means in
     unverified replies; `tokens` are confidences of single tokens there, `perplexities` those of whole
     replies. Times in seconds; `batch_seconds[i]` is the draft model's time for i + 1 rows, empty if it was not
     measured.
@@ -87,7 +88,6 @@ class Profile:
     batch_seconds: tuple[float, ...] = ()
     exits: tuple[ExitPoint, ...] = ()
     hesitates: float = 0.0
-    trouble: Trouble = NO_TROUBLE
 
     @property
     def usual_importance(self) -> float:
@@ -156,20 +156,10 @@ class Profile:
             "version": VERSION,
             "rejected": as_fields(self.policies[0].rejected),  # all policies have the same
             "policies": [_fields(policy) for policy in self.policies],
-            "trouble": asdict(self.trouble),
             "exits": [asdict(point) for point in self.exits],
         }
         lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items())
         write_state(path, f"{{\n{lines}\n}}\n")
-
-    @property
-    def has_words(self) -> bool:
-        """Return whether the profile contains ids of words of the prompts."""
-        return bool(self.trouble.tokens)
-
-    def without_words(self) -> Profile:
-        """Return the same profile without the words: every prompt is then expected to be as much trouble as usual."""
-        return replace(self, trouble=replace(self.trouble, tokens=(), weights=()))
 
     @classmethod
     def load(cls, path: Path, *, own: bool = False) -> Profile:
@@ -187,21 +177,43 @@ class Profile:
         return found
 
 
+def outdated(path: Path) -> bool:
+    """Return whether a file is a profile of an earlier version, which may have words of prompts in it.
+
+    Raises:
+        StateDamaged: it cannot be read.
+    """
+    return bool(read_json(path, lambda found: found.get("version") == _WITH_WORDS, links=False))
+
+
 def _parse(found: dict[str, Any]) -> Profile:
     """Return the profile in JSON. Other JSON raises whatever error comes first."""
     fields = dict(found)
+    if fields["version"] == _WITH_WORDS:
+        fields = _without_words(fields)
     if fields.pop("version") != VERSION:
         raise ValueError(f"it is not of version {VERSION}")
     rejected = from_fields(fields.pop("rejected"))
     policies = tuple(_policy(fitted, rejected) for fitted in fields.pop("policies"))
-    trouble = from_json(Trouble, fields.pop("trouble"))
     evidence = {str(name): float(value) for name, value in fields.pop("evidence").items()}  # some are NaN
-    profile = Profile(**fields_from_json(Profile, fields), policies=policies, trouble=trouble, evidence=evidence)
+    profile = Profile(**fields_from_json(Profile, fields), policies=policies, evidence=evidence)
     if not (policies and profile.confidence and profile.importance and profile.tokens and profile.perplexities):
         raise ValueError("figures are missing")
-    if len(trouble.tokens) != len(trouble.weights) or not 1 <= profile.gamma <= _GAMMA_MOST:
+    if not 1 <= profile.gamma <= _GAMMA_MOST:
         raise ValueError("figures do not belong together")
     return profile
+
+
+def _without_words(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a profile of version 6 in the present form: its last signal takes its usual value, and is gone."""
+    usual, last = float(fields["trouble"]["usual"]), len(JUDGED)
+    return {name: value for name, value in fields.items() if name != "trouble"} | {
+        "version": VERSION,
+        "rejected": without_signal(fields["rejected"], last, usual),
+        "policies": [
+            {**policy, "hope": without_signal(policy["hope"], last, usual)} for policy in fields["policies"]
+        ],
+    }  # fmt: skip
 
 
 def build(
@@ -232,8 +244,6 @@ def build(
     ]
     step = max(1, len(alone) // KEPT)
     tokens = [c for run in runs for c in run.confidence]
-    trouble, foretold = fit_trouble([run.prompt for run in runs], np.array([_wrong(run) for run in runs]))
-    runs = [foretelling(run, value) for run, value in zip(runs, foretold.tolist(), strict=True)]
     rejection = fit_rejection(runs)
     profile = Profile(
         draft_hash=draft_hash,
@@ -250,7 +260,6 @@ def build(
         tokens=_rounded(tokens[:: max(1, len(tokens) // KEPT)]),
         perplexities=_rounded([perplexity(run.confidence) for run in runs][:KEPT]),
         policies=fit_policies(runs, rejection.predictor, rejection.unseen),
-        trouble=trouble,
         evidence=evidence(runs, rejection),
         draft_seconds=float(np.median([s for run in runs for s in run.draft_seconds])),
         verify_seconds=float(np.median([s for run in runs for s in run.verify_seconds])),
@@ -260,10 +269,6 @@ def build(
         hesitates=hesitates,
     )
     return replace(profile, evidence=profile.evidence | gate_evidence(profile, runs, rejection))
-
-
-def _wrong(run: Run) -> float:
-    return float(sum(not chunk.whole for chunk in run.judged))
 
 
 def _fields(policy: Policy) -> dict[str, Any]:

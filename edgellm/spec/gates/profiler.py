@@ -6,14 +6,14 @@ A pair is watched writing with everything verified, and the draft model writing 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter, sleep
 
 import numpy as np
 import numpy.typing as npt
 
 from edgellm.errors import VerifierBusy
-from edgellm.spec.gates.features import NAMES, signals, surprise
+from edgellm.spec.gates.features import signals, surprise
 from edgellm.spec.ngram.sources import ContextLookup, Seen, differed
 from edgellm.spec.protocols import Drafter, VerifierSession
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
@@ -42,8 +42,7 @@ class Run:
     """One prompt: chunks of the fully verified reply, and of the draft model's own reply.
 
     `confidence` of each token of the draft model's reply; seconds of each drafted token and verification. `heeded` are
-    chunks of a verified reply in which the draft model heeded the context, if it was asked to. `prompt` is empty if it
-    was not noted.
+    chunks of a verified reply in which the draft model heeded the context, if it was asked to.
     """
 
     verified: tuple[Observed, ...]
@@ -52,24 +51,11 @@ class Run:
     draft_seconds: tuple[float, ...]
     verify_seconds: tuple[float, ...]
     heeded: tuple[Observed, ...] = ()
-    prompt: tuple[int, ...] = ()
 
     @property
     def judged(self) -> tuple[Observed, ...]:
         """Return the chunks that the fitted gate is to judge."""
         return self.heeded or self.verified
-
-
-def foretelling(run: Run, trouble: float) -> Run:
-    """Return `run` with `trouble`, which its prompt foretells, among the signals of the chunks that the gate is to
-    judge."""
-    at = NAMES.index("trouble")
-    told = []
-    for chunk in run.judged:
-        known = chunk.signals.copy()
-        known[at] = trouble
-        told.append(replace(chunk, signals=known))
-    return replace(run, heeded=tuple(told)) if run.heeded else replace(run, verified=tuple(told))
 
 
 class Watcher:
@@ -98,9 +84,7 @@ class Watcher:
             confidence += chunk.confidence.tolist()
             self._commit(state, chunk.ids)
         times = tuple(self._draft_seconds), tuple(self._verify_seconds)
-        return Run(
-            tuple(verified), tuple(seen), tuple(confidence), *times, tuple(heeded), tuple(prompt.tolist())
-        )  # fmt: skip
+        return Run(tuple(verified), tuple(seen), tuple(confidence), *times, tuple(heeded))
 
     def verified(self, prompt: Ids) -> list[Observed]:
         """Return the chunks of the verifier's own reply."""

@@ -294,6 +294,19 @@ def as_fields(predictor: Predictor) -> dict[str, Any]:
     return {name: getattr(predictor, name) for name in names}
 
 
+def without_signal(fields: dict[str, Any], place: int, value: float) -> dict[str, Any]:
+    """Return a predictor's fields without the signal at `place`, which is taken for `value` from now on."""
+    if "weights" in fields:
+        weights = fields["weights"]
+        return {"bias": fields["bias"] + value * weights[place], "weights": weights[:place] + weights[place + 1 :]}
+    places, edges = [], []
+    for tree, asked in zip(fields["places"], fields["edges"], strict=True):
+        answers = [-math.inf if value > edge else math.inf for edge in asked]
+        edges.append([answer if at == place else edge for at, edge, answer in zip(tree, asked, answers, strict=True)])
+        places.append([0 if at == place else at - (at > place) for at in tree])
+    return fields | {"places": places, "edges": edges}
+
+
 def from_fields(fields: dict[str, Any], signals: int = len(JUDGED)) -> Predictor:
     """Return the predictor by `signals` signals whose fields `as_fields` returned. Raises KeyError, TypeError or
     ValueError for anything else."""
