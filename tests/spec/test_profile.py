@@ -99,7 +99,15 @@ def test_it_comes_back_from_disk(profile: Profile, tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"version": 7', '"version": 0'))
     with pytest.raises(ProfileUnusable, match="edgellm profile"):
         Profile.load(path)
-    for rubbish in ("", "7", "[]", "{}", '{"version": 7}', '{"version": 6}', '{"version": 7, "policies": 3, "exits": []}'):
+    for rubbish in (
+        "",
+        "7",
+        "[]",
+        "{}",
+        '{"version": 7}',
+        '{"version": 6}',
+        '{"version": 7, "policies": 3, "exits": []}',
+    ):
         path.write_text(rubbish)
         with pytest.raises(ProfileUnusable):
             Profile.load(path)
