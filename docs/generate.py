@@ -17,10 +17,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
-from bench.suite import main as main_of_suite
+from bench.harness.suite import main as bench
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = tuple(
@@ -38,7 +37,7 @@ PAGES = tuple(
 )
 
 _BLOCK = re.compile(r"(<!-- \$ (?P<command>.+?) -->\n```\w*\n)(?:.*?\n)??(```\n<!-- end -->)", re.DOTALL)
-_SUITE = re.compile(r"python -m (bench\.\w+) (--show.*)")
+_RESULTS = re.compile(r"python -m bench (show .+)")
 _SLOW = re.compile(r"^loading \S+\n", re.MULTILINE)  # said only where a model takes long
 _HELP = """
 import io, json, sys
@@ -120,8 +119,8 @@ def _block(found: re.Match[str], environment: dict[str, str], pages: dict[str, s
 
 def output(command: str, environment: dict[str, str]) -> str:
     """What `command` prints, on both streams."""
-    suite = _SUITE.fullmatch(command)
-    return _trimmed(_results(*suite.groups()) if suite else _said(command, environment))
+    results = _RESULTS.fullmatch(command)
+    return _trimmed(_results(results[1]) if results else _said(command, environment))
 
 
 def _trimmed(said: str) -> str:
@@ -162,11 +161,11 @@ def _said(command: str, environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def _results(suite: str, words: str) -> str:
+def _results(words: str) -> str:
     """The tables of the last results; two dozen of them would each start a Python of their own."""
-    module, said = import_module(suite), io.StringIO()
+    said = io.StringIO()
     with redirect_stdout(said):
-        main_of_suite(module.PARTS, module.__doc__, shlex.split(words))
+        bench(shlex.split(words))
     return said.getvalue()
 
 

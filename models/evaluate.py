@@ -4,7 +4,7 @@ A greedy reply is exact just when every token of the right reply is the most pro
 
     python -m models.evaluate --verifier CHECKPOINT --draft CHECKPOINT [--cases 300]
 
-The shipped pair is judged through llama.cpp by `bench/pair_quality.py`.
+The shipped pair is judged through llama.cpp by `bench/synera/pair_quality.py`.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ PACKAGES = (
     "engine", "places", "layer_range", "errors",
 )  # fmt: skip
 FORBIDDEN_PAIRS = {("rpc", "spec")}
+BESIDE = {"models", "bench", "testkit", "tests", "tools", "docs", "examples"}  # beside the package, and not in it
 LIBRARIES = {
     "llama_cpp": {"engine"},
     "typer": {"cli"},
@@ -75,7 +76,7 @@ def test_imports_go_down_the_list(path: Path) -> None:
             assert (mine, parts[1]) not in FORBIDDEN_PAIRS, f"{mine} imports {name}"
         if parts[0] in LIBRARIES:
             assert mine in LIBRARIES[parts[0]], f"{mine} imports {name}"
-        assert parts[0] not in ("models", "bench", "tests", "tools", "docs", "examples"), f"the package imports {name}"
+        assert parts[0] not in BESIDE, f"the package imports {name}"
 
 
 @pytest.mark.parametrize("path", sources(PACKAGE / "coldstart"), ids=lambda path: path.name)
@@ -93,9 +94,21 @@ def test_the_package_itself_needs_nothing_to_be_imported() -> None:
     assert set(names) <= {"__future__", "importlib", "logging", "typing"}
 
 
-def test_a_package_has_few_modules() -> None:
-    count = Counter(path.parent for path in sources() if path.name != "__init__.py")
-    assert not {str(folder.relative_to(ROOT)): modules for folder, modules in count.items() if modules > MODULES}
+@pytest.mark.parametrize("folder", [PACKAGE, ROOT / "bench", ROOT / "testkit"], ids=lambda folder: folder.name)
+def test_a_package_has_few_modules(folder: Path) -> None:
+    count = Counter(path.parent for path in sources(folder) if path.name != "__init__.py")
+    assert not {str(package.relative_to(ROOT)): modules for package, modules in count.items() if modules > MODULES}
+
+
+@pytest.mark.parametrize("path", sources(ROOT / "tests"), ids=lambda path: str(path.relative_to(ROOT / "tests")))
+def test_only_tests_of_benchmarks_import_benchmarks(path: Path) -> None:
+    known = {name.split(".")[0] for name in imports(path)}
+    assert "bench" not in known or path.is_relative_to(ROOT / "tests" / "bench")
+
+
+@pytest.mark.parametrize("path", sources(ROOT / "testkit"), ids=lambda path: str(path.relative_to(ROOT / "testkit")))
+def test_the_testkit_knows_neither_tests_nor_benchmarks(path: Path) -> None:
+    assert not {name.split(".")[0] for name in imports(path)} & {"tests", "bench"}
 
 
 def test_no_import_cycle() -> None:
@@ -151,7 +164,7 @@ def test_an_assert_is_no_answer_to_a_user(path: Path) -> None:
 
 def tracked_texts() -> list[Path]:
     kinds = ("*.py", "*.md", "*.toml", "*.txt", "*.proto", "start", "run", "justfile")
-    folders = ("edgellm", "models", "bench", "docs", "examples", "tools", "tests", ".ci")
+    folders = ("edgellm", "models", "bench", "testkit", "docs", "examples", "tools", "tests", ".ci")
     found = {path for kind in kinds for path in ROOT.glob(kind)}
     found |= {path for folder in folders for kind in kinds for path in (ROOT / folder).rglob(kind)}
     return sorted(path for path in found if path.name != "test_architecture.py")

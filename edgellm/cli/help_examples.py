@@ -85,7 +85,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgellm bench synera --list", "what there is to measure"),
         ("edgellm bench synera --quick", "all of it on few cases, in some minutes"),
         ("edgellm bench synera quality stalls", "two parts of it, in full"),
-        ("edgellm bench coldstart --show", "the last results for cold starts, without measuring"),
+        ("edgellm bench csgo --show", "the last results for cold starts, without measuring"),
     ),
     "mesh plan": (
         ("edgellm mesh plan user/repo:Q4_K_M", "this device and the paired ones, measured, for a model that is here"),

@@ -2,8 +2,9 @@
 
 llama.cpp's threads meet after every operation, and the one that arrives first spins until the others are there. With
 more such threads than cores it spins while the one it waits for cannot run: two processes with two threads each on two
-cores decode at a tenth of the speed that one has alone (`python -m bench.shared_cores`). So a thread that computes says
-so in a file that all of this user's processes map, and uses its fair share of the cores while others compute.
+cores decode at a tenth of the speed that one has alone (`python -m bench.engine.shared_cores`). So a thread that
+computes says so in a file that all of this user's processes map, and uses its fair share of the cores while others
+compute.
 
 The file is in memory, is open to this user alone and lives until the next boot. A lock on one byte of it belongs to
 each thread that is entered, so that the kernel itself takes a process that was killed off the list. Without such a file

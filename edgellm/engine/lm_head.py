@@ -1,8 +1,8 @@
 """The last product of a model, the LM head, for some rows only: logits that are computed when they are looked at.
 
 Where the vocabulary is large and the model small, the head is a good part of a pass: for Qwen 2.5 with half a billion
-parameters a third for one token, and more than half for four (`python -m bench.heads`). llama.cpp computes it for every
-drafted token, and in vain for all tokens after a rejected one.
+parameters a third for one token, and more than half for four (`python -m bench.engine.lm_head`). llama.cpp computes it
+for every drafted token, and in vain for all tokens after a rejected one.
 
 A pass over drafted tokens stops before the head, which is then computed for the first rows, and for further rows only
 as long as the drafts before them are accepted.

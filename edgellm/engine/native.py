@@ -3,9 +3,9 @@
 GNU's OpenMP keeps a team of threads for every thread that has decoded. As soon as all teams together have more threads
 than there are processors, even if only one team has anything to do, it puts a waiting thread to sleep nearly at once;
 llama.cpp has the threads wait for each other after every operation, and five rows of a small model took five times as
-long as they need (`python -m bench.teams`). With an active waiting policy they wait ten times as long before they
-sleep, which is enough. How long they spin where nothing is crowded is set to GNU's own default, which that policy would
-raise to minutes.
+long as they need (`python -m bench.engine.openmp`). With an active waiting policy they wait ten times as long before
+they sleep, which is enough. How long they spin where nothing is crowded is set to GNU's own default, which that policy
+would raise to minutes.
 
 All that is about the threads of one process. GNU's OpenMP knows nothing of other processes, whose threads take cores
 away from threads that are waited for: `edgellm/engine/cores.py` handles that.
@@ -305,9 +305,9 @@ def flash_pays(n_params: int, rows: int) -> bool:
     """Return whether flash attention is faster for a model of that size, decoding up to `rows` rows at once.
 
     On a processor llama.cpp's flash attention takes the rows of a batch of fewer than 64 one by one (see
-    `bench/attention.py`): a pass that verifies then takes several times as long in a small model, where attention is
-    most of the work, and a tenth longer in a model of 0.5 billion parameters. For the latter a prefill in long batches
-    counts for more, which flash attention does a tenth faster.
+    `bench/engine/attention.py`): a pass that verifies then takes several times as long in a small model, where
+    attention is most of the work, and a tenth longer in a model of 0.5 billion parameters. For the latter a prefill in
+    long batches counts for more, which flash attention does a tenth faster.
     """
     return bool(lib.llama_supports_gpu_offload()) or (rows >= _TILE and not is_small(n_params))
 
@@ -326,7 +326,7 @@ def rows_that_pay(n_params: int, n_layer: int) -> int:
     """Return from how many rows on one pass through these layers takes less time than a pass for each row.
 
     On a processor fewer rows than that go through large layers one by one, and the pass costs a tenth more
-    (`python -m bench.mesh_company`); with small layers other work takes most of the time.
+    (`python -m bench.mesh.micro_batching`); with small layers other work takes most of the time.
     """
     return 2 if has_small_layers(n_params, n_layer) or lib.llama_supports_gpu_offload() else _AT_ONCE
 

@@ -51,7 +51,7 @@ from edgellm.mesh.weight_cache import WeightCache
 from edgellm.verifier.engine import judge_pass, verdict
 
 COMPANY_ROWS = 64
-"""Rows that several sessions have in one pass, at most (measured: `bench.mesh_company`)."""
+"""Rows that several sessions have in one pass, at most (measured: `bench.mesh.micro_batching`)."""
 
 
 @dataclass(slots=True, eq=False)

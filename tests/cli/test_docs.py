@@ -113,5 +113,5 @@ def test_files_that_are_named_are_there(name: str) -> None:
     pages = [ROOT / name, *((ROOT / "docs").glob("*.md") if name == "README.md" else ())]
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        named = re.findall(r"`((?:edgellm|tests|bench|docs|tools|models|examples)/[\w./]+\.\w+)`", text)
+        named = re.findall(r"`((?:edgellm|tests|testkit|bench|docs|tools|models|examples)/[\w./]+\.\w+)`", text)
         assert not [one for one in named if not (ROOT / one).exists()], page.name

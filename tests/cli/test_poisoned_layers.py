@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.attack.layers import claimed, deadly, garbled
 from edgellm.errors import EdgeError, LayersCorrupt
 from edgellm.mesh.layer_sources import SeveralLayers, StoredLayers, WholeModel
 from edgellm.mesh.weight_cache import WeightCache
@@ -20,6 +19,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage.layers.manifest import LayerPiece, Recipe, forget_recipe, recipe_of
 from edgellm.storage.layers.store import LayerStore
+from testkit.hostile.poisoned_layers import claimed, deadly, garbled
 from tests.cli.conftest import Done
 from tests.rpc.strangers import befriend, device
 

@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.coldstart_exact import SAME, compared
-from bench.coldstart_families import FAMILIES, drawn
 from edgellm.coldstart import hardware, label_search, reply_search
 from edgellm.coldstart.algorithm1 import algorithm1, brute_force, every_plan
 from edgellm.coldstart.cost_model import ModelCosts
@@ -23,12 +21,7 @@ from edgellm.coldstart.problem import OVERLAPS, Overlap, Task, fits, makespan, w
 from edgellm.coldstart.problem_builder import LayersOnDevice, task_of, where_it_lies
 from edgellm.coldstart.warm_start import Tables
 from edgellm.errors import InvalidOption, PlanImpossible
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_has_the_optimum_of_algorithm_1(family: str) -> None:
-    found = compared(family, 6, seed=7)  # `bench coldstart exact` compares a thousand
-    assert (found["wrong"], found["unproved"]) == (0, 0)
+from testkit.random_fleets import FAMILIES, SAME, drawn
 
 
 @pytest.mark.parametrize("number", [45, 63])

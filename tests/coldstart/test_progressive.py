@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bench.progressive import EXAMPLES, HEAD, WAYS, drawn, measured, partition, table
 from edgellm.coldstart.graph_switching import (
     Compute,
     Instance,
@@ -28,6 +27,7 @@ from edgellm.coldstart.graph_switching import (
     unhurried,
 )
 from edgellm.errors import InvalidOption
+from testkit.switching_instances import EXAMPLES, WAYS, drawn, partition
 from tests.coldstart.clock import least_ticks
 
 FIG_8 = EXAMPLES[0][1]
@@ -292,12 +292,3 @@ def test_every_way_tells_what_its_plan_takes(way: Callable[[Instance], tuple[Pla
     plan, reason = way(instance)
     assert f": {latency(instance, plan):.4g}, where a prefill" in reason
     assert "\n" not in reason
-
-
-def test_what_is_measured_is_the_distance_from_the_optimum() -> None:
-    ways = measured([FIG_8], lambda _: 18.0)
-    assert ways["synchronous"]["mean"] == pytest.approx(32 / 18 - 1)
-    assert ways["beam"]["best"] == 1.0
-    shown = table({"slowdowns": [{"slowdown": 1.25, "ways": ways}], "partition": ways, "large": ways})
-    assert shown.startswith(HEAD)
-    assert "77.78" in shown

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench.random_gguf import CHAT_TEMPLATE
 from edgellm.engine import Ids, Message, Model
 from edgellm.errors import InvalidOption, ModelUnsupported
+from testkit.random_gguf import CHAT_TEMPLATE
 from tests.engine.conftest import MakeModel
 
 START, END = "<|im_start|>", "<|im_end|>"

@@ -8,10 +8,10 @@ from jinja2.exceptions import SecurityError
 from llama_cpp import llama_chat_format
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from bench.hostile import HOSTILE, LONG_TO_COMPILE
-from bench.report import most_memory
 from edgellm.engine import chat_template
 from edgellm.engine.chat_template import Template
+from testkit.hostile.inputs import HOSTILE, LONG_TO_COMPILE
+from testkit.memory import most_memory
 
 TALK = [
     {"role": "system", "content": "Be brief."},
@@ -79,7 +79,8 @@ def test_a_long_conversation_is_within_the_limits() -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_stopped_before_it_does_harm(name: str) -> None:
-    """How much memory each takes at most, `python -m bench.fuzz templates` measures in a process of its own."""
+    """How much memory each takes at most, `python -m bench.robustness.fuzz templates` measures in a process of its
+    own."""
     before = most_memory()
     with pytest.raises(Exception, match=r".") as caught:
         Template(HOSTILE[name]).render(TALK, "<bos>", "<eos>")

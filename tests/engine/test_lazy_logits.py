@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.random_gguf import Shape
 from edgellm.engine import (
     HEADS,
     Capture,
@@ -28,6 +27,7 @@ from edgellm.engine import (
 )
 from edgellm.engine.lm_head import ROWS, block_ends, head_of
 from edgellm.errors import ContextFull
+from testkit.random_gguf import Shape
 from tests.engine.conftest import QWEN, TINY, MakeModel
 
 IDS = np.arange(300, 420, dtype=np.int32)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.random_gguf import Shape, write
 from edgellm.engine import Block, Model, check_gguf, costs_of, cut, native
 from edgellm.errors import ModelUnsupported
+from testkit.random_gguf import Shape, write
 from tests.engine.headers import LLAMA, file
 
 ROWS = 257

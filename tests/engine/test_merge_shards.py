@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.random_gguf import write
 from edgellm.engine import check_gguf, cut, join
 from edgellm.engine.gguf.writer import concatenated, sliced
 from edgellm.errors import ModelUnsupported
+from testkit.random_gguf import write
 from tests.engine.test_shard import SHAPES
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.attack.crafted_models import BASE, BIASED, EXPERTS, KNOWN, Crafted, crafted, made
-from bench.random_gguf import Shape, write
 from edgellm.engine import Model, check_gguf, cut
 from edgellm.engine.gguf import reader
 from edgellm.engine.trial import probe
 from edgellm.errors import EngineFailed, ModelCorrupt, ModelUnsupported
+from testkit.hostile.crafted_gguf import BASE, BIASED, EXPERTS, KNOWN, Crafted, crafted, made
+from testkit.random_gguf import Shape, write
 from tests.engine.conftest import TINY
 
 

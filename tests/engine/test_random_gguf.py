@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.random_gguf import CONTROL, SHAPES, TYPES, vocabulary
 from edgellm.engine import Context, Message, top2
+from testkit.random_gguf import CONTROL, SHAPES, TYPES, vocabulary
 from tests.engine.conftest import QWEN, TINY, MakeModel
 
 

@@ -13,11 +13,11 @@ import gguf
 import numpy as np
 import pytest
 
-from bench.random_gguf import Shape, write
 from edgellm.engine import Capture, Context, Floats, Ids, Model, check_gguf, cut, to_f32
 from edgellm.engine.gguf import writer
 from edgellm.engine.gguf.shard import SAFE, check_cuttable
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
+from testkit.random_gguf import Shape, write
 from tests.engine import headers
 from tests.engine.conftest import TINY
 from tests.engine.logits import difference, some_ids

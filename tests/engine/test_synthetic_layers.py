@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.random_gguf import Shape, write
 from edgellm.engine import Capture, Context, Model, check_gguf
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf import writer
 from edgellm.engine.gguf.reader import TENSOR_TYPES
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of, time_passes, write_random
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelUnsupported
+from testkit.random_gguf import Shape, write
 
 WIDE = Shape("llama", 300, 3, 256, 2, 1, 512, 64)
 NOT_FOR_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}

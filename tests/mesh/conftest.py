@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.random_gguf import Shape, write
+from testkit.random_gguf import Shape, write
 from tests.mesh.household import Cut, Whole, cut_model
 
 SHAPES = {

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.relay import Network, Relay
 from edgellm.errors import DeployFailed, LayersCorrupt, NotPermitted, PairingRequired, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.mesh import deploy as deploying
@@ -25,6 +24,7 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.layers.manifest import Recipe, recipe_of
 from edgellm.storage.layers.store import LayerStore
+from testkit.network.relay import Network, Relay
 from tests.rpc.layering import device_taking
 from tests.rpc.strangers import befriend, device
 

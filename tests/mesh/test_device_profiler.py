@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from bench.random_gguf import Shape, write
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
 from edgellm.errors import MeasureFailed
@@ -23,6 +22,7 @@ from edgellm.mesh.device_profiler import figures_here, free_memory
 from edgellm.rpc.layers.benchmark_service import DeviceFigures
 from edgellm.storage import device_speed
 from edgellm.storage.device_speed import cold_read
+from testkit.random_gguf import Shape, write
 
 
 @pytest.fixture(autouse=True)

@@ -167,5 +167,5 @@ def test_whatever_comes_nobody_overtakes_and_nobody_is_left(steps: list[tuple[in
 
 
 def test_without_company_each_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "COMPANY_ROWS", 1)  # as `bench.mesh_company` does
+    monkeypatch.setattr(waiting, "COMPANY_ROWS", 1)  # as `bench.mesh.micro_batching` does
     assert numbers(line((0, 1), (1, 1))) == [0]

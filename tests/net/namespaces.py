@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.home import Machine, no_namespaces
+from testkit.network.home import Machine, no_namespaces
 
 __all__ = ["Device", "household", "no_namespaces"]
 

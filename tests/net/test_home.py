@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from bench.home import GROUPS, Spec, Throttled, cores, home, why_not
+from testkit.network.home import GROUPS, Spec, Throttled, cores, home, why_not
 
 SPECS = (
     Spec("laptop", up=100, down=100),

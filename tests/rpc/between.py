@@ -9,13 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
-from bench.attack import pairing as relays
 from edgellm.rpc.address import Address
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.versions import PAIRING
-
-PAIR = "/edgellm.v1.Pairing/Pair"
+from testkit.hostile import pairing_relay
+from testkit.hostile.pairing_relay import PAIR
 
 
 class Talk:
@@ -61,7 +60,7 @@ def hello(identity: Identity, spake: bytes, protocol: int = PAIRING) -> pb.PairF
     return pb.PairFrame(hello=pb.PairHello(protocol=protocol, certificate=identity.certificate.der, spake=spake))
 
 
-class Relay(relays.Relay):
+class Relay(pairing_relay.Relay):
     """A man in the middle: everything passes through him, and he may change it. His address is what `with` gives."""
 
     def __init__(

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from bench.relay import Network, Relay
 from edgellm.engine.gguf.synthetic_layers import Blocks
 from edgellm.errors import DeviceLost, EdgeError, MeasureFailed, NotPermitted, ProtocolError
 from edgellm.rpc.address import Address
@@ -21,6 +20,7 @@ from edgellm.rpc.layers.benchmark_service import DeviceFigures, measure, read_fi
 from edgellm.rpc.layers.codec import method
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.storage.layers.store import LayerStore
+from testkit.network.relay import Network, Relay
 from tests.rpc.doors import run
 from tests.rpc.layering import taking
 from tests.rpc.strangers import befriend, device

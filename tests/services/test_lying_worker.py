@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from bench.attack.liar import LyingStage
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh import pipeline
 from edgellm.mesh.coordinator import Mesh, MeshDevice
@@ -14,6 +13,7 @@ from edgellm.services.client.stage_client import Endpoint, RemoteMember
 from edgellm.services.server import mesh_service
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState
+from testkit.hostile.lying_stage import LyingStage
 from tests.mesh.conftest import verifier_cut, whole
 from tests.mesh.household import NOTHING, Cut, Device, Whole
 from tests.services.conftest import ANYWHERE

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.attack.rights import SUBSETS, VERIFIER, WORKER, broken
 from edgellm.engine import Model
 from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import VerifierServer, WorkerServer
 from edgellm.storage.layers.store import LayerStore
+from testkit.hostile.guarded_calls import SUBSETS, VERIFIER, WORKER, broken
 from tests.services.conftest import ANYWHERE
 
 

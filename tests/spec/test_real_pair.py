@@ -18,7 +18,7 @@ from tests.spec.real import case, ids
 
 @pytest.mark.parametrize("number", range(40))
 def test_with_the_gate_always_open_the_reply_is_the_verifiers(pair: Pair, alone: Pair, number: int) -> None:
-    # bench/lossless.py does this for hundreds, and tells a numerical tie from a bug
+    # bench/robustness/lossless.py does this for hundreds, and tells a numerical tie from a bug
     reply, reference = pair.reply(case(number), max_tokens=32), alone.reply(case(number), max_tokens=32)
     assert ids(reply) == ids(reference)
     assert reply.summary.finish_reason == reference.summary.finish_reason

@@ -59,14 +59,14 @@ def rejection(confidence: Sequence[float] | Floats, alpha: float) -> Probabiliti
 BRANCHES = 3
 """Guesses that are followed at once if nothing was measured."""
 HITS = (0.37, 0.64, 0.78, 0.86, 0.88, 0.91, 0.92, 0.93, 0.94, 0.94, 0.95, 0.95, 0.95, 0.96, 0.96, 0.96)
-"""Share of verdicts that are among the 1, 2, ... likeliest guesses, by `bench.guesses`. It only shares out a device's
-time."""
+"""Share of verdicts that are among the 1, 2, ... likeliest guesses, by `bench.synera.verdict_prediction`. It only
+shares out a device's time."""
 MOST_BRANCHES = len(HITS)
 
 
 KNOWN = 30.0
 """How many times as likely as the draft model says a token is that occurs in the text already. Where the draft model is
-wrong the verifier's token mostly does: a name, a number, a word of the question (`bench.guesses`)."""
+wrong the verifier's token mostly does: a name, a number, a word of the question (`bench.synera.verdict_prediction`)."""
 
 
 def likeliest(logits: Floats, most: int, known: Ids) -> tuple[Ids, Floats]:

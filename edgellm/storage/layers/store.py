@@ -192,9 +192,10 @@ _DERIVED_NAME = re.compile(r"(\d{4,9})-(\d{4,9})\.gguf")
 def together(layer: int, last: int, size: float) -> int:
     """Return the last layer, at most `last`, of a piece that begins with `layer`, where a layer takes `size` bytes.
 
-    A piece has about ENOUGH bytes, because every block costs a sixth of a millisecond per pass (`bench.mesh_cost`). All
-    pieces of a model end at multiples of the same number of layers, so that another plan finds most of them made. But
-    towards `last` they get smaller: the layers that a stage loads last are computed when nothing is left to load.
+    A piece has about ENOUGH bytes, because every block costs a sixth of a millisecond per pass
+    (`bench.mesh.pass_cost`). All pieces of a model end at multiples of the same number of layers, so that another plan
+    finds most of them made. But towards `last` they get smaller: the layers that a stage loads last are computed when
+    nothing is left to load.
     """
     many = max(1, int(ENOUGH / max(1.0, size)))
     end = min(last, layer - layer % many + many - 1)

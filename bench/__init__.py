@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m bench list` says what there is, `bench/README.md` explains it."""

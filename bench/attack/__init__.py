@@ -1,1 +1,0 @@
-"""Attacks on edgellm, each repeated by one command: `python -m bench.attack NAME`."""

@@ -1,0 +1,1 @@
+"""CoordGen: retrieved drafts, calibration, draft reuse and graph switching."""

@@ -1,0 +1,148 @@
+"""Measure tokens for each verification: by PLD, by SAM, and with each of our techniques on top (CoordGen, Table 4).
+
+    python -m bench.coordgen.acceptance [--cases 80] [--models edgellm-verifier edgellm-draft] [--name ...]
+
+Mean acceptance length is the tokens of the replies over the verifications. The verifier's own token counts, so 1 is
+plain decoding; the token of the prefill does not. Every method drafts all that it finds, up to the same length.
+`calibration + reuse` are the paper's two techniques; `ours` adds past conversations, word by word and by analogy.
+Replies are greedy, of f32 copies of the models, and each method must write the recorded reply.
+
+Columns: a task each, and the mean ratio to the method's base.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.coordgen.methods import MOST, Everything, Method, PromptLookup, SuffixLookup
+from bench.coordgen.tasks import SEED, TASKS, Reply, recorded
+from bench.harness.figures import bar_groups
+from bench.harness.report import write
+from edgellm.engine import Context, Model, to_f32
+from edgellm.spec.context_pool import ContextPool
+from edgellm.spec.ngram.sources import ContextIndex as Seen
+from edgellm.spec.ngram.sources import DraftSource
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Decision, Round
+from edgellm.storage import resolve
+from edgellm.verifier.in_process import LocalVerifier
+
+_EMPTY = Chunk()
+PAPERS = ("calibration", "reuse")
+OURS = ("history", "analogy", *PAPERS)
+BASES: dict[str, tuple[Callable[[], DraftSource], float]] = {
+    "PLD": (PromptLookup, 0.35),
+    "SAM": (SuffixLookup, 0.45),
+    "automaton with counts": (Seen, 0.35),
+}
+TOPPINGS: dict[str, tuple[str, ...]] = {
+    "": (),
+    " + calibration": ("calibration",),
+    " + reuse": ("reuse",),
+    " + calibration + reuse": PAPERS,
+    " + history": ("history",),
+    " + history + analogy": ("history", "analogy"),
+    " + ours": OURS,
+}
+
+
+def length(model: Model, verifier: LocalVerifier, method: Method, cases: list[Reply]) -> float:
+    """Tokens a verification over `cases`, one after another."""
+    tokens = rounds = 0
+    for case in cases:
+        method.begin(case)
+        state = GenerationState(case.prompt, suggestions=method.drafter)
+        method.drafter.begin(state)
+        session = verifier.open(state)
+        try:
+            text = case.prompt
+            first = session.submit(text, _EMPTY).result()
+            text = np.append(text, first.tokens).astype(np.int32)
+            end = len(case.prompt) + len(case.reply)
+            while len(text) < end:
+                chunk = method.drafter.propose(GenerationState(text), min(MOST, end - len(text)))
+                verdict = session.submit(text, chunk).result()
+                method.drafter.observe(state, Round(rounds, chunk, Decision(True, ""), verdict, 0.0, 0.0, 0.0))
+                new = np.append(chunk.ids[: verdict.accepted], verdict.tokens)[: end - len(text)]
+                text = np.append(text, new).astype(np.int32)
+                tokens, rounds = tokens + len(new), rounds + 1
+        finally:
+            session.close()
+        if tuple(text[len(case.prompt) :].tolist()) != case.reply:
+            sys.exit(f"another reply was written than the recorded one: {model.detokenize(text).decode()!r}")
+        method.end(case)
+    return tokens / max(1, rounds)
+
+
+def measured(model: Model, cases: int) -> dict[str, dict[str, float]]:
+    """Acceptance lengths of every method, by task."""
+    found: dict[str, dict[str, float]] = {}
+    verifier = LocalVerifier(model, ContextPool(partial(Context, model, n_ctx=model.n_ctx_train)), model.n_ctx_train)
+    for task in TASKS:
+        asked = recorded(model, task, cases)
+        found[task] = {}
+        for base, (make, prior) in BASES.items():
+            for topping, others in TOPPINGS.items():
+                method = Method(make(), others, Everything(), model, prior)
+                found[task][base + topping] = length(model, verifier, method, asked)
+    verifier.close()
+    return found
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Markdown: a row a method, a column a task, and the mean ratio to its base."""
+    lines = []
+    for model, found in results["models"].items():
+        lines += [
+            f"{model}:",
+            "",
+            f"| method | {' | '.join(TASKS)} | to its base |",
+            "|---|" + "---|" * (len(TASKS) + 1),
+        ]
+        for method in next(iter(found.values())):
+            base = next(name for name in BASES if method.startswith(name))
+            ratio = float(np.mean([found[task][method] / found[task][base] for task in TASKS]))
+            lines.append(f"| {method} | {' | '.join(f'{found[task][method]:.2f}' for task in TASKS)} | {ratio:.2f} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def plot(found: dict[str, Any], path: Path) -> Path | None:
+    """Tokens a verification brings (Table 4), a panel a model."""
+    models = found["models"]
+    wanted = ("PLD", "PLD + ours", "SAM", "SAM + ours", "automaton with counts + ours")
+    return bar_groups(
+        path,
+        {model: {way: [row[way] for row in tasks.values()] for way in wanted} for model, tasks in models.items()},
+        {model: list(tasks) for model, tasks in models.items()},
+        "tokens a verification",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=80, help="of each task")
+    parser.add_argument("--models", nargs="+", default=["edgellm-verifier", "edgellm-draft"])
+    parser.add_argument("--name", default="acceptance", help="of the result file")
+    arguments = parser.parse_args()
+    models = {}
+    for name in arguments.models:
+        with tempfile.TemporaryDirectory() as folder:
+            to_f32(resolve(name), Path(folder) / "exact.gguf")
+            with Model.load(Path(folder) / "exact.gguf") as model:
+                models[name] = measured(model, arguments.cases)
+    sys.stdout.write(table({"models": models}) + "\n")
+    figures = {"cases": arguments.cases, "most": MOST, "models": models}
+    sys.stdout.write(f"written: {write(arguments.name, 'bench.coordgen.acceptance', figures, SEED, plot=plot)}\n")
+
+
+if __name__ == "__main__":
+    main()

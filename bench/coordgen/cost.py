@@ -1,0 +1,177 @@
+"""Measure what retrieval costs: indexing past conversations, and calibration beside the prefill (CoordGen, 4.3, 4.4).
+
+    python -m bench.coordgen.cost [--tokens 100000] [--context 1024 4096] [--repeats 5] [--threads N] [--name ...]
+
+The first line is a suffix automaton over that many tokens of the little world: its seconds and its memory. The table
+compares a prefill that keeps the likeliest next tokens of every position with a plain one, in turns, on the bundled
+verifier (up to the context that it was trained for) and at the Qwen2.5-0.5B shape: its seconds, how much longer it
+takes with calibration, and the memory that is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import tracemalloc
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from bench.coordgen.tasks import SEED, TASKS
+from bench.harness.report import write
+from bench.harness.statistics import alternate, spread
+from edgellm.engine import Context, Model
+from edgellm.spec.context_pool import ContextPool
+from edgellm.spec.ngram.calibration import Calibration
+from edgellm.spec.ngram.sources import ContextIndex as Seen
+from edgellm.spec.ngram.suffix_automaton import SuffixAutomaton
+from edgellm.spec.state import GenerationState, Suggestions
+from edgellm.spec.types import NO_IDS, Chunk, Expected, Ids
+from edgellm.storage import resolve
+from edgellm.verifier.in_process import LocalVerifier
+from models.corpus import held_out
+from testkit import random_gguf
+
+_ONE = 100  # tokens that are added at a time, where the time of each is wanted
+
+
+def world(model: Model, tokens: int) -> list[int]:
+    """So many tokens of the little world's prompts and answers."""
+    ids: list[int] = []
+    number = 0
+    while len(ids) < tokens:
+        for task in TASKS.values():
+            for case in held_out(task, 50, SEED + number):
+                for turn in case.turns:
+                    ids += model.tokenize(turn.text).tolist()
+        number += 1
+    return ids[:tokens]
+
+
+def indexing(ids: list[int], repeats: int) -> dict[str, Any]:
+    """Seconds and bytes of an automaton over `ids`, and microseconds of a token more at its end."""
+    seconds = []
+    for _ in range(repeats):
+        began = perf_counter()
+        SuffixAutomaton().extend(ids)
+        seconds.append(perf_counter() - began)
+    tracemalloc.start()
+    automaton = SuffixAutomaton()
+    automaton.extend(ids)
+    memory = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    more = random.Random(SEED).sample(ids, _ONE)
+    began = perf_counter()
+    automaton.extend(more)
+    token = (perf_counter() - began) / _ONE
+    return {
+        "tokens": len(ids),
+        "seconds": spread(seconds),
+        "megabytes": memory / 1e6,
+        "states": automaton.states,
+        "microseconds_a_token": 1e6 * token,
+    }
+
+
+class Kept(Suggestions):
+    """Keeps what the verifier expects."""
+
+    @property
+    def wants_expected(self) -> bool:
+        return True
+
+    def __init__(self, kept: Calibration) -> None:
+        self._kept = kept
+
+    def expect(self, expected: Expected) -> None:
+        self._kept.expect(expected)
+
+
+def calibration(model: Model, length: int, repeats: int, threads: int | None) -> dict[str, Any]:
+    """Seconds of a prefill of `length` tokens, plain and calibrating, and what is kept of it."""
+    rng = random.Random(SEED)
+    prompt: Ids = np.array([rng.randrange(300, model.n_vocab - 300) for _ in range(length)], dtype=np.int32)
+    kept = Calibration(Seen())
+    kept.begin(prompt.tolist())
+    context = Context(model, n_ctx=length + 8, threads=threads)
+    verifier = LocalVerifier(model, ContextPool(lambda: context), length + 8)
+
+    def prefill(calibrating: bool) -> float:
+        context.clear()
+        session = verifier.open(GenerationState(suggestions=Kept(kept) if calibrating else None))
+        began = perf_counter()
+        session.submit(prompt, Chunk(NO_IDS)).result()
+        taken = perf_counter() - began
+        session.close()
+        return taken
+
+    tracemalloc.start()
+    prefill(True)
+    memory = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    plain, calibrated = alternate(repeats, partial(prefill, False), partial(prefill, True))
+    verifier.close()
+    ratios = [two / one for one, two in zip(plain, calibrated, strict=True)]
+    return {
+        "tokens": length,
+        "prefill_seconds": spread(plain),
+        "overhead": median(ratios) - 1.0,
+        "ratios": spread(ratios),
+        "megabytes": memory / 1e6,
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """Markdown: indexing, then a row a prefill."""
+    row = found["indexing"]
+    index = (
+        f"{row['tokens']:,} tokens are indexed in {row['seconds']['median']:.2f} s and {row['megabytes']:.0f} MB;"
+        f" a token more takes {row['microseconds_a_token']:.1f} µs."
+    )
+    lines = [index, "", "| prefill | tokens | seconds | calibration takes | and keeps |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {name} | {row['tokens']} | {row['prefill_seconds']['median']:.2f} | {row['overhead']:+.1%} |"
+        f" {row['megabytes']:.1f} MB |"
+        for name, rows in found["calibration"].items()
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--context", type=int, nargs="+", default=[512, 1024, 4096])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--name", default="cost", help="of the result file")
+    arguments = parser.parse_args()
+    found: dict[str, Any] = {"calibration": {}}
+    with tempfile.TemporaryDirectory() as folder, Model.load(resolve("edgellm-verifier")) as bundled:
+        found["indexing"] = indexing(world(bundled, arguments.tokens), arguments.repeats)
+        path = Path(folder) / "half.gguf"
+        # llama.cpp hands out the layer that calibration reads for Qwen 3, not for Qwen 2; the arithmetic is the same
+        shape = replace(random_gguf.SHAPES["qwen2.5-0.5b"], arch="qwen3", bias=False)
+        random_gguf.write(path, shape, "Q4_0")
+        with Model.load(path) as half:
+            for name, model, repeats in (
+                ("bundled verifier", bundled, arguments.repeats),
+                ("0.5B shape of Qwen 3", half, 2),
+            ):
+                lengths = [length for length in arguments.context if length + 8 <= model.n_ctx_train]
+                found["calibration"][name] = [
+                    calibration(model, length, repeats, arguments.threads) for length in lengths
+                ]
+    sys.stdout.write(table(found) + "\n")
+    sys.stdout.write(f"written: {write(arguments.name, 'bench.coordgen.cost', found, SEED)}\n")
+
+
+if __name__ == "__main__":
+    main()

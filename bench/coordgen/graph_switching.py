@@ -1,0 +1,122 @@
+"""Measure how far each way of switching graphs is from the best plan there is (CoordGen, 3.2).
+
+    python -m bench.coordgen.graph_switching [--instances 60] [--seed 0]
+
+CoordGen loads a block's decode graph while other blocks still prefill, and plans that greedily. Random instances have 3
+to 7 blocks and 1 to 5 chunks, times that differ from block to block by up to three times, and loads of a third to six
+computations. They are grouped by the slowdown: how much longer the decode graphs take for a chunk on average, which is
+the cost of an early switch. Then come the instances that Appendix A makes of number partitioning, larger instances
+against a latency that no plan can undercut, and two examples as Gantt charts, the first of them Fig. 8. No model runs;
+figures depend on the seed alone, except `planning_ms`, the processor time of a plan.
+
+Each cell has the mean and the greatest distance from the optimum, in percent; a star means that every plan was optimal.
+Columns: `synchronous` loads everything after the prefill; `naive` loads each block behind its last chunk; `progressive`
+is the paper's greedy, from the first computation on; `unhurried` is the same greedy, begun where that is best; `beam`
+is the search that finds the optimum, with a limit on its width.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from time import process_time
+from typing import Any
+
+from bench.coordgen.gantt import plot
+from bench.harness.report import write
+from bench.harness.statistics import spread
+from edgellm.coldstart.graph_switching import (
+    Instance,
+    floor,
+    latency,
+    optimum,
+    simulate,
+)
+from testkit.switching_instances import EXAMPLES, WAYS, drawn, partition
+
+SLOWDOWNS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0)
+LARGE = (12, 6)
+
+
+def measured(instances: Sequence[Instance], least: Callable[[Instance], float]) -> dict[str, dict[str, float]]:
+    """For each way, how much longer it takes than the `least`, as a share: mean and spread over the instances."""
+    lows = [least(instance) for instance in instances]
+    ways = {}
+    for name, way in WAYS.items():
+        began = process_time()
+        plans = [way(instance)[0] for instance in instances]
+        cost = 1e3 * (process_time() - began) / len(instances)
+        gaps = [latency(instance, plan) / low - 1.0 for instance, plan, low in zip(instances, plans, lows, strict=True)]
+        best = statistics.fmean(gap < 1e-9 for gap in gaps)
+        ways[name] = {"mean": statistics.fmean(gaps), **spread(gaps), "best": best, "planning_ms": cost}
+    return ways
+
+
+def example(title: str, instance: Instance, names: Sequence[str]) -> dict[str, Any]:
+    """The timelines of an instance, as a Gantt picture needs them."""
+    rows = {}
+    for name in names:
+        plan, reason = WAYS[name](instance)
+        timeline = simulate(instance, plan)
+        rows[name] = {"reason": reason, "latency": timeline.latency, **dataclasses.asdict(timeline)}
+    least = best_latency(instance)
+    return {"title": title, "instance": dataclasses.asdict(instance), "optimum": least, "ways": rows}
+
+
+def random_instances(count: int, seed: int) -> list[dict[str, Any]]:
+    """A row a slowdown."""
+    rng = random.Random(seed)
+    rows = []
+    for slowdown in SLOWDOWNS:
+        some = [drawn(rng, rng.randint(3, 7), rng.randint(1, 5), slowdown) for _ in range(count)]
+        rows.append({"slowdown": slowdown, "ways": measured(some, best_latency)})
+    return rows
+
+
+def best_latency(instance: Instance) -> float:
+    return latency(instance, optimum(instance)[0])
+
+
+HEAD = f"{'above the optimum, %':<26}" + "".join(f"{name:>18}" for name in WAYS)
+
+
+def table(found: dict[str, Any]) -> str:
+    rows = [(f"slowdown {row['slowdown']:.2f}", row["ways"]) for row in found["slowdowns"]]
+    rows += [("partition (Appendix A)", found["partition"]), ("large, above the floor", found["large"])]
+    lines = [HEAD, *(_line(name, ways) for name, ways in rows)]
+    return "\n".join([*lines, "mean, most; * where every plan is the best one"]) + "\n"
+
+
+def _line(name: str, ways: dict[str, dict[str, float]]) -> str:
+    cells = [
+        f"{100 * way['mean']:>9.2f}, {100 * way['max']:>5.1f}{'*' if way['best'] == 1.0 else ' '}"
+        for way in ways.values()
+    ]
+    return f"{name:<26}" + "".join(f"{cell:>18}" for cell in cells)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--instances", type=int, default=60, help="of each slowdown")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="graph_switching", help="of the result file")
+    arguments = parser.parse_args()
+    rng = random.Random(arguments.seed)
+    hard = [partition([rng.randint(1, 12) for _ in range(rng.randint(3, 6))]) for _ in range(arguments.instances // 2)]
+    large = [drawn(rng, *LARGE, slowdown=1.25) for _ in range(max(1, arguments.instances // 6))]
+    figures = {
+        "instances": arguments.instances,
+        "slowdowns": random_instances(arguments.instances, arguments.seed),
+        "partition": measured(hard, best_latency),
+        "large": measured(large, floor),
+        "examples": [example(*one) for one in EXAMPLES],
+    }
+    print(table(figures), end="")
+    print(f"written: {write(arguments.name, 'bench.coordgen.graph_switching', figures, arguments.seed, plot=plot)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Measure how much of an oracle's gain could be copied at all, and how much of that we take.
+
+    python -m bench.coordgen.hindsight [--cases 40] [--name ...]
+
+Replies of the bundled verifier are recorded and copied from, and the cost of a verification is read off a cost curve.
+So nothing is timed, and a run can be repeated to the digit. The curves are those of the last run of
+`bench.coordgen.speed`.
+
+Rows: `ours`; `all that stands`, a drafter with our offers that knows how many of them will stand, and drafts as many of
+those as pay; and the `oracle`, which knows the reply. The gap between the last two is what no source has offered.
+Columns: speed on each task as a multiple of plain decoding, and the share of the oracle's gain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bench.coordgen.methods import Everything, Foresight, Ours
+from bench.coordgen.tasks import SEED, TASKS, Reply, recorded
+from bench.harness.report import read, write
+from edgellm.engine import Model, block_ends
+from edgellm.spec.draft_length import MOST, CostCurve, DraftLengthController
+from edgellm.spec.params import USUAL_SOURCES
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Decision, Round, Verdict
+from edgellm.storage import resolve
+from edgellm.verifier.engine import survives
+
+STEP = 1e-4
+"""Seconds of a drafting step."""
+
+
+class Knowing:
+    """Drafts of our offers those that will stand, as many as pays."""
+
+    def __init__(self, curve: CostCurve, model: Model) -> None:
+        self.ours = Ours(USUAL_SOURCES, curve, model, Everything())
+        self._rule = DraftLengthController(curve)
+
+    def kept(self, chunk: Chunk, left: Sequence[int]) -> Chunk:
+        """What of `chunk` pays, where `left` is to come."""
+        stand = along(chunk.ids.tolist(), left)
+        ids = chunk.ids[: min(stand, self._rule.choose([1.0] * stand))]
+        return Chunk(ids, np.ones(len(ids), dtype=np.float32), retrieved=True)
+
+
+def along(ids: Sequence[int], left: Sequence[int]) -> int:
+    """Return how many of `ids` a verifier accepts that writes `left`."""
+    accepted = 0
+    while accepted < min(len(ids), len(left)) and ids[accepted] == left[accepted]:
+        accepted += 1
+    return accepted
+
+
+def speed(cases: Sequence[Reply], curve: CostCurve, method: Ours | Foresight, knowing: Knowing | None = None) -> float:
+    """Over plain decoding."""
+    table, prices = curve.table(), curve.prices()
+    seconds = tokens = 0.0
+    for case in cases:
+        method.begin(case)
+        assert method.drafter is not None
+        method.drafter.begin(GenerationState(case.prompt))
+        text, at = np.concatenate((case.prompt, case.reply)).astype(np.int32), len(case.prompt)
+        while at < len(text):
+            left = text[at:].tolist()
+            chunk = method.drafter.propose(GenerationState(text[:at]), min(MOST, len(left)))
+            chunk = chunk if knowing is None else knowing.kept(chunk, left)
+            accepted = along(chunk.ids.tolist(), left)
+            looked_at = [0, *block_ends([1.0, *survives(chunk)], curve.heads)] if curve.heads else []
+            heads = sum(prices[end - start] for start, end in itertools.pairwise(looked_at) if start <= accepted)
+            took = STEP * isinstance(method, Ours) + table[1 + len(chunk)] + heads
+            answer = np.array(left[accepted : accepted + 1], dtype=np.int32)
+            verdict = Verdict(accepted, answer, took)
+            turn = Round(at, chunk, Decision(True, ""), verdict, 0.0, 0.0, took)
+            method.drafter.observe(GenerationState(), turn)
+            at += accepted + 1
+            seconds, tokens = seconds + took, tokens + accepted + len(answer)
+        method.end(case)
+    return tokens * (table[1] + prices[1]) / seconds
+
+
+def curves() -> dict[str, CostCurve]:
+    """Of each model, as `bench.coordgen.speed` measured it last."""
+    models = read("bench.coordgen.speed", "speed")["models"]
+    found = {}
+    for name, figures in models.items():
+        seconds, heads = (tuple(1e-3 * each for each in figures[key].values()) for key in ("curve_ms", "heads_ms"))
+        found[name] = CostCurve(tuple(map(int, figures["curve_ms"])), seconds, filled=True, heads=heads)
+    return found
+
+
+def measured(cases: int) -> dict[str, Any]:
+    """Every curve, every task, every drafter."""
+    known = curves()
+    found: dict[str, Any] = {name: {} for name in known}
+    with Model.load(resolve("edgellm-verifier")) as model:
+        for task in TASKS:
+            read = recorded(model, task, cases)
+            for name, curve in known.items():
+                knowing = Knowing(curve, model)
+                found[name][task] = {
+                    "ours": speed(read, curve, Ours(USUAL_SOURCES, curve, model)),
+                    "all that stands": speed(read, curve, knowing.ours, knowing),
+                    "oracle": speed(read, curve, Foresight(DraftLengthController(curve))),
+                }
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    """Markdown: a row for each curve and drafter, a column a task: speed, and its share of the oracle's gain."""
+    lines = [f"| curve | drafter | {' | '.join(TASKS)} | share of the oracle's gain |", "|---|---|" + "---|" * 5]
+    for name, tasks in found["curves"].items():
+        for way in ("ours", "all that stands", "oracle"):
+            gains = [(tasks[task][way] - 1.0) / (tasks[task]["oracle"] - 1.0) for task in TASKS]
+            cells = " | ".join(f"{tasks[task][way]:.2f}" for task in TASKS)
+            lines.append(f"| {name} | {way} | {cells} | {np.mean(gains):.0%} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=40, help="of each task")
+    parser.add_argument("--name", default="hindsight", help="of the result file")
+    arguments = parser.parse_args()
+    found = {"cases": arguments.cases, "curves": measured(arguments.cases)}
+    sys.stdout.write(table(found))
+    sys.stdout.write(f"written: {write(arguments.name, 'bench.coordgen.hindsight', found, SEED)}\n")
+
+
+if __name__ == "__main__":
+    main()

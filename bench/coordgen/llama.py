@@ -1,0 +1,164 @@
+"""Measure whole replies beside llama-cpp-python's own `Llama`, with and without its prompt lookup, as a user runs them.
+
+    python -m bench.coordgen.llama [--cases 40] [--repeats 3] [--threads 2]
+
+The bundled verifier answers the questions of four tasks greedily: by edgellm without and with retrieved drafts, by
+`Llama`, and by `Llama` with `LlamaPromptLookupDecoding` (ten tokens, its default). All take turns in one process, keep
+the cache that a prompt begins with, and see the same questions in the same order. `Llama` fails where a text outgrows
+its batch while a draft model is given, so its batch is as long as its context here.
+
+Rows: tokens each second of whole replies, from the request to the last token, and of decoding, which leaves out the
+time to the first token; the ratio of ours to theirs; and the share of replies with the same text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from llama_cpp import Llama
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+from bench.coordgen.tasks import SEED, TASKS
+from bench.harness.report import write
+from edgellm.engine import Message, Model
+from edgellm.llm import Pair
+from edgellm.storage import resolve
+from models.corpus import held_out
+
+MOST = 120
+POSITIONS = 1024
+OURS = "edgellm, drafts retrieved"
+THEIRS = "Llama with prompt lookup"
+
+
+@dataclass
+class Way:
+    """A way to answer, with the seconds and the text of every reply."""
+
+    begin: Callable[[Sequence[Message]], Iterable[int]]
+    whole: list[float] = field(default_factory=list)
+    decoding: list[float] = field(default_factory=list)
+    texts: list[tuple[int, ...]] = field(default_factory=list)
+
+    def answer(self, messages: Sequence[Message]) -> None:
+        began = perf_counter()
+        ids: list[int] = []
+        first = began
+        for token in self.begin(messages):
+            if not ids:
+                first = perf_counter()
+            ids.append(token)
+        now = perf_counter()
+        self.whole.append(now - began)
+        self.decoding.append(now - first)
+        self.texts.append(tuple(ids))
+
+    def seconds(self, kind: str, repeats: int) -> float:
+        """Of all replies, each taken as the median of its repeats."""
+        return float(np.median(np.reshape(getattr(self, kind), (repeats, -1)), axis=0).sum())
+
+
+def edgellm(pair: Pair, retrieval: str, messages: Sequence[Message]) -> Iterable[int]:
+    """The ids of a reply."""
+    return (token.id for token in pair.reply(messages, max_tokens=MOST, temperature=0.0, retrieval=retrieval))
+
+
+def llama(model: Llama, text: Model, messages: Sequence[Message]) -> Iterable[int]:
+    """The ids of a reply to the same prompt; the token that ends the turn is not among them."""
+    for written, token in enumerate(model.generate(text.chat_prompt(messages).tolist(), temp=0.0)):
+        if written == MOST or text.is_eog(token):
+            return
+        yield token
+
+
+def ways(path: Path, threads: int, stack: ExitStack) -> dict[str, Way]:
+    """All of them, with models and memories of their own."""
+
+    def pair() -> Pair:
+        return stack.enter_context(Pair.open(None, path, n_ctx=POSITIONS, threads=threads))
+
+    def high_level(lookup: LlamaPromptLookupDecoding | None) -> Llama:
+        model = Llama(
+            str(path), n_ctx=POSITIONS, n_batch=POSITIONS, n_ubatch=512, n_threads=threads, n_threads_batch=threads,
+            draft_model=lookup, verbose=False,
+        )  # fmt: skip
+        stack.callback(model.close)
+        return model
+
+    text = stack.enter_context(Model.load(path))
+    return {
+        "edgellm": Way(partial(edgellm, pair(), "off")),
+        OURS: Way(partial(edgellm, pair(), "auto")),
+        "Llama": Way(partial(llama, high_level(None), text)),
+        THEIRS: Way(partial(llama, high_level(LlamaPromptLookupDecoding()), text)),
+    }
+
+
+def measured(task: str, cases: int, repeats: int, threads: int) -> dict[str, Any]:
+    """One task: every way's tokens a second, and how often its text is the first way's."""
+    asked = [[Message(turn.role, turn.text) for turn in case.prompt] for case in held_out(TASKS[task], cases, SEED)]
+    found: dict[str, Way] = {}
+    for _ in range(repeats):
+        with ExitStack() as stack:  # each repeat begins without memories
+            fresh = ways(resolve("edgellm-verifier"), threads, stack)
+            for name, way in fresh.items():
+                way.answer(asked[-1])  # opens, measures and warms up
+                found.setdefault(name, Way(way.begin))
+            for number, messages in enumerate(asked):
+                for name in list(fresh) if number % 2 else reversed(fresh):
+                    found[name].begin = fresh[name].begin
+                    found[name].answer(messages)
+    wanted = found["edgellm"].texts
+    tokens = sum(map(len, wanted[: len(asked)]))
+    return {
+        name: {
+            "tokens_per_second": tokens / way.seconds("decoding", repeats),
+            "whole_tokens_per_second": tokens / way.seconds("whole", repeats),
+            "same_text": sum(one == other for one, other in zip(way.texts, wanted, strict=True)) / len(wanted),
+        }
+        for name, way in found.items()
+    }
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Markdown: tokens a second of decoding, and of whole replies, and ours against theirs."""
+    tasks = results["tasks"]
+    lines = [f"| tokens a second | {' | '.join(tasks)} |", "|---|" + "---|" * len(tasks)]
+    for name in next(iter(tasks.values())):
+        for key, label in (("tokens_per_second", "decoding"), ("whole_tokens_per_second", "whole replies")):
+            cells = " | ".join(f"{rows[name][key]:.0f}" for rows in tasks.values())
+            lines.append(f"| {name}, {label} | {cells} |")
+    for key, label in (("tokens_per_second", "decoding"), ("whole_tokens_per_second", "whole replies")):
+        cells = " | ".join(f"{rows[OURS][key] / rows[THEIRS][key]:.2f}" for rows in tasks.values())
+        lines.append(f"| {OURS} / {THEIRS}, {label} | {cells} |")
+    lines.append("| same text as edgellm: " + ", ".join(list(next(iter(tasks.values())))[1:]) + " | " + " | ".join(
+        ", ".join(f"{rows[name]['same_text']:.0%}" for name in list(rows)[1:]) for rows in tasks.values()
+    ) + " |")  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=40, help="of each task")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--name", default="llama", help="of the result file")
+    arguments = parser.parse_args()
+    tasks = {task: measured(task, arguments.cases, arguments.repeats, arguments.threads) for task in TASKS}
+    sys.stdout.write(table({"tasks": tasks}) + "\n")
+    kept = {"cases": arguments.cases, "repeats": arguments.repeats, "threads": arguments.threads, "tasks": tasks}
+    sys.stdout.write(f"written: {write(arguments.name, 'bench.coordgen.llama', kept, SEED)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Measure how much faster replies are with retrieved drafts, and that they are never slower (CoordGen, Table 3).
+
+    python -m bench.coordgen.speed [--cases 40] [--past 200] [--models bundled 0.5b] [--threads N] [--repeats 3]
+
+For each task, every case is written by every method in turn, in one process: plain decoding; llama-cpp-python's prompt
+lookup, PLD and SAM, which draft ten tokens whatever they cost; ours on top of those; ours, and ours with or without one
+of its parts; and an oracle that knows the reply and drafts as much of it as pays. The text is the bundled verifier's
+reply. Every pass is computed in full, and the verdict is read off that reply. So weights may be random (the 0.5B
+shape), and all methods write the same.
+
+The past cases of a task are remembered from the first one on; one row is ours after `--past` other conversations. The
+task `none` has nothing to copy: replies of random words behind prompts of other words.
+
+Rows are decoding speed as a multiple of plain decoding, the prefill left out; it is timed alone, with calibration and
+without. *With the prefill* is all that ours costs. Then come the share of the oracle's gain, the ratio to
+llama-cpp-python, and the time of a drafting step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from bench.coordgen.tasks import SEED, TASKS, Reply, recorded
+from bench.coordgen.timed_methods import N_CTX, Way, nothing_to_copy, ways
+from bench.harness.figures import bar_groups
+from bench.harness.report import write
+from bench.harness.statistics import spread
+from edgellm.engine import HEADS, Context, Model, head_pays
+from edgellm.llm.ngram_runtime import measure_curve
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.types import Expected, Ids
+from edgellm.storage import resolve
+from edgellm.verifier.in_process import foretell
+from testkit import random_gguf
+from testkit.forced_verifier import ForcedVerifier
+
+NONE = "none"
+
+
+def measured(
+    model: Model,
+    tasks: Mapping[str, Sequence[Reply]],
+    past: Mapping[str, Sequence[Reply]],
+    threads: int | None,
+    repeats: int,
+    few: bool = False,
+) -> dict[str, Any]:
+    """Speed of every way on every task, against plain decoding."""
+    with ExitStack() as stack:
+        own = bare = stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads, late=head_pays(model)))
+        if own.late is not None:  # a context that can be late pays a little for that also where it is not
+            bare = stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads))
+        small = stack.enter_context(draft_model(threads))
+        curve = measure_curve(own)
+        verifiers = {True: ForcedVerifier(model, bare), False: ForcedVerifier(model, own)}
+        found: dict[str, Any] = {"curve_ms": dict(zip(curve.rows, [1e3 * s for s in curve.seconds], strict=True))}
+        found["heads_ms"] = dict(zip(HEADS, [1e3 * s for s in curve.heads], strict=False))
+        for task, cases in tasks.items():
+            all_ways = ways(curve, model, past.get(task, ()), few, small)
+            for repeat in range(repeats):
+                for number, case in enumerate(cases):
+                    expected: list[Expected] = []
+                    if bare is not own:
+                        prefill(bare, case.prompt, None)
+                    plain = prefill(own, case.prompt, None)
+                    calibrated = plain if few else prefill(own, case.prompt, expected.append)
+                    for verifier in verifiers.values():
+                        verifier.says(case.prompt, case.reply)
+                    for way in all_ways if (number + repeat) % 2 else all_ways[::-1]:
+                        way.write(
+                            verifiers[way.bare], model, case, expected, calibrated if way.method.calibrates else plain
+                        )
+                for way in all_ways:
+                    way.again()
+            found[task] = {way.name: figures(way, all_ways[0], repeats) for way in all_ways}
+            sys.stdout.write(f"{task}: " + ", ".join(
+                f"{name} {row['decoding_total']:.2f}" for name, row in found[task].items()
+            ) + "\n")  # fmt: skip
+            sys.stdout.flush()
+    return found
+
+
+@contextmanager
+def draft_model(threads: int | None) -> Iterator[ModelDrafter]:
+    """The bundled draft model, ready to draft for any target: its cost curve is measured."""
+    with Model.load(resolve("edgellm-draft")) as model:
+        with Context(model, n_ctx=N_CTX, threads=threads) as context:
+            curve = measure_curve(context)
+        with Context(model, n_ctx=N_CTX, threads=threads) as context:
+            yield ModelDrafter(model, context, curve=lambda: curve)
+
+
+def prefill(context: Context, prompt: Ids, told: Callable[[Expected], None] | None) -> float:
+    """Seconds for all of `prompt` but its last token, told of or not."""
+    context.clear()
+    began = perf_counter()
+    if told is not None:
+        foretell(context, prompt, 0, told)
+    else:
+        context.decode(prompt[:-1])
+    return perf_counter() - began
+
+
+def figures(way: Way, plain: Way, repeats: int) -> dict[str, Any]:
+    """What is kept of a way: its speed over plain decoding's, and the time of a drafting step."""
+    return {
+        "decoding": spread([one / two for one, two in zip(plain.decoding, way.decoding, strict=True)]),
+        "decoding_total": total(plain.decoding, repeats) / total(way.decoding, repeats),
+        "whole_total": total(plain.whole, repeats) / total(way.whole, repeats),
+        "drafting_us": 1e6 * median(way.drafting),
+    }
+
+
+def total(seconds: Sequence[float], repeats: int) -> float:
+    """Of all cases, each taken as the median of its repeats: others use this processor too."""
+    return float(np.median(np.reshape(seconds, (repeats, -1)), axis=0).sum())
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Markdown: decoding speed against plain decoding; ours as a share of the oracle's gain, and against theirs."""
+    lines = []
+    for model, found in results["models"].items():
+        tasks = [task for task in found if not task.endswith("_ms")]
+        rows: dict[str, dict[str, str]] = {}
+        for task in tasks:
+            ways, ours = found[task], found[task]["ours"]
+            share = gain(ways)
+            theirs = ours["decoding_total"] / ways["llama-cpp-python"]["decoding_total"]
+            cells = {way: f"{row['decoding_total']:.2f}" for way, row in ways.items()} | {
+                "ours, with the prefill": f"{ours['whole_total']:.2f}",
+                "ours, share of the oracle's gain": "" if share is None else f"{share:.0%}",
+                "ours / llama-cpp-python": f"{theirs:.2f}",
+                "a drafting step of ours, µs": f"{ours['drafting_us']:.0f}",
+            }
+            for name, cell in cells.items():
+                rows.setdefault(name, {})[task] = cell
+        lines += [f"{model}:", "", f"| method | {' | '.join(tasks)} |", "|---|" + "---|" * len(tasks)]
+        lines += [f"| {name} | {' | '.join(row.get(task, '') for task in tasks)} |" for name, row in rows.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def gain(row: dict[str, Any]) -> float | None:
+    """Ours as a share of what the oracle gains; None where it gains nothing to speak of."""
+    most = row["oracle"]["decoding_total"] - 1.0
+    return (row["ours"]["decoding_total"] - 1.0) / most if most > 0.02 and "ours" in row else None
+
+
+def plot(found: dict[str, Any], path: Path) -> Path | None:
+    """Decoding speed of every method on every task (Table 3), a panel a model."""
+    models = found["models"]
+    return bar_groups(
+        path,
+        {
+            model: {
+                way: [tasks[task][way]["decoding_total"] for task in tasks if not task.endswith("_ms")]
+                for way in ("llama-cpp-python", "PLD", "SAM", "ours", "oracle")
+                if all(way in tasks[task] for task in tasks if not task.endswith("_ms"))
+            }
+            for model, tasks in models.items()
+        },
+        {model: [task for task in tasks if not task.endswith("_ms")] for model, tasks in models.items()},
+        "speed over plain decoding",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=40, help="of each task; half of them at the 0.5B shape")
+    parser.add_argument("--past", type=int, default=200, help="conversations before, for the row that has them")
+    parser.add_argument("--models", nargs="+", choices=("bundled", "0.5b"), default=["bundled", "0.5b"])
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--name", default="speed", help="of the result file")
+    arguments = parser.parse_args()
+    models = {}
+    with ExitStack() as stack, Model.load(resolve("edgellm-verifier")) as bundled:
+        both = {task: recorded(bundled, task, arguments.cases + arguments.past) for task in TASKS}
+        tasks = {task: cases[: arguments.cases] for task, cases in both.items()}
+        past = {task: cases[arguments.cases :] for task, cases in both.items()}
+        tasks[NONE] = nothing_to_copy(arguments.cases, bundled.n_vocab)
+        if "bundled" in arguments.models:
+            models["edgellm-verifier"] = measured(bundled, tasks, past, arguments.threads, arguments.repeats)
+        if "0.5b" in arguments.models:
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "half.gguf"
+            random_gguf.write(path, random_gguf.SHAPES["qwen2.5-0.5b"], "Q4_0", 0)
+            half_of = {task: cases[: max(2, arguments.cases // 2)] for task, cases in tasks.items()}
+            half = stack.enter_context(Model.load(path))
+            models["Qwen2.5-0.5B shape, Q4_0"] = measured(half, half_of, past, arguments.threads, 1, few=True)
+    sys.stdout.write(table({"models": models}) + "\n")
+    kept = {"cases": arguments.cases, "past": arguments.past, "repeats": arguments.repeats, "models": models}
+    sys.stdout.write(f"written: {write(arguments.name, 'bench.coordgen.speed', kept, SEED, plot=plot)}\n")
+
+
+if __name__ == "__main__":
+    main()

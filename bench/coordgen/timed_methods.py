@@ -1,0 +1,193 @@
+"""The methods that `bench.coordgen.speed` times, and a task on which no method helps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+from bench.coordgen.methods import Everything, Foresight, Method, Ours, PromptLookup, SuffixLookup, Together
+from bench.coordgen.tasks import SEED, Reply
+from edgellm.engine import Model
+from edgellm.spec.draft_length import MOST, CostCurve, DraftLengthController
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.gates.rules import AlwaysGate
+from edgellm.spec.loop import NoDrafter, generate
+from edgellm.spec.ngram.drafter import RetrievalDrafter
+from edgellm.spec.params import USUAL_SOURCES
+from edgellm.spec.protocols import Drafter
+from edgellm.spec.state import NOT_FILLED, DraftRules, GenerationLimits, GenerationState, Suggestions
+from edgellm.spec.stats import Stats
+from edgellm.spec.types import Chunk, Expected, Round
+from testkit.forced_verifier import ForcedVerifier
+
+N_CTX = 1024
+FIXED = 10
+"""Tokens of a draft where nothing weighs their cost: llama-cpp-python's default."""
+
+
+FEW = ("plain", "llama-cpp-python", "SAM", "ours", "context alone", "oracle")
+"""How the names begin of what is measured where a token takes long."""
+
+
+class Drafting(Protocol):
+    """A method, with what it remembers of past cases."""
+
+    calibrates: bool
+
+    @property
+    def drafter(self) -> Drafter | None: ...
+
+    @property
+    def suggestions(self) -> Suggestions | None: ...
+
+    def begin(self, case: Reply) -> None: ...
+
+    def end(self, case: Reply) -> None: ...
+
+
+class Plain:
+    """Plain decoding, or llama-cpp-python's drafter in our loop, as its `Llama` asks it: always, for ten tokens."""
+
+    calibrates = False
+    suggestions = None
+
+    def __init__(self, lookup: LlamaPromptLookupDecoding | None = None) -> None:
+        self.drafter = None if lookup is None else Lookup(lookup)
+
+    def begin(self, case: Reply) -> None: ...
+
+    def end(self, case: Reply) -> None: ...
+
+
+class Lookup(Drafter):
+    """llama-cpp-python's prompt lookup."""
+
+    def __init__(self, lookup: LlamaPromptLookupDecoding) -> None:
+        self._lookup = lookup
+
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        found = np.asarray(self._lookup(state.ids.astype(np.intc)))[:gamma]
+        return Chunk(found.astype(np.int32), retrieved=True)
+
+
+class Timed(NoDrafter):
+    """A drafter, or none: notes how long it took to begin and to draft. It is told what the verifier expects."""
+
+    def __init__(self, drafter: Drafter | None, expected: Sequence[Expected]) -> None:
+        self._drafter, self._expected = drafter or NoDrafter(), expected
+        self.beginning = 0.0
+        self.drafting: list[float] = []
+
+    @property
+    def needs_verdict(self) -> bool:
+        return self._drafter.needs_verdict
+
+    def begin(self, state: GenerationState) -> None:
+        began = perf_counter()
+        self._drafter.begin(state)
+        for some in self._expected:
+            if isinstance(self._drafter, RetrievalDrafter):
+                self._drafter.expect(some)
+        self.beginning = perf_counter() - began
+
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        return self._drafter.propose(state, gamma)
+
+    def observe(self, state: GenerationState, turn: Round) -> None:
+        self.drafting.append(turn.drafting)
+        self._drafter.observe(state, turn)
+
+    def end(self) -> None:
+        self._drafter.end()
+
+
+def nothing_to_copy(cases: int, vocabulary: int) -> list[Reply]:
+    """Random prompts and replies of other random tokens."""
+    rng = random.Random(SEED)
+    middle = vocabulary // 2
+    return [
+        Reply(
+            np.array([rng.randrange(300, middle) for _ in range(60)], dtype=np.int32),
+            tuple(rng.randrange(middle, vocabulary) for _ in range(40)),
+        )
+        for _ in range(cases)
+    ]
+
+
+class Way:
+    """A method on a stream of cases, and what it has taken."""
+
+    def __init__(self, name: str, make: Callable[[], Drafting], curve: CostCurve | None = None) -> None:
+        """With a `curve` decodes are filled up by it, and heads computed late; without they are llama.cpp's own."""
+        self.name, self._make = name, make
+        self.bare = curve is None
+        self._filling = NOT_FILLED if curve is None else curve.filling()
+        self.method = make()
+        self.decoding: list[float] = []
+        self.whole: list[float] = []
+        self.drafting: list[float] = []
+
+    def again(self) -> None:
+        """Forgets past cases."""
+        self.method = self._make()
+
+    def write(
+        self, verifier: ForcedVerifier, alphabet: Model, case: Reply, expected: Sequence[Expected], prefill: float
+    ) -> None:
+        """Writes one case behind its prompt, which took `prefill` seconds, and notes the seconds."""
+        began = perf_counter()
+        self.method.begin(case)
+        drafter = Timed(self.method.drafter, expected if self.method.calibrates else ())
+        state = GenerationState(
+            case.prompt, limits=GenerationLimits(len(case.reply), N_CTX, MOST), filling=self._filling,
+            rules=DraftRules(while_it_pays=True), suggestions=self.method.suggestions,
+        )  # fmt: skip
+        for _ in generate(
+            state, vocabulary=alphabet, drafter=drafter, gate=AlwaysGate(), verifier=verifier, stats=Stats()
+        ):
+            pass
+        now = perf_counter()
+        self.method.end(case)
+        self.decoding.append(now - began - drafter.beginning)
+        self.whole.append(prefill + now - began)
+        self.drafting += drafter.drafting
+
+
+def ways(curve: CostCurve, model: Model, past: Sequence[Reply], few: bool, small: ModelDrafter) -> list[Way]:
+    """All of them, plain decoding first. `past` are conversations of before; `few`: only those of `FEW`. `small` drafts
+    where that is said.
+    """
+    beside = tuple(name for name in USUAL_SOURCES if name != "context")
+
+    def ours(*sources: str) -> Callable[[], Drafting]:
+        return lambda: Ours(sources, curve, model)
+
+    def seasoned() -> Drafting:
+        method = Ours(USUAL_SOURCES, curve, model)
+        for case in past:
+            method.begin(case)
+            method.end(case)
+        return method
+
+    found = [
+        Way("plain", Plain),
+        Way("llama-cpp-python", lambda: Plain(LlamaPromptLookupDecoding())),
+        Way("PLD", lambda: Method(PromptLookup(), (), Everything(FIXED), model, 0.35)),
+        Way("PLD + ours", lambda: Method(PromptLookup(), beside, DraftLengthController(curve), model, 0.35), curve),
+        Way("SAM", lambda: Method(SuffixLookup(), (), Everything(FIXED), model, 0.45)),
+        Way("SAM + ours", lambda: Method(SuffixLookup(), beside, DraftLengthController(curve), model, 0.45), curve),
+        Way("ours", ours(*USUAL_SOURCES), curve),
+        Way("with calibration", ours(*USUAL_SOURCES, "calibration"), curve),
+        Way("with reuse", ours(*USUAL_SOURCES, "reuse"), curve),
+        Way("context alone", ours("context"), curve),
+        Way("without the cost curve", lambda: Ours(USUAL_SOURCES, curve, model, Everything(FIXED))),
+        Way("ours with the draft model", lambda: Together(USUAL_SOURCES, curve, model, small), curve),
+        *([Way(f"ours after {len(past)} conversations", seasoned, curve)] if past else []),
+        Way("oracle", lambda: Foresight(DraftLengthController(curve)), curve),
+    ]
+    return [way for way in found if not few or way.name.startswith(FEW)]

@@ -1,0 +1,1 @@
+"""CSGO: the planner of cold starts, and cold starts themselves."""

@@ -1,0 +1,258 @@
+"""Measure cold starts in a home of throttled machines: the planned split beside every other, planned beside measured.
+
+    python -m bench.csgo.cold_start [--fleets 20] [--rpc FOLDER] [--seed 0]
+
+Homes are drawn at random: two to four machines in namespaces (`testkit.network.home`), with disks, lines and processors
+that are really throttled. In each, the laptop has the devices measured, plans, and then starts cold, one split after
+the other: new workers, no file in memory, `edgellm mesh run` with the split. Every machine has the whole model on its
+disk, already cut, so that every split can run. Linux, as root.
+
+With `--rpc` (see `bench.csgo.llama_rpc`), llama.cpp's RPC backend does the same: a server with its cache on every other
+machine, at its second start, when the cache is filled; once with its own shares, and once with those of the plan.
+
+Columns: devices; seconds to the first token with the planned split, the best single device, an even split and a split
+by strength, with the planner's prediction in brackets; the best of RPC; and the planned split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from bench.csgo.llama_rpc import SERVER, libraries
+from bench.harness import report
+from bench.harness.statistics import spread
+from edgellm.engine import Model
+from edgellm.layer_range import HERE, read_split
+from edgellm.llm import compose
+from testkit.network.home import Spec, Throttled, home, why_not
+from testkit.random_gguf import SHAPES, write
+
+NAMES = ("laptop", "desk", "phone", "box")
+BUSY = 0.95  # of the machine's cores, in all; the rest is for whoever measures
+MODEL = "model.gguf"
+
+
+def fleet(rng: random.Random, cores: float) -> tuple[Spec, ...]:
+    """A home, drawn at random: log-uniform in disk, line and processor. The laptop, which also runs the coordinator's
+    Python, has most of a core."""
+
+    def between(low: float, high: float) -> float:
+        return math.exp(rng.uniform(math.log(low), math.log(high)))
+
+    count = rng.randint(2, 4)
+    cpus = [between(0.6, 0.9), *(between(0.25, 0.5) for _ in range(count - 1))]
+    scale = min(1.0, BUSY * cores / sum(cpus))
+    return tuple(
+        Spec(
+            name, round(between(40, 300)), round(between(40, 300)), round(between(6, 30), 1), round(cpu * scale, 2)
+        )
+        for name, cpu in zip(NAMES, cpus, strict=False)
+    )  # fmt: skip
+
+
+def prepare(machines: Sequence[Throttled], splits: Sequence[str]) -> None:
+    """Cuts the pieces that a split wants on each machine, as its first run would."""
+    for machine in machines:
+        name = HERE if machine is machines[0] else machine.spec.name
+        shares = [share for split in splits for share in read_split(split) if share.name == name]
+        words = (str(machine.home / MODEL), *(f"{share.layers.start}-{share.layers.last}" for share in shares))
+        with machine.hurried():
+            _, err = machine.start(*words, module="bench.csgo.cut_pieces").communicate(timeout=300)
+        assert not err.strip(), err
+
+
+@contextmanager
+def worker(machine: Throttled, *words: str) -> Iterator[None]:
+    """One that is up; it comes and goes without being slowed down."""
+    with ExitStack() as running:
+        with machine.hurried():
+            words = ("--host", machine.address, "--port", "50151", *words)
+            running.enter_context(machine.running("serve", "--role", "worker", *words, until="It is"))
+        yield
+        running.enter_context(machine.hurried())
+
+
+def cold(machines: Sequence[Throttled], split: str, prompt: str) -> dict[str, Any]:
+    """One cold start: what `edgellm mesh run --json` says of it."""
+    laptop, *others = machines
+    names = {share.name for share in read_split(split)}
+    with ExitStack() as running:
+        for other in others:
+            if other.spec.name in names:
+                running.enter_context(worker(other, "-m", str(other.home / MODEL)))
+        for machine in machines:
+            machine.forget()
+        asked = ("mesh", "run", str(laptop.home / MODEL), prompt, "--split", split)
+        out, err = laptop.start(*asked, "--max-tokens", "1", "--retrieval", "off", "--json").communicate(timeout=300)
+    lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    found = [line["mesh"] for line in lines if "mesh" in line]
+    if not found:
+        sys.exit(f"{split} did not run:\n{err}")
+    return dict(found[-1])
+
+
+def spread_by_rpc(machines: Sequence[Throttled], folder: Path, tokens: int, shares: Sequence[float]) -> dict[str, Any]:
+    """The second cold start over llama.cpp's servers, when their caches are filled."""
+    laptop, *others = machines
+    server = str(libraries(folder) / SERVER)
+    found: dict[str, Any] = {}
+    for _ in range(2):
+        with ExitStack() as running:
+            for other in others:
+                words = ("-H", other.address, "-p", "50152", "-t", "1", "--cache")
+                running.enter_context(other.running(*words, until="transport", program=("stdbuf", "-oL", server)))
+            time.sleep(0.5)  # it says so just before it listens
+            for machine in machines:
+                machine.forget()
+            servers = ",".join(f"{other.address}:50152" for other in others)
+            asked = ["first", str(laptop.home / MODEL), "--libs", str(folder), "--servers", servers]
+            asked += ["--tokens", str(tokens), *(("--shares", *map(str, shares)) if shares else ())]
+            process = laptop.start(*asked, module="bench.csgo.llama_rpc")
+            out, err = process.communicate(timeout=300)
+            if process.returncode:
+                return {"error": err.strip().splitlines()[-1] if err.strip() else "no word"}
+            found = json.loads(out.splitlines()[-1])
+    return found
+
+
+def shares_of(split: str, machines: Sequence[Throttled]) -> list[float]:
+    """The layers that a split gives to each of the other machines; none where it gives them none."""
+    layers = {share.name: len(share.layers) for share in read_split(split)}
+    found = [float(layers.get(machine.spec.name, 0)) for machine in machines[1:]]
+    return found if sum(found) else []
+
+
+def one_home(specs: Sequence[Spec], folder: Path, model: Path, prompt: str, tokens: int, rpc: Path | None) -> Any:
+    with home(specs, folder) as machines:
+        for machine in machines:
+            if not (machine.home / MODEL).is_file():
+                shutil.copyfile(model, machine.home / MODEL)
+        with ExitStack() as running:
+            for other in machines[1:]:
+                running.enter_context(worker(other))
+            asked = (str(machines[0].home / MODEL), "--tokens", str(tokens))
+            out, err = machines[0].start(*asked, module="bench.csgo.list_plans").communicate(timeout=300)
+        assert out, err
+        told = json.loads(out)
+        splits = {name: way["split"] for name, way in told["ways"].items()}
+        prepare(machines, list(splits.values()))
+        measured: dict[str, Any] = {}
+        for split in dict.fromkeys(splits.values()):
+            measured[split] = cold(machines, split, prompt)
+        by_rpc = {}
+        if rpc is not None:
+            by_rpc["as it shares out"] = spread_by_rpc(machines, rpc, tokens, ())
+            if shares := shares_of(splits["planned"], machines):
+                by_rpc["as planned"] = spread_by_rpc(machines, rpc, tokens, shares)
+        return {"specs": [asdict(spec) for spec in specs], "planned": told, "measured": measured, "rpc": by_rpc}
+
+
+WAYS = ("planned", "best single", "even", "by strength")
+
+
+def row(found: dict[str, Any]) -> list[str]:
+    """A home: each way, measured (foreseen), then RPC's better one, and the split."""
+    ways, words = found["planned"]["ways"], [str(len(found["specs"]))]
+    for name in WAYS:
+        way = ways.get(name)
+        took = "" if way is None else f"{found['measured'][way['split']]['ttft_s']:.2f} ({way['ttft_s']:.2f})"
+        words.append(took)
+    runs = [run["ttft_s"] for run in found["rpc"].values() if "ttft_s" in run]
+    return [*words, f"{min(runs):.1f}" if runs else "", ways["planned"]["split"]]
+
+
+def table(found: dict[str, Any]) -> str:
+    """A line a home, and what they come to."""
+    head = ["devices", *(name.upper() for name in WAYS), "RPC", "SPLIT"]
+    rows = [head, *map(row, found["each"])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in rows]
+    some, rpc = found["prediction"], found["of_rpc"]
+    rivals = ", ".join(f"{share:.0%} of {name}" for name, share in found["of_rival"].items())
+    model = f"{found['tokens']} tokens, {found['shape']} with {found['layers']} layers"
+    lines.append(f"seconds from cold to the first token, measured (foreseen): {model}")
+    first = f"the planned split came first in {found['first']} of {found['homes']} homes (within 2%)"
+    lines.append(f"{first}; in the median it took {rivals}" + (f", {rpc['median']:.0%} of RPC" if rpc else ""))
+    within = f"{found['planned_within_15']:.0%} of the planned splits, {found['within_15']:.0%} of all ways"
+    far = f"{some['min']:+.0%} to {some['max']:+.0%}, in the median {some['median']:+.0%}"
+    lines.append(f"foreseen within 15%: {within}; {far}")
+    return "\n".join(lines)
+
+
+def figures(homes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Over all homes: how far off the plan was, how often the planned way came first, and what it saved."""
+    off, first, ratios = [], 0, []
+    rivals: dict[str, list[float]] = {}
+    for found in homes:
+        ways = found["planned"]["ways"]
+        took = {name: found["measured"][way["split"]]["ttft_s"] for name, way in ways.items()}
+        off += [
+            ways[name]["ttft_s"] / took[name] - 1.0 for name in {way["split"]: n for n, way in ways.items()}.values()
+        ]
+        first += took["planned"] <= min(took.values()) * 1.02
+        for name, seconds in took.items():
+            if name != "planned":
+                rivals.setdefault(name, []).append(took["planned"] / seconds)
+        ratios += [took["planned"] / run["ttft_s"] for run in found["rpc"].values() if "ttft_s" in run]
+    planned = [
+        found["planned"]["ways"]["planned"]["ttft_s"]
+        / found["measured"][found["planned"]["ways"]["planned"]["split"]]["ttft_s"] - 1.0
+        for found in homes
+    ]  # fmt: skip
+    return {
+        "homes": len(homes), "first": first, "prediction": spread(off),
+        "within_15": sum(abs(x) <= 0.15 for x in off) / len(off),
+        "planned_within_15": sum(abs(x) <= 0.15 for x in planned) / len(planned),
+        "of_rival": {name: statistics.median(values) for name, values in rivals.items()},
+        "of_rpc": spread(ratios) if ratios else None,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fleets", type=int, default=20)
+    parser.add_argument("--shape", choices=SHAPES, default="qwen2.5-0.5b")
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--words", type=int, default=60, help="of the prompt")
+    parser.add_argument("--rpc", type=Path, metavar="FOLDER", help="where bench.csgo.llama_rpc has built")
+    parser.add_argument("--rpc-homes", type=int, default=1000, help="measure RPC in the first homes only")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="cold_start", help="of the result file")
+    args = parser.parse_args()
+    if reason := why_not():
+        sys.exit(f"no home can be made here: {reason}")
+    rng = random.Random(args.seed)
+    prompt = " ".join(rng.choice(("mug", "book", "lamp", "chair", "garden", "letter")) for _ in range(args.words))
+    homes, found = list[dict[str, Any]](), dict[str, Any]()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = folder / MODEL
+        write(model, replace(SHAPES[args.shape], n_layer=args.layers, n_vocab=8192), "Q4_0", args.seed)
+        with Model.load(model, text_only=True) as text:
+            tokens = len(text.chat_prompt(compose(prompt)))
+        print(f"{tokens} tokens; {model.stat().st_size / 1e6:.0f} MB", file=sys.stderr)
+        for at in range(args.fleets):
+            rpc = args.rpc if at < args.rpc_homes else None
+            homes.append(one_home(fleet(rng, os.cpu_count() or 1), folder, model, prompt, tokens, rpc))
+            print("  ".join(row(homes[-1])), flush=True)
+            found = {"shape": args.shape, "layers": args.layers, "tokens": tokens} | figures(homes) | {"each": homes}
+            report.write(args.name, "bench.csgo.cold_start", found, args.seed)
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Cut the pieces of a model before a worker is asked for them; a program that `bench.csgo.cold_start` starts.
+
+python -m bench.csgo.cut_pieces MODEL FIRST-LAST ...        # layers, counted from 0
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from edgellm.engine import check_cuttable, check_gguf
+from edgellm.layer_range import LayerRange
+from edgellm.mesh.layer_sources import WholeModel
+
+
+def main() -> None:
+    whole = WholeModel(Path(sys.argv[1]))
+    for part in sys.argv[2:]:
+        layer, last = map(int, part.split("-"))
+        while layer <= last:
+            path = whole.find(whole.model, LayerRange(layer, last + 1))
+            assert path is not None, f"there is no layer {layer}"
+            layer += check_cuttable(check_gguf(path))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Compare the fast planner with Algorithm 1 on random fleets of nine families, and measure what planning gains.
+
+    python -m bench.csgo.exact [--instances 1000] [--seed 0]
+
+Each family has that many fleets of 2 to 6 devices and up to 24 layers, a third of them with each timing model. The
+smallest are also compared with the best of all plans there are.
+
+Columns: fleets; how many `differ` in T; how many plans were `unproved`; then what the plan saves on average against an
+even split, a split by strength, and the best single device, with the share of fleets on which that fits at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import Any
+
+import numpy as np
+
+from bench.harness.report import write
+from edgellm.coldstart.algorithm1 import algorithm1, brute_force
+from edgellm.coldstart.exact_search import fastest
+from edgellm.coldstart.problem import OVERLAPS, Task, makespan
+from edgellm.coldstart.problem_builder import best_single, even, heuristic
+from testkit.random_fleets import FAMILIES, SAME, drawn
+
+
+def compared(family: str, count: int, seed: int) -> dict[str, Any]:
+    """One family: how many agree, and the gains."""
+    wrong = unproved = tried = 0
+    saved: dict[str, list[float]] = {"even": [], "heuristic": [], "best_single": []}
+    for number in range(count):
+        rng = np.random.default_rng([seed, number])
+        k = int(rng.integers(2, 7))
+        task = drawn(family, rng, k, int(rng.integers(k, 25)), OVERLAPS[number % len(OVERLAPS)])
+        found, reference = fastest(task), algorithm1(task)
+        if found is None or reference is None:
+            wrong += (found is None) != (reference is None)
+            continue
+        wrong += abs(found.seconds / reference[0] - 1.0) > SAME
+        unproved += not found.optimal
+        if k <= 3 and task.layers <= 10:
+            best = brute_force(task)
+            tried += 1
+            wrong += best is None or abs(found.seconds / best[0] - 1.0) > SAME
+        for name, seconds in _baselines(task).items():
+            saved[name].append(1.0 - found.seconds / seconds)
+    gains = {
+        name: {"fits": len(values) / count, "mean": statistics.fmean(values) if values else None}
+        for name, values in saved.items()
+    }
+    return {"instances": count, "wrong": wrong, "unproved": unproved, "brute_force": tried, "saved": gains}
+
+
+def _baselines(task: Task) -> dict[str, float]:
+    speed, disk = 1.0 / task.compute[:, 0], 1.0 / task.load[:, 0]
+    cuts = {"even": even(speed, task), "heuristic": heuristic(speed, disk, task), "best_single": best_single(task)}
+    return {name: makespan(task, cut) for name, cut in cuts.items() if cut is not None}
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = [
+        f"{'family':<22}{'fleets':>8}{'differ':>8}{'unproved':>10}{'even':>16}{'by strength':>16}{'best single':>16}"
+    ]
+    for family, line in found["families"].items():
+        cells = "".join(f"{_gain(line['saved'][name]):>16}" for name in ("even", "heuristic", "best_single"))
+        lines.append(f"{family:<22}{line['instances']:>8}{line['wrong']:>8}{line['unproved']:>10}{cells}")
+    return "\n".join([*lines, "saved by the plan on average, and on how many fleets the other way fits at all"]) + "\n"
+
+
+def _gain(gain: dict[str, Any]) -> str:
+    return "fits none" if gain["mean"] is None else f"{gain['mean']:.0%} ({gain['fits']:.0%})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--instances", type=int, default=1000, help="of each family")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="exact", help="of the result file")
+    arguments = parser.parse_args()
+    figures = {
+        "instances": arguments.instances,
+        "families": {family: compared(family, arguments.instances, arguments.seed) for family in FAMILIES},
+    }
+    print(table(figures), end="")
+    print(f"written: {write(arguments.name, 'bench.csgo.exact', figures, arguments.seed)}")
+
+
+if __name__ == "__main__":
+    main()

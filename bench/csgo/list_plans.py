@@ -1,0 +1,64 @@
+"""Print the splits of a model over the measured devices of this home, and what the planner predicts of each, as JSON.
+
+    python -m bench.csgo.list_plans MODEL --tokens 128
+
+A program that `bench.csgo.cold_start` starts on the device that asks. Devices are measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edgellm.coldstart.plan import Plan, PlanOption, plan
+from edgellm.mesh.home_workers import look, seek
+from edgellm.mesh.model_costs import model_of
+from edgellm.rpc.discovery.interfaces import chosen_hosts
+
+
+def ways(found: Plan) -> dict[str, PlanOption]:
+    """Those that fit, by name."""
+    named = {
+        "planned": found.way, "best single": found.best_single, "even": found.even, "by strength": found.heuristic,
+    }  # fmt: skip
+    return {name: way for name, way in named.items() if way is not None}
+
+
+def split_of(way: PlanOption) -> str:
+    """As `--split` takes it."""
+    return ",".join(f"{stage.device}:{stage.layers}" for stage in way.stages)
+
+
+def told(way: PlanOption) -> dict[str, Any]:
+    return {"split": split_of(way), "ttft_s": way.ttft_s, "stages": [stage.to_json() for stage in way.stages]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--tokens", type=int, required=True)
+    args = parser.parse_args()
+    survey = look(args.model, seek(chosen_hosts(())), True, lambda _who, _what: None)
+    for name, error in survey.left_out:
+        print(f"{name}: {error}", file=sys.stderr)
+    fleet, model = survey.fleet(), model_of(args.model)
+    found = plan(fleet.devices, model, args.tokens, 1, links=fleet.links)
+    devices = {
+        name: {"rows": speed.figures.rows, "seconds": speed.figures.seconds, "disk": speed.figures.disk}
+        for name, speed in survey.speeds.items()
+    }
+    lines = [{"from": a, "to": b, **asdict(kept.line)} for (a, b), kept in survey.lines.items()]
+    print(
+        json.dumps(
+            {"advice": found.advice, "devices": devices, "lines": lines}
+            | {"ways": {name: told(way) for name, way in ways(found).items()}}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

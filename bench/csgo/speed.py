@@ -1,0 +1,98 @@
+"""Measure how long the planner takes against K devices and L layers, on random fleets of nine families.
+
+    python -m bench.csgo.speed [--instances 3] [--limit 10] [--seed 0]
+
+Processor time of one thread, the first call in the process included. A run that reaches the limit ends with the best
+plan so far and a proved gap, and counts with the time it took. Algorithm 1 stands beside it where it takes seconds and
+not hours.
+
+Columns: K and L; seconds at the median, the 90th percentile and the most; the share that was planned within a second;
+the share of plans that are proved; and the worst gap of the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from time import process_time
+from typing import Any
+
+import numpy as np
+
+from bench.csgo.figures import plot_speed as plot
+from bench.harness.report import write
+from edgellm.coldstart.algorithm1 import algorithm1
+from edgellm.coldstart.exact_search import fastest
+from edgellm.coldstart.problem import Task
+from testkit.random_fleets import FAMILIES, drawn
+
+SIZES = ((4, 40), (8, 40), (8, 100), (12, 100), (16, 100), (20, 40), (20, 100))
+REFERENCE = ((4, 40), (6, 40), (8, 40))
+
+
+def taken(task: Task, limit: float) -> tuple[float, float]:
+    """Seconds for one plan, and its gap."""
+    began = process_time()
+    found = fastest(task, lambda: process_time() - began > limit)
+    return process_time() - began, 1.0 if found is None else found.gap
+
+
+def measured(k: int, layers: int, count: int, limit: float, seed: int) -> dict[str, Any]:
+    families, every = {}, []
+    for family in FAMILIES:
+        tasks = [drawn(family, np.random.default_rng([seed, k, layers, at]), k, layers) for at in range(count)]
+        runs = [taken(task, limit) for task in tasks]
+        every += runs
+        families[family] = {"seconds": [seconds for seconds, _ in runs], "gap": max(gap for _, gap in runs)}
+    times = sorted(seconds for seconds, _ in every)
+    return {
+        "devices": k, "layers": layers, "median": statistics.median(times), "p90": times[int(0.9 * (len(times) - 1))],
+        "max": times[-1], "under_1_s": statistics.fmean(seconds < 1.0 for seconds in times),
+        "proved": statistics.fmean(gap == 0.0 for _, gap in every), "worst_gap": max(gap for _, gap in every),
+        "families": families,
+    }  # fmt: skip
+
+
+def reference(k: int, layers: int, seed: int) -> dict[str, Any]:
+    """Algorithm 1's time on one fleet: it is the same for all."""
+    task = drawn("wide", np.random.default_rng([seed, k, layers]), k, layers)
+    began = process_time()
+    algorithm1(task)
+    return {"devices": k, "layers": layers, "seconds": process_time() - began}
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = [f"{'K':>3}{'L':>5}{'median':>10}{'p90':>9}{'max':>9}{'under 1 s':>11}{'proved':>8}{'worst gap':>11}"]
+    lines += [
+        f"{row['devices']:>3}{row['layers']:>5}{row['median']:>8.3f} s{row['p90']:>7.2f} s{row['max']:>7.2f} s"
+        f"{row['under_1_s']:>11.0%}{row['proved']:>8.0%}{row['worst_gap']:>11.2%}"
+        for row in found["sizes"]
+    ]
+    largest = found["sizes"][-1]
+    lines.append(f"\nat K = {largest['devices']}, L = {largest['layers']}, by family: median, and the worst gap")
+    lines += [
+        f"  {family:<22}{statistics.median(row['seconds']):>8.3f} s{row['gap']:>9.2%}"
+        for family, row in largest["families"].items()
+    ]
+    told = ", ".join(f"K {row['devices']}, L {row['layers']}: {row['seconds']:.2f} s" for row in found["algorithm_1"])
+    return "\n".join([*lines, f"Algorithm 1 (numpy): {told}"]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--instances", type=int, default=3, help="of each family and size")
+    parser.add_argument("--limit", type=float, default=10.0, help="seconds for a plan")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="speed", help="of the result file")
+    arguments = parser.parse_args()
+    sizes = [measured(*size, arguments.instances, arguments.limit, arguments.seed) for size in SIZES]
+    figures = {
+        "instances": arguments.instances, "limit_seconds": arguments.limit, "sizes": sizes,
+        "algorithm_1": [reference(*size, arguments.seed) for size in REFERENCE],
+    }  # fmt: skip
+    print(table(figures), end="")
+    print(f"written: {write(arguments.name, 'bench.csgo.speed', figures, arguments.seed, plot=plot)}")
+
+
+if __name__ == "__main__":
+    main()

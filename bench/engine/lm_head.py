@@ -1,0 +1,105 @@
+"""Measure a pass over drafted tokens up to the LM head, and with the rows of it that are looked at.
+
+    python -m bench.engine.lm_head [--shapes qwen2.5-0.5b ...] [--type Q4_0] [--repeats 15] [--threads N]
+
+llama.cpp computes the LM head, the product with the whole vocabulary, for every drafted token. A context that decodes
+late stops before it, and computes the head for the rows that are looked at. Every way is decoded in random order behind
+the same text, each twice in a row, and the second time counts. Weights are random, of a real model's shape.
+
+Rows, in milliseconds (medians): everything `at once`, as llama.cpp does; `up to the head`; with one row of the head;
+and with all of them, one after the other. Columns are numbers of rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from bench.harness.report import write
+from edgellm.engine import Context, Model, head_pays, known
+from edgellm.llm.ngram_runtime import measure_heads
+from testkit import random_gguf
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+BEHIND = 128
+AT_ONCE, BODY, ONE, ALL = "at once", "up to the head", "and one head", "and all heads"
+
+
+def measured(path: Path, repeats: int, threads: int | None) -> dict[str, Any]:
+    """For each number of rows, milliseconds of every way."""
+    ids = np.random.default_rng(0).integers(300, 2000, BEHIND).astype(np.int32)
+    with (
+        Model.load(path) as model,
+        Context(model, n_ctx=2 * BEHIND, threads=threads) as bare,
+        Context(model, n_ctx=2 * BEHIND, threads=threads, late=True) as late,
+    ):
+        if late.late is None:
+            raise SystemExit("this llama.cpp computes no head alone")
+        late.late.take(measure_heads(late.late.head))
+        for context in (bare, late):
+            context.decode(ids)
+        ways: dict[str, Callable[[int], object]] = {
+            AT_ONCE: lambda n: bare.decode(ids[:n], outputs=n),
+            BODY: lambda n: late.decode_late(ids[:n], outputs=n),
+            ONE: lambda n: known(late.decode_late(ids[:n], outputs=n, reached=[0.0] * (n - 1)), 1),
+            ALL: lambda n: known(late.decode_late(ids[:n], outputs=n, reached=[1.0] * (n - 1)), n),
+        }
+        taken: dict[tuple[int, str], list[float]] = {(n, way): [] for n in ROWS for way in ways}
+        for turn in range(repeats):
+            order = list(taken)
+            random.Random(turn).shuffle(order)
+            for n, way in order:
+                for _ in range(2):
+                    bare.rollback(BEHIND)
+                    late.rollback(BEHIND)
+                    began = perf_counter()
+                    ways[way](n)
+                    seconds = perf_counter() - began
+                taken[n, way].append(seconds)
+        rows = [{"rows": n, **{way: 1e3 * median(taken[n, way]) for way in ways}} for n in ROWS]
+        return {"rows": rows, "pays": head_pays(model)}
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Markdown: a column for each number of rows, a row for each way. One row is decoded at once by all."""
+    lines = []
+    for name, found in results["models"].items():
+        rows = found["rows"]
+        more = rows[0][BODY] / rows[0][AT_ONCE] - 1.0
+        lines += [f"{name}, ms:", "", f"| rows | {' | '.join(str(row['rows']) for row in rows)} |"]
+        lines.append("|---|" + "---|" * len(rows))
+        lines += [f"| {way} | {' | '.join(f'{row[way]:.0f}' for row in rows)} |" for way in (AT_ONCE, BODY, ONE, ALL)]
+        lines += ["", f"A single row takes {more:+.1%} where a context can be late.", ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    shapes = sorted(random_gguf.SHAPES)
+    parser.add_argument("--shapes", nargs="+", choices=shapes, default=["qwen2.5-0.5b", "qwen2.5-1.5b"])
+    parser.add_argument("--type", default="Q4_0", help="of the weights")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--name", default="lm_head", help="of the result file")
+    arguments = parser.parse_args()
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for shape in arguments.shapes:
+            path = Path(folder) / "model.gguf"
+            random_gguf.write(path, random_gguf.SHAPES[shape], arguments.type)
+            found[f"{shape} shape, {arguments.type}"] = measured(path, arguments.repeats, arguments.threads)
+    sys.stdout.write(table({"models": found}))
+    write(arguments.name, "bench.engine.lm_head", {"models": found})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What benchmarks share: results on disk, statistics, figures and the suites."""

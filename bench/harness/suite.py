@@ -1,0 +1,125 @@
+"""The benchmarks of `bench/suites.toml`, and the command line that lists them, runs them and shows their results.
+
+A benchmark is a module with a `main` and a `table(found)`, which says what a result holds; some have a
+`plot(found, path)`, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+from bench.harness import report
+from bench.harness.old_names import current
+from testkit import ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One entry of `suites.toml`; the meaning of its keys stands there."""
+
+    suite: str
+    name: str
+    about: str
+    page: str
+    quick: tuple[str, ...]
+    full: tuple[str, ...]
+    module: str
+
+    @classmethod
+    def read(cls, suite: str, name: str, entry: Mapping[str, Any]) -> Benchmark:
+        quick, full = tuple(entry.get("quick", ())), tuple(entry.get("full", ()))
+        return cls(suite, name, entry["about"], entry["page"], quick, full, entry.get("module", name))
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.suite}/{self.name}"
+
+    @property
+    def module_name(self) -> str:
+        """What `python -m` runs."""
+        return f"bench.{self.suite}.{self.module}"
+
+    def load(self) -> Any:
+        """Return the module; of a package its `__main__`."""
+        module = import_module(self.module_name)
+        return import_module(f"{self.module_name}.__main__") if hasattr(module, "__path__") else module
+
+    def run(self, quick: bool) -> int:
+        """Run it in a process of its own and return the exit code. A `quick` run's results are called `quick-NAME`."""
+        arguments = (*self.quick, "--name", f"quick-{self.name}") if quick else (*self.full, "--name", self.name)
+        return subprocess.call([sys.executable, "-m", self.module_name, *arguments], cwd=ROOT)
+
+    def shown(self) -> str:
+        """Return the table of the last result, below the command that repeats it."""
+        try:
+            found = report.read(self.module_name, self.name)
+        except FileNotFoundError:
+            return f"{self.about}: not measured yet"
+        where = f"{found['machine']['cores']} cores of {found['machine']['processor']}"
+        return f"{self.about}\n{found['command']}\non {where}\n\n{self.load().table(found)}".rstrip("\n")
+
+
+@cache
+def benchmarks() -> Mapping[str, Benchmark]:
+    """Return all benchmarks by their full names, `SUITE/NAME`."""
+    suites = tomllib.loads((ROOT / "bench" / "suites.toml").read_text(encoding="utf-8"))
+    found = [Benchmark.read(suite, name, one) for suite, some in suites.items() for name, one in some.items()]
+    return MappingProxyType({one.full_name: one for one in found})
+
+
+def chosen(names: Sequence[str]) -> list[Benchmark]:
+    """Return the benchmarks of these names; the name of a suite is all of its benchmarks. Raise KeyError at others."""
+    found: dict[str, Benchmark] = {}
+    for name in names:
+        some = {full: one for full, one in benchmarks().items() if name in (full, one.suite)}
+        if not some:
+            raise KeyError(name)
+        found |= some
+    return list(found.values())
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command line of `words`, by default the program's own."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Benchmarks; bench/README.md explains them.")
+    parser.add_argument("task", choices=("list", "run", "show"))
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a suite (synera) or a benchmark (synera/quality)")
+    parser.add_argument("--quick", action="store_true", help="few cases: to see that it works, and no evidence")
+    arguments = parser.parse_args(words)
+    if arguments.task == "run" and not arguments.names:
+        parser.error("say what to run, such as `python -m bench run synera/quality`")
+    names = [current(name) for name in arguments.names]
+    for old, new in zip(arguments.names, names, strict=True):
+        if old != new:
+            print(f"{old} is now called {new}", file=sys.stderr)
+    try:
+        some = chosen(names) if names else list(benchmarks().values())
+    except KeyError as unknown:
+        suites = ", ".join(dict.fromkeys(one.suite for one in benchmarks().values()))
+        parser.error(f"there is no benchmark {unknown}: choose from {suites}, or see `python -m bench list`")
+    match arguments.task:
+        case "list":
+            width = max(len(one.full_name) for one in some)
+            print("\n".join(f"{one.full_name:{width}}  {one.about}" for one in some))
+        case "show":
+            print("\n".join(one.shown() for one in some))
+        case "run":
+            _run(some, arguments.quick)
+
+
+def _run(some: Sequence[Benchmark], quick: bool) -> None:
+    failed = []
+    for one in some:
+        print(f"\n{one.full_name}: {one.about}", flush=True)
+        if one.run(quick):
+            failed.append(one.full_name)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")

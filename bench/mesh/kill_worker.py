@@ -1,0 +1,240 @@
+"""Kill or stop a worker while a reply goes through it: is a token lost, or another one written?
+
+    python -m bench.mesh.kill_worker [REPLIES] [--workers 4] [--seed 0]
+
+Every worker holds all layers of the bundled verifier (an f32 copy); three of the WORKERS hold its stages at first. Each
+reply is written twice, greedily, TOKENS long: undisturbed, and with one of the three hit by SIGKILL (in every fifth
+reply by SIGSTOP) at a random moment: while it loads, in the prefill, or while it writes. In every second reply the
+bundled draft model drafts, so that blocks of drafts are on their way. The worker that was hit is started again for the
+next reply.
+
+Both texts must be that of the uncut model in one process, else the exit code is 1. The table has how many were, how
+many went on over other devices, what was under way when the worker was hit, and how much longer those replies took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.harness.report import write
+from bench.harness.statistics import spread
+from edgellm.engine import Context, Ids, Message, Model, to_f32
+from edgellm.errors import EdgeError
+from edgellm.layer_range import LayerRange, StageShare
+from edgellm.mesh.coordinator import Mesh
+from edgellm.mesh.messages import StageSpec
+from edgellm.mesh.verifier import MeshVerifier
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.gates.rules import AlwaysGate
+from edgellm.spec.loop import generate
+from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.stats import Stats
+from edgellm.spec.types import GREEDY, Token
+from edgellm.storage import fingerprint, resolve
+from models.corpus import held_out
+from models.families import FAMILIES
+from testkit.processes.worker import WorkerProcess
+from testkit.traced_reply import Endless
+
+TOKENS = 48
+POSITIONS = 512
+STAGES = 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one hit did. `moment`: the share of the reply's time after which it came; `state`: what went on then."""
+
+    kind: str
+    state: str
+    moment: float
+    problems: tuple[str, ...]
+    recovered: int
+    undisturbed: float
+    longer: float
+
+
+class Coordinator:
+    """Writes replies through the workers."""
+
+    def __init__(self, verifier: Path, draft: Model, workers: Sequence[WorkerProcess]) -> None:
+        self.workers = {f"worker {at}": worker for at, worker in enumerate(workers)}
+        self._draft = draft
+        with Model.load(verifier) as model:
+            n = model.n_layer
+            self._work = StageSpec(
+                fingerprint(verifier),
+                model.name,
+                LayerRange(0, n),
+                n,
+                model.n_embd,
+                model.n_vocab,
+                POSITIONS,
+                2,
+                wide=True,
+            )
+        ends = [round(n * at / STAGES) for at in range(STAGES + 1)]
+        names = list(self.workers)
+        self._shares = [StageShare(name, LayerRange(a, b)) for name, a, b in zip(names, ends, ends[1:], strict=False)]
+
+    def write(self, prompt: Ids, drafts: bool, hit: Callable[[Mesh, list[int]], None] | None = None) -> tuple[Any, ...]:
+        """The reply, the seconds that it took, and how often a pipeline was opened anew."""
+        members = [worker.member(name) for name, worker in self.workers.items()]
+        mesh = Mesh(members, self._shares, self._work)
+        verifier = MeshVerifier(mesh, lambda _token: False, rows=32)
+        drafter = ModelDrafter(self._draft, Context(self._draft, n_ctx=POSITIONS, threads=1)) if drafts else None
+        written: list[int] = []
+        began = time.perf_counter()
+        striker = threading.Thread(target=hit, args=(mesh, written)) if hit is not None else None
+        if striker is not None:
+            striker.start()
+        try:
+            events = generate(
+                GenerationState(prompt, GREEDY, GenerationLimits(TOKENS, POSITIONS)),
+                vocabulary=Endless(self._draft),
+                drafter=drafter,
+                gate=AlwaysGate(),
+                verifier=verifier,
+                stats=Stats(),
+            )
+            written.extend(event.id for event in events if isinstance(event, Token))
+            return written, time.perf_counter() - began, mesh.recoveries
+        finally:
+            if striker is not None:
+                striker.join()
+            verifier.close()
+            if drafter is not None:
+                drafter.close()
+
+
+def alone(model: Model, prompt: Ids) -> list[int]:
+    """The uncut model's own greedy text."""
+    with Context(model, n_ctx=POSITIONS, threads=1) as context:
+        found, ids = [], prompt
+        for _ in range(TOKENS):
+            found.append(int(context.decode(ids)[0].argmax()))
+            ids = np.array(found[-1:], dtype=np.int32)
+    return found
+
+
+def trial(home: Coordinator, big: Model, prompt: Ids, number: int, rng: random.Random) -> Outcome:
+    """One reply, undisturbed and hit."""
+    for worker in home.workers.values():
+        worker.wait()
+    drafts, kind = number % 2 == 1, "hang" if number % 5 == 4 else "kill"
+    own = alone(big, prompt)
+    undisturbed, seconds, _ = home.write(prompt, drafts)
+    victim, moment = rng.choice(list(home.workers)[:STAGES]), rng.random()
+    states = []
+
+    def strike(mesh: Mesh, written: list[int]) -> None:
+        time.sleep(moment * seconds)
+        lanes = mesh.pipeline()[0].lanes
+        loading = not all(lane.whole for lane in lanes)
+        states.append("loading" if loading else "prefill" if not written else "writing")
+        home.workers[victim].hit(kind)
+
+    problems = [] if undisturbed == own else ["the undisturbed text is not the uncut model's"]
+    longer, recovered = 0.0, 0
+    try:
+        text, took, recovered = home.write(prompt, drafts, strike)
+        longer = took - seconds
+        if text != own:
+            same = next(
+                (at for at, (a, b) in enumerate(zip(text, own, strict=False)) if a != b), min(len(text), TOKENS)
+            )
+            problems.append(f"{len(text)} tokens, and the text differs from token {same} on")
+    except EdgeError as error:
+        problems.append(f"the reply ended: {error}")
+    home.workers[victim].again()
+    return Outcome(kind, states[0], moment, tuple(problems), recovered, seconds, longer)
+
+
+def run(
+    draft: Path, verifier: Path, replies: int, seed: int, workers: int = 4,
+    told: Callable[[Outcome], object] = lambda _outcome: None,
+) -> list[Outcome]:  # fmt: skip
+    """All trials, on f32 model files; `told` hears of each."""
+    rng = random.Random(seed)
+    cases = [held_out(family, -(-replies // len(FAMILIES))) for family in FAMILIES]
+    prompts = [case.prompt for group in zip(*cases, strict=True) for case in group][:replies]
+    with tempfile.TemporaryDirectory() as folder:
+        served = [WorkerProcess(verifier, Path(folder), keep=1.0) for _ in range(workers)]
+        try:
+            with Model.load(draft) as small, Model.load(verifier) as big:
+                home = Coordinator(verifier, small, served)
+                outcomes = []
+                for number, turns in enumerate(prompts):
+                    prompt = small.chat_prompt([Message(turn.role, turn.text) for turn in turns])[: POSITIONS - TOKENS]
+                    outcomes.append(trial(home, big, prompt, number, rng))
+                    told(outcomes[-1])
+                return outcomes
+        finally:
+            for worker in served:
+                worker.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("replies", type=int, nargs="?", default=100)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="kill_worker", help="of the result file")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        draft, verifier = Path(folder) / "draft.gguf", Path(folder) / "verifier.gguf"
+        to_f32(resolve("edgellm-draft"), draft)
+        to_f32(resolve("edgellm-verifier"), verifier)
+        told = partial(print, file=sys.stderr, flush=True)
+        outcomes = run(draft, verifier, arguments.replies, arguments.seed, arguments.workers, told)
+    problems = Counter(problem for outcome in outcomes for problem in outcome.problems)
+    figures: dict[str, Any] = {
+        "replies": len(outcomes), "workers": arguments.workers, "stages": STAGES, "tokens": TOKENS,
+        "complete_and_the_same": sum(not outcome.problems for outcome in outcomes),
+        "hit_while": dict(Counter(outcome.state for outcome in outcomes)),
+        "recovered": sum(outcome.recovered > 0 for outcome in outcomes),
+        "problems": dict(problems), "load_average": os.getloadavg()[0],
+    }  # fmt: skip
+    for kind in ("kill", "hang"):
+        of = [outcome for outcome in outcomes if outcome.kind == kind]
+        if of:
+            figures[kind] = {
+                "replies": len(of),
+                "seconds_undisturbed": spread([outcome.undisturbed for outcome in of]),
+                "seconds_longer": spread([outcome.longer for outcome in of]),
+            }
+    path = write(arguments.name, "bench.mesh.kill_worker", figures, arguments.seed)
+    print(table(figures))
+    print(f"written: {path}")
+    sys.exit(1 if problems else 0)
+
+
+def table(found: dict[str, Any]) -> str:
+    """What became of the replies."""
+    states = ", ".join(f"{count} {state}" for state, count in sorted(found["hit_while"].items()))
+    complete, replies = found["complete_and_the_same"], found["replies"]
+    lines = [f"{complete} of {replies} replies complete and the same; {found['recovered']} of them over other devices"]
+    lines.append(f"hit while: {states}")
+    for kind in ("kill", "hang"):
+        if (row := found.get(kind)) is not None:
+            longer = row["seconds_longer"]
+            lines.append(f"{kind}: {longer['median']:.2f} s longer in the median, {longer['max']:.2f} s at most")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Measure the gain when sessions go through a stage of a mesh in one batch, and not one after the other.
+
+    python -m bench.mesh.micro_batching [MODEL] [--repeats 5] [--tokens 32] [--name NAME]
+
+*Passes*: rows of several sessions through two blocks that hold the model's halves, in one process, in milliseconds of
+processor time. Every session has 64 positions before them.
+
+*Replies*: tokens each second of 1 to 8 replies that are written at once, through one worker and through two in
+processes of their own, with one thread each. Both ways take turns; ratios are taken within each turn (`gain`). The
+prompts are in the caches before the clock starts. In brackets is the processor time of the workers for each token,
+which leaves out other programs; `work` is its ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+
+from bench.harness.report import write
+from bench.harness.statistics import alternate, spread
+from bench.mesh.pass_cost import IN_A_ROW, timed
+from edgellm.engine import Block, Ids, Model, Passage, check_gguf, cut
+from edgellm.engine.gguf.shard import check_cuttable
+from edgellm.layer_range import LayerRange, StageShare
+from edgellm.mesh.coordinator import Mesh
+from edgellm.mesh.messages import StageSpec
+from edgellm.mesh.verifier import MeshSession, MeshVerifier
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk
+from edgellm.storage import fingerprint, resolve
+from testkit.processes.worker import WorkerProcess
+
+BEFORE, CONTEXT, SESSIONS, MOST = 64, 256, 8, 64
+COMPANY = (1, 2, 4, 8)
+ROWS = (1, 2, 5, 8, 16)
+STAGES = (1, 2)
+# What a worker without company runs first.
+ALONE = "from edgellm.mesh import stage\nstage.COMPANY_ROWS = 1\n"
+
+
+def passes(model: Path, repeats: int) -> list[dict[str, Any]]:
+    """Milliseconds that so many sessions take, with so many rows each."""
+    n = check_cuttable(check_gguf(model))
+    ids = np.arange(100, 100 + BEFORE + max(ROWS), dtype=np.int32)
+    found = []
+    with ExitStack() as closing, tempfile.TemporaryDirectory() as folder:
+        chain = []
+        for first, last in ((0, n // 2 - 1), (n // 2, n - 1)):
+            path = Path(folder) / f"{first}.gguf"
+            cut(model, path, first, last, head=last == n - 1)
+            shard = closing.enter_context(Model.load(path))
+            chain.append(Block(shard, head=last == n - 1, n_ctx=CONTEXT, n_seq=SESSIONS, threads=1))
+            closing.callback(chain[-1].close)
+
+        def forward(sessions: Sequence[int], start: int, rows: int) -> None:
+            data: list[Any] = [ids[start : start + rows]] * len(sessions)
+            for block in chain:
+                given = [Passage(one, start, seq, 1) for seq, one in zip(sessions, data, strict=True)]
+                data = block.forward_together(given)
+
+        def one_by_one(sessions: int, rows: int) -> None:
+            for seq in range(sessions):
+                forward([seq], BEFORE, rows)
+
+        for seq in range(SESSIONS):
+            forward([seq], 0, BEFORE)
+        for sessions in COMPANY[1:]:
+            for rows in (rows for rows in ROWS if rows * sessions <= MOST):
+                runs = [partial(forward, range(sessions), BEFORE, rows), partial(one_by_one, sessions, rows)]
+                taken = alternate(repeats, *(partial(timed, run, process_time, IN_A_ROW) for run in runs))
+                found.append({
+                    "sessions": sessions, "rows": rows, "together_ms": spread(taken[0]),
+                    "one_by_one_ms": spread(taken[1]),
+                })  # fmt: skip
+    return found
+
+
+class Home:
+    """Workers that hold the model's parts, and replies through them."""
+
+    def __init__(self, model: Path, folder: Path, stages: int, first: str, closing: ExitStack) -> None:
+        with Model.load(model) as loaded:
+            n = loaded.n_layer
+            work = StageSpec(
+                fingerprint(model), loaded.name, LayerRange(0, n), n, loaded.n_embd, loaded.n_vocab, CONTEXT, SESSIONS
+            )
+        self._workers = workers = [WorkerProcess(model, folder, 1, first=first) for _ in range(stages)]
+        for worker in workers:
+            closing.callback(worker.close)
+            worker.wait()
+        ends = [round(n * at / stages) for at in range(stages + 1)]
+        shares = [StageShare(str(at), LayerRange(a, b)) for at, (a, b) in enumerate(pairwise(ends))]
+        mesh = Mesh([worker.member(str(at)) for at, worker in enumerate(workers)], shares, work)
+        self._verifier = MeshVerifier(mesh, lambda _token: False)
+        closing.callback(self._verifier.close)
+        self._vocabulary = work.n_vocab
+
+    def rate(self, replies: int, tokens: int) -> tuple[float, float]:
+        """Tokens a second of all replies together, and milliseconds of the workers' processors for each."""
+        sessions = [self._verifier.open(GenerationState()) for _ in range(replies)]
+        texts = [self._text(seed) for seed in range(replies)]
+        for pending in [session.submit(text, _NOTHING) for session, text in zip(sessions, texts, strict=True)]:
+            pending.result()
+        threads = [
+            threading.Thread(target=_written, args=(session, text, tokens))
+            for session, text in zip(sessions, texts, strict=True)
+        ]
+        began, used = perf_counter(), sum(worker.processor() for worker in self._workers)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seconds = perf_counter() - began
+        used = sum(worker.processor() for worker in self._workers) - used
+        for session in sessions:
+            session.close()
+        return replies * tokens / seconds, 1e3 * used / (replies * tokens)
+
+    def _text(self, seed: int) -> Ids:
+        rng = np.random.default_rng(seed)
+        return rng.integers(100, self._vocabulary, BEFORE).astype(np.int32)
+
+
+def _written(session: MeshSession, text: Ids, tokens: int) -> None:
+    for _ in range(tokens):
+        text = np.append(text, session.submit(text, _NOTHING).result().tokens).astype(np.int32)
+
+
+def replies(model: Path, repeats: int, tokens: int) -> list[dict[str, Any]]:
+    """Tokens a second with company and without."""
+    found = []
+    for stages in STAGES:
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as closing:
+            homes = [Home(model, Path(folder), stages, first, closing) for first in ("", ALONE)]
+            for number in COMPANY:
+                both: list[list[tuple[float, float]]] = [[], []]
+
+                def run(at: int, number: int = number, both: list[list[tuple[float, float]]] = both) -> float:
+                    both[at].append(homes[at].rate(number, tokens))  # noqa: B023  # called within this turn
+                    return both[at][-1][0]
+
+                run(0), run(1)
+                for taken in both:
+                    taken.clear()
+                together, alone = alternate(repeats, partial(run, 0), partial(run, 1))
+                found.append({
+                    "stages": stages, "replies": number,
+                    "together": spread(together), "one_by_one": spread(alone),
+                    "gain": spread([a / b for a, b in zip(together, alone, strict=True)]),
+                    "together_processor_ms": spread([ms for _, ms in both[0]]),
+                    "one_by_one_processor_ms": spread([ms for _, ms in both[1]]),
+                    "processor_share": spread([a / b for (_, a), (_, b) in zip(*both, strict=True)]),
+                })  # fmt: skip
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    """Medians, and what company brings."""
+    lines = [f"{found['model']}: milliseconds of processor for a pass, in the median"]
+    lines.append(f"{'sessions':>8} {'rows each':>9} {'one by one':>11} {'together':>9}")
+    for row in found["passes"]:
+        alone, together = row["one_by_one_ms"]["median"], row["together_ms"]["median"]
+        lines.append(f"{row['sessions']:>8} {row['rows']:>9} {alone:>11.2f} {together:>9.2f} ({together / alone:.0%})")
+    lines.append("tokens a second of all replies; in brackets milliseconds of the workers' processors for a token")
+    lines.append(f"{'stages':>8} {'replies':>9} {'one by one':>18} {'together':>18} {'gain':>6} {'work':>6}")
+    for row in found["replies"]:
+        cells = [f"{row[way]['median']:>9.1f} ({row[f'{way}_processor_ms']['median']:>6.2f})" for way in _WAYS]
+        gain, share = row["gain"]["median"], row["processor_share"]["median"]
+        lines.append(f"{row['stages']:>8} {row['replies']:>9} {cells[0]:>18} {cells[1]:>18} {gain:>6.2f} {share:>6.0%}")
+    return "\n".join(lines)
+
+
+_NOTHING = Chunk()
+_WAYS = ("one_by_one", "together")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="edgellm-verifier")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=32, help="of each reply")
+    parser.add_argument("--no-replies", action="store_true", help="passes alone")
+    parser.add_argument("--no-passes", action="store_true", help="replies alone")
+    parser.add_argument("--name", default="micro_batching", help="of the result file")
+    arguments = parser.parse_args()
+    path = resolve(arguments.model)
+    found: dict[str, Any] = {
+        "model": path.name, "tokens": arguments.tokens, "load_average": os.getloadavg()[0],
+        "passes": [] if arguments.no_passes else passes(path, arguments.repeats),
+        "replies": [] if arguments.no_replies else replies(path, arguments.repeats, arguments.tokens),
+    }  # fmt: skip
+    print(table(found))
+    print(f"written: {write(arguments.name, 'bench.mesh.micro_batching', found)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Bad input, attacks, faults, long runs, and the text that must stay the same."""

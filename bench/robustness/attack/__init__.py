@@ -1,0 +1,1 @@
+"""Attacks on edgellm, each repeated by one command: `python -m bench.robustness.attack NAME`."""

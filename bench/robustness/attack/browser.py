@@ -1,0 +1,294 @@
+"""A real browser: hostile text on our page, and hostile pages against the HTTP server.
+
+Chromium is driven without a screen. Hostile names of models and devices, plans, notices, replies and errors are shown
+by the page; none may become an element, run, load anything or break the content policy. Then pages of three other
+origins (another port, another name of this machine, and a name that is rebound to it) try everything a page can do to
+reach the server: nothing may be read and no reply may be started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, cast
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from bench.robustness.attack.harness import Attack, Found
+from edgellm.errors import VerifierLost
+from edgellm.http.handlers import ServedModel
+from edgellm.http.mesh_status import read_plan
+from edgellm.http.server import HttpServer
+from edgellm.llm import Pair
+from edgellm.rpc.address import Address
+from edgellm.rpc.trust.identity import Identity
+from edgellm.rpc.trust.peer_store import Peer, Peers
+from edgellm.rpc.trust.rights import Right
+from edgellm.spec.loop import Event
+from edgellm.spec.stats import Stats
+from edgellm.spec.stream import Reply
+from edgellm.spec.types import Notice, Source, Token
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next((found for name in _NAMES if (found := shutil.which(name))), None)
+PATIENCE = 60_000.0  # milliseconds; a busy machine is no finding
+LOOPBACK = Address.parse("127.0.0.1:0")
+
+HOSTILE = (
+    "<script>window.harmed=1</script>",
+    "<img src=x onerror=window.harmed=1>",
+    "<svg onload=window.harmed=1><animate onbegin=window.harmed=1></svg>",
+    "</title></textarea></style></script><script>window.harmed=1</script>",
+    '"><iframe srcdoc="<script>parent.harmed=1</script>"></iframe>',
+    "'-window.harmed=1-'",
+    '" autofocus onfocus=window.harmed=1 x="',
+    "javascript:window.harmed=1//",
+    '<a href="javascript:window.harmed=1">click</a>',
+    "<style>*{display:none}body{background:url(http://127.0.0.1:1/x)}</style>",
+    '<link rel=stylesheet href="http://127.0.0.1:1/x.css">',
+    '<meta http-equiv=refresh content="0;url=http://127.0.0.1:1/">',
+    "<base href=http://127.0.0.1:1/><form action=/x><button>Send</button></form>",
+    "<object data=x></object><embed src=x><video><source onerror=window.harmed=1></video>",
+    "<template shadowrootmode=open><script>window.harmed=1</script></template>",
+    "{{constructor.constructor('window.harmed=1')()}} ${window.harmed=1} #{7*7}",
+    "__proto__",
+    "constructor",
+    "toString",
+    "</b></p></div></aside></main>",
+    "&lt;script&gt;window.harmed=1&lt;/script&gt;",
+    "\u202eevil\u202c \u2066\u2067 \u200b\ufeff",
+    "\x1b]0;title\x07\x00\x08\x7f\x9b31m",
+    "a" * 4000,
+    "\n" * 400 + "data: [DONE]\n\n" + 'data: {"edgellm":{"notice":"forged"}}\n\n',
+    "e" + "\u0301" * 2000,
+    "\U0001f468\u200d" * 300,
+)
+"""Text that a browser might take for something else."""
+
+_WATCH = """() => {
+  window.broken = [];
+  document.addEventListener('securitypolicyviolation', (event) => window.broken.push(event.violatedDirective));
+}"""
+_LOOK = """() => {
+  const all = [...document.querySelectorAll('*')], html = (nodes) => nodes.map((node) => node.outerHTML);
+  const kinds = 'script, iframe, img, a, object, embed, video, base, meta[http-equiv], body style, template, link';
+  return {
+    harmed: window.harmed ?? Object.prototype.harmed ?? null,
+    broken: window.broken ?? [],
+    odd: html([...document.querySelectorAll(kinds)]).filter((one) => !/\\/page\\/|rel="icon"/.test(one)),
+    handlers: html(all.filter((node) => [...node.attributes].some((one) => one.name.startsWith('on')))),
+    title: document.title,
+    wide: document.documentElement.scrollWidth > innerWidth,
+  };
+}"""
+
+
+class Made:
+    """The pair behind the server: its replies say what they are told to."""
+
+    context_length = 64
+    verifier_up = None
+    draft_name: str | None = None
+
+    def __init__(self, text: str) -> None:
+        self.verifier_name = text
+        self._text = text
+        self.replies = 0
+
+    def reply(self, *_: object, **_more: object) -> Reply:
+        """A reply of hostile pieces, hostile notices, and an error with a hostile message at its end."""
+        self.replies += 1
+
+        def write(stats: Stats, _explain: bool, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+            for number, piece in enumerate((self._text, " ", self._text[::-1])):
+                token = Token(number, piece.encode("utf-8", "replace"), Source.VERIFIER)
+                stats.token(token)
+                yield token
+            yield Notice(self._text)
+            raise VerifierLost(self._text, self._text)
+
+        return Reply(write, prompt_tokens=3, seed=0)
+
+    def piece(self, _token: int) -> bytes:
+        """Return the text of a token."""
+        return self._text.encode("utf-8", "replace")
+
+
+@contextmanager
+def _browser(*words: str) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        raise FileNotFoundError("No Chromium is installed. Debian: apt-get install chromium")
+    with sync_playwright() as playwright:
+        root = ["--no-sandbox"] if os.geteuid() == 0 else []
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=[*root, *words])
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
+@contextmanager
+def _home() -> Iterator[Path]:
+    """An EDGELLM_HOME of its own for this process."""
+    before = os.environ.get("EDGELLM_HOME")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["EDGELLM_HOME"] = folder
+        try:
+            yield Path(folder)
+        finally:
+            if before is None:
+                os.environ.pop("EDGELLM_HOME")
+            else:
+                os.environ["EDGELLM_HOME"] = before
+
+
+def _remember(name: str, folder: Path) -> None:
+    """Puts a device with a hostile name on the list of paired ones, past every check on names."""
+    now = datetime.now(UTC).replace(microsecond=0)
+    rights = frozenset(Right)
+    certificate = Identity.here(folder).certificate
+    Peers().add(Peer(name, certificate, rights, rights, (Address("127.0.0.1", 9),), now, now))
+
+
+def _plan(text: str, folder: Path) -> Path:
+    stage = dict.fromkeys(("load_s", "wait_s", "network_s", "compute_s", "finish_s"), 1.0)
+    stages = [{"device": text[:200], "first_layer": 1, "last_layer": 2, **stage}]
+    path = folder / "plan.json"
+    path.write_text(json.dumps({"ttft_s": 1.0, "advice": text[:2000], "stages": stages}), encoding="utf-8")
+    return path
+
+
+def _shown(page: Page, text: str, folder: Path) -> list[str]:
+    """Return what is wrong with the page after it has shown `text` in every place that others can write."""
+    asked: list[str] = []
+    errors: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("dialog", lambda dialog: errors.append(f"a dialog: {dialog.message}"))
+    page.add_init_script(f"({_WATCH})()")
+    _remember(text[:40], folder / "device")
+    with HttpServer(LOOPBACK) as door:
+        door.open(ServedModel(cast(Pair, Made(text)), text), read_plan(_plan(text, folder)))
+        page.goto(door.url)
+        page.wait_for_selector("#state.good", state="attached")
+        page.wait_for_selector("#gantt svg", state="attached")
+        page.fill("#question", f"{text} ?")
+        page.press("#question", "Enter")
+        page.wait_for_selector(".trouble", state="attached")
+        page.locator(".words span").first.dispatch_event("mouseover")  # where it cannot be seen, too
+        found = page.evaluate(_LOOK)
+        own = door.url
+    wrong = [f"asked for {url}" for url in asked if not url.startswith((own + "/", "data:"))]
+    wrong += [f"an error: {error}" for error in errors]
+    wrong += [f"{what}: {found[what]}" for what in ("harmed", "broken", "odd", "handlers") if found[what]]
+    wrong += ["the title changed"] if found["title"] != "edgellm" else []
+    wrong += ["it sticks out"] if found["wide"] else []
+    return [f"{text[:40]!r}: {sentence}" for sentence in wrong]
+
+
+def page_with_hostile_text(quick: bool) -> Found:
+    """Show hostile text in every place of the page that others can write."""
+    texts = (HOSTILE[1], "".join(HOSTILE[:12])) if quick else HOSTILE
+    wrong: list[str] = []
+    with _browser() as browser:
+        for text in texts:
+            with _home() as folder:
+                page = browser.new_page(viewport={"width": 1100, "height": 760})
+                page.set_default_timeout(PATIENCE)
+                wrong += _shown(page, text, folder)
+                page.close()
+    return Found(len(texts) * 8, tuple(wrong), {"texts": len(texts), "places": 8})
+
+
+TRICKS = (Path(__file__).parent / "foreign_page.js").read_text(encoding="utf-8")
+_NAMES_OF_TRICKS = f"() => Object.keys({TRICKS})"
+_TRY = f"""async ([url, name]) => {{
+  const chat = `${{url}}/v1/chat/completions`, body = JSON.stringify({{messages: [{{role: 'user', content: 'x'}}]}});
+  const tricks = {TRICKS};
+  try {{ return await tricks[name](url, chat, body); }} catch {{ return null; }}
+}}"""
+
+
+class _Hostile(BaseHTTPRequestHandler):
+    """An empty page for whatever asks."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", "36")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><body>a page</body>\n\n")
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing is logged."""
+
+
+@contextmanager
+def _served() -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Hostile)) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def hostile_pages(quick: bool) -> Found:
+    """Let pages of other origins try to read from the server or to have replies written."""
+    wrong: list[str] = []
+    tried = 0
+    words = ("--host-resolver-rules=MAP evil.test 127.0.0.1, MAP rebound.test 127.0.0.1", "--disable-popup-blocking")
+    with _home(), _served() as port, _browser(*words) as browser, HttpServer(LOOPBACK) as door:
+        names = browser.new_page().evaluate(_NAMES_OF_TRICKS)
+        tricks = names[5:9] if quick else names
+        made = Made("a reply")
+        door.open(ServedModel(cast(Pair, made), "a model"))
+        own = door.address.port
+        # another port, another name, and a name that is rebound: there the page's own origin leads to our server
+        ways = [(f"http://127.0.0.1:{port}", door.url), (f"http://evil.test:{port}", door.url)]
+        ways += [
+            (f"http://evil.test:{port}", f"http://localhost:{own}"),
+            (f"http://rebound.test:{port}", f"http://rebound.test:{own}"),
+        ]
+        ways = ways[-1:] if quick else ways
+        for origin, url in ways:
+            for name in tricks:
+                page = browser.new_page()
+                page.set_default_timeout(PATIENCE)
+                page.goto(origin)
+                read = page.evaluate(_TRY, [url, name])
+                page.context.close()
+                tried += 1
+                if read:
+                    wrong.append(f"{name} from {origin.rsplit(':', 1)[0]}: read {str(read)[:60]!r}")
+        wrong += [f"a page began {made.replies} replies"] if made.replies else []
+        wrong += _rebound_page(browser, own)
+        tried += 1
+    return Found(tried, tuple(wrong), {"tricks": len(tricks), "origins": len(ways)})
+
+
+def _rebound_page(browser: Browser, port: int) -> list[str]:
+    """Return whether our page opens by a name that was rebound to this machine, where its origin would be theirs."""
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
+    answer = page.goto(f"http://rebound.test:{port}/")
+    page.context.close()
+    return [] if answer is not None and answer.status == 403 else [f"the page opens by a rebound name: {answer}"]
+
+
+ATTACKS = (
+    Attack(
+        "page-text",
+        "hostile names, plans, notices, replies and errors on the page, in Chromium",
+        page_with_hostile_text,
+    ),
+    Attack("foreign-pages", "pages of other origins against the HTTP server, in Chromium", hostile_pages),
+)

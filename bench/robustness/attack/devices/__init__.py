@@ -1,0 +1,1 @@
+"""Attacks by other devices: verifiers, workers and paired devices that break the rules."""

@@ -1,0 +1,58 @@
+"""One paired device asks what another may have asked, and measures the time until its verdict."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from bench.robustness.attack.harness import Attack, Found
+from edgellm.engine import Model
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk, Ids
+from edgellm.storage import resolve
+from testkit.processes.verifier import PairedVerifierProcess, acquaint
+
+LENGTH = 200  # tokens of a prompt
+CLOSE = 0.6  # a time below this share of another one tells something
+
+
+def _seconds(line: RemoteVerifier, prompt: Ids) -> float:
+    """Return how long the verifier says that it computed."""
+    session = line.open(GenerationState())
+    seconds = session.submit(prompt, Chunk()).result().seconds
+    session.close()
+    return seconds
+
+
+def prefixes(quick: bool) -> Found:
+    """Compare the times of prompts that the other device has asked with those of fresh ones."""
+    trials = 8 if quick else 40
+    rng = np.random.default_rng(18)
+    path = resolve("edgellm-verifier")
+    asked, fresh, own = [], [], []
+    with tempfile.TemporaryDirectory() as folder, Model.load(path) as model:
+        homes = [Path(folder, name) for name in ("host", "victim", "spy")]
+        trusts = acquaint(homes[0], homes[1:])
+        with (
+            closing(PairedVerifierProcess(path, homes[0], 8)) as served,
+            closing(served.line(model.vocabulary, trusts[0])) as victim,
+            closing(served.line(model.vocabulary, trusts[1])) as spy,
+        ):
+            for _ in range(trials):
+                known, other = (rng.integers(300, 2000, LENGTH).astype(np.int32) for _ in range(2))
+                _seconds(victim, known)
+                asked.append(_seconds(spy, known))
+                fresh.append(_seconds(spy, other))
+                own.append(_seconds(spy, other))
+    middle = {name: float(np.median(times)) for name, times in (("asked", asked), ("fresh", fresh), ("own", own))}
+    figures = {f"{name} ms": round(1e3 * seconds, 2) for name, seconds in middle.items()}
+    told = sum(one < CLOSE * middle["fresh"] for one in asked) - sum(one < CLOSE * middle["fresh"] for one in fresh)
+    wrong = [f"{told} of {trials} prompts of the other device were told by their time."] if told > trials // 8 else []
+    return Found(trials, tuple(wrong), figures)
+
+
+ATTACKS = (Attack("prefix-timing", "one device asks what another one asked, and looks at the time it takes", prefixes),)

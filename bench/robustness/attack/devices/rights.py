@@ -1,0 +1,227 @@
+"""Use a paired device's rights, and those that it does not have, also when one is taken away in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import psutil
+
+from bench.robustness.attack.devices.layers import MODEL, Home, household
+from bench.robustness.attack.harness import Attack, Found
+from edgellm.engine import check_gguf
+from edgellm.errors import EdgeError
+from edgellm.layer_range import LayerRange
+from edgellm.mesh.messages import StageSpec
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import run_there
+from edgellm.rpc.discovery.interfaces import own_hosts
+from edgellm.rpc.layers.bandwidth_probe import ask_line
+from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, put
+from edgellm.rpc.protos import mesh_pb2
+from edgellm.rpc.trust.device_id import DeviceID
+from edgellm.rpc.trust.handshake import meet
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.mesh_codec import write_work
+from edgellm.services.server.mesh_service import WORK
+from edgellm.storage import fingerprint, resolve
+from edgellm.storage.layers.manifest import cut_piece, recipe_of
+from edgellm.storage.layers.store import LayerStore
+from testkit.hostile.guarded_calls import VERIFIER, WORKER, broken
+
+
+def subsets(_quick: bool) -> Found:
+    tried, wrong = 0, list[str]()
+    for role, calls in (("worker", WORKER), ("verifier", VERIFIER)):
+        with household("verify", role=role) as home:
+            server = Trust.here(home.folder / "worker" / "data" / "trust")
+            more, found = broken(server, home.attacker, Address(home.host, home.port), calls)
+            tried, wrong = tried + more, wrong + found
+    return Found(tried, tuple(wrong))
+
+
+def revoked(quick: bool) -> Found:
+    """Take the right away while layers arrive, and while tokens are computed."""
+    os.environ["EDGELLM_HOME"] = tempfile.gettempdir() + "/edgellm-attack"
+    rounds, wrong, longest = 1 if quick else 5, list[str](), 0.0
+    with household("compute files", "-m", MODEL) as home:
+        server, who = Trust.here(home.folder / "worker" / "data" / "trust"), home.attacker.identity.id
+        for _ in range(rounds):
+            for right, work in ((Right.FILES, _bring), (Right.COMPUTE, _compute)):
+                server.peers.grant(who, Right)
+                events: list[float] = []
+                running = run_there(work(home, events))
+                while len(events) < 3 and not running.done():
+                    time.sleep(0.01)
+                server.peers.revoke(who, [right])
+                taken = time.monotonic()
+                try:
+                    running.result(20)
+                    wrong.append(f"{right} was taken away, and all was done")
+                except (EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    pass
+                except TimeoutError:
+                    wrong.append(f"{right} was taken away, and it goes on")
+                    running.cancel()
+                longest = max([longest, *(moment - taken for moment in events)])
+    if longest > 2.0:
+        wrong.append(f"something was done {longest:.1f} s after the right was taken away")
+    return Found(2 * rounds, tuple(wrong), {"longest_s": round(longest, 2)})
+
+
+async def _bring(home: Home, events: list[float]) -> None:
+    model = resolve(MODEL)
+    recipe = await asyncio.to_thread(recipe_of, model)
+
+    def told(carried: UploadProgress) -> None:
+        if carried.sent:
+            events.append(time.monotonic())
+
+    async with (await meet(Address(home.host, home.port), home.attacker))[0] as channel:
+        await put(channel, "worker", recipe, range(12),
+                  lambda piece: cut_piece(model, 12, piece.first, piece.last), RateLimiter(2e6), told)  # fmt: skip
+
+
+async def _compute(home: Home, events: list[float]) -> None:
+    work = _work(range(6), 256)
+    async with (await meet(Address(home.host, home.port), home.attacker))[0] as channel:
+        call: Any = channel.stream_stream(WORK)()  # type: ignore[call-arg]
+        prepare = write_work(work, os.urandom(16))
+        await call.write(mesh_pb2.Order(prepare=prepare).SerializeToString())
+        for number in range(1, 10**6):
+            parcel = mesh_pb2.MeshParcel(session=0, number=number, start=0, ids=[5, 6, 7])
+            await call.write(mesh_pb2.Order(parcel=parcel).SerializeToString())
+            data = await call.read()
+            while not isinstance(data, bytes) or not mesh_pb2.Report.FromString(data).HasField("onward"):
+                if not isinstance(data, bytes):
+                    raise EdgeError("The stage has ended.", "That is right.")
+                data = await call.read()
+            events.append(time.monotonic())
+
+
+def _work(layers: range, context: int) -> StageSpec:
+    """What a stage of the bundled verifier is asked to do."""
+    model = resolve(MODEL)
+    vocabulary = next(t.shape[-1] for t in check_gguf(model).tensors if t.name == "token_embd.weight")
+    return StageSpec(fingerprint(model), "v", LayerRange(layers[0], layers[-1] + 1), 12, 192, vocabulary, context, 1)
+
+
+def scan(_quick: bool) -> Found:
+    """Have a worker dial programs on its own machine, and others that the device it names is not at."""
+    hosts = [host for host in own_hosts() if not host.startswith("127.") and ":" not in host]
+    if not hosts:
+        return Found(0)
+    wrong, said, took = list[str](), set[str](), list[float]()
+    with household("compute", "-m", MODEL, host=hosts[0]) as home, socket.create_server(("127.0.0.1", 0)) as door:
+        door.setblocking(False)
+        open_port = door.getsockname()[1]
+        asked = [f"127.0.0.1:{open_port}", "127.0.0.1:1", f"[::1]:{open_port}", f"[::ffff:127.0.0.1]:{open_port}",
+                 f"localhost.:{open_port}", f"0.0.0.0:{open_port}", "198.51.100.7:80", "2130706433:80"]  # fmt: skip
+
+        async def ask(text: str) -> None:
+            async with (await meet(Address(home.host, home.port), home.attacker))[0] as channel:
+                began = time.monotonic()
+                try:
+                    await ask_line(channel, "worker", owner, Address(*_split(text)))
+                except EdgeError as error:
+                    said.add(str(error))
+                    took.append(time.monotonic() - began)
+                call: Any = channel.stream_stream(WORK)()  # type: ignore[call-arg]
+                prepare = write_work(work, os.urandom(16))
+                prepare.next, prepare.next_stage, prepare.next_device = text, os.urandom(16), owner.digest
+                await call.write(mesh_pb2.Order(prepare=prepare).SerializeToString())
+                until = time.monotonic() + 1.0
+                with suppress(grpc.aio.AioRpcError):
+                    while time.monotonic() < until and isinstance(await call.read(), bytes):
+                        pass
+                call.cancel()
+
+        work = _work(range(6), 256)
+        owner: DeviceID = home.owner.identity.id
+        for text in asked:
+            run_there(ask(text)).result(60)
+            with suppress(BlockingIOError):
+                door.accept()
+                wrong.append(f"{text} was dialled")
+    if len(said) != 1:
+        wrong.append(f"the answers differ: {sorted(said)}")
+    if max(took) - min(took) > 1.0:
+        wrong.append(f"the answers take between {min(took):.1f} and {max(took):.1f} s")
+    return Found(2 * len(asked), tuple(wrong), {"spread_s": round(max(took) - min(took), 2)})
+
+
+def _split(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def memory(quick: bool) -> Found:
+    """Have a worker set aside as many positions as can be asked for, again and again."""
+    rounds, wrong = 3 if quick else 20, list[str]()
+    with household("compute", "-m", MODEL) as home:
+        assert home.process is not None
+        room, calls = psutil.virtual_memory().available, []
+
+        async def ask() -> None:
+            work = _work(range(12), 2**20)
+            channel = (await meet(Address(home.host, home.port), home.attacker))[0]
+            call: Any = channel.stream_stream(WORK)()  # type: ignore[call-arg]
+            prepare = write_work(work, os.urandom(16))
+            await call.write(mesh_pb2.Order(prepare=prepare).SerializeToString())
+            calls.append((channel, call))
+
+        for _ in range(rounds):
+            run_there(ask()).result(30)
+        time.sleep(3.0)
+        taken = psutil.Process(home.process.pid).memory_info().rss if home.alive else 0
+        if not home.alive:
+            wrong.append("the worker has ended")
+        if taken > room:
+            wrong.append(f"the worker takes {taken / 1e9:.1f} GB of {room / 1e9:.1f} GB")
+        for channel, _ in calls:
+            run_there(channel.close(None)).result(10)
+    return Found(rounds, tuple(wrong), {"taken_gb": round(taken / 1e9, 2)})
+
+
+def links(_quick: bool) -> Found:
+    """Put links where a store of layers writes."""
+    os.environ["EDGELLM_HOME"] = tempfile.gettempdir() + "/edgellm-attack"
+    model, wrong = resolve(MODEL), list[str]()
+    recipe = recipe_of(model)
+    piece = recipe.pieces[1]
+    names = (f"pieces/{piece.sha256}.{piece.size}.partial", "lock", "models/here/lock",
+             f"models/here/{recipe.digest}.json", f"models/here/{recipe.digest}.json.new")  # fmt: skip
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            precious, root = Path(folder) / "precious", Path(folder) / "store"
+            precious.write_text("mine")
+            (root / name).parent.mkdir(parents=True)
+            (root / name).symlink_to(precious)
+            store = LayerStore(root, 10**9)
+            with (
+                suppress(EdgeError, OSError),
+                store.receiving(recipe, [piece]) as receiving,
+                receiving.piece(piece) as partial,
+            ):
+                partial.append(b"written through a link")
+            if precious.read_text() != "mine":
+                wrong.append(f"{name}: written through a link")
+    return Found(len(names), tuple(wrong))
+
+
+ATTACKS = (
+    Attack("rights-subsets", "every call with every set of rights, against a worker and a verifier", subsets),
+    Attack("rights-revoked", "a right is taken away while layers arrive and while tokens are computed", revoked),
+    Attack("compute-scan", "a device with `compute` has a worker dial its own machine and other networks", scan),
+    Attack("compute-memory", "a device with `compute` asks for a million positions, again and again", memory),
+    Attack("store-links", "links to a user's files lie where a store of layers writes", links),
+)

@@ -1,0 +1,157 @@
+"""Crafted model files against the loader: whatever a file says, the process that loads it lives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from bench.robustness.attack.harness import Attack, Found
+from edgellm.engine.gguf.reader import check_gguf
+from edgellm.errors import EdgeError
+from testkit import ROOT
+from testkit.hostile.crafted_gguf import KNOWN, crafted
+
+_PATIENCE = 300.0  # seconds for one file
+_QUICK = 20  # files besides those that are known to kill
+
+_LOAD = """
+import sys
+from pathlib import Path
+import numpy as np
+from edgellm.engine import Context, Message, Model
+from edgellm.errors import EdgeError
+for line in sys.stdin:
+    try:
+        with Model.load(Path(line.strip())) as model:
+            model.vocabulary
+            for special in (False, True):
+                model.detokenize(model.tokenize("Some words,\\n 12 of them. <|im_end|>", special=special))
+            for n_seq, unified in ((1, True), (2, False)):
+                with Context(model, n_ctx=64, n_seq=n_seq, unified=unified, threads=1) as context:
+                    context.decode(np.arange(5, dtype=np.int32))
+                    context.decode(np.arange(1, dtype=np.int32))
+            model.chat_prompt([Message("user", "hello")])
+        said = "loaded"
+    except EdgeError as error:
+        said = "ended a child" if "ends the process that loads it" in error.what else "refused: " + error.what
+    except Exception as error:
+        said = "!" + type(error).__name__ + ": " + str(error)
+    print(said.replace("\\n", " ")[:300], flush=True)
+"""
+
+
+class _Loader:
+    """A process that loads model files one after the other; another takes its place where it dies."""
+
+    def __init__(self, home: Path) -> None:
+        self._environment = {
+            **os.environ,
+            "EDGELLM_HOME": str(home),
+            "PYTHONPATH": str(ROOT),
+            "GGML_NO_BACKTRACE": "1",
+        }
+        self._environment.pop("EDGELLM_PROBE", None)
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", _LOAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, env=self._environment,
+        )  # fmt: skip
+
+    def load(self, path: Path) -> str:
+        """Return what came of it, which begins with `!` where that is harm."""
+        process = self._process
+        if process.stdin is None or process.stdout is None:
+            return "!no pipe"
+        process.stdin.write(f"{path}\n")
+        process.stdin.flush()
+        if said := process.stdout.readline().strip():
+            return said
+        code = process.wait()
+        self.close()
+        self._process = self._started()
+        return f"!the process ended with {code}"
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+
+def _library(quick: bool) -> Found:
+    """Every crafted file through the library, each twice: the second time its verdict is known."""
+    wrong, kinds, tried = [], Counter[str](), 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = folder / "crafted.gguf"
+        with _Loader(folder / "home") as loader:
+            for what, data in crafted(folder):
+                if quick and tried >= len(KNOWN) + _QUICK:
+                    break
+                tried += 1
+                path.write_bytes(data)
+                checked = _checked(path)
+                said = loader.load(path)
+                if said.startswith("!") or loader.load(path).split(":")[0] != said.split(":")[0]:
+                    wrong.append(f"{what}: {said}")
+                kinds["refused by the check" if not checked else said.partition(":")[0]] += 1
+                if what in KNOWN and checked:
+                    wrong.append(f"{what}: passes the check")
+    return Found(tried, tuple(wrong), dict(kinds))
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """Return a fresh home and the guard at work; a debugger would be asked for a trace of each death."""
+    kept = {name: value for name, value in os.environ.items() if name != "EDGELLM_PROBE"}
+    return kept | {"EDGELLM_HOME": str(home), "PYTHONPATH": str(ROOT), "GGML_NO_BACKTRACE": "1"}
+
+
+def _checked(path: Path) -> bool:
+    try:
+        check_gguf(path)
+    except EdgeError:
+        return False
+    return True
+
+
+def _command(quick: bool) -> Found:
+    """Those that are known to kill, and some that only a child process finds out, through the command line."""
+    wrong, tried = [], 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = folder / "crafted.gguf"
+        environment = _environment(folder / "home")
+        for what, data in crafted(folder):
+            if what not in KNOWN[: 3 if quick else None]:
+                continue
+            tried += 1
+            path.write_bytes(data)
+            words = ["chat", "--draft", "none", "--retrieval", "off", "--verifier", str(path), "hello"]
+            done = subprocess.run(
+                [sys.executable, "-m", "edgellm", *words], capture_output=True, text=True, check=False, cwd=ROOT,
+                env=environment, timeout=_PATIENCE,
+            )  # fmt: skip
+            if done.returncode != 1 or not done.stderr.startswith("error:"):
+                wrong.append(f"{what}: exit code {done.returncode}, {done.stderr.strip()[-200:]}")
+    return Found(tried, tuple(wrong))
+
+
+def _run(quick: bool) -> Found:
+    parts: tuple[Callable[[bool], Found], ...] = (_library, _command)
+    library, command = (part(quick) for part in parts)
+    return Found(library.tried + command.tried, library.wrong + command.wrong, library.figures)
+
+
+ATTACKS = (Attack("model-files", "sound GGUF files that mean something llama.cpp was not written for", _run),)

@@ -1,0 +1,216 @@
+"""Texts that kill or hold up a tokenizer: every pre-tokenizer, through the command line, HTTP, and a link."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.request import urlopen
+
+from bench.robustness.attack.harness import Attack, Found
+from testkit.hostile.inputs import PRE_TOKENIZERS, TEXTS
+from testkit.random_gguf import Shape, write
+
+LARGEST = 2**22  # bytes: what one text of a request may have
+SHORT = Shape("llama", 400, 1, 32, 2, 1, 64, 512)
+PATIENCE = 120.0  # seconds for one answer
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened so far."""
+
+    tried: int = 0
+    wrong: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def found(self, **figures: float) -> Found:
+        longest = {"longest s": max(self.seconds)} if self.seconds else {}
+        return Found(self.tried, tuple(self.wrong), {**longest, **figures})
+
+
+def lengths(quick: bool) -> tuple[int, ...]:
+    return (60_000,) if quick else (1_500, 30_000, 250_000, LARGEST)
+
+
+def _in_process(quick: bool) -> Found:
+    """Tokenise every text with every pre-tokenizer, and compare with llama.cpp's own ids where that survives."""
+    from edgellm.engine import Model
+    from edgellm.errors import TextRefused
+
+    tally, refused = Tally(), 0
+    with tempfile.TemporaryDirectory() as folder:
+        for pre in PRE_TOKENIZERS:
+            path = Path(folder, f"{pre}.gguf")
+            write(path, SHORT, "F32", pre_tokenizer=pre)
+            with Model.load(path, text_only=True) as model:
+                for name, made in TEXTS.items():
+                    for length in lengths(quick):
+                        text, began = made(length), time.perf_counter()
+                        tally.tried += 1
+                        try:
+                            ids = model.tokenize(text, special=True)
+                            if pre in ("llama-bpe", "gpt-2", "qwen2") and model.detokenize(ids) != (
+                                b"" if name == "control tokens" else text.encode()
+                            ):
+                                tally.wrong.append(f"{pre}, {length} of {name}: the ids are another text's")
+                        except TextRefused:
+                            refused += 1
+                        tally.seconds.append(time.perf_counter() - began)
+            path.unlink()
+    return tally.found(refused=refused)
+
+
+def _command_line(quick: bool) -> Found:
+    return _chats(quick, linked=False)
+
+
+def _link(quick: bool) -> Found:
+    """Serve a verifier of the same vocabulary, and chat with it."""
+    return _chats(quick, linked=True)
+
+
+def _chats(quick: bool, *, linked: bool) -> Found:
+    tally = Tally()
+    pres = ("tekken", "superbpe") if quick else PRE_TOKENIZERS
+    with tempfile.TemporaryDirectory() as folder:
+        for pre in pres:
+            path = Path(folder, f"{pre}.gguf")
+            write(path, SHORT, "F32", pre_tokenizer=pre)
+            with _served(folder, path, verifier=True) if linked else nullcontext(0) as port:
+                verifier = f"127.0.0.1:{port}" if linked else "none"
+                ways = ["--draft", str(path), "--verifier", verifier]
+                for name, made in TEXTS.items():
+                    for length in (60_000, LARGEST) if not quick else (60_000,):
+                        text = Path(folder, "text")
+                        text.write_text(made(length), encoding="utf-8")
+                        _chat(tally, folder, [*ways, "--context", str(text)], f"{pre}, {length} of {name}")
+    return tally.found()
+
+
+def _chat(tally: Tally, folder: str, ways: list[str], what: str) -> None:
+    command = [sys.executable, "-m", "edgellm", "chat", *ways, "--max-tokens", "2", "?"]
+    began = time.perf_counter()
+    tally.tried += 1
+    try:
+        done = subprocess.run(command, capture_output=True, env=_home(folder), timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired:
+        tally.wrong.append(f"{what}: no end after {PATIENCE:.0f} s")
+        return
+    tally.seconds.append(time.perf_counter() - began)
+    if done.returncode not in (0, 1) or b"unexpected" in done.stderr:
+        tally.wrong.append(f"{what}: exit code {done.returncode}: {done.stderr[-200:]!r}")
+
+
+def _http(quick: bool) -> Found:
+    """Send every text to a server, and ask it something small after each: it must be there, and answer."""
+    tally = Tally()
+    with tempfile.TemporaryDirectory() as folder:
+        for pre in ("tekken", "superbpe") if quick else PRE_TOKENIZERS:
+            path = Path(folder, f"{pre}.gguf")
+            write(path, SHORT, "F32", pre_tokenizer=pre)
+            with _served(folder, path) as port:
+                for name, made in TEXTS.items():
+                    for length in lengths(quick):
+                        _posted(tally, port, made(length - 1_000 if length == LARGEST else length), f"{pre}, {name}")
+                _posted(tally, port, "hello", f"{pre}, the next one", 200)
+    return tally.found()
+
+
+def _posted(tally: Tally, port: int, text: str, what: str, wanted: int = 0) -> None:
+    body = json.dumps({"prompt": text, "max_tokens": 2}, ensure_ascii=False).encode()
+    began = time.perf_counter()
+    tally.tried += 1
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        status = answer.status
+        answer.read()
+        connection.close()
+    except OSError as error:
+        tally.wrong.append(f"{what}: {type(error).__name__}: {error}")
+        return
+    tally.seconds.append(time.perf_counter() - began)
+    if status not in ((wanted,) if wanted else (200, 400)):
+        tally.wrong.append(f"{what}: status {status}")
+
+
+def _held_up(quick: bool) -> Found:
+    """Some clients send a megabyte of control tokens each; another one asks something small meanwhile."""
+    tally = Tally()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "short.gguf")
+        write(path, SHORT, "F32", pre_tokenizer="tekken")
+        with _served(folder, path) as port:
+            _posted(tally, port, "hello", "alone", 200)
+            large = [
+                threading.Thread(target=_posted, args=(tally, port, TEXTS[name](1_000_000), name))
+                for name in ("control tokens", "dashes") * (1 if quick else 4)
+            ]
+            for one in large:
+                one.start()
+            began = time.perf_counter()
+            _posted(tally, port, "hello", "beside large ones", 200)
+            beside = time.perf_counter() - began
+            for one in large:
+                one.join()
+    return tally.found(**{"small one beside them s": beside})
+
+
+@contextmanager
+def _served(folder: str, path: Path, *more: str, verifier: bool = False) -> Iterator[int]:
+    port = _free_port()
+    way = ("--role", "verifier", "-m", str(path), "--port", str(port)) if verifier else (
+        "--draft", str(path), "--verifier", "none", "--http-port", str(port))  # fmt: skip
+    command = [sys.executable, "-m", "edgellm", "serve", *way, *more]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=_home(folder))
+    try:
+        _until_ready(port, http=not verifier)
+        yield port
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE)
+
+
+def _until_ready(port: int, *, http: bool) -> None:
+    """Wait until it listens; over HTTP, until the model is loaded."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        with suppress(OSError):
+            if not http:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                return
+            with urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE):  # an error while it is loaded
+                return
+        time.sleep(0.1)
+    raise TimeoutError("the server is not ready")
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _home(folder: str) -> dict[str, str]:
+    return {**os.environ, "EDGELLM_HOME": str(Path(folder, "home"))}
+
+
+ATTACKS = (
+    Attack("text-tokenizers", "12 texts of up to 4 MiB with 35 pre-tokenizers, tokenised", _in_process),
+    Attack("text-command-line", "the same through `edgellm chat --context`", _command_line),
+    Attack("text-http", "the same through /v1/completions of a server, and a small request after it", _http),
+    Attack("text-link", "the same through a chat whose verifier is across a link", _link),
+    Attack("text-held-up", "a small request beside megabytes of control tokens", _held_up),
+)

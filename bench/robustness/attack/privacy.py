@@ -1,0 +1,243 @@
+"""Search every file for what was typed, and ask for what programs without a key are told of paired devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from bench.robustness.attack.harness import Attack, Found
+from edgellm.rpc.address import Address
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from testkit import ROOT
+
+PHRASE = "my PIN is 4711 zebra"
+PATIENCE = 120.0  # seconds for one answer
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>])")
+_NO_PROFILE = ("--draft", "edgellm-draft", "--verifier", "edgellm-draft", "--budget", "0.5")
+CHATS: tuple[tuple[str, ...], ...] = (
+    (), _NO_PROFILE, ("--draft", "none"), ("--budget", "0.2"), ("--mesh", "here:1-12"), ("--retrieval", "off"),
+)  # fmt: skip
+SWITCHES = ("--no-history", "history off", "history clear", "history clear, a year later")
+
+
+def _environment(home: Path) -> dict[str, str]:
+    return {**os.environ, "EDGELLM_HOME": str(home), "PROMPT_TOOLKIT_NO_CPR": "1", "EDGELLM_INTERFACE": "127.0.0.1"}
+
+
+def _edge(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "edgellm", *words], cwd=ROOT, env=_environment(home), stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False, timeout=PATIENCE,
+    )  # fmt: skip
+
+
+def _chat(home: Path, words: Sequence[str]) -> str:
+    """Type the phrase at the prompt of a chat, three times over, and leave; return what was shown."""
+    own, other = pty.openpty()
+    termios.tcsetwinsize(other, (40, 100))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edgellm", "chat", "--max-tokens", "4", *words], cwd=ROOT, stdin=other, stdout=other,
+        stderr=other, env=_environment(home), start_new_session=True,
+    )  # fmt: skip
+    os.close(other)
+    shown, until = "", time.monotonic() + PATIENCE
+
+    def wait_for(text: str, count: int) -> None:
+        nonlocal shown
+        while _ESCAPES.sub("", shown).count(text) < count and time.monotonic() < until:
+            if select.select([own], [], [], 0.2)[0]:
+                shown += os.read(own, 65536).decode(errors="replace")
+
+    with suppress(OSError):  # the other end is closed
+        wait_for("/help shows", 1)
+        for number, line in enumerate((f"{PHRASE}\r", f"Say\\\r{PHRASE}\r", f"/{PHRASE}\r"), 1):
+            os.write(own, line.encode())
+            wait_for("first after", number)
+        while process.poll() is None and time.monotonic() < until:
+            os.write(own, b"\x04")  # lost where the prompt is not back yet
+            if select.select([own], [], [], 0.5)[0]:
+                shown += os.read(own, 65536).decode(errors="replace")
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    os.close(own)
+    return shown
+
+
+def _leftovers(home: Path) -> list[str]:
+    """Return the files under a home in which the phrase, or a part of it that tells it, is found."""
+    return [
+        str(path.relative_to(home))
+        for path in home.rglob("*")
+        if path.is_file() and any(part in path.read_bytes() for part in (b"PIN is", b"zebra"))
+    ]
+
+
+def typed_text(quick: bool) -> Found:
+    """Type a phrase with each switch, and look for it in every file afterwards."""
+    tried, wrong, before = 0, [], 0
+    for words in CHATS[: 2 if quick else None]:
+        for switch in SWITCHES:
+            tried += 1
+            with tempfile.TemporaryDirectory() as folder:
+                home = Path(folder)
+                if switch == "history off":
+                    _edge(home, "history", "off")
+                shown = _chat(home, [*words, *([switch] if switch.startswith("--") else [])])
+                told = f"{' '.join(words) or 'chat'}, {switch}"
+                if "first after" not in shown:
+                    wrong.append(f"{told}: no reply came: {shown[-200:]!r}")
+                if switch.startswith("history clear"):
+                    before += len(_leftovers(home))
+                    if "year" in switch:
+                        _set_back(home)
+                        _edge(home, "history", "keep", "365d")
+                    else:
+                        _edge(home, "history", "clear", "--yes")
+                if left := _leftovers(home):
+                    wrong.append(f"{told}: left in {', '.join(left)}")
+    return Found(tried, tuple(wrong), {"files with the phrase before they were cleared": before})
+
+
+def _set_back(home: Path) -> None:
+    """Make everything in a home look as if it had been written two years ago."""
+    year = datetime.now(UTC).year
+    for path in home.rglob("*"):
+        if path.suffix in (".json", ".jsonl") and b'"when"' in (data := path.read_bytes()):
+            path.write_bytes(data.replace(f'"when": "{year}'.encode(), f'"when": "{year - 2}'.encode()))
+        os.utime(path, (time.time() - 2 * 366 * 86_400,) * 2)
+
+
+def _paired(home: Path, other: Path) -> list[str]:
+    """Pair the device at `home` with another one; return everything that tells that one."""
+    here, there = Trust.here(home / "data" / "trust"), Trust.here(other / "data" / "trust")
+    now, rights = datetime.now(UTC).replace(microsecond=0), frozenset({Right.VERIFY})
+    addresses = (Address.parse("192.168.77.21:50151"), Address.parse("[fd00:7::9]:50151"))
+    for trust, name, certificate in (
+        (here, "Grandmas attic", there.identity.certificate), (there, "desk", here.identity.certificate),
+    ):  # fmt: skip
+        trust.peers.add(Peer(name, certificate, rights, rights, addresses, now, now))
+    device = there.identity.id
+    return ["Grandmas attic", str(device), device.short, "192.168.77.21", "fd00:7::9"]
+
+
+@contextmanager
+def _served(home: Path, *words: str) -> Iterator[str]:
+    """Serve, and yield the URL of its API's root."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edgellm", "serve", "--http-port", "0", *words], cwd=ROOT, env=_environment(home),
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    try:
+        said = ""
+        for line in process.stderr:
+            said += line
+            if found := re.search(r"(?:OpenAI's API|How it is): (https?://[^/\s]+)", line):
+                yield found[1]
+                return
+        raise RuntimeError(f"it ended: {said}")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+PATHS = ("/", "/health", "/status", "/metrics", "/v1/models", "/v1/models/x", "/openapi.json", "/page/side.js",
+         "/page/../status", "//status", "/STATUS", "/status/", "/health/../status", "/page/%2e%2e/status")  # fmt: skip
+POSTS = ("/v1/chat/completions", "/v1/completions", "/status")
+_HEADERS: tuple[dict[str, str], ...] = (
+    {}, {"Authorization": "Bearer -"}, {"Authorization": "Bearer " + "k" * 43}, {"X-Forwarded-For": "127.0.0.1"},
+    {"Host": "evil.example"}, {"Origin": "http://evil.example"},
+)  # fmt: skip
+_BODIES = (
+    {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2},
+    {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "stream": True},
+    {"prompt": "Hello", "max_tokens": 2}, {"prompt": 5},
+)  # fmt: skip
+
+
+def _asked(url: str, quick: bool) -> Iterator[tuple[str, int, str]]:
+    """Yield what was asked without a key, the status, and everything that was told."""
+    for headers in _HEADERS[: 2 if quick else None]:
+        requests = [Request(url + path, headers=headers) for path in PATHS]
+        requests += [
+            Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json", **headers})
+            for path in POSTS
+            for body in _BODIES[: 1 if quick else None]
+        ]
+        for request in requests:
+            try:
+                with urlopen(request, timeout=PATIENCE) as answer:
+                    status, told = answer.status, answer.read().decode() + str(answer.headers)
+            except HTTPError as error:
+                with error:
+                    status, told = error.code, error.read().decode() + str(error.headers)
+            yield f"{request.get_method()} {request.full_url.removeprefix(url)} {headers}", status, told
+
+
+def paired_only(quick: bool) -> Found:
+    """Ask every role over HTTP on loopback without a key while it serves paired devices only."""
+    tried, wrong = 0, []
+    for role in ("verifier", "worker"):
+        with tempfile.TemporaryDirectory() as folder:
+            home = Path(folder) / "home"
+            secrets = _paired(home, Path(folder) / "other")
+            with _served(home, "--role", role, "--port", "0", "--paired-only", "--no-announce") as url:
+                for what, status, told in _asked(url, quick):
+                    tried += 1
+                    open_ = re.match(r"GET /(?:page/side.js|health|) ", what)
+                    if status == 200 and not open_:
+                        wrong.append(f"{role}, {what}: {status}, {told[:100]!r}")
+                    if any(secret.casefold() in told.casefold() for secret in secrets):
+                        wrong.append(f"{role}, {what}: it names a device")
+                key = (home / "data" / "http" / "api-key").read_text().strip()
+                with urlopen(Request(f"{url}/status", headers={"Authorization": f"Bearer {key}"})) as answer:
+                    tried += 1
+                    if answer.status != 200:
+                        wrong.append(f"{role}: the key does not open it")
+    return Found(tried, tuple(wrong))
+
+
+def status_strangers(quick: bool) -> Found:
+    """Ask servers that ask for no key for anything that names a paired device, while its verifier comes and goes."""
+    tried, wrong = 0, []
+    with tempfile.TemporaryDirectory() as folder:
+        home, other = Path(folder) / "home", Path(folder) / "other"
+        secrets = _paired(home, other)
+        for words in (["--role", "verifier", "--port", "0"], ["--role", "worker", "--port", "0"], []):
+            with _served(home, *words, *(["--no-announce"] if words else [])) as url:
+                for what, _, told in _asked(url, quick):
+                    tried += 1
+                    if any(secret.casefold() in told.casefold() for secret in secrets):
+                        wrong.append(f"{' '.join(words) or 'pair'}, {what}: it names a device: {told[:200]!r}")
+    return Found(tried, tuple(wrong))
+
+
+ATTACKS = (
+    Attack(
+        "typed-text", "a phrase typed with --no-history, off, clear or after a year, sought in every file", typed_text
+    ),
+    Attack("paired-only", "HTTP on loopback without the key, in many ways, while --paired-only is on", paired_only),
+    Attack("status-strangers", "names, IDs and addresses of paired devices, asked for without a key", status_strangers),
+)

@@ -1,0 +1,1 @@
+"""Mutated input for everything that reads what others have written."""

@@ -1,0 +1,212 @@
+"""Decoders of what users, files and announcements bring: names, lists, GGUF headers, which llama.cpp then loads."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from zeroconf import ServiceInfo
+
+from bench.robustness.fuzz.target import Outcome, Target, label
+from edgellm.engine.gguf.reader import check_gguf
+from edgellm.errors import EdgeError, InvalidOption
+from edgellm.rpc.address import Address
+from edgellm.rpc.discovery.mdns import ServiceKind, hint_of
+from edgellm.rpc.trust.device_id import DeviceID, parse_short
+from edgellm.rpc.trust.identity import Identity
+from edgellm.rpc.trust.pairing import Code
+from edgellm.rpc.trust.peer_store import Peers
+from edgellm.rpc.trust.trust import Trust
+from edgellm.storage import resolve
+from edgellm.storage.model_names import parse_hub_name
+from testkit import ROOT
+from testkit.random_gguf import Shape, write
+
+TINY = Shape("llama", 400, 2, 32, 2, 1, 64, 512)
+_NUMBERS = (0, 1, 2, 63, 64, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
+
+_LOAD = """
+import sys
+from pathlib import Path
+from edgellm.engine import Context, Message, Model
+from edgellm.errors import EdgeError
+for line in sys.stdin:
+    try:
+        with Model.load(Path(line.strip())) as model:
+            model.chat_prompt([Message("user", "hello")])
+            with Context(model, n_ctx=16, threads=1) as context:
+                context.decode(model.tokenize("hello")[:8])
+        said = "loaded"
+    except EdgeError as error:
+        said = type(error).__name__ + ": " + error.what
+    except Exception as error:
+        said = "!" + type(error).__name__ + ": " + str(error)
+    print(said.replace("\\n", " "), flush=True)
+"""
+
+
+class Loader:
+    """A process that loads model files with llama.cpp, and may die of one; then there is another. What the check lets
+    pass is loaded at once: nothing is tried in a child before."""
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _LOAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, cwd=ROOT, env={**os.environ, "EDGELLM_PROBE": "off"},
+        )  # fmt: skip
+
+    def load(self, path: Path) -> str:
+        """What came of it; empty where the process died."""
+        assert self._process.stdin is not None and self._process.stdout is not None  # noqa: PT018
+        self._process.stdin.write(f"{path}\n")
+        self._process.stdin.flush()
+        said = self._process.stdout.readline().strip()
+        if not said:
+            self.close()
+            self._start()
+        return said
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+
+def _text(read: Callable[[str], object]) -> Callable[[bytes], object]:
+    return lambda data: read(data.decode("utf-8", "surrogateescape"))
+
+
+def _hub_name(text: str) -> None:
+    name = parse_hub_name(text)
+    if {"/", "\\", "..", "\0"} & set(name.folder) or ".." in str(name) or not name.folder.isascii():
+        raise AssertionError(f"{text!r} leads out of the cache")
+
+
+def targets(folder: Path) -> list[Target]:
+    """Decoders of what is typed, announced, or lies in files of our own below `folder`."""
+    device = Identity.new()
+    full, short = str(device.id).encode(), device.id.short.encode()
+    trust = Trust(device, Peers(folder / "there"))
+    listed = folder / "listed"
+    listed.mkdir(mode=0o700)
+
+    def peers(data: bytes) -> None:
+        Peers(listed).all()
+        path = listed / "peers.json"
+        path.write_bytes(data)
+        path.chmod(0o600)
+        try:
+            Peers(listed).all()
+        finally:
+            path.unlink()
+
+    def announced(data: bytes) -> None:
+        info = ServiceInfo(
+            ServiceKind.DEVICE.value, f"x.{ServiceKind.DEVICE.value}", port=50151, parsed_addresses=["10.0.0.2"],
+            properties=dict(part[:250].partition(b"=")[::2] for part in data.split(b"\0")),
+        )  # fmt: skip
+        if hint_of(info, local=False) is None:
+            raise InvalidOption("It is not one of ours.", "Ignore it.")
+
+    rows = _peers_file(folder, trust)
+    names = [
+        b"hf.co/user/repo:Q4_K_M",
+        b"user/repo@Q8_0",
+        b"edgellm-draft",
+        b"~/x.gguf",
+        b"a/../../etc/passwd",
+        b"../x.gguf",
+    ]
+    return [
+        Target("addresses", [b"127.0.0.1:50151", b"[::1]:1", b"desk.local:80"], _text(Address.parse), 20_000),
+        Target("codes", [b"7-lamp-otter", b"99 zeb zig"], _text(Code.parse), 20_000),
+        Target("devices", [full, full.lower()], _text(DeviceID.parse), 20_000),
+        Target("short devices", [short], _text(parse_short), 10_000),
+        Target("model names", names[:2], _text(_hub_name), 40_000),
+        Target("models", names, _text(resolve), 20_000),
+        Target("announcements", [b"id=" + short + b"\0v=1\0i=0123456789abcdef"], announced, 20_000),
+        Target("paired devices", [rows], peers, 10_000),
+    ]
+
+
+def _peers_file(folder: Path, trust: Trust) -> bytes:
+    from edgellm.rpc.protos import trust_pb2 as pb
+    from edgellm.rpc.trust.pairing import introduced
+    from edgellm.rpc.trust.rights import Right
+
+    words = pb.Introduction(name="desk", rights=["verify"], addresses=["10.0.0.2:1"]).SerializeToString()
+    trust.peers.add(introduced(Identity.new().certificate, words, frozenset(Right), "10.0.0.2"))
+    return (folder / "there" / "peers.json").read_bytes()
+
+
+def headers(count: int, seed: int, folder: Path) -> Outcome:
+    """`count` GGUF files with changed headers: none may harm the check, and none that passes may kill llama.cpp."""
+    import time
+
+    rng, done = random.Random(f"headers/{seed}"), Outcome()
+    sound = folder / "sound.gguf"
+    write(sound, TINY, "Q8_0")
+    whole, header = sound.read_bytes(), check_gguf(sound)
+    places = [*header.value_offsets.values()]
+    path = folder / "changed.gguf"
+    began = time.perf_counter()
+    with Loader() as loader:
+        for _ in range(count):
+            path.write_bytes(_changed(whole, header.data_offset, places, rng))
+            done.inputs += 1
+            start = time.perf_counter()
+            try:
+                check_gguf(path)
+            except EdgeError as error:
+                done.refused[f"{type(error).__name__}: {label(error.what.replace(str(path), 'FILE'))}"] += 1
+                done.longest = max(done.longest, time.perf_counter() - start)
+                continue
+            except Exception as error:  # noqa: BLE001 - finding these is what this is for
+                _keep(done, f"{type(error).__name__}: {error}", path, folder)
+                continue
+            said = loader.load(path)
+            if not said or said.startswith("!"):
+                _keep(done, said or "llama.cpp has ended the process", path, folder)
+            elif said == "loaded":
+                done.taken += 1
+            else:
+                done.refused[label(said.replace(str(path), "FILE"))] += 1
+    done.seconds = time.perf_counter() - began
+    return done
+
+
+def _keep(done: Outcome, what: str, path: Path, folder: Path) -> None:
+    kept = folder / f"strange-{len(done.strange)}.gguf"
+    kept.write_bytes(path.read_bytes())
+    done.strange.append({"error": what[:300], "input": str(kept)})
+
+
+def _changed(whole: bytes, end: int, places: list[int], rng: random.Random) -> bytes:
+    made = bytearray(whole)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        at = rng.choice((rng.randrange(end), rng.choice(places), rng.choice(places) - 4, 8, 16))
+        value = rng.choice((struct.pack("<Q", rng.choice(_NUMBERS)), rng.randbytes(rng.randrange(1, 9))))
+        match rng.randrange(5):
+            case 0 | 1:
+                made[at : at + len(value)] = value
+            case 2:
+                made[at] ^= 1 << rng.randrange(8)
+            case 3:
+                made[at:at] = value
+            case _:
+                del made[at : at + rng.choice((1, 4, 8, 64))]
+    return bytes(made)

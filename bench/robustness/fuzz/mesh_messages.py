@@ -1,0 +1,108 @@
+"""Decoders of what the devices of a mesh tell each other: orders, rows, reports, recipes, figures."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bench.robustness.fuzz.target import Target
+from edgellm.errors import ProtocolError
+from edgellm.layer_range import LayerRange
+from edgellm.mesh.messages import (
+    Event,
+    Failed,
+    Forward,
+    Loaded,
+    MicroBatch,
+    StageAnswer,
+    StageSpec,
+    StageTrace,
+    TraceSpan,
+)
+from edgellm.mesh.stage import check
+from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
+from edgellm.rpc.layers.benchmark_service import read_blocks, read_figures
+from edgellm.rpc.layers.codec import read_places, read_recipe
+from edgellm.rpc.protos import layers_pb2, mesh_pb2
+from edgellm.rpc.versions import parsed
+from edgellm.services.mesh_codec import read_event, read_parcel, read_work, write_event, write_parcel, write_work
+from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Sampling, Verdict
+from edgellm.verifier.requests import VerifyRequest
+
+WORK = StageSpec("ab" * 32, "big", LayerRange(2, 8), 8, 16, 300, 512)
+FIRST = StageSpec("ab" * 32, "big", LayerRange(0, 4), 8, 16, 300, 512)
+NUMBER = 7
+_CHUNK = Chunk(ids=np.array([5, 6], np.int32))
+_ROWS = np.linspace(-3, 3, 4 * WORK.n_embd, dtype=np.float32).reshape(4, -1)
+
+
+def _order(data: bytes) -> None:
+    """As the worker's service does it, and its stage behind it."""
+    order = parsed(mesh_pb2.Order, data)
+    kind = order.WhichOneof("order")
+    if kind == "prepare":
+        read_work(order.prepare)
+    elif kind == "parcel":
+        work = FIRST if order.parcel.ids else WORK
+        check(read_parcel(order.parcel, work), work)
+    elif kind is None:
+        raise ProtocolError("An order is empty.", "Say what is to be done.")
+
+
+def _report(data: bytes) -> None:
+    """As the coordinator does it, which has asked for logits with its parcel."""
+    event = read_event(
+        parsed(mesh_pb2.Report, data), WORK, {NUMBER: VerifyRequest(0, GREEDY, 8, NO_IDS, _CHUNK, logits=True)}
+    )
+    if isinstance(event, StageAnswer) and (
+        event.logits is None or event.logits.shape != (len(_CHUNK) + 1, WORK.n_vocab)
+    ):
+        raise AssertionError(f"logits of another shape got through: {event.logits}")
+
+
+def _put(data: bytes) -> None:
+    """As the store of layers does it."""
+    frame = parsed(layers_pb2.PutFrame, data)
+    if frame.WhichOneof("frame") != "wanted":
+        raise ProtocolError("The first frame is not Wanted.", "Say what is wanted.")
+    read_places(frame.wanted.pieces, read_recipe(frame.wanted.recipe))
+
+
+def _figures(data: bytes) -> None:
+    reply = parsed(layers_pb2.MeasureReply, data)
+    if reply.WhichOneof("reply") == "figures":
+        read_figures(reply.figures)
+
+
+def _line(data: bytes) -> None:
+    reply = parsed(layers_pb2.LineReply, data)
+    LinkSpeed(reply.round_trip, reply.up, reply.down)
+
+
+def targets() -> list[Target]:
+    """All that reads what a mesh says."""
+    warm = VerifyRequest(0, Sampling(0.8, 40, 0.9, 5), 2, NO_IDS, _CHUNK, logits=True)
+    ids = MicroBatch(0, 1, 0, np.array([1, 2, 5, 6], np.int32), warm)
+    orders = [mesh_pb2.Order(prepare=write_work(WORK, bytes(16))), mesh_pb2.Order(parcel=write_parcel(ids, wide=False)),
+              mesh_pb2.Order(parcel=write_parcel(MicroBatch(1, 2, 8, _ROWS, warm), wide=True)),
+              mesh_pb2.Order(parcel=write_parcel(MicroBatch(1, 2, 8, _ROWS), wide=False))]  # fmt: skip
+    verdict = Verdict(1, np.array([9], np.int32), 0.1)
+    logits = np.zeros((3, WORK.n_vocab), np.float32)
+    events: list[Event] = [
+        Loaded(3, 0.5), Forward(MicroBatch(1, 2, 8, _ROWS)), StageAnswer(1, NUMBER, verdict, logits),
+        Failed(1, NUMBER, ProtocolError("No.", "Ask again.")), StageTrace(1, (TraceSpan("load", 1, 0.0, 0.5),)),
+    ]  # fmt: skip
+    reports = [made for event in events if (made := write_event(event, wide=False)) is not None]
+    piece = layers_pb2.Piece(first=0, last=1, size=5, sha256=bytes(32))
+    recipe = layers_pb2.Recipe(fingerprint=bytes(32), name="big", architecture="llama", layers=2, pieces=[piece])
+    wanted = layers_pb2.PutFrame(wanted=layers_pb2.Wanted(protocol=1, recipe=recipe, pieces=[0]))
+    figures = layers_pb2.Figures(taken=1, rows=[1, 4], seconds=[0.1, 0.2], layer=9, disk=1e9, memory=5, threads=2)
+    asked = layers_pb2.MeasureRequest(protocol=1, header=b"GGUF" * 9, data=5, layers=2, width=64)
+    line = layers_pb2.LineReply(round_trip=0.01, up=1e6, down=1e6)
+    return [
+        Target("mesh orders", orders, _order, 80_000),
+        Target("mesh reports", reports, _report, 80_000),
+        Target("layers", [wanted], _put, 40_000),
+        Target("figures", [layers_pb2.MeasureReply(figures=figures)], _figures, 20_000),
+        Target("measuring", [asked], lambda data: read_blocks(parsed(layers_pb2.MeasureRequest, data)), 20_000),
+        Target("lines", [line], _line, 20_000),
+    ]

@@ -1,0 +1,158 @@
+"""Decoders of files that edgellm or its user wrote: damaged, from another version, or from somebody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from bench.robustness.fuzz.mutate import tweaked_json
+from bench.robustness.fuzz.target import Target
+from edgellm.cli.app import app
+from edgellm.cli.settings import read_settings
+from edgellm.errors import InvalidOption
+from edgellm.http.mesh_status import read_plan
+from edgellm.mesh.fleet_file import read_fleet
+from edgellm.mesh.fleet_profiler import doubt, known_speed, read_doubts, read_lines
+from edgellm.rpc.trust.identity import Identity
+from edgellm.spec.gates.online_profiler import OnlineProfiler
+from edgellm.spec.gates.profile import Profile
+from edgellm.storage import History
+from edgellm.storage.chats.conversations import Conversations
+from edgellm.storage.chats.retention import max_age
+from edgellm.storage.chats.typed_lines import typed_lines
+from edgellm.storage.device_speed import read_curve
+from edgellm.storage.fingerprint import quick_fingerprint
+from edgellm.storage.layers.manifest import quick_recipe
+from edgellm.storage.layers.store import LayerStore
+from testkit import ROOT
+
+MODELS = ROOT / "models"
+_VARIANTS = 100  # of each file of JSON, beside the sound one
+_MAKE = """
+import sys
+from pathlib import Path
+from bench.robustness.attack.files.own_files import sound_home
+sound_home(Path(sys.argv[1]))
+"""
+_DEVICE = """
+[[device]]
+name = "desk"
+tflops = 20
+util_a = 0.4
+util_b = 0.001
+disk_mb_s = 2000
+memory_gb = 16
+uplink_mbps = 400
+downlink_mbps = 500
+"""
+_FLEET = (
+    _DEVICE + _DEVICE.replace("desk", "lap") + "latency_ms = 2.5\nmemory_gb_s = 40\n"
+    '[[link]]\nfrom = "lap"\nto = "desk"\nmbps = 90\nlatency_ms = 4\n'
+    "[model]\nlayers = 4\nd_model = 64\nheads = 4\nkv_heads = 2\nd_head = 16\nd_ff = 128\nbytes_per_weight = 0.5\n"
+)
+_VALUES = ("-1", "0", "nan", "inf", "1e400", "1" + "0" * 400, "true", '"x"', "[]", "{}", "1979-05-27", "0.5", "")
+_PLAN = {"ttft_s": 1.5, "advice": "Use both.", "stages": [
+    {"device": "desk", "first_layer": 1, "last_layer": 6, "load_s": 0.1, "compute_s": 0.2, "finish_s": 0.3,
+     "wait_s": 0.0, "network_s": 0.0}]}  # fmt: skip
+
+
+@contextmanager
+def _home(folder: Path) -> Iterator[Path]:
+    """A home with a sound file of every kind, while the `with` lasts."""
+    before = os.environ.get("EDGELLM_HOME")
+    os.environ["EDGELLM_HOME"] = str(folder)
+    subprocess.run(
+        [sys.executable, "-c", _MAKE, str(folder)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    doubt("here", 1)
+    try:
+        yield folder
+    finally:
+        os.environ.pop("EDGELLM_HOME") if before is None else os.environ.update(EDGELLM_HOME=before)
+
+
+def _variants(name: str, data: bytes) -> list[bytes]:
+    """The file, and others with values that nobody wrote, where it is JSON, lines of it, or TOML."""
+    rng, made = random.Random(name), [data]
+    if b" = " in data:
+        places = list(re.finditer(r"(?<= = ).*", data.decode()))
+        chosen = (rng.choice(places) for _ in range(_VARIANTS))
+        return made + [
+            f"{at.string[: at.start()]}{rng.choice(_VALUES)}{at.string[at.end() :]}".encode() for at in chosen
+        ]
+    if data.lstrip().startswith((b"{", b"[")):
+        for _ in range(_VARIANTS):
+            odd = [tweaked_json(found, rng) for found in _read_json(data)]
+            made.append("\n".join(map(json.dumps, odd)).encode())
+    return made
+
+
+def _read_json(data: bytes) -> list[Any]:
+    """Return what the file holds, or what each of its lines does."""
+    try:
+        return [json.loads(data)]
+    except ValueError:
+        return [json.loads(line) for line in data.splitlines()]
+
+
+@contextmanager
+def targets(folder: Path) -> Iterator[list[Target]]:
+    """Readers of files of our own, in a home below `folder`."""
+    with _home(folder) as home:
+        yield _targets(home)
+
+
+def _targets(home: Path) -> list[Target]:
+    (home / "plan.json").write_text(json.dumps(_PLAN))
+    (home / "fleet.toml").write_text(_FLEET)
+    draft = MODELS / "draft.gguf"
+    command = get_command(app)
+    readers: list[tuple[str, str, Callable[[Path], object], int]] = [
+        ("settings", "config/config.toml", lambda _path: read_settings(command, {}), 10_000),
+        ("history", "data/history/conversations.jsonl", lambda _path: History().recent(), 10_000),
+        ("typed lines", "data/history/typed.jsonl", lambda _path: typed_lines().recent(), 10_000),
+        ("greatest age", "data/history/max-age", lambda _path: max_age(), 5_000),
+        ("conversations", "data/conversations/00000000.json", lambda _path: Conversations().all(), 15_000),
+        ("profile", "data/profiles/*.json", lambda path: Profile.load(path, own=True), 20_000),
+        ("first replies", "data/profiles/*.first.jsonl", lambda path: OnlineProfiler().load(path), 15_000),
+        ("identity", "data/trust/identity.pem", lambda _path: Identity.here(), 2_000),
+        ("cost curve", "cache/curves/*.json", lambda path: read_curve(path, "a processor"), 15_000),
+        ("fingerprints", "cache/fingerprints.json", lambda _path: quick_fingerprint(draft), 5_000),
+        ("recipe", "cache/recipes/*.json", lambda _path: quick_recipe(draft), 5_000),
+        ("owners", "cache/layers/models/*/*.json", lambda _path: LayerStore().models(), 10_000),
+        ("device figures", "cache/figures/device-*.json", lambda _path: known_speed(None), 10_000),
+        ("line figures", "cache/figures/lines.json", lambda _path: read_lines(), 10_000),
+        ("doubts", "cache/figures/doubts.json", lambda _path: read_doubts(), 5_000),
+        ("plan", "plan.json", read_plan, 10_000),
+        ("fleet", "fleet.toml", read_fleet, 10_000),
+    ]
+    return [_target(home, *reader) for reader in readers]
+
+
+def _target(home: Path, name: str, place: str, read: Callable[[Path], object], share: int) -> Target:
+    paths = [path for path in sorted(home.glob(place)) if ".first" not in path.name or "first" in place]
+    if not paths:
+        raise InvalidOption(
+            f"There is no {place} in a sound home.", "Have bench/robustness/attack/files/own_files.py make one."
+        )
+    path = paths[0]
+    sound = path.read_bytes()
+
+    def put(data: bytes) -> None:
+        if path.is_symlink() or path.is_dir():
+            raise AssertionError(f"{path} is no file any more")
+        path.write_bytes(data)
+        path.chmod(0o600)
+        read(path)
+
+    return Target(name, _variants(name, sound), put, share)

@@ -1,0 +1,117 @@
+"""Check that a reply with every chunk verified is the verifier's own, token by token.
+
+    python -m bench.robustness.lossless [PROMPTS] [--max-tokens 64] [--threads N] [--draft PATH] [--verifier PATH]
+        [--retrieval auto|off]
+
+Greedy, on f32 copies of the pair that are made on the spot, and held-out cases of every family in turn. At the first
+difference the verifier's logits after the common text are computed again, in one pass. If the two tokens are nearly
+equal there, the difference is a numerical tie, because a batch of five adds up in another order than a batch of one;
+else it is a bug, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import edgellm
+from bench.harness.report import write
+from edgellm.engine import Context, Message, Model, to_f32
+from edgellm.spec.types import Ids
+from edgellm.storage import resolve
+from models.case import Case
+from models.corpus import HELD_OUT_SEED, held_out
+from models.families import FAMILIES
+
+TIE = 1e-3
+"""Logits closer than this may change places with the shape of the batch. In f32 they move by some 1e-5."""
+
+
+def prompts(n: int) -> list[Case]:
+    """`n` held-out cases, the families in turn."""
+    streams = [held_out(family, -(-n // len(FAMILIES))) for family in FAMILIES]
+    return list(islice((case for group in zip(*streams, strict=True) for case in group), n))
+
+
+def gap(model: Model, prompt: Ids, common: list[int], one: int | None, other: int | None) -> float:
+    """How far apart the verifier's logits of two tokens are after prompt and common text; None ends the turn."""
+    text = np.concatenate((prompt, np.array(common, dtype=np.int32)))
+    context = Context(model, n_ctx=model.n_ctx_train)
+    try:
+        row = context.decode(text)[0]
+        ends = [token for token in range(model.n_vocab) if model.is_eog(token)]
+        end = max(ends, key=lambda token: row[token])
+        return float(abs(row[end if one is None else one] - row[end if other is None else other]))
+    finally:
+        context.close()
+
+
+def difference(model: Model, prompt: Ids, ours: list[int], theirs: list[int]) -> tuple[str, float, int]:
+    """Of two replies that differ: whether as a `tie` or a `bug`, how far apart the logits are, and at which token."""
+    at = next(i for i in range(1 + max(len(ours), len(theirs))) if ours[i : i + 1] != theirs[i : i + 1])
+    one, other = next(iter(ours[at : at + 1]), None), next(iter(theirs[at : at + 1]), None)
+    apart = gap(model, prompt, ours[:at], one, other)
+    return "tie" if apart < TIE else "bug", apart, at
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prompts", type=int, nargs="?", default=304)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, help="1 where the machine does other work too")
+    parser.add_argument("--draft", default="edgellm-draft")
+    parser.add_argument("--verifier", default="edgellm-verifier")
+    parser.add_argument("--retrieval", default="auto", help="as for `edgellm chat`")
+    parser.add_argument("--name", default="lossless", help="of the result file")
+    arguments = parser.parse_args()
+    counts: Counter[str] = Counter()
+    lengths: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        draft, verifier = Path(folder) / "draft.gguf", Path(folder) / "verifier.gguf"
+        to_f32(resolve(arguments.draft), draft)
+        to_f32(resolve(arguments.verifier), verifier)
+        with (
+            edgellm.Pair.open(draft, verifier, threads=arguments.threads) as pair,
+            edgellm.Pair.open("none", verifier, threads=arguments.threads) as alone,
+            Model.load(verifier) as model,
+        ):
+            for number, case in enumerate(prompts(arguments.prompts)):
+                messages = [Message(turn.role, turn.text) for turn in case.prompt]
+                reply = pair.reply(messages, max_tokens=arguments.max_tokens, retrieval=arguments.retrieval)
+                ours = [token.id for token in reply]
+                bare = alone.reply(messages, max_tokens=arguments.max_tokens, retrieval="off")
+                theirs = [token.id for token in bare]
+                lengths.append(reply.summary.mean_acceptance_length or 0.0)
+                counts["tokens"] += len(ours)
+                if ours == theirs:
+                    counts["equal"] += 1
+                    continue
+                kind, apart, at = difference(model, pair.prompt_ids(messages), ours, theirs)
+                counts[kind] += 1
+                sys.stdout.write(f"prompt {number}, token {at}: logits {apart:.2e} apart: {kind}\n")
+    n = arguments.prompts
+    figures = {"prompts": n, "mean_acceptance_length": float(np.mean(lengths)), "tie_below": TIE}
+    figures |= {key: counts[key] for key in ("equal", "tie", "bug", "tokens")}
+    sys.stdout.write(table(figures))
+    sys.stdout.write(f"written: {write(arguments.name, 'bench.robustness.lossless', figures, HELD_OUT_SEED)}\n")
+    sys.exit(1 if counts["bug"] else 0)
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return what became of the replies, in a line."""
+    return (
+        f"{found['equal']} of {found['prompts']} replies equal ({found['tokens']} tokens), {found['tie']} ties,"
+        f" {found['bug']} bugs; mean acceptance length {found['mean_acceptance_length']:.2f}"
+        " (bonus or correction included)\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Check that a reply at budget 1.0 is the verifier's own on every path that it can take.
+
+    python -m bench.robustness.paths [--prompts 304] [--max-tokens 48] [--draft PATH] [--verifier PATH]
+
+Greedy, f32 copies of the pair, held-out cases of every family in turn; the verifier in a process of its own.
+
+- *parallel*: the device drafts on behind predictions while a verdict is on its way, and keeps those that were right;
+- *waiting*: it does not;
+- *evicted*: the verifier keeps a single session, and two replies take turns chunk by chunk, so that each finds its own
+  session gone every time and has to send its tokens again;
+- *reconnected*: the connection is cut before every reply;
+- *early exit*: the draft model is cut in two, and may leave early by a threshold of 1.0, which is never.
+
+Each is compared with the verifier alone in this process. A difference where its logits are nearly equal is a numerical
+tie; any other is a bug, and then the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from contextlib import closing as close_behind
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.harness.report import write
+from bench.robustness.lossless import TIE, difference, prompts
+from edgellm.engine import Message, Model, to_f32
+from edgellm.llm import Pair
+from edgellm.spec.stream import Reply
+from edgellm.storage import resolve
+from models.corpus import HELD_OUT_SEED
+from testkit.network.relay import Network, Relay
+from testkit.processes.verifier import VerifierProcess
+
+NEAR = Network(megabits=1000.0, round_trip=0.002)
+
+
+@dataclass
+class Found:
+    """What came of one way."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, reply: Reply) -> None:
+        summary = reply.summary
+        self.counts["bytes up"] += summary.bytes_up
+        self.counts["guesses hit"] += summary.guesses_hit
+        self.counts["guesses tried"] += summary.guesses_tried
+        self.counts["chunks"] += summary.chunks_verified
+        self.counts["not wholly verified"] += summary.share_verified != 1.0
+
+
+class Ways:
+    """The pair, ready for every way."""
+
+    def __init__(self, draft: Path, verifier: Path, most: int, closing: ExitStack) -> None:
+        self._most = most
+        self.roomy, self.narrow = (closing.enter_context(close_behind(VerifierProcess(verifier, n))) for n in (4, 1))
+        with Model.load(draft) as small:
+            for served in (self.roomy, self.narrow):
+                served.connect(small).close()
+        self.near = closing.enter_context(Relay(self.roomy.port, NEAR))
+        self.pair = closing.enter_context(Pair.open(draft, f"127.0.0.1:{self.roomy.port}", threads=1))
+        self.one, self.two = (
+            closing.enter_context(Pair.open(draft, f"127.0.0.1:{self.narrow.port}", threads=1)) for _ in range(2)
+        )
+        self.cut = closing.enter_context(Pair.open(draft, f"127.0.0.1:{self.near.port}", threads=1))
+
+    def straight(self, asked: Sequence[list[Message]], found: Found, **options: Any) -> list[list[int]]:
+        """One reply after the other."""
+        return [self._whole(self.pair, messages, found, **options) for messages in asked]
+
+    def evicted(self, asked: Sequence[list[Message]], found: Found) -> list[list[int]]:
+        """Two at a time, a token of each in turn."""
+        written: list[list[int]] = []
+        for start in range(0, len(asked), 2):
+            pairs = zip((self.one, self.two), asked[start : start + 2], strict=False)
+            replies = [
+                pair.reply(messages, max_tokens=self._most, gate="always", retrieval="off") for pair, messages in pairs
+            ]
+            texts: list[list[int]] = [[] for _ in replies]
+            left = list(zip(replies, texts, strict=True))
+            while left:
+                for reply, text in list(left):
+                    token = next(reply, None)
+                    if token is None:
+                        left.remove((reply, text))
+                        found.add(reply)
+                    else:
+                        text.append(token.id)
+            written += texts
+        return written
+
+    def reconnected(self, asked: Sequence[list[Message]], found: Found) -> list[list[int]]:
+        """The connection is cut before every reply, and the device given the time to notice and to come back."""
+        written = []
+        for messages in asked:
+            self.near.cut()
+            time.sleep(0.5)
+            written.append(self._whole(self.cut, messages, found))
+        return written
+
+    def _whole(self, pair: Pair, messages: list[Message], found: Found, **options: Any) -> list[int]:
+        reply = pair.reply(messages, max_tokens=self._most, gate="always", retrieval="off", **options)
+        ids = [token.id for token in reply]
+        found.add(reply)
+        return ids
+
+
+def run(draft: Path, verifier: Path, asked: Sequence[list[Message]], most: int) -> dict[str, Counter[str]]:
+    """Every way, compared with the verifier alone."""
+    with ExitStack() as closing:
+        ways = Ways(draft, verifier, most, closing)
+        alone = closing.enter_context(Pair.open("none", verifier, threads=1))
+        model = closing.enter_context(Model.load(verifier))
+        right = [[token.id for token in alone.reply(messages, max_tokens=most, retrieval="off")] for messages in asked]
+        there: dict[str, Callable[[Found], list[list[int]]]] = {
+            "parallel": lambda found: ways.straight(asked, found),
+            "waiting": lambda found: ways.straight(asked, found, parallel=False),
+            "evicted": lambda found: ways.evicted(asked, found),
+            "reconnected": lambda found: ways.reconnected(asked, found),
+            "early exit": lambda found: ways.straight(asked, found, early_exit="on", exit_threshold=1.0),
+        }
+        counted = {}
+        for name, write_all in there.items():
+            found = Found()
+            for messages, ours, theirs in zip(asked, write_all(found), right, strict=True):
+                found.counts["replies"] += 1
+                found.counts["tokens"] += len(ours)
+                if ours == theirs:
+                    found.counts["equal"] += 1
+                else:
+                    kind, apart, at = difference(model, ways.pair.prompt_ids(messages), ours, theirs)
+                    found.counts[kind] += 1
+                    sys.stdout.write(f"{name}, token {at}: logits {apart:.2e} apart: {kind}\n")
+            counted[name] = found.counts
+            if name == "reconnected":
+                found.counts["connections"] = ways.near.connections
+            sys.stdout.write(table({"ways": {name: found.counts}}))
+            sys.stdout.flush()
+        return counted
+
+
+def table(results: Mapping[str, Any]) -> str:
+    return "".join(
+        f"{name:12}" + ", ".join(f"{number} {what}" for what, number in sorted(counts.items())) + "\n"
+        for name, counts in results["ways"].items()
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=304)
+    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--draft", default="edgellm-draft")
+    parser.add_argument("--verifier", default="edgellm-verifier")
+    parser.add_argument("--name", default="paths", help="of the result file")
+    arguments = parser.parse_args()
+    asked = [[Message(turn.role, turn.text) for turn in case.prompt] for case in prompts(arguments.prompts)]
+    with tempfile.TemporaryDirectory() as folder:
+        draft, verifier = Path(folder) / "draft.gguf", Path(folder) / "verifier.gguf"
+        to_f32(resolve(arguments.draft), draft)
+        to_f32(resolve(arguments.verifier), verifier)
+        counted = run(draft, verifier, asked, arguments.max_tokens)
+    figures = {"tie_below": TIE, "ways": counted}
+    sys.stdout.write(f"written: {write(arguments.name, 'bench.robustness.paths', figures, HELD_OUT_SEED)}\n")
+    sys.exit(1 if any(counts["bug"] for counts in counted.values()) else 0)
+
+
+if __name__ == "__main__":
+    main()

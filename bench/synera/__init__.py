@@ -1,0 +1,1 @@
+"""Synera: gates, parallel inference, compression and the verifier's scheduler."""

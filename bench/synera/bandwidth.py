@@ -1,0 +1,132 @@
+"""Measure the time between tokens on slower and slower networks, with and without compression (Synera, Fig. 13).
+
+    python -m bench.synera.bandwidth [--cases 1] [--budget 0.2] [--megabits 0.1 0.3 1 3 10 100] [--vocabulary 32000]
+
+The bundled pair runs at the pace of a device (see `testkit.processes.paced_pair`), over a network with a round trip of
+20 ms. It samples at temperature 0.8, where drafts travel with the distributions that they were drawn from.
+
+Columns: the draft model `alone`; `compressed`, as it is; and `whole`, with 4 bytes for every token of the vocabulary
+and every draft sent along with each chunk, for a vocabulary as large as that of the paper's models. The replies are the
+same in both; only their times differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from bench.harness.figures import empty_plot, save_plot
+from bench.harness.report import write
+from bench.synera.stalls import Way
+from edgellm.services.client.verifier_client import RemotePending
+from edgellm.storage import resolve
+from models.corpus import HELD_OUT_SEED
+from testkit.network.relay import Network
+from testkit.processes.paced_pair import PASS, TOKEN, paced_pair, paced_verifier
+from testkit.questions import questions
+
+TEMPERATURE = 0.8
+_UNKNOWN = b"\xfa\x3f"  # field 1023, of bytes: whoever does not know it skips it
+
+
+def _length(n: int) -> bytes:
+    """A protobuf varint."""
+    parts = []
+    while n > 127:
+        parts.append(n & 127 | 128)
+        n >>= 7
+    return bytes([*parts, n])
+
+
+@contextmanager
+def whole_distributions(vocabulary: int) -> Iterator[None]:
+    """Requests carry as many bytes more as whole distributions would."""
+    request = RemotePending.request
+
+    def padded(pending: RemotePending, position: int) -> bytes:
+        data = request(pending, position)
+        n = 4 * vocabulary * len(pending.asked.draft)
+        pending.bytes_up += n
+        return data + _UNKNOWN + _length(n) + bytes(n) if n else data
+
+    with patch.object(RemotePending, "request", padded):
+        yield
+
+
+def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each network."""
+    asked, rows = questions(arguments.cases), []
+    for megabits in arguments.megabits:
+        network = Network(megabits, 0.020)
+        with ExitStack() as closing:
+            relay = closing.enter_context(paced_verifier(resolve(arguments.verifier), PASS, network))
+            address = f"127.0.0.1:{relay.port}"
+            ways = {
+                "alone": Way({"gate": "never", "temperature": TEMPERATURE}),
+                "compressed": Way({"budget": arguments.budget, "temperature": TEMPERATURE}),
+                "whole": Way({"budget": arguments.budget, "temperature": TEMPERATURE}),
+            }
+            pairs = {name: closing.enter_context(paced_pair(arguments.draft, address, TOKEN)) for name in ways}
+            for seed, question in enumerate(asked):
+                for name in ("alone", "compressed"):
+                    ways[name].answer(pairs[name], question, seed)
+                with whole_distributions(arguments.vocabulary):
+                    ways["whole"].answer(pairs["whole"], question, seed)
+        figures = {name: way.figures(len(asked), ways["alone"]) for name, way in ways.items()}
+        rows.append({"megabits": megabits, **figures})
+        print(table({"networks": rows[-1:]}), end="", flush=True)
+    return rows
+
+
+def table(results: Mapping[str, Any]) -> str:
+    return "".join(
+        f"{row['megabits']:>7g} Mbit/s"
+        + "".join(
+            f"   {name} {row[name]['time_between_tokens_ms']:.1f} ms ({_bytes(name, row[name])})"
+            for name in ("alone", "compressed", "whole")
+        )
+        + "\n"
+        for row in results["networks"]
+    )
+
+
+def _bytes(name: str, row: dict[str, Any]) -> str:
+    bytes_per_token: float = row["bytes_per_token"]
+    return f"{bytes_per_token:.0f} B a token" if bytes_per_token or name == "alone" else "no verdict came in time"
+
+
+def plot(found: dict[str, Any], path: Path) -> Path | None:
+    """Time between tokens against bandwidth (Fig. 13)."""
+    made = empty_plot(
+        "Slower and slower networks", "bandwidth, Mbit/s", "time between tokens, ms", xscale="log", yscale="log"
+    )
+    if made is None:
+        return None
+    figure, axes = made
+    rows = found["networks"]
+    for name, style in (("alone", ":k"), ("compressed", "-o"), ("whole", "--s")):
+        points = [row[name]["time_between_tokens_ms"] for row in rows]
+        axes.plot([row["megabits"] for row in rows], points, style, label=name)
+    return save_plot(figure, axes, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=1, help="a family")
+    parser.add_argument("--budget", type=float, default=0.2)
+    parser.add_argument("--megabits", type=float, nargs="+", default=[0.1, 0.3, 1.0, 3.0, 10.0, 100.0])
+    parser.add_argument("--vocabulary", type=int, default=32_000, help="of what would be sent whole")
+    parser.add_argument("--draft", default="edgellm-draft")
+    parser.add_argument("--verifier", default="edgellm-verifier")
+    parser.add_argument("--name", default="bandwidth", help="of the result file")
+    arguments = parser.parse_args()
+    figures = {"budget": arguments.budget, "vocabulary": arguments.vocabulary, "networks": run(arguments)}
+    print(f"written: {write(arguments.name, 'bench.synera.bandwidth', figures, HELD_OUT_SEED, plot=plot)}")
+
+
+if __name__ == "__main__":
+    main()

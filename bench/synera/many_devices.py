@@ -1,0 +1,292 @@
+"""Measure how long 64 devices wait for a verdict when they ask more and more often (Synera, Fig. 15).
+
+    python -m bench.synera.many_devices [--devices 64] [--seconds 20] [--repeats 5] [--model PATH] [--threads N]
+                                        [--kept] [--seed 0]
+
+Devices draft chunks at random moments (Poisson, open loop) and send the share of them that their budget allows. Each
+request is five rows at 256 cached tokens; with `--kept` it also brings the chunks before it that were not sent. A
+device has one request under way. No network: `bench.engine.serve_throughput` has the link.
+
+First, requests that are all sent at once are computed in three ways in turn: by the worker; by llama.cpp alone, with
+the very batches of the worker and the same attention; and by the worker with one request a batch.
+
+Columns: the budget; chunks that all devices draft each second, and those that are sent; latency from the moment at
+which a device wanted to send, at the median and the 95th percentile; and the share that was answered before the trace
+ended. A rate is carried where that is 95 % or more. `--rates` are shares of the requests that the verifier answers each
+second when all ask at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import random
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from bench.harness.figures import pyplot
+from bench.harness.report import write
+from bench.harness.statistics import alternate, spread
+from edgellm.engine import Model, llama_api
+from edgellm.engine.native import lib
+from edgellm.storage import resolve
+from edgellm.verifier.scheduler import SchedulerLimits
+from testkit.simulated_devices import CACHED, Arrival, Fleet, Script, kept_before, scripts
+
+BUDGETS = (0.3, 0.6, 0.9)
+RATES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
+MOST = 1.3  # beyond this share of the capacity a queue only grows
+CARRIED = 0.95
+
+
+def trace(rate: float, budget: float, seconds: float, devices: int, seed: int, kept: bool) -> list[Arrival]:
+    """The chunks that are sent, of those drafted `rate` times a second; how many each device kept before it."""
+    rng = random.Random(seed)
+    at, behind, sent = 0.0, [0] * devices, []
+    while (at := at + rng.expovariate(rate)) < seconds:
+        device = rng.randrange(devices)
+        if rng.random() < budget:
+            sent.append(Arrival(at, device, min(behind[device], 6) if kept else 0))
+            behind[device] = 0
+        else:
+            behind[device] += 1
+    return sent
+
+
+class Bare:
+    """llama.cpp without any of our code in its way: the batches are made before the clock starts."""
+
+    def __init__(self, model: Model, work: list[Script], threads: int, rows: int, flash: bool) -> None:
+        rows = max(rows, len(work), CACHED)
+        self._context = llama_api.open_context(
+            model.owned,
+            positions=(CACHED + 64) * len(work),
+            sequences=len(work),
+            rows=rows,
+            threads=threads,
+            unified=False,
+            exact=model.is_f32,
+            flash_attention=flash,
+        )
+        self._memory = lib.llama_get_memory(self._context.pointer)
+        self._made: list[tuple[Any, list[tuple[int, int]]]] = []
+        for device, script in enumerate(work):
+            ids = script.before
+            self._run(self._batch([(device, 0, ids, 0)]))
+        self._text = [np.concatenate((script.before, script.text)) for script in work]
+
+    def load(self, batches: list[list[tuple[int, int, int]]]) -> None:
+        """Prepares the same batches: (sequence, tokens, rows with logits)."""
+        for batch, _ in self._made:
+            lib.llama_batch_free(batch)
+        self._made = []
+        for entries in batches:
+            starts = [(seq, CACHED + max(outputs - 1, 0) - tokens) for seq, tokens, outputs in entries]
+            rows = [
+                (seq, start, self._text[seq][start : start + tokens], outputs)
+                for (seq, start), (_, tokens, outputs) in zip(starts, entries, strict=True)
+            ]
+            self._made.append((self._batch(rows), starts))
+
+    def seconds(self) -> float:
+        """How long all of them take."""
+        began = perf_counter()
+        for batch, starts in self._made:
+            for seq, start in starts:
+                lib.llama_memory_seq_rm(self._memory, seq, start, -1)
+            self._run(batch)
+        return perf_counter() - began
+
+    def _run(self, batch: Any) -> None:
+        if lib.llama_decode(self._context.pointer, batch):
+            raise RuntimeError("llama_decode failed")
+        lib.llama_synchronize(self._context.pointer)
+
+    def _batch(self, rows: list[tuple[int, int, Any, int]]) -> Any:
+        total = sum(len(ids) for _, _, ids, _ in rows)
+        batch, at = lib.llama_batch_init(total, 0, 1), 0
+        for seq, start, ids, outputs in rows:
+            for i, token in enumerate(ids.tolist()):
+                batch.token[at], batch.pos[at], batch.n_seq_id[at] = token, start + i, 1
+                batch.seq_id[at][0] = ctypes.c_int32(seq)
+                batch.logits[at] = len(ids) - i <= outputs
+                at += 1
+        batch.n_tokens = total
+        return batch
+
+
+def at_the_same_moment(devices: int, arguments: argparse.Namespace) -> list[Arrival]:
+    """Requests of all devices at once, several of each; with `--kept` they bring what a budget of 0.3 leaves out."""
+    rng = random.Random(arguments.seed)
+    return [
+        Arrival(0.0, number % devices, kept_before(BUDGETS[0], rng) if arguments.kept else 0)
+        for number in range(arguments.rounds * devices)
+    ]
+
+
+def ratios(model: Model, work: list[Script], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Verified tokens a second of the three ways, and their ratios within each turn."""
+    burst = at_the_same_moment(len(work), arguments)
+    limits = SchedulerLimits()
+    with (
+        closing(Fleet(model, work, arguments.threads, limits, arguments.seed)) as together,
+        closing(Fleet(model, work, arguments.threads, SchedulerLimits(rows=1), arguments.seed)) as single,
+    ):
+        bare = Bare(model, work, together.context.threads, limits.rows, together.context.flash)
+        tokens: list[int] = []
+
+        def worker() -> float:
+            played = together.play(burst)
+            tokens.append(played.tokens)
+            return played.tokens / played.busy
+
+        def one_by_one() -> float:
+            played = single.play(burst)
+            return played.tokens / played.busy
+
+        def alone() -> float:
+            return tokens[0] / bare.seconds()
+
+        worker()  # warm, and the batches that llama.cpp is to repeat
+        bare.load(together.context.batches)
+        rates = alternate(arguments.repeats, worker, alone, one_by_one)
+        batches = [len(batch) for batch in together.context.batches]
+    ours, theirs, singly = rates
+    return {
+        "worker": spread(ours),
+        "llama_cpp": spread(theirs),
+        "one_by_one": spread(singly),
+        "of_llama_cpp": spread([a / b for a, b in zip(ours, theirs, strict=True)]),
+        "times_one_by_one": spread([a / b for a, b in zip(ours, singly, strict=True)]),
+        "requests_per_batch": float(np.mean(batches)),
+    }
+
+
+def capacity(fleet: Fleet, devices: int, rounds: int) -> float:
+    """Requests a second when all devices always have one waiting."""
+    burst = [Arrival(0.0, device) for _ in range(rounds) for device in range(devices)]
+    return len(burst) / fleet.play(burst).busy
+
+
+def point(play: Callable[[list[Arrival]], Any], sent: list[Arrival], seconds: float) -> dict[str, float] | None:
+    """Latency in milliseconds, and the share of the requests that was answered while they came; None of no requests."""
+    if not sent:
+        return None
+    played = play(sent)
+    p50, p95 = np.percentile(np.array(played.latencies) * 1e3, [50, 95])
+    in_time = sum(at <= seconds for at in played.answered)
+    return {
+        "sent": len(sent),
+        "p50_ms": float(p50),
+        "p95_ms": float(p95),
+        "answered_in_time": in_time / len(sent),
+        "tokens_per_second": played.tokens / played.seconds,
+    }
+
+
+def sweep(fleet: Fleet, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Latency against rate, for each budget."""
+    most = capacity(fleet, arguments.devices, arguments.rounds)
+    print(f"{most:.1f} requests a second when all ask at once")
+    print(HEAD)
+    curves, carried = [], {}
+    for budget in BUDGETS:
+        for share in arguments.rates:
+            rate = share * most
+            if budget * share > MOST:
+                continue
+            sent = trace(rate, budget, arguments.seconds, arguments.devices, arguments.seed, arguments.kept)
+            found = point(fleet.play, sent, arguments.seconds)
+            if found is None:
+                continue
+            curves.append({"budget": budget, "rate": rate, "sent_per_second": len(sent) / arguments.seconds, **found})
+            if found["answered_in_time"] >= CARRIED:
+                carried[f"{budget}"] = rate
+            print(_row(curves[-1]), flush=True)
+    print("carried: " + ", ".join(f"{rate:.1f} chunks/s at budget {budget}" for budget, rate in carried.items()))
+    return {"capacity": most, "latency": curves, "carried": carried}
+
+
+HEAD = f"{'budget':>6}{'chunks/s':>10}{'sent/s':>9}{'p50 ms':>10}{'p95 ms':>10}{'in time':>9}"
+
+
+def _row(row: dict[str, Any]) -> str:
+    return (
+        f"{row['budget']:>6}{row['rate']:>10.1f}{row['sent_per_second']:>9.1f}{row['p50_ms']:>10.1f}"
+        f"{row['p95_ms']:>10.1f}{row['answered_in_time']:>9.1%}"
+    )
+
+
+def at_once(found: dict[str, Any]) -> str:
+    """All devices asking at once, in three ways."""
+    lines = [
+        f"{name:<12}{found[name]['median']:>10.0f} verified tokens a second"
+        for name in ("worker", "llama_cpp", "one_by_one")
+    ]
+    lines.append(
+        f"the worker does {found['of_llama_cpp']['median']:.1%} of what llama.cpp alone does with the same"
+        f" batches, and {found['times_one_by_one']['median']:.2f} times what it does one by one"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def table(found: dict[str, Any]) -> str:
+    return at_once(found["at_once"]) + "\n".join([HEAD, *map(_row, found["latency"])]) + "\n"
+
+
+def plot(found: dict[str, Any], path: Path) -> Path | None:
+    """Draw latency against the rate of requests, a colour for each budget (Fig. 15)."""
+    plt = pyplot()
+    if plt is None:
+        return None
+    figure, axes = plt.subplots(figsize=(6, 4))
+    for budget in BUDGETS:
+        line = [point for point in found["latency"] if point["budget"] == budget]
+        for key, style in (("p50_ms", "-"), ("p95_ms", "--")):
+            axes.plot(
+                [point["rate"] for point in line],
+                [point[key] for point in line],
+                style,
+                marker=".",
+                color=f"C{BUDGETS.index(budget)}",
+                label=f"budget {budget}, {key[:3]}",
+            )
+    axes.set(xlabel="chunks drafted a second, all devices", ylabel="verification latency, ms", yscale="log")
+    axes.legend()
+    figure.savefig(path, bbox_inches="tight")
+    plt.close(figure)
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each trace")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="shares of the capacity")
+    parser.add_argument("--rounds", type=int, default=10, help="requests of each device where all ask at once")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--kept", action="store_true", help="requests bring the chunks that were not sent")
+    parser.add_argument("--model", default="edgellm-verifier")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="many_devices", help="of the result file")
+    arguments = parser.parse_args()
+    with Model.load(resolve(arguments.model)) as model:
+        work = scripts(model, arguments.devices, arguments.threads, arguments.seed)
+        found = ratios(model, work, arguments)
+        print(at_once(found), end="")
+        with closing(Fleet(model, work, arguments.threads, SchedulerLimits(), arguments.seed)) as fleet:
+            swept = sweep(fleet, arguments)
+    figures = {"model": arguments.model, "devices": arguments.devices, "kept": arguments.kept, "at_once": found}
+    figures |= {**swept, "load_average": os.getloadavg()[0]}
+    print(f"written: {write(arguments.name, 'bench.synera.many_devices', figures, arguments.seed, plot=plot)}")
+
+
+if __name__ == "__main__":
+    main()

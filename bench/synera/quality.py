@@ -1,0 +1,282 @@
+"""Measure what each gate makes of a budget: quality by task family (Synera, Table 4 and Fig. 14).
+
+    python -m bench.synera.quality [--cases 300] [--profiled 300] [--budgets 0.1 0.2 0.4] [--profile FILE]
+
+The bundled pair answers held-out cases of all families greedily, in random order, with its own profile, which was made
+on other cases. Every gate is asked for the same share of chunks and held to it; `hybrid` and `edgefm` are asked for a
+share of tokens and of replies.
+
+Columns: `share` is the share that was really verified, `passes` the verifier's passes for each token. Then the score of
+each family in percent, which is exact match, or ROUGE-1 for free text, and the mean over all families. Half-widths are
+those of 95 % confidence.
+
+Chunks are as long as the profile's. With smaller chunks the same share takes more passes of the verifier. So some gates
+also run with other lengths (`auto_1`, `auto_4`, `synera_4`), each with a profile of such chunks, and `hybrid_even` has
+a budget that takes as many passes as that of `auto`. In `auto_unheeded` the draft model does not look up the context,
+and the profile matches that. `published` is the paper's gate with its chunks of four, and nothing holds it to its
+budget. The oracle knows the verdicts on the draft model's own chunks and the right replies. It verifies rejected chunks
+alone, where that raises the score most; in `oracle_heeded` the draft model looks up the context, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.harness.figures import pyplot
+from bench.harness.report import machine, write
+from bench.synera.oracle_gate import Course, oracle, path
+from edgellm.engine import Context, Model
+from edgellm.llm import Pair
+from edgellm.llm.pair_stats import find_profile, read_profile
+from edgellm.spec.context_pool import ContextPool
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.gates.profile import Profile
+from edgellm.spec.gates.rules import SyneraGate
+from edgellm.spec.state import GenerationState
+from edgellm.storage import fingerprint, resolve
+from edgellm.verifier.in_process import LocalVerifier
+from models.corpus import HELD_OUT_SEED
+from models.families import FAMILIES
+from models.profile import CASES, prompts
+from testkit.questions import MOST, Answers, Question, Remembering, answered, by_family, questions, reply_with
+
+POSITIONS = 1024
+GATES = ("auto", "synera", "confidence", "importance", "random", "hybrid", "edgefm")
+OTHERS = (("auto", 1), ("auto", 4), ("synera", 4))
+UNHEEDED = "auto_unheeded"
+"""Ours where the draft model does not heed the context, with a profile of its own."""
+PAPERS = 4
+"""Tokens of the paper's chunks."""
+
+
+def profile_of(draft: Model, verifier: Model, given: Path | None) -> Profile:
+    """The pair's own profile, or the given one."""
+    hashes = fingerprint(draft.path), fingerprint(verifier.path)
+    found = find_profile(*hashes) if given is None else read_profile(given, *hashes)
+    if found is None:
+        raise SystemExit("The pair has no profile: make one with `edgellm profile`.")
+    return found
+
+
+def at_budget(
+    pairs: Mapping[int, Pair], paper: Profile, asked: Sequence[Question], budget: float
+) -> dict[str, Answers]:
+    """Every gate at one budget; `pairs` by the chunks of their profile, of which the first is the pair's own."""
+    usual, own = next(iter(pairs.items()))
+    found = {gate: answered(asked, reply_with(own, gate=gate, budget=budget)) for gate in GATES}
+    found["hybrid_even"] = answered(asked, reply_with(own, gate="hybrid", budget=budget / usual))
+    for gate, gamma in OTHERS:
+        found[f"{gate}_{gamma}"] = answered(asked, reply_with(pairs[gamma], gate=gate, budget=budget))
+    found[UNHEEDED] = answered(asked, reply_with(pairs[0], gate="auto", budget=budget, precedents=False))
+    i_th = paper.i_th(budget)
+    found["published"] = answered(asked, lambda question, seed: own.reply(
+        question.messages, max_tokens=MOST, gamma=PAPERS, gate=Published(paper, i_th, seed)
+    ))  # fmt: skip
+    return found
+
+
+def profiles(pool: Executor, arguments: argparse.Namespace, folder: Path) -> dict[int, Path]:
+    """Profiles of the pair with chunks of other lengths, and at 0 one for which the context was not asked, on prompts
+    that nothing else uses."""
+    wanted: dict[int, dict[str, Any]] = {gamma: {"gamma": gamma} for gamma in {gamma for _, gamma in OTHERS} | {PAPERS}}
+    wanted[0] = {"precedents": False}
+    made = partial(profiled, arguments.draft, arguments.verifier, arguments.profiled, folder)
+    return dict(pool.map(made, wanted.keys(), wanted.values()))
+
+
+def profiled(
+    draft: str, verifier: str, cases: int, folder: Path, number: int, options: dict[str, Any]
+) -> tuple[int, Path]:
+    """One profile, made with these options on so many cases of each family."""
+    file = folder / f"{number}.json"
+    with Pair.open(draft, verifier, threads=1) as pair:
+        pair.profile(prompts(cases), **options).save(file)
+    return number, file
+
+
+class Published(SyneraGate):
+    """The paper's gate, held to its budget by nothing but its thresholds."""
+
+    def __init__(self, profile: Profile, i_th: float, seed: int) -> None:
+        super().__init__(profile.c_th, i_th, seed, profile.usual_importance)
+        self.layers = profile.layers
+
+
+def against(ours: Answers, other: Answers, asked: Sequence[Question]) -> dict[str, Any]:
+    """How far we are above another gate: on average with the 95 % half-width of paired differences, and where."""
+    apart = by_family([a - b for a, b in zip(ours.scores, other.scores, strict=True)], asked)
+    width = float(np.linalg.norm(list(apart["half_width_95"].values())) / len(FAMILIES))
+    return {
+        "mean": apart["mean"],
+        "half_width_95": width,
+        "above_on": sum(value > 0 for value in apart["families"].values()),
+        "below_on": sum(value < 0 for value in apart["families"].values()),
+    }
+
+
+def figures_at(
+    found: dict[str, Answers], best: dict[str, list[float]], never: Answers, always: Answers, asked: Sequence[Question]
+) -> dict[str, Any]:
+    """One budget: every gate, the oracles, and how our gate compares."""
+    rows = {name: answers.figures(asked) for name, answers in found.items()}
+    rows |= {name: by_family(scores, asked) for name, scores in best.items()}
+    low, high = (by_family(each.scores, asked)["mean"] for each in (never, always))
+    ours = rows["auto"]["mean"]
+    return {
+        "gates": rows,
+        "ours_above": {name: against(found["auto"], other, asked) for name, other in found.items() if name != "auto"},
+        **{f"recovered_of_{name}": (ours - low) / (rows[name]["mean"] - low) for name in best},
+        "recovered_of_gap": (ours - low) / (high - low),
+    }
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """All budgets, each in a process of its own, as many at a time as there are cores."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(machine()["cores"], multiprocessing.get_context("spawn")) as pool,
+    ):
+        others = profiles(pool, arguments, Path(folder))
+        several = list(pool.map(partial(at_one, arguments, others), arguments.budgets))
+    figures = several[0]
+    for found in several:
+        figures["budgets"] |= found["budgets"]
+    for budget in figures["budgets"]:
+        sys.stdout.write(_at_budget(figures, budget))
+    return figures
+
+
+def at_one(arguments: argparse.Namespace, others: Mapping[int, Path], budget: float) -> dict[str, Any]:
+    """One budget, with what it is compared with; `others` as `profiles` makes them."""
+    asked = questions(arguments.cases)
+    with ExitStack() as closing:
+        small, big = (
+            closing.enter_context(Model.load(resolve(name))) for name in (arguments.draft, arguments.verifier)
+        )
+        profile = profile_of(small, big, arguments.profile)
+        local = LocalVerifier(big, ContextPool(lambda: Context(big, n_ctx=POSITIONS, threads=1)), POSITIONS)
+        closing.callback(local.close)
+        verifier = Remembering(local)
+        pair = closing.enter_context(Pair(big, draft=small, verifier=verifier, profile=arguments.profile))
+        pairs = {profile.gamma: pair} | {
+            gamma: closing.enter_context(Pair(big, draft=small, verifier=verifier, profile=file))
+            for gamma, file in others.items()
+        }
+        paper = read_profile(others[PAPERS], fingerprint(small.path), fingerprint(big.path))
+        never = answered(asked, reply_with(pair, gate="never"))
+        always = answered(asked, reply_with(pair, gate="always"))
+        drafter = ModelDrafter(small, Context(small, n_ctx=POSITIONS, threads=1))
+        closing.callback(drafter.close)
+        session = verifier.open(GenerationState())
+        paths: dict[str, list[Course]] = {}
+        for name, hesitates in (("oracle", 0.0), ("oracle_heeded", profile.hesitates)):
+            paths[name] = [
+                path(
+                    pair.prompt_ids(question.messages), question.score, alphabet=small, drafter=drafter,
+                    session=session, gamma=profile.gamma, most=MOST, lookup_below=hesitates,
+                )
+                for question in asked
+            ]  # fmt: skip
+        found = at_budget(pairs, paper, asked, budget)
+        best = {name: oracle(each, budget) for name, each in paths.items()}
+        return {
+            "cases": arguments.cases, "gamma": profile.gamma, "evidence": profile.evidence, "alpha": profile.alpha,
+            "c_th": profile.c_th, "never": never.figures(asked), "always": always.figures(asked),
+            "budgets": {str(budget): figures_at(found, best, never, always, asked)},
+        }  # fmt: skip
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return a table for each budget."""
+    return "\n".join(_at_budget(found, budget) for budget in found["budgets"])
+
+
+def _at_budget(figures: dict[str, Any], budget: str) -> str:
+    """One budget's table."""
+    at = figures["budgets"][budget]
+    lines = [
+        f"budget {budget}",
+        f"{'gate':11}{'share':>7}{'passes':>8}" + "".join(f"{family:>10}" for family in FAMILIES) + f"{'mean':>8}",
+    ]
+    for name, row in {"never": figures["never"], **at["gates"], "always": figures["always"]}.items():
+        share, passes = (row.get(key) for key in ("share", "passes_per_token"))
+        cells = "".join(f"{row['families'][family]:10.1f}" for family in FAMILIES)
+        spent = "".join("" if value is None else f"{value:.3f}" for value in (share,)).rjust(7)
+        lines.append(f"{name:11}{spent}{'' if passes is None else f'{passes:.3f}':>8}{cells}{row['mean']:8.2f}")
+    above = ", ".join(
+        f"{name} {found['mean']:+.2f} ±{found['half_width_95']:.2f} (above on {found['above_on']},"
+        f" below on {found['below_on']})"
+        for name, found in at["ours_above"].items()
+    )
+    lines.append(f"auto against {above}")
+    lines.append(
+        f"auto recovers {at['recovered_of_oracle']:.0%} of what the oracle does"
+        f" ({at['recovered_of_oracle_heeded']:.0%} of what it does where its draft model heeds the context), and"
+        f" {at['recovered_of_gap']:.0%} of the gap between the models"
+    )
+    return "\n".join(lines) + "\n\n"
+
+
+_OF_OTHER_CHUNKS = ("hybrid_even", "auto_1", "auto_4", "synera_4", "published")
+"""Gates whose shares are of other chunks than `auto`'s: they are compared by what they cost."""
+
+
+def plot(found: dict[str, Any], path: Path) -> Path | None:
+    """Mean score against the share that was really verified, and against what that costs, a line a gate (Fig. 14)."""
+    plt = pyplot()
+    if plt is None:
+        return None
+    budgets = sorted(found["budgets"], key=float)
+    gates = found["budgets"][budgets[0]]["gates"]
+    figure, panels = plt.subplots(1, 2, figsize=(12.8, 4.6), sharey=True)
+    for axes, title, kind, label in (
+        (panels[0], "What a budget buys", "share", "share of chunks verified"),
+        (panels[1], "What that costs", "passes_per_token", "verifier passes a token"),
+    ):
+        axes.set_prop_cycle(color=[*plt.get_cmap("tab20").colors[::2], "black", "gold"])
+        ends = [found["never"], found["always"]] if kind == "share" else [found["never"]]
+        for name in gates:
+            rows = [found["budgets"][budget]["gates"][name] for budget in budgets]
+            if kind not in rows[0] or name == "hybrid_even" or (kind == "share" and name in _OF_OTHER_CHUNKS):
+                continue
+            points = sorted((row[kind] or 0.0, row["mean"]) for row in [*rows, *ends])
+            label_of = name.replace("_unheeded", ", context not heeded").replace("_", ", chunks of ")
+            axes.plot(*zip(*points, strict=True), {"auto": "-o"}.get(name, "--."), label=label_of)
+        axes.set(xlabel=label, ylabel="mean score of all families, %", title=title)
+        axes.grid(alpha=0.3)
+    for name, style in (("oracle", ":k"), ("oracle_heeded", "-.k")):
+        best = [found["budgets"][budget]["gates"][name]["mean"] for budget in budgets]
+        panels[0].plot([float(budget) for budget in budgets], best, style, label=name.replace("_", ", context "))
+    for axes in panels:
+        axes.legend(fontsize="small", loc="lower right")
+    figure.savefig(path, bbox_inches="tight", dpi=130)
+    plt.close(figure)
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=300, help="a family")
+    parser.add_argument("--budgets", type=float, nargs="+", default=[0.1, 0.2, 0.4])
+    parser.add_argument("--draft", default="edgellm-draft")
+    parser.add_argument("--verifier", default="edgellm-verifier")
+    parser.add_argument("--profile", type=Path, help="another than the pair's own")
+    parser.add_argument("--profiled", type=int, default=CASES, help="cases a family, for profiles other than the own")
+    parser.add_argument("--name", default="quality", help="of the result file")
+    arguments = parser.parse_args()
+    write(arguments.name, "bench.synera.quality", run(arguments), HELD_OUT_SEED, plot=plot)
+
+
+if __name__ == "__main__":
+    main()

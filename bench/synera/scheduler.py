@@ -1,0 +1,115 @@
+"""Measure what scheduling costs the verifier: its worker's time outside the model and the rule (Synera, Fig. 18).
+
+    python -m bench.synera.scheduler [--sessions 64] [--rounds 20] [--repeats 5] [--model PATH] [--threads N] [--seed 0]
+
+All sessions always have a request waiting, at 256 cached tokens. A budget is the share of chunks that a device sends; a
+request also brings the chunks that were kept before it. The higher the budget, the fewer tokens a request brings, and
+the more its scheduling shows (25 % at the highest in the paper). Batches are made as the verifier makes them
+(`together`), and with one request each, which gives the most iterations.
+
+Columns: requests in a batch, the time of an iteration, and the share of it that the worker spends in `next_batch` and
+in all of its own work: without the engine's decode, the verification rule, and this benchmark (`bookkeeping`). All are
+medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from time import perf_counter
+from typing import Any
+from unittest.mock import patch
+
+from bench.harness.report import write
+from bench.harness.statistics import spread
+from edgellm.engine import Model
+from edgellm.spec.verification import judge
+from edgellm.storage import resolve
+from edgellm.verifier.scheduler import SchedulerLimits, next_batch
+from testkit.simulated_devices import Arrival, Fleet, kept_before, scripts
+
+BUDGETS = (0.3, 0.6, 0.9, 1.0)
+WAYS = {"together": SchedulerLimits(), "one_by_one": SchedulerLimits(rows=1)}
+
+
+class Clock:
+    """A function that counts the seconds in it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.seconds = 0.0
+
+    def __call__(self, *arguments: Any, **more: Any) -> Any:
+        began = perf_counter()
+        result = self._function(*arguments, **more)
+        self.seconds += perf_counter() - began
+        return result
+
+
+def run(fleet: Fleet, sessions: int, rounds: int, budget: float, seed: int) -> dict[str, float]:
+    """Shares of the worker's time, and milliseconds, of one burst."""
+    rng = random.Random(seed)
+    burst = [Arrival(0.0, device, kept_before(budget, rng)) for _ in range(rounds) for device in range(sessions)]
+    with (
+        patch("edgellm.verifier.engine.judge", Clock(judge)) as rule,
+        patch("edgellm.verifier.scheduler.next_batch", Clock(next_batch)) as choice,
+    ):
+        played = fleet.play(burst)
+    batches, total = len(fleet.context.batches), played.busy
+    book = total - fleet.context.seconds - rule.seconds - played.deliver
+    return {
+        "bookkeeping": book / total,
+        "next_batch": choice.seconds / total,
+        "iteration_ms": 1e3 * total / batches,
+        "bookkeeping_ms": 1e3 * book / batches,
+        "requests_per_batch": len(burst) / batches,
+    }
+
+
+HEAD = f"{'batches':<12}{'budget':>7}{'requests':>10}{'iteration':>14}{'next_batch':>12}{'bookkeeping':>13}"
+
+
+def table(results: Mapping[str, Any]) -> str:
+    return "\n".join([HEAD, *map(_row, results["costs"])]) + "\n"
+
+
+def _row(row: dict[str, Any]) -> str:
+    return (
+        f"{row['batches']:<12}{row['budget']:>7.1f}{row['requests_per_batch']['median']:>10.1f}"
+        f"{row['iteration_ms']['median']:>11.2f} ms{row['next_batch']['median']:>12.2%}"
+        f"{row['bookkeeping']['median']:>13.2%}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=20, help="requests of each session in a burst")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--model", default="edgellm-verifier")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="scheduler", help="of the result file")
+    arguments = parser.parse_args()
+    results = []
+    print(HEAD)
+    with Model.load(resolve(arguments.model)) as model:
+        work = scripts(model, arguments.sessions, arguments.threads, arguments.seed)
+        for way, limits in WAYS.items():
+            with closing(Fleet(model, work, arguments.threads, limits, arguments.seed)) as fleet:
+                for budget in BUDGETS:
+                    runs = [
+                        run(fleet, len(work), arguments.rounds, budget, arguments.seed + number)
+                        for number in range(arguments.repeats)
+                    ]
+                    row = {key: spread([one[key] for one in runs]) for key in runs[0]}
+                    results.append({"batches": way, "budget": budget, **row})
+                    print(_row(results[-1]), flush=True)
+    figures = {"model": arguments.model, "sessions": arguments.sessions, "costs": results}
+    print(f"written: {write(arguments.name, 'bench.synera.scheduler', figures, arguments.seed)}")
+
+
+if __name__ == "__main__":
+    main()

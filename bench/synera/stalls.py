@@ -1,0 +1,190 @@
+"""Measure how long a device waits for its verifier, and how much of that parallel inference hides (Synera, 4.4).
+
+    python -m bench.synera.stalls [--cases 3] [--budget 0.2] [--token-ms 30] [--pass-ms 60] [--megabits 10]
+
+The bundled pair answers held-out questions of all families greedily, at the pace of a device (see
+`testkit.processes.paced_pair`). Every question is answered in each way in turn, each by a pair of its own, because what
+a budget is spent on counts for the pair.
+
+Columns:
+
+- `TBT ms`: time between tokens, over whole replies without their first round: tokens that came, over the time from the
+  first round to the last. A round brings up to a chunk of tokens at once. If only the first token were left out, longer
+  chunks would seem faster than their pace; with replies of sixteen tokens the draft model alone would by a tenth.
+- `of alone`: that, as a multiple of the draft model alone on the same questions, which writes token by token.
+- `to end`: the same up to the end of the reply, and the token that ends the turn counts. This is the cost of a further
+  token in a reply of any length; `of alone` also has the effect of the last word in each reply.
+- `score`, `share`: quality in percent, and the share of chunks that was verified.
+- `passes`: the verifier's passes for each token.
+- `hits`, `hidden`: the share of predictions that hit, and of the waiting time that drafting hid.
+- `B/tok`: bytes sent for each token.
+
+A decoding takes as long for a token of several branches as for one, which holds for graphics cards and the like. On a
+processor the number of branches follows from what they were measured to take (`branches` in `verdict_prediction.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from bench.harness.figures import empty_plot, save_plot
+from bench.harness.report import write
+from bench.harness.statistics import spread
+from edgellm.llm import Pair
+from edgellm.storage import resolve
+from models.corpus import HELD_OUT_SEED
+from testkit.network.relay import Network
+from testkit.processes.paced_pair import PASS, TOKEN, paced_pair, paced_verifier
+from testkit.questions import MOST, Question, questions
+
+
+@dataclass
+class Way:
+    """One way of answering, and what came of it."""
+
+    options: dict[str, Any]
+    drafted: bool = True
+    seconds: float = 0.0  # from the first round to the last
+    tokens: int = 0  # after the first round
+    lasted: float = 0.0  # from the first round to the end of the reply
+    counted: int = 0  # after the first round, with the token that ends the turn
+    between: list[float] = field(default_factory=list)
+    written: int = 0
+    passes: float = 0.0
+    tried: int = 0
+    hit: int = 0
+    hidden: float = 0.0
+    asking: float = 0.0
+    up: int = 0
+    down: int = 0
+    score: float = 0.0
+    share: float | None = None
+
+    def answer(self, pair: Pair, question: Question, seed: int) -> None:
+        reply = pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", **self.options)
+        came = [(token.round, perf_counter()) for token in reply]
+        over, summary = perf_counter(), reply.summary
+        if later := sum(number > 0 for number, _ in came):
+            seconds = came[-1][1] - came[0][1]
+            self.seconds += seconds
+            self.tokens += later
+            self.between.append(seconds / later)
+            self.lasted += over - came[0][1]
+            self.counted += later + (summary.finish_reason == "stop")
+        self.written += summary.tokens
+        self.passes += (summary.verifier_passes_per_token or 0.0) * summary.tokens
+        self.tried += summary.guesses_tried
+        self.hit += summary.guesses_hit
+        self.up += summary.bytes_up
+        self.down += summary.bytes_down
+        self.score += question.score(summary.text)
+        self.share = summary.share_offloaded
+        if summary.stall_hidden is not None and summary.chunks_verified:
+            self.hidden += summary.stall_hidden * summary.chunks_verified
+            self.asking += summary.chunks_verified
+
+    def figures(self, replies: int, alone: Way) -> dict[str, Any]:
+        between, to_end = self.seconds / self.tokens, self.lasted / self.counted
+        return {
+            "time_between_tokens_ms": 1e3 * between,
+            "of_the_draft_model_alone": between / (alone.seconds / alone.tokens),
+            "to_the_end_ms": 1e3 * to_end,
+            "to_the_end_of_the_draft_model_alone": to_end / (alone.lasted / alone.counted),
+            "spread_over_replies_ms": spread([1e3 * value for value in self.between]),
+            "score": self.score / replies,
+            "share": self.share,
+            "passes_per_token": self.passes / self.written,
+            "hit_rate": self.hit / self.tried if self.tried else None,
+            "stall_hidden": self.hidden / self.asking if self.asking else None,
+            "bytes_per_token": (self.up + self.down) / self.written,
+        }
+
+
+def ways(budget: float) -> dict[str, Way]:
+    """Everything that is compared."""
+    return {
+        "draft model alone": Way({"gate": "never", "gamma": 1}),
+        "synera": Way({"gate": "synera", "budget": budget}),
+        "synera, waiting": Way({"gate": "synera", "budget": budget, "parallel": False}),
+        "auto": Way({"budget": budget}),
+        "auto, waiting": Way({"budget": budget, "parallel": False}),
+        "auto, chunks of four": Way({"budget": budget, "gamma": 4}),
+        "random": Way({"gate": "random", "budget": budget}),
+        "everything verified": Way({"gate": "always"}),
+        "everything, waiting": Way({"gate": "always", "parallel": False}),
+        "verifier alone": Way({}, drafted=False),
+    }
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Answers everything in every way."""
+    network = Network(arguments.megabits, arguments.round_trip_ms / 1e3)
+    asked = questions(arguments.cases)
+    compared = ways(arguments.budget)
+    with ExitStack() as closing:
+        relay = closing.enter_context(paced_verifier(resolve(arguments.verifier), arguments.pass_ms / 1e3, network))
+        address = f"127.0.0.1:{relay.port}"
+        drafts = [arguments.draft if way.drafted else "none" for way in compared.values()]
+        pairs = [closing.enter_context(paced_pair(draft, address, arguments.token_ms / 1e3)) for draft in drafts]
+        for seed, question in enumerate(asked):
+            for way, pair in zip(compared.values(), pairs, strict=True):
+                way.answer(pair, question, seed)
+    base = compared["draft model alone"]
+    return {name: way.figures(len(asked), base) for name, way in compared.items()}
+
+
+def table(results: Mapping[str, Any]) -> str:
+    widths = {"TBT ms": 8, "of alone": 10, "to end": 8, "score": 7, "share": 7, "passes": 8, "hits": 6, "hidden": 8}
+    lines = [" " * 22 + "".join(head.rjust(width) for head, width in widths.items()) + f"{'B/tok':>8}"]
+    for name, row in results["ways"].items():
+        share, hits, hidden = (
+            "" if row[key] is None else f"{row[key]:.2f}" for key in ("share", "hit_rate", "stall_hidden")
+        )
+        lines.append(
+            f"{name:22}{row['time_between_tokens_ms']:8.1f}{row['of_the_draft_model_alone']:10.3f}"
+            f"{row['to_the_end_of_the_draft_model_alone']:8.3f}{row['score']:7.1f}"
+            f"{share:>7}{row['passes_per_token']:8.3f}{hits:>6}{hidden:>8}{row['bytes_per_token']:8.0f}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def plot(found: dict[str, Any], path: Path) -> Path | None:
+    """Time between tokens of every way."""
+    made = empty_plot("A device's pace: 30 ms a token, 60 ms a verification", "time between tokens, ms", "")
+    if made is None:
+        return None
+    figure, axes = made
+    ways = found["ways"]
+    axes.barh(list(ways), [row["time_between_tokens_ms"] for row in ways.values()], label="mean")
+    axes.axvline(ways["draft model alone"]["time_between_tokens_ms"], color="k", ls=":", label="draft model alone")
+    axes.invert_yaxis()
+    return save_plot(figure, axes, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=3, help="a family")
+    parser.add_argument("--budget", type=float, default=0.2)
+    parser.add_argument("--token-ms", type=float, default=1e3 * TOKEN)
+    parser.add_argument("--pass-ms", type=float, default=1e3 * PASS)
+    parser.add_argument("--megabits", type=float, default=10.0)
+    parser.add_argument("--round-trip-ms", type=float, default=20.0)
+    parser.add_argument("--draft", default="edgellm-draft")
+    parser.add_argument("--verifier", default="edgellm-verifier")
+    parser.add_argument("--name", default="stalls", help="of the result file")
+    arguments = parser.parse_args()
+    ways = run(arguments)
+    print(table({"ways": ways}), end="")
+    keys = ("cases", "budget", "token_ms", "pass_ms", "megabits", "round_trip_ms")
+    figures = {"setting": {key: getattr(arguments, key) for key in keys}, "ways": ways}
+    print(f"written: {write(arguments.name, 'bench.synera.stalls', figures, HELD_OUT_SEED, plot=plot)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Measure how often the right verdict is among the likeliest predictions of it (Synera, 4.4).
+
+    python -m bench.synera.verdict_prediction [--cases 40] [--budget 0.2] [--known 1 3 10 30 100]
+
+The bundled pair writes held-out replies at a budget, as a device that waits for its verifier does. At each verdict but
+a reply's last, the sixteen likeliest predictions are made and the rank of the right one is noted. So a column says how
+often that many branches would hit, on a device that has time for all of them.
+
+`known` is the factor by which tokens that occur in the text already are held to be likelier than the draft model says
+(`verdict_prediction.KNOWN`). The second row of each is for rejections alone. The last line says how many of the
+verifier's corrections are such tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from bench.harness.report import write
+from bench.synera.quality import profile_of
+from edgellm.engine import Context, Model
+from edgellm.spec.context_pool import ContextPool
+from edgellm.spec.drafters import verdict_prediction as guess
+from edgellm.spec.drafters.acceptance import Acceptance
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.drafters.parallel import ALTERNATIVES, AheadDrafter
+from edgellm.spec.drafters.verdict_prediction import MOST_BRANCHES, likeliest
+from edgellm.spec.gates.budget import BudgetController
+from edgellm.spec.gates.factory import choose
+from edgellm.spec.loop import generate
+from edgellm.spec.ngram.sources import ContextLookup
+from edgellm.spec.params import ReplyOptions
+from edgellm.spec.protocols import Drafter
+from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
+from edgellm.spec.stats import Stats
+from edgellm.spec.types import Chunk, Ids, Round
+from edgellm.storage import resolve
+from edgellm.verifier.in_process import LocalVerifier
+from testkit.questions import MOST, Question, questions
+
+SEED = 4004
+POSITIONS = 1024
+
+
+class Guesser(Drafter):
+    """The device's side: drafts, and says where the right verdict was among its guesses."""
+
+    def __init__(self, model: Model, closing: ExitStack) -> None:
+        self._model = model
+        context = Context(model, n_ctx=POSITIONS, n_seq=1 + MOST_BRANCHES, threads=1)
+        self.own = ModelDrafter(model, context, alternatives=ALTERNATIVES)
+        closing.callback(self.own.close)
+        self._behind = closing.enter_context(Context(model, n_ctx=POSITIONS, threads=1))
+        self.acceptance = Acceptance()
+        self._ahead = AheadDrafter(
+            self.own, is_eog=model.is_eog, rejection=self.acceptance.rejection, branches=MOST_BRANCHES
+        )
+        self.places: list[int] = []
+        """Of the right guess, from 0; MOST_BRANCHES where none was right."""
+        self.rejected: list[bool] = []
+        self.there: list[bool] = []
+        """Whether the verifier's own token stood in the text."""
+        self._prefix: Ids = np.empty(0, dtype=np.int32)
+
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        self._prefix = state.ids
+        return self.own.propose(state, gamma)
+
+    def observe(self, state: GenerationState, turn: Round) -> None:  # noqa: ARG002
+        """Where is the verdict of a round among the guesses?"""
+        chunk, verdict = turn.chunk, turn.verdict
+        if verdict is None:
+            return
+        came = [*chunk.ids[: verdict.accepted].tolist(), *verdict.tokens[:1].tolist()]
+        if not any(map(self._model.is_eog, came)) and len(verdict.tokens):
+            self.places.append(self._place(chunk, verdict.accepted, came[-1]))
+            self.rejected.append(verdict.accepted < len(chunk))
+            self.there.append(came[-1] in self._prefix)
+        self.acceptance.told(chunk, verdict.accepted)
+
+    def _place(self, chunk: Chunk, accepted: int, token: int) -> int:
+        likely = [(guess.accepted, guess.token) for guess in self._ahead.likely(chunk)]
+        if accepted == len(chunk):  # what follows the whole chunk is computed only now
+            whole = np.concatenate((self._prefix, chunk.ids))
+            row = self._behind.decode(whole[self._behind.sync(whole) :])[0]
+            behind = iter(likeliest(row, len(likely), np.unique(whole))[0].tolist())
+            likely = [(at, next(behind)) if at == accepted else (at, one) for at, one in likely]
+        return likely.index((accepted, token)) if (accepted, token) in likely else MOST_BRANCHES
+
+
+def hits(asked: list[Question], budget: float) -> dict[str, Any]:
+    """Shares of verdicts that were among the 1, 2, ... likeliest guesses: of all, and of rejections alone."""
+    with ExitStack() as closing:
+        small, big = (
+            closing.enter_context(Model.load(resolve(name))) for name in ("edgellm-draft", "edgellm-verifier")
+        )
+        local = LocalVerifier(big, ContextPool(lambda: Context(big, n_ctx=POSITIONS, threads=1)), POSITIONS)
+        closing.callback(local.close)
+        guesser = Guesser(small, closing)
+        profile = profile_of(small, big, None)
+        ledger, options = BudgetController(), ReplyOptions(budget=budget)
+        for question in asked:
+            prompt = big.chat_prompt(question.messages)
+            choice = choose(options, 0, profile=profile, ledger=ledger, linked=True)
+            events = generate(
+                GenerationState(
+                    prompt,
+                    limits=GenerationLimits(MOST, POSITIONS, choice.gamma),
+                    rules=DraftRules(choice.stop_below, choice.lookup_below),
+                    context=ContextLookup(prompt),
+                ),
+                vocabulary=big,
+                drafter=guesser,
+                gate=choice.gate,
+                verifier=local,
+                stats=Stats(),
+            )
+            for _ in events:
+                pass
+    places, rejected, there = (np.array(seen) for seen in (guesser.places, guesser.rejected, guesser.there))
+
+    def among(counted: Any) -> list[float]:
+        return [round(float((counted <= at).mean()), 4) for at in range(MOST_BRANCHES)]
+
+    return {
+        "verdicts": len(places), "rejections": int(rejected.sum()), "share": ledger.share,
+        "there_at_rejections": round(float(there[rejected].mean()), 4),
+        "hits": among(places), "hits_of_rejections": among(places[rejected]),
+    }  # fmt: skip
+
+
+def weighing(known: float, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A row where tokens of the text weigh so much."""
+    with patch.object(guess, "KNOWN", known):
+        return {"known": known, **measure()}
+
+
+def table(results: Mapping[str, Any]) -> str:
+    rows = results["rows"]
+    shown = (1, 2, 3, 4, 6, 8, 12, 16)
+    lines = [f"{'known':>12}{'verdicts':>10}" + "".join(f"{many:>7}" for many in shown)]
+    for row in rows:
+        for name, key in (("verdicts", "hits"), ("rejections", "hits_of_rejections")):
+            head = f"{row['known']:12g}" if key == "hits" else f"{'rejections':>12}"
+            lines.append(f"{head}{row[name]:10}" + "".join(f"{row[key][many - 1]:7.3f}" for many in shown))
+    there = rows[-1]["there_at_rejections"]
+    return "\n".join([*lines, f"of rejections {there:.1%} are for a token that stands in the text"]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=40, help="a family")
+    parser.add_argument("--budget", type=float, default=0.2)
+    parser.add_argument("--known", type=float, nargs="+", default=[1.0, 3.0, 10.0, 30.0, 100.0])
+    parser.add_argument("--name", default="verdict_prediction", help="of the result file")
+    arguments = parser.parse_args()
+    asked = questions(arguments.cases, SEED)
+    rows = [weighing(known, lambda: hits(asked, arguments.budget)) for known in arguments.known]
+    print(table({"rows": rows}), end="")
+    figures = {"budget": arguments.budget, "rows": rows}
+    print(f"written: {write(arguments.name, 'bench.synera.verdict_prediction', figures, SEED)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Every call to a worker and a verifier with the right that it needs, and a client that tries them with others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import combinations
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, SESSION, run_there
+from edgellm.rpc.layers.codec import method
+from edgellm.rpc.trust.handshake import meet
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.server.mesh_service import CARRY, HOLDS, WORK
+
+STREAM, UNARY = "stream_stream", "unary_unary"
+
+
+WORKER = (
+    (HOLDS, UNARY, Right.COMPUTE), (WORK, STREAM, Right.COMPUTE), (CARRY, STREAM, Right.COMPUTE),
+    (method("Held"), UNARY, Right.FILES), (method("Put"), STREAM, Right.FILES), (method("Clean"), UNARY, Right.FILES),
+    (method("Measure"), "unary_stream", Right.COMPUTE), (method("Flow"), STREAM, Right.COMPUTE),
+    (method("Line"), UNARY, Right.COMPUTE),
+)  # fmt: skip
+
+
+VERIFIER = ((HELLO, UNARY, Right.VERIFY), (COMPARE_VOCABULARY, UNARY, Right.VERIFY), (SESSION, STREAM, Right.VERIFY))
+
+
+SUBSETS = [frozenset(some) for size in range(4) for some in combinations(Right, size)]
+
+
+Calls = Sequence[tuple[str, str, Right]]
+
+
+async def answered(channel: grpc.aio.Channel, path: str, kind: str) -> bool:
+    """Return whether a call gets further than the guard: anything but a refusal, also that its bytes mean nothing."""
+    data = b"\xff\xff\xff" if kind == STREAM else b""
+    method: Any = getattr(channel, kind)(path)
+    call = method() if kind == STREAM else method(data)
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # what it was ended with is asked below
+        if kind == STREAM:
+            await call.write(data)
+            await call.done_writing()
+            while isinstance(await call.read(), bytes):
+                pass
+        elif kind == UNARY:
+            await call
+        else:
+            await call.read()
+            call.cancel()
+    async with asyncio.timeout(60.0):
+        return await call.code() is not grpc.StatusCode.PERMISSION_DENIED
+
+
+def broken(server: Trust, client: Trust, address: Address, calls: Calls) -> tuple[int, list[str]]:
+    """Try every call with every set of rights; return how many, and which were answered or refused against the rule."""
+
+    async def ask(some: frozenset[Right]) -> list[str]:
+        async with (await meet(address, client))[0] as channel:
+            return [
+                f"{path} with {', '.join(sorted(some)) or 'no right'}: {'refused' if right in some else 'answered'}"
+                for path, kind, right in calls
+                if await answered(channel, path, kind) != (right in some)
+            ]
+
+    wrong = []
+    for some in SUBSETS:
+        server.peers.revoke(client.identity.id, Right)
+        server.peers.grant(client.identity.id, some)
+        wrong += run_there(ask(some)).result(120)
+    return len(SUBSETS) * len(calls), wrong

@@ -1,0 +1,141 @@
+"""Chat templates and GGUF headers that would take all time or memory, and texts that hold up a tokenizer."""
+
+from __future__ import annotations
+
+import base64
+import random
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from edgellm.engine.chat_template import MOST_SOURCE
+from edgellm.engine.gguf.reader import KEPT_ELEMENTS, MAX_ENTRIES, MAX_TOKENS
+from testkit.random_gguf import CONTROL
+
+_LONG = "a" * 30_000
+
+HOSTILE = MappingProxyType({
+    "repetition": "{{ 'a' * 10**10 }}",
+    "repetition, folded": "{% if false %}{{ ('a' * 10**10)|length }}{% endif %}{{ 'a' * 10**9 }}",
+    "repeated list": "{{ ([0] * 10**9)|length }}",
+    "repetition the other way": "{{ (10**9 * 'ab')|length }}",
+    "power": "{{ 10 ** (10 ** 8) }}",
+    "squares": "{% set ns = namespace(x=3) %}{% for i in range(40) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "text in loops": "{% for a in range(99999) %}" + "x" * 10_000 + "{% endfor %}",
+    "loops over text": "{% set s = 'a' * 5000 %}" + "{% for a in s %}" * 4 + "{% endfor %}" * 4,
+    "doubling": "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "adding": "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "blocks of blocks": "{% set x = 'ab' %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 60,
+    "lists of lists": "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}"
+    "{% endfor %}{{ ns.x }}",
+    "dicts of dicts": "{% set ns = namespace(x=1) %}{% for i in range(60) %}{% set ns.x = dict(a=ns.x, b=ns.x) %}"
+    "{% endfor %}",
+    "namespaces": "{% set a = namespace() %}" + "{% set b = namespace(x=a, y=a) %}"
+    "{% set a = namespace(x=b, y=b) %}" * 40 + "{{ a }}",
+    "a namespace in itself": "{% set a = namespace() %}{% set a.a = a %}{{ [a]|string }}",
+    "slices": "{% set s = 'a' * 1000000 %}" + "".join(f"{{% set x{i} = s[1:] %}}" for i in range(99)),
+    "replace": "{% set s = 'a' * 100000 %}{{ s|replace('a', s)|length }}",
+    "replace, method": "{% set s = 'a' * 100000 %}{{ s.replace('a', s)|length }}",
+    "join": "{% set s = 'a' * 100000 %}{{ range(99999)|join(s)|length }}",
+    "join, method": "{% set s = 'a' * 100000 %}{{ s.join(s)|length }}",
+    "indent": "{{ ('a\n' * 1000)|indent(10**9) }}",
+    "tojson": "{{ [1, 2]|tojson(indent=10**9) }}",
+    "center": "{{ 'a'|center(10**10) }}",
+    "ljust": "{{ 'a'.ljust(10**10) }}",
+    "ljust, safe": "{{ ('a'|safe).ljust(10**10) }}",
+    "ljust, escaped": "{{ ('a'|e).ljust(10**10) }}",
+    "ljust, of a block": "{% autoescape true %}{% set x %}a{% endset %}{{ x.ljust(10**10) }}{% endautoescape %}",
+    "round": "{{ 1.5|round(10**9, 'ceil') }}",
+    "fromkeys": "{{ dict.fromkeys(range(99999))|length }}",
+    "a long complaint": "{{ raise_exception('a' * 1000000) }}",
+    "expandtabs": "{{ '\t'.expandtabs(10**10) }}",
+    "format": "{{ '%999999999d'|format(1) }}",
+    "format, operator": "{{ '%999999999d' % 1 }}",
+    "format, method": "{{ '{:>999999999}'.format(1) }}",
+    "to_bytes": "{{ (1).to_bytes(10**10, 'big') }}",
+    "lipsum": "{{ lipsum(n=10**6) }}",
+    "batch": "{{ [1]|batch(10**9, 'x')|list|length }}",
+    "translate": "{{ LONG.translate({97: 'a' * 100000})|length }}".replace("LONG", f"'{_LONG}'"),
+    "sums": "{{ [[1]]|sum(start=[]) }}",
+    "recursion": "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "a recursive loop": "{% for a in range(9999) recursive %}{{ loop(range(9999)) }}{% endfor %}",
+    "search in search": "{% set s = range(99999)|list %}{{ s|select('in', s)|list|length }}",
+    "brackets": "{{ " + "(" * 30_000 + ")" * 30_000 + " }}",
+    "ifs": "{% if true %}" * 5_000 + "{% endif %}" * 5_000,
+    "lists": "{{ " + "[" * 30_000 + "]" * 30_000 + " }}",
+    "sums of sums": "{{ 1" + "+1" * 30_000 + " }}",
+    "too long": "{# #}" * (MOST_SOURCE // 5 + 1),
+})  # fmt: skip
+
+# Statements that are harmless when they are rendered; compiling as many as a template may have took half a minute.
+LONG_TO_COMPILE = MappingProxyType({
+    "ors": "{% if a" + " or a" * 189 + " %}{% endif %}",
+    "ands": "{{ a" + " and a" * 150 + " }}",
+    "sums": "{{ 1" + " + 1" * 150 + " }}",
+    "filters": "{{ a" + "|e" * 150 + " }}",
+})  # fmt: skip
+
+HEADERS = ("texts", "numbers", "entries", "tokens", "empty tokens", "more tokens")
+
+
+def header(name: str) -> bytes:
+    """A GGUF without tensors that holds as much of something as it may, or more."""
+    match name:
+        case "texts":  # each wrong byte becomes a character, and one in ten makes all of them take four bytes
+            text = (b"\xff" * 9 + "🙂".encode()) * 500_000
+            return _gguf([_entry(b"%d" % i, 8, _text(text)) for i in range(5)])
+        case "numbers":
+            array = struct.pack("<IQ", 3, KEPT_ELEMENTS) + bytes(2 * KEPT_ELEMENTS)
+            return _gguf([_entry(b"%d" % i, 9, array) for i in range(2_000)])
+        case "entries":
+            return _gguf([_entry(b"%d" % i, 4, struct.pack("<I", i)) for i in range(MAX_ENTRIES - 8)])
+        case "tokens":
+            return _gguf([_tokens([b"%d" % i for i in range(MAX_TOKENS)])])
+        case "empty tokens":
+            return _gguf([_tokens([b""] * MAX_TOKENS)])
+        case _:
+            return _gguf([_tokens([b""] * (4 * MAX_TOKENS - 300_000))])
+
+
+def _text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def _entry(key: bytes, kind: int, value: bytes) -> bytes:
+    return _text(key) + struct.pack("<I", kind) + value
+
+
+def _tokens(tokens: Sequence[bytes]) -> bytes:
+    return _entry(b"tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, len(tokens)) + b"".join(map(_text, tokens)))
+
+
+def _gguf(entries: Sequence[bytes]) -> bytes:
+    known = [_entry(b"general.architecture", 8, _text(b"llama")), _entry(b"llama.block_count", 4, struct.pack("<I", 2))]
+    whole = b"GGUF" + struct.pack("<IQQ", 3, 0, len(known) + len(entries)) + b"".join((*known, *entries))
+    return whole.ljust(-(-len(whole) // 32) * 32, b"\0")
+
+
+# One name (`tokenizer.ggml.pre`) for each way in which llama.cpp splits words.
+PRE_TOKENIZERS = (
+    "default", "llama-bpe", "jais-2", "dbrx", "deepseek-llm", "deepseek-v3", "deepseek-coder", "spark2_5", "youtu",
+    "falcon", "starcoder", "gpt-2", "qwen2", "qwen35", "poro-chat", "chatglm-bpe", "viking", "tekken", "chameleon",
+    "gpt-4o", "granite-embed-multi-97m", "tiny_aya", "kimi-k2", "superbpe", "bailingmoe", "seed-coder", "ufakzeka",
+    "grok-2", "afmoe", "laguna", "exaone-moe", "gemma4", "sarvam-moe", "minicpm5", "whitespace",
+)  # fmt: skip
+
+
+TEXTS: Mapping[str, Callable[[int], str]] = MappingProxyType({
+    "letters": lambda n: "a" * n,
+    "capitals": lambda n: "A" * n,
+    "digits": lambda n: "7" * n,
+    "spaces": lambda n: " " * n,
+    "line ends": lambda n: "\n" * n,
+    "dashes": lambda n: "-" * n,
+    "base64": lambda n: base64.b64encode(random.Random(0).randbytes(n)).decode()[:n],
+    "Chinese": lambda n: "中" * (n // 3),
+    "accents": lambda n: "\u0301" * (n // 2),
+    "words": lambda n: "a " * (n // 2),
+    "control tokens": lambda n: CONTROL[0] * (n // len(CONTROL[0])),
+    "control names": lambda n: "<|" * (n // 2),
+})  # fmt: skip

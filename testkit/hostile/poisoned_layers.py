@@ -1,0 +1,59 @@
+"""Layers that are not what their recipe says: other weights, or some that llama.cpp does not survive."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import struct
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from edgellm.engine import check_gguf
+from edgellm.storage.layers.manifest import LayerPiece, Recipe, cut_piece
+
+FIRST, LAST = 6, 11  # the layers of the worker, counted from 0
+
+
+_I32 = 26  # a type of tensors that llama.cpp cannot use for a norm
+
+
+Bytes = dict[LayerPiece, bytes]
+
+
+def honest(recipe: Recipe, model: Path) -> Bytes:
+    return {piece: b"".join(map(bytes, cut_piece(model, recipe.layers, piece.first, piece.last)))
+            for piece in recipe.pieces}  # fmt: skip
+
+
+def garbled(recipe: Recipe, model: Path) -> Bytes:
+    """Layers with other weights, which load and compute nonsense."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy.gguf"
+        shutil.copyfile(model, copy)
+        with copy.open("r+b") as file:
+            for tensor in check_gguf(copy).tensors:
+                if tensor.name.endswith(("ffn_down.weight", "attn_output.weight")):
+                    file.seek(tensor.offset)
+                    file.write(bytes(tensor.nbytes))
+        return honest(recipe, copy)
+
+
+def deadly(recipe: Recipe, model: Path) -> Bytes:
+    """Layers with a norm of whole numbers, with which llama.cpp ends the process."""
+    return {piece: _retyped(data, "blk.0.attn_norm.weight", _I32) for piece, data in honest(recipe, model).items()}
+
+
+def _retyped(data: bytes, tensor: str, kind: int) -> bytes:
+    at = data.index(tensor.encode()) + len(tensor)
+    (dimensions,) = struct.unpack_from("<I", data, at)
+    at += 4 + 8 * dimensions
+    return data[:at] + struct.pack("<I", kind) + data[at + 4 :]
+
+
+def claimed(recipe: Recipe, pieces: Bytes) -> tuple[Recipe, Bytes]:
+    """Return the recipe that says of other bytes that they are the layers of the same model, and its pieces."""
+    made = {
+        replace(piece, size=len(data), sha256=hashlib.sha256(data).hexdigest()): data for piece, data in pieces.items()
+    }
+    return replace(recipe, pieces=tuple(made)), made

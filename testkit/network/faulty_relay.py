@@ -1,0 +1,110 @@
+"""A network that fails on demand: a relay for TCP connections that delays, loses, stalls, cuts or adds garbage."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+from typing import Self
+
+_RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: close with RST
+
+
+class FaultyRelay:
+    """Listens on a loopback port of its own and passes everything on to `target`, until it is told not to."""
+
+    def __init__(self, target: int, seed: int = 0) -> None:
+        """`target` is a port on this machine."""
+        self._target, self._rng = target, random.Random(seed)
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._door.getsockname()[1]
+        self._open: list[socket.socket] = []
+        self._flows = threading.Event()  # cleared: nothing gets through, and waits
+        self._delay = (0.0, 0.0)  # seconds for whatever comes, and as many more at most, at random
+        self._garbage = False  # before the next bytes to the device
+        self._lost = self._closed = False  # what goes to the device is; so are new connections
+        self.heal()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def heal(self) -> None:
+        """All is well, for the connections that are left."""
+        self._delay, self._garbage, self._lost, self._closed = (0.0, 0.0), False, False, False
+        self._flows.set()
+
+    def delay(self, seconds: float, jitter: float = 0.0) -> None:
+        self._delay = (seconds, jitter)
+
+    def stall(self) -> None:
+        """Nothing gets through any more; `heal` lets go what has waited."""
+        self._flows.clear()
+
+    def half_open(self) -> None:
+        """What the verifier says is lost, and neither side is told."""
+        self._lost = True
+
+    def garbage(self) -> None:
+        """Puts bytes that nobody has sent before the next ones that go to the device."""
+        self._garbage = True
+
+    def cut(self) -> None:
+        """Ends all connections, without a goodbye; new ones are possible."""
+        open_now, self._open = self._open, []
+        for end in open_now:
+            with suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                end.shutdown(socket.SHUT_RD)  # wakes who reads
+            end.close()
+
+    def close_door(self) -> None:
+        """Ends all connections, and new ones at once."""
+        self._closed = True
+        self.cut()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+        self._flows.set()
+        self.cut()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._door.accept()
+                try:
+                    if self._closed:
+                        raise ConnectionRefusedError
+                    far = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:  # nobody is there
+                    near.close()
+                    continue
+                self._open += [near, far]
+                for source, sink, down in ((near, far, False), (far, near, True)):
+                    source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    threading.Thread(target=self._pass_on, args=(source, sink, down), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, down: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                seconds, jitter = self._delay
+                if seconds or jitter:
+                    time.sleep(seconds + self._rng.random() * jitter)
+                self._flows.wait()
+                if down and self._lost:
+                    continue
+                if down and self._garbage:
+                    self._garbage = False
+                    data = self._rng.randbytes(self._rng.randrange(1, 200)) + data
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

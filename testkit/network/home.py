@@ -1,0 +1,305 @@
+"""A home on one machine: network namespaces with real bandwidths, disks and processors that are really throttled.
+
+    specs = [Spec("desk", up=100, down=200, disk=80, cpu=1.0), Spec("phone", up=20, disk=30, cpu=0.5)]
+    with home(specs, folder) as (desk, phone), phone.worker():
+        print(desk.edge("mesh", "peers"))
+
+Each machine has a namespace, a veth pair to one bridge with `tc tbf` on both of its ends, a control group (v1) with
+`blkio.throttle.read_bps_device` and a CPU quota, and a home folder of its own with an identity; all are paired with
+each other. Everything is taken away when the `with` ends. It needs root; `why_not()` says what else is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from testkit import ROOT
+
+GROUPS = Path("/sys/fs/cgroup")
+_PERIOD = 100_000  # microseconds of a CPU quota
+_FIRST = 100_000  # of which other programs have 1,024: what a machine is given it gets, whoever else is busy
+_NET = "10.79.0"
+
+
+class Machine:
+    """A namespace with a home folder of its own."""
+
+    def __init__(self, name: str, home: Path, before: Sequence[str] = ()) -> None:
+        """`before`: what a command is started through, such as a shell that joins a control group."""
+        self.name, self.home, self._before = name, home, tuple(before)
+
+    def ip(self, *words: str) -> None:
+        subprocess.run(["ip", "-n", self.name, *words], check=True, capture_output=True)
+
+    def start(self, *words: str, module: str = "edgellm", program: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """`program`: one that is not Python's."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGELLM_")}
+        return subprocess.Popen(
+            [*self._before, "ip", "netns", "exec", self.name, *(program or (sys.executable, "-m", module)), *words],
+            cwd=ROOT,
+            env=environment
+            | {"EDGELLM_HOME": str(self.home), "LLAMA_CACHE": str(self.home / "llama"), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def edge(self, *words: str) -> str:
+        """Runs a command to its end; both streams."""
+        out, err = self.start(*words).communicate(timeout=300)
+        assert "Traceback" not in err, err
+        return out + err
+
+    def json(self, *words: str) -> Any:
+        out, err = self.start(*words, "--json").communicate(timeout=300)
+        assert "Traceback" not in err, err
+        assert out, err
+        return json.loads(out)
+
+    @contextmanager
+    def running(
+        self, *words: str, until: str, module: str = "edgellm", program: Sequence[str] = ()
+    ) -> Iterator[list[str]]:
+        """A command in the background, from the line on that matches `until`; all it says."""
+        process, said = self.start(*words, module=module, program=program), list[str]()
+        news = threading.Condition()
+        assert process.stderr is not None
+        assert process.stdout is not None
+
+        def read(lines: Any) -> None:
+            for line in lines:
+                with news:
+                    said.append(line)
+                    news.notify_all()
+
+        readers = [threading.Thread(target=read, args=(pipe,)) for pipe in (process.stderr, process.stdout)]
+        for reader in readers:
+            reader.start()
+        try:
+            with news:
+                assert news.wait_for(lambda: re.search(until, "".join(said)), 90), "".join(said)
+            yield said
+        finally:
+            process.send_signal(signal.SIGTERM if program else signal.SIGINT)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+            for reader in readers:
+                reader.join()
+            process.stdout.close()
+            process.stderr.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A machine to be made: Mbit/s to and from the others, MB/s of its disk, processor cores (of which it sees whole
+    ones, so many threads it takes; machines that need less than one share them, see `cores`); 0 for no limit."""
+
+    name: str
+    up: float = 0.0
+    down: float = 0.0
+    disk: float = 0.0
+    cpu: float = 0.0
+
+
+class Throttled(Machine):
+    """One of a home: `address` is where it is in the home's network."""
+
+    def __init__(self, name: str, spec: Spec, home: Path, place: int, cores: Sequence[int]) -> None:
+        self.spec, self.address = spec, f"{_NET}.{place}"
+        self._groups = [GROUPS / kind / name for kind in ("blkio", "cpu")]
+        self._device = ""
+        joins = "".join(f"echo $$ > {shlex.quote(str(group / 'cgroup.procs'))} && " for group in self._groups)
+        among = ",".join(map(str, cores))
+        super().__init__(name, home, ("sh", "-c", f'{joins}exec taskset -c {among} "$@"', "sh"))
+
+    @property
+    def trust(self) -> Trust:
+        return Trust.here(self.home / "data" / "trust")
+
+    @contextmanager
+    def worker(self, *words: str) -> Iterator[list[str]]:
+        """A worker that keeps layers, for the others."""
+        module = ("--host", self.address, "--port", "50151", "--home", str(self.home), *words)
+        with self.running(*module, until="listening", module="testkit.processes.layer_worker") as said:
+            yield said
+
+    def forget(self) -> int:
+        """Drops all of its files from memory, so that the next load is a cold one; how many bytes they have."""
+        size = 0
+        for path in self.home.rglob("*"):
+            with suppress(OSError):
+                if path.is_file():
+                    size += path.stat().st_size
+                    handle = os.open(path, os.O_RDONLY)
+                    try:
+                        os.fsync(handle)
+                        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+                    finally:
+                        os.close(handle)
+        return size
+
+    def throttle(self, folder: Path) -> None:
+        """Makes its control groups, for the disk that `folder` is on."""
+        for group in self._groups:
+            group.mkdir(exist_ok=True)
+        (self._groups[1] / "cpu.shares").write_text(str(_FIRST))
+        (self._groups[1] / "cpu.cfs_period_us").write_text(str(_PERIOD))
+        number = folder.stat().st_dev
+        self._device = f"{os.major(number)}:{os.minor(number)}"
+        self._limit()
+
+    def _limit(self, disk: bool = True, cpu: bool = True) -> None:
+        """Sets what it may read and compute in a second; no limit where there is to be none."""
+        rate = int(self.spec.disk * 1e6) if disk else 0
+        quota = int(self.spec.cpu * _PERIOD) if cpu and self.spec.cpu else -1
+        (self._groups[0] / "blkio.throttle.read_bps_device").write_text(f"{self._device} {rate}")
+        (self._groups[1] / "cpu.cfs_quota_us").write_text(str(quota))
+
+    @contextmanager
+    def hurried(self) -> Iterator[None]:
+        """Nothing slows its disk and its cores meanwhile: for what belongs to no measurement."""
+        self._limit(disk=False, cpu=False)
+        try:
+            yield
+        finally:
+            self._limit()
+
+    def leave(self) -> None:
+        """Takes its namespace and its groups away."""
+        subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
+        for group in self._groups:
+            for _ in range(50):  # the last process may still be ending
+                try:
+                    group.rmdir()
+                except FileNotFoundError:
+                    break
+                except OSError:
+                    time.sleep(0.1)
+                else:
+                    break
+
+
+def cores(specs: Sequence[Spec], there: int) -> list[list[int]]:
+    """Which of the cores that are `there` each machine sees: those with most left to give, so that each gets its own
+    share as long as there is enough for all."""
+    left = [1.0] * there
+    found: list[list[int]] = [list(range(there))] * len(specs)
+    for at in sorted((at for at, spec in enumerate(specs) if spec.cpu), key=lambda at: -specs[at].cpu):
+        many = min(there, max(1, round(specs[at].cpu + 0.49)))
+        found[at] = sorted(sorted(range(there), key=lambda core: -left[core])[:many])
+        for core in found[at]:
+            left[core] -= specs[at].cpu / many
+    return found
+
+
+def no_namespaces() -> str:
+    """Why there can be no namespaces here; empty where there can."""
+    if sys.platform != "linux" or shutil.which("ip") is None:
+        return "network namespaces need Linux and iproute2"
+    name = f"edge-{os.getpid()}-try"
+    done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return f"no network namespace can be made: {done.stderr.strip()}"
+    subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+    return ""
+
+
+def why_not() -> str:
+    """Why there can be no home here; empty where there can."""
+    if reason := no_namespaces():
+        return reason
+    for program in ("tc", "taskset"):
+        if shutil.which(program) is None:
+            return f"there is no program {program}"
+    for kind, file in (("blkio", "blkio.throttle.read_bps_device"), ("cpu", "cpu.cfs_quota_us")):
+        group = GROUPS / kind / f"edge-{os.getpid()}-try"
+        try:
+            group.mkdir()
+            found = (group / file).exists()
+            group.rmdir()
+        except OSError as error:
+            return f"no control group (v1) can be made for {kind}: {error.strerror}"
+        if not found:
+            return f"the control groups for {kind} have no {file}"
+    return ""
+
+
+@contextmanager
+def home(specs: Sequence[Spec], folder: Path) -> Iterator[list[Throttled]]:
+    """The machines, in the order of `specs`, until the `with` ends. `folder` is on the disk that is throttled."""
+    hub = Machine(f"edge-{os.getpid()}-hub", folder)
+    among = cores(specs, os.cpu_count() or 1)
+    machines = [
+        Throttled(f"edge-{os.getpid()}-{spec.name}", spec, folder / spec.name, place, among[place - 1])
+        for place, spec in enumerate(specs, 1)
+    ]
+    try:
+        subprocess.run(["ip", "netns", "add", hub.name], check=True, capture_output=True)
+        hub.ip("link", "add", "home0", "type", "bridge")
+        hub.ip("link", "set", "home0", "up")
+        for place, machine in enumerate(machines, 1):
+            _join(machine, hub, f"port{place}")
+            machine.home.mkdir(parents=True, exist_ok=True)
+            machine.throttle(folder)
+        _pair(machines)
+        yield machines
+    finally:
+        for machine in machines:
+            machine.leave()
+        subprocess.run(["ip", "netns", "del", hub.name], check=False, capture_output=True)
+
+
+def _join(machine: Throttled, hub: Machine, port: str) -> None:
+    """A cable from the machine to the hub, with a bandwidth each way."""
+    subprocess.run(["ip", "netns", "add", machine.name], check=True, capture_output=True)
+    machine.ip("link", "set", "lo", "up")
+    machine.ip("link", "add", "lan0", "type", "veth", "peer", "name", port, "netns", hub.name)
+    machine.ip("addr", "add", f"{machine.address}/24", "dev", "lan0")
+    machine.ip("link", "set", "lan0", "up")
+    hub.ip("link", "set", port, "master", "home0", "up")
+    for where, device, rate in ((machine, "lan0", machine.spec.up), (hub, port, machine.spec.down)):
+        if rate:
+            burst = max(16_384, int(rate * 1e6 / 8 * 0.005))  # bytes that may go at once: what comes in 5 ms
+            words = f"qdisc add dev {device} root tbf rate {rate}mbit burst {burst} latency 100ms"
+            subprocess.run(["tc", "-n", where.name, *words.split()], check=True, capture_output=True)
+
+
+def _pair(machines: Sequence[Throttled]) -> None:
+    """As if every two had been paired, with all rights at each other."""
+    now = datetime.now(UTC).replace(microsecond=0)
+    known = [(machine, machine.trust) for machine in machines]
+    for machine, trust in known:
+        for other, theirs in known:
+            if other is not machine:
+                everything = frozenset(Right)
+                certificate = theirs.identity.certificate
+                trust.peers.add(Peer(other.spec.name, certificate, everything, everything, (), now, now))
+                trust.peers.saw(theirs.identity.id, _at(other), everything)
+
+
+def _at(machine: Throttled) -> Any:
+    from edgellm.rpc.address import Address
+
+    return Address(machine.address, 50151)

@@ -1,0 +1,1 @@
+"""Processes that tests and benchmarks start: verifiers, workers and devices."""

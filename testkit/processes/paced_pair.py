@@ -1,0 +1,87 @@
+"""The bundled pair at the pace of a device: 30 ms a drafted token, 60 ms a verification, over the network of a home.
+
+The pair's own speed says little about devices: its draft model takes a third of a millisecond for a token. So every
+decoding of the draft model and every pass of the verifier is made to last as long as asked for. All else is real: two
+processes, gRPC, and a relay with the network's bandwidth and round trip between them.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from edgellm.engine import Context
+from edgellm.errors import VerifierUnreachable
+from edgellm.llm import Pair
+from edgellm.llm import drafter_pool as made
+from testkit import ROOT
+from testkit.network.relay import Network, Relay
+
+TOKEN, PASS = 0.030, 0.060  # seconds
+HOME = Network(megabits=10.0, round_trip=0.020)
+
+_SERVE = """
+import sys
+from functools import partial
+from pathlib import Path
+from testkit.processes.paced_pair import Paced
+from edgellm.services.server import servers
+model, port, pace, sessions = sys.argv[1:]
+servers.Context = partial(Paced, pace=float(pace))
+servers.serve_verifier(Path(model), port=int(port), sessions=int(sessions), context=1024, threads=1).wait()
+"""
+
+
+class Paced(Context):
+    """A context each of whose decodings lasts `pace` seconds, or longer where it does anyway."""
+
+    def __init__(self, *arguments: Any, pace: float, **options: Any) -> None:
+        self._pace = pace
+        super().__init__(*arguments, **options)
+
+    def _run(self, n: int, batch: Any, copies: int = 0) -> None:
+        end = time.perf_counter() + self._pace
+        super()._run(n, batch, copies)
+        time.sleep(max(0.0, end - time.perf_counter()))
+
+
+@contextmanager
+def paced_verifier(model: Path, pace: float, network: Network, sessions: int = 2) -> Iterator[Relay]:
+    """A verifier in its own process, and the way to it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    command = [sys.executable, "-c", _SERVE, str(model), str(port), str(pace), str(sessions)]
+    process = subprocess.Popen(command, cwd=ROOT)
+    try:
+        _until_up(port)
+        with Relay(port, network) as relay:
+            yield relay
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _until_up(port: int) -> None:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise VerifierUnreachable("The verifier of the benchmark does not come up.", "Look at what its process says.")
+
+
+@contextmanager
+def paced_pair(draft: str | None, verifier: str, pace: float) -> Iterator[Pair]:
+    """A pair whose draft model decodes at `pace`; `verifier` as in `Pair.open`."""
+    with patch.object(made, "Context", partial(Paced, pace=pace)), Pair.open(draft, verifier, threads=1) as pair:
+        yield pair

@@ -1,0 +1,177 @@
+"""A verifier in a process of its own, which can be killed, stopped and started again.
+
+    python -m testkit.processes.verifier MODEL PORT SESSIONS
+
+listens to paired devices alone, and prints a line of JSON each second with the number of open sessions.
+`PairedVerifierProcess` starts that, with a home folder in which the device that asks is on the list.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from edgellm.engine import Model, Vocabulary
+from edgellm.errors import EdgeError, VerifierUnreachable
+from edgellm.rpc.trust.identity import Identity
+from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.services.server.servers import serve_verifier
+from edgellm.services.server.verification_service import Happened, ServerEvent
+from testkit import ROOT
+
+_SERVE = """
+import sys
+from pathlib import Path
+from edgellm.services.server.servers import serve_verifier
+model, port, sessions, threads = sys.argv[1:]
+serve_verifier(Path(model), port=int(port), sessions=int(sessions), context=1024, threads=int(threads) or None).wait()
+"""
+
+
+class VerifierProcess:
+    """A verifier's process at a port of its own, that can be hit and started anew."""
+
+    def __init__(self, model: Path, sessions: int = 2, threads: int | None = 1) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self._run = [sys.executable, "-c", _SERVE, str(model), *map(str, (self.port, sessions, threads or 0))]
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(self._run, cwd=ROOT, text=True)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._process = self._started()
+
+    def hang(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def connect(self, model: Model) -> RemoteVerifier:
+        """A device's line to it, once it is up."""
+        end = time.monotonic() + 60
+        while True:
+            try:
+                return RemoteVerifier(f"127.0.0.1:{self.port}", model.vocabulary)
+            except VerifierUnreachable:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+
+
+CONTEXT = 1024
+
+
+def acquaint(host: Path, devices: Sequence[Path]) -> list[Trust]:
+    """Makes the identities of a verifier and of devices below these homes, and pairs each device with the verifier."""
+    here = Trust.here(host / "data" / "trust")
+    made = []
+    for number, folder in enumerate(devices):
+        there = Trust.here(folder / "data" / "trust")
+        there.peers.add(_as_peer(here.identity, "host"))
+        here.peers.add(_as_peer(there.identity, f"device-{number}"))
+        made.append(there)
+    return made
+
+
+def _as_peer(identity: Identity, name: str) -> Peer:
+    now = datetime.now(UTC).replace(microsecond=0)
+    rights = frozenset({Right.VERIFY})
+    return Peer(name, identity.certificate, rights, rights, (), now, now)
+
+
+class PairedVerifierProcess(VerifierProcess):
+    """Such a process. `status` is what it said last."""
+
+    def __init__(self, model: Path, home: Path, sessions: int) -> None:
+        """`home` is where `acquaint` has made the verifier's identity."""
+        self._home = home
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self._run = [sys.executable, "-m", "testkit.processes.verifier", str(model), str(self.port), str(sessions)]
+        self.status: dict[str, Any] = {}
+        self._process = self._started()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def _started(self) -> subprocess.Popen[str]:
+        environment = {**os.environ, "EDGELLM_HOME": str(self._home)}
+        process = subprocess.Popen(self._run, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE)
+        self._listener = threading.Thread(target=self._hear, args=(process,), daemon=True)
+        self._listener.start()
+        return process
+
+    def close(self) -> None:
+        super().close()
+        self._listener.join()
+
+    def _hear(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout as said:
+            for line in said:
+                with suppress(ValueError):  # it was killed in the middle of a line
+                    self.status = json.loads(line)
+
+    def line(self, vocabulary: Vocabulary, trust: Trust, port: int | None = None) -> RemoteVerifier:
+        """A paired device's line to it, once it is up; perhaps by way of a relay's `port`."""
+        end = time.monotonic() + 60
+        while True:
+            try:
+                return RemoteVerifier(f"127.0.0.1:{port or self.port}", vocabulary, trust=trust)
+            except EdgeError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+
+
+def main() -> None:
+    model, port, sessions = sys.argv[1:]
+    open_now = 0
+
+    def heard(event: ServerEvent) -> None:
+        nonlocal open_now
+        open_now += (event.what is Happened.CONNECTED) - (event.what is Happened.ENDED)
+
+    server = serve_verifier(
+        Path(model),
+        port=int(port),
+        sessions=int(sessions),
+        context=CONTEXT,
+        threads=1,
+        paired_only=True,
+        on_event=heard,
+    )
+    while not server.wait(1.0):
+        print(json.dumps({"sessions": open_now, **asdict(server.counters)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""A mesh worker in a process of its own, which can be killed, stopped and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from edgellm.errors import EdgeError
+from edgellm.rpc.address import Address
+from edgellm.services.client.stage_client import Endpoint, RemoteMember
+from testkit import ROOT
+
+_SERVE = """
+import sys
+from pathlib import Path
+from edgellm.rpc.address import Address
+from edgellm.mesh.layer_sources import WholeModel
+from edgellm.mesh.weight_cache import WeightCache
+from edgellm.services.server.servers import WorkerServer
+model, port, threads, keep = sys.argv[1:]
+shelf = WeightCache(WholeModel(Path(model)), keep=float(keep))
+server = WorkerServer(shelf, Address("127.0.0.1", int(port)), threads=int(threads) or None)
+server.start()
+server.wait()
+"""
+
+
+class WorkerProcess:
+    """A worker's process, which can be hit."""
+
+    def __init__(self, model: Path, home: Path, threads: int | None = 1, keep: float = 30.0, first: str = "") -> None:
+        """`first` is code that the process runs before."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self._run = [sys.executable, "-c", first + _SERVE, str(model), *map(str, (self.port, threads or 0, keep))]
+        self._environment = {**os.environ, "EDGELLM_HOME": str(home)}
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._run, cwd=ROOT, env=self._environment, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def hit(self, kind: str) -> None:
+        self._process.send_signal(signal.SIGSTOP if kind == "hang" else signal.SIGKILL)
+
+    def again(self) -> None:
+        """Starts it anew, if it was hit."""
+        self.close()
+        self._process = self._started()
+
+    def processor(self) -> float:
+        """Seconds of processor time that it has used."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def wait(self) -> None:
+        """Until it answers."""
+        end = time.monotonic() + 60
+        while True:
+            try:
+                self.member("it").able("0" * 64)
+            except EdgeError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
+
+    def member(self, name: str, direct: bool = True) -> RemoteMember:
+        return RemoteMember(Endpoint(name, Address("127.0.0.1", self.port)), direct=direct)

@@ -1,0 +1,148 @@
+"""Held-out questions of the little world, the scores of replies to them, and a verifier that is asked nothing twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from edgellm.engine import Message
+from edgellm.llm import Pair
+from edgellm.spec.protocols import Verifier, VerifierSession
+from edgellm.spec.state import GenerationState
+from edgellm.spec.stream import Reply
+from edgellm.spec.types import Chunk, Ids, Verdict
+from models.case import Case
+from models.corpus import HELD_OUT_SEED, held_out
+from models.families import FAMILIES
+
+MOST = 96  # tokens of a reply
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A held-out case, as a conversation."""
+
+    case: Case
+    messages: list[Message]
+
+    @property
+    def family(self) -> str:
+        return self.case.family
+
+    def score(self, text: str) -> float:
+        """Exact match, or ROUGE-1 for free text; in percent."""
+        if self.case.metric == "rouge":
+            return 100.0 * rouge_1(self.case.answer, text)
+        return 100.0 * (text == self.case.answer)
+
+
+def questions(count: int, seed: int = HELD_OUT_SEED) -> list[Question]:
+    """`count` of each family, in random order, as a household asks."""
+    asked = [
+        Question(case, [Message(turn.role, turn.text) for turn in case.prompt])
+        for family in FAMILIES
+        for case in held_out(family, count, seed)
+    ]
+    random.Random(seed).shuffle(asked)
+    return asked
+
+
+@dataclass
+class Answers:
+    """Scores in the order of the questions, and what they cost."""
+
+    scores: list[float] = field(default_factory=list)
+    tokens: int = 0
+    passes: float = 0.0
+    share: float | None = None
+
+    def add(self, question: Question, reply: Reply) -> None:
+        for _ in reply:
+            pass
+        summary = reply.summary
+        self.scores.append(question.score(summary.text))
+        self.tokens += summary.tokens
+        self.passes += (summary.verifier_passes_per_token or 0.0) * summary.tokens
+        self.share = summary.share_offloaded
+
+    def figures(self, asked: Sequence[Question]) -> dict[str, Any]:
+        return by_family(self.scores, asked) | {"share": self.share, "passes_per_token": self.passes / self.tokens}
+
+
+def answered(asked: Sequence[Question], answer: Callable[[Question, int], Reply]) -> Answers:
+    """All questions answered; each reply has a seed of its own."""
+    answers = Answers()
+    for seed, question in enumerate(asked):
+        answers.add(question, answer(question, seed))
+    return answers
+
+
+def reply_with(pair: Pair, **options: Any) -> Callable[[Question, int], Reply]:
+    """Greedy replies of the pair, under `options`."""
+    return lambda question, seed: pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", **options)
+
+
+def by_family(scores: Sequence[float], asked: Sequence[Question]) -> dict[str, Any]:
+    """Means a family with their 95 % half-widths, and the mean over families."""
+    means, widths = {}, {}
+    for family in FAMILIES:
+        part = np.array([score for score, question in zip(scores, asked, strict=True) if question.family == family])
+        means[family] = float(part.mean())
+        widths[family] = float(1.96 * part.std() / len(part) ** 0.5)
+    return {"families": means, "half_width_95": widths, "mean": float(np.mean(list(means.values())))}
+
+
+class Remembering(Verifier, VerifierSession):
+    """A verifier that is asked nothing twice. Greedy verdicts depend on nothing but the text and the chunk."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier = verifier
+        self._session: VerifierSession | None = None
+        self._known: dict[tuple[bytes, bytes, int], Verdict] = {}
+
+    @property
+    def name(self) -> str:
+        return self._verifier.name
+
+    @property
+    def context_length(self) -> int:
+        return self._verifier.context_length
+
+    def open(self, state: GenerationState) -> Remembering:
+        if not state.sampling.greedy:
+            raise ValueError("only greedy verdicts can be remembered")
+        if self._session is None:
+            self._session = self._verifier.open(GenerationState())
+        return self
+
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> _Known:
+        key = prefix.tobytes(), chunk.ids.tobytes(), extra
+        if key not in self._known:
+            assert self._session is not None
+            self._known[key] = self._session.submit(prefix, chunk, extra).result()
+        return _Known(self._known[key])
+
+    def close(self) -> None:
+        """Between replies: the session is used again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    verdict: Verdict
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Verdict:
+        return self.verdict
+
+
+def rouge_1(right: str, written: str) -> float:
+    """F-measure of shared words, as the papers report it."""
+    from rouge_score.rouge_scorer import RougeScorer  # of the `bench` extra
+
+    return float(RougeScorer(["rouge1"]).score(right, written)["rouge1"].fmeasure)

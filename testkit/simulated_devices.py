@@ -1,0 +1,186 @@
+"""Many simulated devices at one verifier's worker, without a network: an open-loop load generator."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter, sleep
+
+import numpy as np
+
+from edgellm.engine import Context, Message, Model, SeqRows
+from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Verdict
+from edgellm.verifier.in_process import VerifierWorker
+from edgellm.verifier.requests import Answer, VerifyRequest
+from edgellm.verifier.scheduler import SchedulerLimits
+from models.corpus import held_out
+from models.families import FAMILIES
+
+GAMMA, CACHED, WRONG = 4, 256, 0.3
+
+
+@dataclass(frozen=True)
+class Script:
+    """What one device always has before it: `CACHED` tokens, and the verifier's own text after them."""
+
+    before: Ids
+    text: Ids
+
+    def ask(self, device: int, rng: random.Random) -> VerifyRequest:
+        """A request for a verdict on four tokens, of which in three cases of ten one is wrong."""
+        ids = self.text.copy()
+        if rng.random() < WRONG:
+            ids[rng.randrange(GAMMA)] ^= 1
+        return VerifyRequest(device, GREEDY, CACHED - 1, self.before[CACHED - 1 :], Chunk(ids=ids))
+
+
+def scripts(model: Model, devices: int, threads: int | None, seed: int) -> list[Script]:
+    """One for each device: held-out text from a place of its own."""
+    made, rng = [], np.random.default_rng(seed)
+    cases = [list(held_out(family, 4)) for family in FAMILIES]
+    prompts = [[Message(turn.role, turn.text) for turn in case.prompt] for group in cases for case in group]
+    stock = np.concatenate([model.chat_prompt(prompt) for prompt in prompts])
+    with Context(model, n_ctx=CACHED + GAMMA, threads=threads) as context:
+        for start in rng.integers(0, max(1, len(stock) - CACHED), devices):
+            before = np.resize(stock[start:], CACHED).astype(np.int32)
+            context.clear()
+            feed, text = before, []
+            for _ in range(GAMMA):
+                text.append(int(context.decode(feed)[0].argmax()))
+                feed = np.array(text[-1:], dtype=np.int32)
+            made.append(Script(before, np.array(text, dtype=np.int32)))
+    return made
+
+
+class Clocked(Context):
+    """Counts the seconds in the engine, and keeps what was in each batch: (sequence, tokens, rows with logits)."""
+
+    def __init__(self, model: Model, devices: int, threads: int | None, limits: SchedulerLimits) -> None:
+        rows = max(limits.rows, 512, devices)  # llama.cpp aborts where a batch cannot hold a row of every sequence
+        super().__init__(model, n_ctx=CACHED + 64, n_seq=devices, n_batch=rows, threads=threads, unified=False)
+        self.began = 0.0  # the first batch, on the clock
+        self.seconds = 0.0
+        self.unseen = [1] * devices  # tokens of each sequence that the next request finds uncached
+        self.batches: list[list[tuple[int, int, int]]] = []
+
+    def decode_rows(self, rows: Sequence[SeqRows], embedded: Floats | None = None) -> list[Floats]:
+        began = perf_counter()
+        if not self.batches:
+            self.began = began
+        views = super().decode_rows(rows, embedded)
+        self.seconds += perf_counter() - began
+        self.batches.append([(entry.seq, len(entry.ids), entry.outputs) for entry in rows])
+        return views
+
+    def sync(self, ids: Ids, seq: int = 0) -> int:
+        known = super().sync(ids, seq)
+        short = max(0, min(known, len(ids) - self.unseen[seq]))
+        self.rollback(short, seq)
+        return short
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A chunk that a device sends `at` seconds after the start; `kept` ones before it have not been sent."""
+
+    at: float
+    device: int
+    kept: int = 0
+
+
+@dataclass
+class Played:
+    """What came of a trace: latency of each request in seconds, in order of the answers, and when it was answered."""
+
+    latencies: list[float] = field(default_factory=list)
+    answered: list[float] = field(default_factory=list)
+    tokens: int = 0
+    seconds: float = 0.0
+    deliver: float = 0.0  # seconds of the worker's that were spent in this benchmark
+    busy: float = 0.0  # from the first batch to the last answer
+
+
+class Fleet:
+    """A worker with room for every device. Each device has one request under way; its others wait at home."""
+
+    def __init__(
+        self, model: Model, work: list[Script], threads: int | None, limits: SchedulerLimits, seed: int
+    ) -> None:
+        # sessions get slots in the order in which they come first, so that device i has slot i
+        self.context = Clocked(model, len(work), threads, limits)
+        self.worker = VerifierWorker(self.context, len(work), lambda _token: False, limits)
+        self._work = work
+        self._rng = random.Random(seed)
+        self._lock = threading.Lock()
+        self._lines: list[deque[Arrival]] = [deque() for _ in work]
+        self._round = 0
+        self._began = 0.0
+        self._played = Played()
+        self._left = threading.Semaphore(0)
+        self.worker.start()
+        self._fill()
+
+    def close(self) -> None:
+        self.worker.close()
+
+    def _fill(self) -> None:
+        """Has everybody's tokens computed."""
+        over = threading.Semaphore(0)
+        for device, script in enumerate(self._work):
+            ask = VerifyRequest(device, GREEDY, 0, script.before, Chunk())
+            self.worker.submit(ask, lambda _answer: over.release())
+        for _ in self._work:
+            over.acquire()
+
+    def play(self, arrivals: Sequence[Arrival]) -> Played:
+        """Sends everything at its time, open loop; returns when all is answered. Latency counts from the arrival."""
+        self.context.seconds = 0.0
+        self.context.batches.clear()
+        self._played = Played()
+        self._began = perf_counter()
+        for arrival in arrivals:
+            if (early := arrival.at - (perf_counter() - self._began)) > 0:
+                sleep(early)
+            with self._lock:
+                line = self._lines[arrival.device]
+                line.append(arrival)
+                if len(line) == 1:
+                    self._send(arrival)
+        for _ in arrivals:
+            self._left.acquire()
+        self._played.seconds = perf_counter() - self._began
+        self._played.busy = self._began + self._played.answered[-1] - self.context.began
+        return self._played
+
+    def _send(self, arrival: Arrival) -> None:
+        ask = self._work[arrival.device].ask(arrival.device, self._rng)
+        self.context.unseen[arrival.device] = 1 + GAMMA * arrival.kept
+        self.worker.submit(ask, partial(self._answered, arrival))
+
+    def _answered(self, arrival: Arrival, answer: Answer) -> None:
+        began = perf_counter()
+        if not isinstance(answer, Verdict):
+            raise TypeError(f"no verdict: {answer}")
+        played, now = self._played, began - self._began
+        played.latencies.append(now - arrival.at)
+        played.answered.append(now)
+        played.tokens += answer.accepted + len(answer.tokens)
+        with self._lock:
+            line = self._lines[arrival.device]
+            line.popleft()
+            if line:
+                self._send(line[0])
+        played.deliver += perf_counter() - began
+        self._left.release()
+
+
+def kept_before(budget: float, rng: random.Random, most: int = 6) -> int:
+    """How many chunks a device keeps unchecked between two that it sends, if it sends that share of them."""
+    kept = 0
+    while kept < most and rng.random() >= budget:
+        kept += 1
+    return kept

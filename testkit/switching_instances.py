@@ -1,0 +1,63 @@
+"""Instances of graph switching (CoordGen, 3.2): the paper's examples, random ones, and those of Appendix A."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from edgellm.coldstart.graph_switching import (
+    Instance,
+    Plan,
+    beam,
+    naive,
+    progressive,
+    synchronous,
+    unhurried,
+)
+
+Way = Callable[[Instance], tuple[Plan, str]]
+
+
+WAYS: dict[str, Way] = {
+    "synchronous": synchronous,
+    "naive": naive,
+    "progressive": progressive,
+    "unhurried": unhurried,
+    "beam": beam,
+}
+
+
+EXAMPLES = (
+    (
+        "Four blocks, two chunks, decode graphs 25 % slower (Fig. 8)",
+        Instance((2.0,) * 4, (2.5,) * 4, (4.0,) * 4, chunks=2),
+        ("synchronous", "naive", "progressive"),
+    ),
+    (
+        "Four blocks, three chunks, decode graphs half as fast",
+        Instance((2.0,) * 4, (4.0,) * 4, (4.0,) * 4, chunks=3),
+        ("naive", "progressive", "beam"),
+    ),
+)
+
+
+def drawn(rng: random.Random, blocks: int, chunks: int, slowdown: float) -> Instance:
+    """A random instance; its decode graphs take `slowdown` times as long as the others, on average."""
+    prefill = [rng.uniform(0.5, 1.5) for _ in range(blocks)]
+    decode = [seconds * (1.0 + (slowdown - 1.0) * rng.uniform(0.5, 1.5)) for seconds in prefill]
+    scale = 2.0 ** rng.uniform(-1.5, 2.5)
+    load = [scale * rng.uniform(0.5, 1.5) for _ in range(blocks)]
+    return Instance(tuple(prefill), tuple(decode), tuple(load), chunks)
+
+
+def partition(items: Sequence[int]) -> Instance:
+    """The instance that Appendix A makes of whole numbers: to halve their sum is to hide every load.
+
+    A block for each number, which is the time of its load, and a long one behind them, which takes half the sum and
+    loads in no time; two chunks. Their symbols are lost, so this is how it must be: the decode graphs are as fast as
+    the others, and the short blocks so fast that all their computations hide less than half a unit. All times are whole
+    numbers. The optimum is the time of a bare prefill if the numbers can be halved, and more if not.
+    """
+    unit = 8 * len(items)
+    compute = (*[1.0] * len(items), sum(items) * unit / 2)
+    return Instance(compute, compute, (*(float(unit * item) for item in items), 0.0), chunks=2)
