@@ -18,7 +18,7 @@ from edgellm.verifier.engine import survives
 
 
 class ForcedVerifier(Verifier, BlockingSession):
-    """Says what `case` says. One session at a time, in one context."""
+    """A verifier whose verdicts are those of a given reply. One session at a time, in one context."""
 
     def __init__(self, model: Model, context: Context) -> None:
         self._model, self._context = model, context
@@ -26,7 +26,7 @@ class ForcedVerifier(Verifier, BlockingSession):
         self._reply: tuple[int, ...] = ()
 
     def says(self, prompt: Ids, reply: tuple[int, ...]) -> None:
-        """What it writes behind `prompt` from now on."""
+        """Write `reply` behind `prompt` from now on."""
         self._prompt, self._reply = len(prompt), reply
 
     @property
@@ -42,7 +42,7 @@ class ForcedVerifier(Verifier, BlockingSession):
         return self
 
     def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:  # noqa: ARG002
-        """A pass over what is new; its logits are looked at as `verify_greedy` does."""
+        """Compute a pass over new tokens, look at its logits as `verify_greedy` does; return the reply's verdict."""
         began = perf_counter()
         unseen = prefix[self._context.sync(prefix) :]
         ids = np.concatenate((unseen, chunk.ids)) if len(chunk) else unseen

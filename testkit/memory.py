@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def most_memory() -> int:
-    """Bytes that this process has had at once. (Linux hands `ru_maxrss` down from the process that started it.)"""
+    """Return the most bytes that this process has had at once.
+
+    Linux hands `ru_maxrss` down from the process that started this one, so it is read from `/proc` there.
+    """
     status = Path("/proc/self/status")
     if status.exists():
         lines = dict(line.split(":", 1) for line in status.read_text(encoding="ascii").splitlines())

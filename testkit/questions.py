@@ -34,14 +34,14 @@ class Question:
         return self.case.family
 
     def score(self, text: str) -> float:
-        """Exact match, or ROUGE-1 for free text; in percent."""
+        """Return exact match, or ROUGE-1 for free text, in percent."""
         if self.case.metric == "rouge":
             return 100.0 * rouge_1(self.case.answer, text)
         return 100.0 * (text == self.case.answer)
 
 
 def questions(count: int, seed: int = HELD_OUT_SEED) -> list[Question]:
-    """`count` of each family, in random order, as a household asks."""
+    """Return `count` questions of each family, in random order, as a household asks."""
     asked = [
         Question(case, [Message(turn.role, turn.text) for turn in case.prompt])
         for family in FAMILIES
@@ -53,7 +53,7 @@ def questions(count: int, seed: int = HELD_OUT_SEED) -> list[Question]:
 
 @dataclass
 class Answers:
-    """Scores in the order of the questions, and what they cost."""
+    """Scores in the order of the questions, and what the replies cost."""
 
     scores: list[float] = field(default_factory=list)
     tokens: int = 0
@@ -74,7 +74,7 @@ class Answers:
 
 
 def answered(asked: Sequence[Question], answer: Callable[[Question, int], Reply]) -> Answers:
-    """All questions answered; each reply has a seed of its own."""
+    """Answer all questions, each with a seed of its own, and return their scores."""
     answers = Answers()
     for seed, question in enumerate(asked):
         answers.add(question, answer(question, seed))
@@ -82,12 +82,12 @@ def answered(asked: Sequence[Question], answer: Callable[[Question, int], Reply]
 
 
 def reply_with(pair: Pair, **options: Any) -> Callable[[Question, int], Reply]:
-    """Greedy replies of the pair, under `options`."""
+    """Return a function that answers a question greedily by the pair, under `options`."""
     return lambda question, seed: pair.reply(question.messages, max_tokens=MOST, seed=seed, retrieval="off", **options)
 
 
 def by_family(scores: Sequence[float], asked: Sequence[Question]) -> dict[str, Any]:
-    """Means a family with their 95 % half-widths, and the mean over families."""
+    """Return the mean of each family with its 95 % half-width, and the mean over families."""
     means, widths = {}, {}
     for family in FAMILIES:
         part = np.array([score for score, question in zip(scores, asked, strict=True) if question.family == family])
@@ -97,7 +97,7 @@ def by_family(scores: Sequence[float], asked: Sequence[Question]) -> dict[str, A
 
 
 class Remembering(Verifier, VerifierSession):
-    """A verifier that is asked nothing twice. Greedy verdicts depend on nothing but the text and the chunk."""
+    """A verifier that is asked nothing twice, as greedy verdicts depend on nothing but the text and the chunk."""
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
@@ -127,7 +127,7 @@ class Remembering(Verifier, VerifierSession):
         return _Known(self._known[key])
 
     def close(self) -> None:
-        """Between replies: the session is used again."""
+        """Do nothing between replies: the session is used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class _Known:
 
 
 def rouge_1(right: str, written: str) -> float:
-    """F-measure of shared words, as the papers report it."""
+    """Return the F-measure of shared words, from 0 to 1, as the papers report it."""
     from rouge_score.rouge_scorer import RougeScorer  # of the `bench` extra
 
     return float(RougeScorer(["rouge1"]).score(right, written)["rouge1"].fmeasure)

@@ -15,13 +15,13 @@ Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # load, compute, 
 
 
 def _star(up: np.ndarray, down: np.ndarray, size: float) -> np.ndarray:
-    """Seconds to send `size` from each to each, at the sender's uplink or the receiver's downlink (equation 20)."""
+    """Return the seconds to send `size` between each two, by uplink or downlink (equation 20)."""
     times: np.ndarray = size / np.minimum(up[:, None], down[None, :])
     return times
 
 
 def _base(rng: Rng, k: int, layers: int, spread: float = 4.0, disk: float = 3.0, comm: float = 1.0) -> Parts:
-    """Loads around 0.2 s a layer; computing, by the length of the prompt, a sixteenth of that to twice that."""
+    """Draw loads around 0.2 s a layer, and computing of a sixteenth of that to twice that, by the prompt's length."""
     load = 0.2 * disk ** rng.uniform(-0.5, 0.5, k)
     compute = 0.2 * spread ** rng.uniform(-0.5, 0.5, k) * 2.0 ** rng.uniform(-4.0, 1.0)
     cap = np.maximum(1, rng.uniform(1.0, 6.0, k) * layers / k).astype(int)
@@ -44,7 +44,7 @@ def tight(rng: Rng, k: int, layers: int) -> Parts:
 
 
 def _tight(rng: Rng, k: int, layers: int) -> np.ndarray:
-    """Memories that together hold a quarter more layers than there are."""
+    """Draw memories that together hold a quarter more layers than there are."""
     share = rng.uniform(0.5, 1.5, k)
     cap: np.ndarray = np.maximum(1, np.floor(1.25 * layers * share / share.sum())).astype(int)
     while cap.sum() < 1.25 * layers:
@@ -98,7 +98,7 @@ FAMILIES: dict[str, Callable[[Rng, int, int], Parts]] = {
 
 
 def drawn(family: str, rng: Rng, k: int, layers: int, overlap: Overlap = "paper") -> Task:
-    """A random task of a family: k devices that together hold the layers."""
+    """Draw a random task of a family: k devices that together hold the layers."""
     load, compute, cap, send = FAMILIES[family](rng, k, layers)
     while cap.sum() < layers:
         cap = cap + 1

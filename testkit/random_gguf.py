@@ -30,9 +30,10 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What fixes the arithmetic. `bias`: on query, key and value; `tied`: the head is the embedding.
+    """The numbers that fix the arithmetic of a model.
 
-    `n_expert`: as many feed-forward parts of size `n_ff` in each layer, of which two are used; 0 for a plain one.
+    `bias` is on query, key and value; `tied` means that the LM head is the embedding; `n_expert` is the number of
+    feed-forward parts of size `n_ff` in each layer, of which two are used, and 0 for a plain one.
     """
 
     arch: str
@@ -68,14 +69,14 @@ FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7}
 
 
 def byte_alphabet() -> list[str]:
-    """The printable stand-in of each byte in byte-level BPE: itself where printable, else the next from U+0100 on."""
+    """Return the stand-in of each byte in byte-level BPE: itself if printable, else the next one from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     stand_in = iter(range(0x100, 0x200))
     return [chr(b) if b in printable else chr(next(stand_in)) for b in range(256)]
 
 
 def words(alphabet: list[str]) -> Iterator[tuple[str, str]]:
-    """Merges (left, right), shorter tokens first: every left part is a token already."""
+    """Return merges (left, right), shorter tokens first, so that every left part is a token already."""
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     level = [alphabet[ord(" ")], *letters]
     while True:
@@ -88,7 +89,7 @@ def words(alphabet: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def vocabulary(size: int) -> tuple[list[str], list[int], list[str]]:
-    """Tokens, their kinds and the merges: 256 bytes, merged words, the control tokens last."""
+    """Return tokens, their kinds and the merges: 256 bytes, merged words, the control tokens last."""
     alphabet = byte_alphabet()
     n_words = size - len(alphabet) - len(CONTROL)
     if n_words < 0:
@@ -100,7 +101,7 @@ def vocabulary(size: int) -> tuple[list[str], list[int], list[str]]:
 
 
 def random_matrix(rng: np.random.Generator, rows: int, cols: int, kind: str, sigma: float) -> Array:
-    """(rows, cols) weights of standard deviation `sigma`, already in the file's form: quantised rows are bytes."""
+    """Return (rows, cols) weights of standard deviation `sigma` in the file's form: quantised rows are bytes."""
     if kind in ("F32", "F16"):
         weights = rng.standard_normal((rows, cols), dtype=np.float32) * np.float32(sigma)
         return weights if kind == "F32" else weights.astype(np.float16)
@@ -111,7 +112,7 @@ def random_matrix(rng: np.random.Generator, rows: int, cols: int, kind: str, sig
 
 
 def tensors(shape: Shape, kind: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Name, shape (rows first) and type of every tensor."""
+    """Return name, shape (rows first) and type of every tensor."""
     d, kv = shape.n_embd, shape.n_embd // shape.n_head * shape.n_head_kv
     # a tied head is kept at 8 bits in a 4-bit file, as llama.cpp's own quantiser does for rows of 896
     yield "token_embd.weight", (shape.n_vocab, d), "Q8_0" if kind == "Q4_0" else kind
@@ -145,7 +146,7 @@ def write(
     chat_template: str = CHAT_TEMPLATE,
     pre_tokenizer: str = "qwen2",
 ) -> None:
-    """Writes the file tensor by tensor; memory stays at the largest tensor. `pre_tokenizer`: a name of llama.cpp's."""
+    """Write the file tensor by tensor; memory stays at the largest. `pre_tokenizer` is a name of llama.cpp's."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, shape.arch)
     writer.add_name(f"random {path.stem}")

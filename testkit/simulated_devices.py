@@ -25,13 +25,13 @@ GAMMA, CACHED, WRONG = 4, 256, 0.3
 
 @dataclass(frozen=True)
 class Script:
-    """What one device always has before it: `CACHED` tokens, and the verifier's own text after them."""
+    """What a device always has: `CACHED` tokens, and the verifier's own text after them."""
 
     before: Ids
     text: Ids
 
     def ask(self, device: int, rng: random.Random) -> VerifyRequest:
-        """A request for a verdict on four tokens, of which in three cases of ten one is wrong."""
+        """Return a request for a verdict on four tokens, of which in three cases of ten one is wrong."""
         ids = self.text.copy()
         if rng.random() < WRONG:
             ids[rng.randrange(GAMMA)] ^= 1
@@ -39,7 +39,7 @@ class Script:
 
 
 def scripts(model: Model, devices: int, threads: int | None, seed: int) -> list[Script]:
-    """One for each device: held-out text from a place of its own."""
+    """Return a script for each device: held-out text from a place of its own."""
     made, rng = [], np.random.default_rng(seed)
     cases = [list(held_out(family, 4)) for family in FAMILIES]
     prompts = [[Message(turn.role, turn.text) for turn in case.prompt] for group in cases for case in group]
@@ -57,7 +57,7 @@ def scripts(model: Model, devices: int, threads: int | None, seed: int) -> list[
 
 
 class Clocked(Context):
-    """Counts the seconds in the engine, and keeps what was in each batch: (sequence, tokens, rows with logits)."""
+    """A context that counts its seconds, and keeps what was in each batch: (sequence, tokens, rows with logits)."""
 
     def __init__(self, model: Model, devices: int, threads: int | None, limits: SchedulerLimits) -> None:
         rows = max(limits.rows, 512, devices)  # llama.cpp aborts where a batch cannot hold a row of every sequence
@@ -94,7 +94,7 @@ class Arrival:
 
 @dataclass
 class Played:
-    """What came of a trace: latency of each request in seconds, in order of the answers, and when it was answered."""
+    """The outcome of a trace: latency of each request in seconds and when it was answered, in order of the answers."""
 
     latencies: list[float] = field(default_factory=list)
     answered: list[float] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Played:
 
 
 class Fleet:
-    """A worker with room for every device. Each device has one request under way; its others wait at home."""
+    """A worker with room for every device. Each device has one request under way; its others wait."""
 
     def __init__(
         self, model: Model, work: list[Script], threads: int | None, limits: SchedulerLimits, seed: int
@@ -128,7 +128,7 @@ class Fleet:
         self.worker.close()
 
     def _fill(self) -> None:
-        """Has everybody's tokens computed."""
+        """Have all devices' tokens computed."""
         over = threading.Semaphore(0)
         for device, script in enumerate(self._work):
             ask = VerifyRequest(device, GREEDY, 0, script.before, Chunk())
@@ -137,7 +137,7 @@ class Fleet:
             over.acquire()
 
     def play(self, arrivals: Sequence[Arrival]) -> Played:
-        """Sends everything at its time, open loop; returns when all is answered. Latency counts from the arrival."""
+        """Send everything at its time, open loop, and return when all is answered. Latency counts from the arrival."""
         self.context.seconds = 0.0
         self.context.batches.clear()
         self._played = Played()
@@ -179,7 +179,7 @@ class Fleet:
 
 
 def kept_before(budget: float, rng: random.Random, most: int = 6) -> int:
-    """How many chunks a device keeps unchecked between two that it sends, if it sends that share of them."""
+    """Draw how many chunks a device keeps unverified between two that it sends, if it sends that share of them."""
     kept = 0
     while kept < most and rng.random() >= budget:
         kept += 1

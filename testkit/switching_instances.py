@@ -42,7 +42,7 @@ EXAMPLES = (
 
 
 def drawn(rng: random.Random, blocks: int, chunks: int, slowdown: float) -> Instance:
-    """A random instance; its decode graphs take `slowdown` times as long as the others, on average."""
+    """Draw a random instance; its decode graphs take `slowdown` times as long as the others, on average."""
     prefill = [rng.uniform(0.5, 1.5) for _ in range(blocks)]
     decode = [seconds * (1.0 + (slowdown - 1.0) * rng.uniform(0.5, 1.5)) for seconds in prefill]
     scale = 2.0 ** rng.uniform(-1.5, 2.5)
@@ -51,12 +51,12 @@ def drawn(rng: random.Random, blocks: int, chunks: int, slowdown: float) -> Inst
 
 
 def partition(items: Sequence[int]) -> Instance:
-    """The instance that Appendix A makes of whole numbers: to halve their sum is to hide every load.
+    """Return the instance that Appendix A makes of whole numbers: to halve their sum is to hide every load.
 
-    A block for each number, which is the time of its load, and a long one behind them, which takes half the sum and
-    loads in no time; two chunks. Their symbols are lost, so this is how it must be: the decode graphs are as fast as
-    the others, and the short blocks so fast that all their computations hide less than half a unit. All times are whole
-    numbers. The optimum is the time of a bare prefill if the numbers can be halved, and more if not.
+    There is a block for each number, which is the time of its load, and a long one behind them, which takes half the
+    sum and loads in no time; two chunks. The paper's symbols are lost, so this is reconstructed: the decode graphs are
+    as fast as the others, and the short blocks so fast that all their computations hide less than half a unit. All
+    times are whole numbers. The optimum is the time of a bare prefill if the numbers can be halved, and more if not.
     """
     unit = 8 * len(items)
     compute = (*[1.0] * len(items), sum(items) * unit / 2)

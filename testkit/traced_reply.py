@@ -27,7 +27,7 @@ TIE = 1e-3  # logits closer than this may change places with the shape of the ba
 
 @dataclass
 class TracedRound:
-    """What the device drafted after `prefix`, and the verdict, if one came."""
+    """A round: the device's drafts after `prefix`, and the verdict, if one came."""
 
     prefix: Ids
     chunk: Chunk
@@ -79,8 +79,10 @@ class Traced(Drafter):
 
 
 class TracedVerifier(Verifier):
-    """A verifier whose verdicts are noted; perhaps slow to ask. `lost_at` is the length of the text where it was first
-    found to be away."""
+    """A verifier whose verdicts are noted, perhaps slow to ask.
+
+    `lost_at` is the length of the text where it was first found to be away.
+    """
 
     def __init__(self, verifier: RemoteVerifier, pace: float, rounds: list[TracedRound]) -> None:
         self._verifier, self._pace, self._rounds = verifier, pace, rounds
@@ -99,18 +101,18 @@ class TracedVerifier(Verifier):
         return TracedSession(self._verifier.open(state), self)
 
     def wait(self) -> None:
-        """As slow as the device is."""
+        """Wait as long as the device is slow."""
         began = time.perf_counter()
         time.sleep(self._pace)
         self.slept += time.perf_counter() - began
 
     def away(self) -> None:
-        """It was found to be away."""
+        """Note that it was found to be away."""
         if self.lost_at is None:
             self.lost_at = len(self._rounds[-1].prefix)
 
     def waited(self, seconds: float, verdict: Verdict | None) -> None:
-        """For the verdict of this round; None: it was lost."""
+        """Note the seconds waited for this round's verdict, which is None if it was lost."""
         now = self._rounds[-1]
         now.waited, now.lost = seconds, verdict is None
         if verdict is not None:
@@ -118,7 +120,7 @@ class TracedVerifier(Verifier):
 
 
 class TracedSession(VerifierSession):
-    """One reply at such a verifier."""
+    """A reply's session with such a verifier."""
 
     def __init__(self, session: VerifierSession, verifier: TracedVerifier) -> None:
         self._session, self._verifier = session, verifier
@@ -137,7 +139,7 @@ class TracedSession(VerifierSession):
 
 
 class TracedPending:
-    """One verdict from such a verifier."""
+    """A verdict that such a verifier owes."""
 
     def __init__(self, pending: Pending, verifier: TracedVerifier) -> None:
         self._pending, self._verifier, self._asked = pending, verifier, time.perf_counter()
@@ -169,7 +171,7 @@ class Endless:
 
 @dataclass
 class Written:
-    """One reply."""
+    """A reply, and how it was written."""
 
     prompt: Ids
     tokens: list[Token] = field(default_factory=list)
@@ -186,7 +188,7 @@ class Written:
 
 
 class Judge:
-    """Finds out what is wrong with a reply, if anything."""
+    """Finds what is wrong with a reply, if anything."""
 
     def __init__(self, draft: Model, verifier: Model) -> None:
         self._models = {True: verifier, False: draft}
@@ -213,7 +215,7 @@ class Judge:
         return found
 
     def _strangers(self, reply: Written, whole: Ids, verified: bool) -> list[str]:
-        """Tokens that the model that their source names would not have written."""
+        """Return tokens that the model that their source names would not have written."""
         places = [i for i, token in enumerate(reply.tokens) if (token.source not in _UNCHECKED) == verified]
         if not places:
             return []
@@ -227,7 +229,7 @@ class Judge:
                 for i, gap in gaps.items() if gap > TIE]  # fmt: skip
 
     def _replay(self, reply: Written, text: Ids) -> list[str]:
-        """Verdicts that the seed, the drafts and the verifier's logits do not lead to again."""
+        """Return verdicts that the seed, the drafts and the verifier's logits do not lead to again."""
         start = len(reply.prompt)
         with Context(self._models[True], n_ctx=POSITIONS, threads=1) as context:
             rows = context.decode(text[:-1], outputs=len(text) - start).copy()
@@ -250,14 +252,14 @@ _NEAR = (0.0, -1e-4, 1e-4)  # a draw so close to the edge between two tokens may
 
 
 def _drawable(row: Floats, token: int, sampling: Sampling) -> bool:
-    """Whether `token` can be drawn from `row` (n_vocab,) of logits; those on the edge of what is cut off count."""
+    """Return whether `token` can be drawn from `row` (n_vocab,) of logits; tokens on the edge of the cut-off count."""
     near = row.copy()
     near[token] += TIE
     return probability(exact_distribution(near, sampling), token) > 0.0
 
 
 def longest_gap(moments: Sequence[tuple[float, int]], rounds: Sequence[TracedRound]) -> Gap:
-    """The longest time between two tokens, of the moment in seconds and the round in which each was there."""
+    """Return the longest time between two tokens, given each one's moment in seconds and its round."""
     longest = Gap()
     for (before, _), (now, number) in pairwise(moments):
         if now - before > longest.seconds:

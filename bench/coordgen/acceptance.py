@@ -98,7 +98,7 @@ def measured(model: Model, cases: int) -> dict[str, dict[str, float]]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Markdown: a row a method, a column a task, and the mean ratio to its base."""
+    """Return a Markdown table for each model: a row for each method, a column for each task, the ratio to its base."""
     lines = []
     for model, found in results["models"].items():
         lines += [

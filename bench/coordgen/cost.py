@@ -129,7 +129,7 @@ def calibration(model: Model, length: int, repeats: int, threads: int | None) ->
 
 
 def table(found: dict[str, Any]) -> str:
-    """Markdown: indexing, then a row a prefill."""
+    """Return a line on indexing, and a Markdown table with a row for each prefill."""
     row = found["indexing"]
     index = (
         f"{row['tokens']:,} tokens are indexed in {row['seconds']['median']:.2f} s and {row['megabytes']:.0f} MB;"

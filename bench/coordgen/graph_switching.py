@@ -84,6 +84,7 @@ HEAD = f"{'above the optimum, %':<26}" + "".join(f"{name:>18}" for name in WAYS)
 
 
 def table(found: dict[str, Any]) -> str:
+    """Return a line for each group of instances, a column for each way."""
     rows = [(f"slowdown {row['slowdown']:.2f}", row["ways"]) for row in found["slowdowns"]]
     rows += [("partition (Appendix A)", found["partition"]), ("large, above the floor", found["large"])]
     lines = [HEAD, *(_line(name, ways) for name, ways in rows)]

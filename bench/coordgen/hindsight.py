@@ -113,7 +113,7 @@ def measured(cases: int) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Markdown: a row for each curve and drafter, a column a task: speed, and its share of the oracle's gain."""
+    """Return a Markdown table: a row for each curve and drafter, a column for each task."""
     lines = [f"| curve | drafter | {' | '.join(TASKS)} | share of the oracle's gain |", "|---|---|" + "---|" * 5]
     for name, tasks in found["curves"].items():
         for way in ("ours", "all that stands", "oracle"):

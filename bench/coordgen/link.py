@@ -97,7 +97,7 @@ def measured(task: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Milliseconds a token, and how much faster than the verifier alone."""
+    """Return a Markdown table: milliseconds for each token, and the speed against the verifier alone."""
     lines = [f"| task | {' | '.join(WAYS)} |", f"|---|{'---|' * len(WAYS)}"]
     for task, ways in results["tasks"].items():
         cells = (f"{row['ms_a_token']:.0f} ms, {row['speed']:.2f}×" for row in ways.values())

@@ -131,7 +131,7 @@ def measured(task: str, cases: int, repeats: int, threads: int) -> dict[str, Any
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Markdown: tokens a second of decoding, and of whole replies, and ours against theirs."""
+    """Return a Markdown table: tokens a second of decoding and of whole replies, and ours against theirs."""
     tasks = results["tasks"]
     lines = [f"| tokens a second | {' | '.join(tasks)} |", "|---|" + "---|" * len(tasks)]
     for name in next(iter(tasks.values())):

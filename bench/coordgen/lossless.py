@@ -63,7 +63,7 @@ def asked(rounds: int) -> Iterator[tuple[int, str, list[Message]]]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Markdown: a row a way."""
+    """Return a Markdown table with a row for each way of writing."""
     lines = ["| way | replies | equal | ties | bugs | tokens | copied |", "|---|---|---|---|---|---|---|"]
     for way, row in found["ways"].items():
         cells = (row.get(key, 0) for key in ("replies", "equal", "tie", "bug", "tokens", "copied"))

@@ -127,7 +127,7 @@ def total(seconds: Sequence[float], repeats: int) -> float:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Markdown: decoding speed against plain decoding; ours as a share of the oracle's gain, and against theirs."""
+    """Return a Markdown table for each model: speed against plain decoding, and ours against others."""
     lines = []
     for model, found in results["models"].items():
         tasks = [task for task in found if not task.endswith("_ms")]

@@ -176,7 +176,7 @@ def row(found: dict[str, Any]) -> list[str]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """A line a home, and what they come to."""
+    """Return a line for each home, and a summary."""
     head = ["devices", *(name.upper() for name in WAYS), "RPC", "SPLIT"]
     rows = [head, *map(row, found["each"])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -59,6 +59,7 @@ def _baselines(task: Task) -> dict[str, float]:
 
 
 def table(found: dict[str, Any]) -> str:
+    """Return a line for each family of fleets."""
     lines = [
         f"{'family':<22}{'fleets':>8}{'differ':>8}{'unproved':>10}{'even':>16}{'by strength':>16}{'best single':>16}"
     ]

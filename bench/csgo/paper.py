@@ -50,6 +50,7 @@ def _ways(found: Plan) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
+    """Return a line for each prompt length, and what is saved beside the paper's claims."""
     names, sizes = ("ideal single", "even", "heuristic", "optimum"), (14, 9, 11, 9)
     head = f"{'tokens':>6}" + "".join(f"{name:>{size}}" for name, size in zip(names, sizes, strict=True))
     lines = [f"{head}  {'devices (layers)':<24}{'saved':>7}{'receiving':>11}{'streamed':>10}"]

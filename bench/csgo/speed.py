@@ -62,6 +62,7 @@ def reference(k: int, layers: int, seed: int) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
+    """Return a line for each number of devices and layers, and the families of the largest."""
     lines = [f"{'K':>3}{'L':>5}{'median':>10}{'p90':>9}{'max':>9}{'under 1 s':>11}{'proved':>8}{'worst gap':>11}"]
     lines += [
         f"{row['devices']:>3}{row['layers']:>5}{row['median']:>8.3f} s{row['p90']:>7.2f} s{row['max']:>7.2f} s"

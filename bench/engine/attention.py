@@ -73,7 +73,7 @@ def measured(model: Model, depth: int, threads: int | None, repeats: int) -> dic
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Markdown: a row a pass, and both attentions at every depth."""
+    """Return a Markdown table for each model: a row for each pass, and both attentions at every depth."""
     lines = []
     for model, depths in results["models"].items():
         columns = [f"{way}, {depth}" for depth in depths for way in ("flash", "plain")]

@@ -70,7 +70,7 @@ def measured(path: Path, repeats: int, threads: int | None) -> dict[str, Any]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Markdown: a column for each number of rows, a row for each way. One row is decoded at once by all."""
+    """Return a Markdown table for each model: a column for each number of rows, a row for each way."""
     lines = []
     for name, found in results["models"].items():
         rows = found["rows"]

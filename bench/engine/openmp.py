@@ -66,7 +66,7 @@ def both(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Milliseconds by rows."""
+    """Return a line for each policy and thread: milliseconds by number of rows."""
     first = next(iter(found["milliseconds"].values()))["main thread"]
     lines = [f"{'waiting':<14}{'decoded by':<15}" + "".join(f"{rows + ' rows':>10}" for rows in first)]
     for way, threads in found["milliseconds"].items():

@@ -66,7 +66,7 @@ def measured(path: Path, repeats: int, threads: int | None) -> list[dict[str, An
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Markdown: a column for each number of rows."""
+    """Return a Markdown table for each model, with a column for each number of rows."""
     lines = []
     for name, found in results["models"].items():
         lines += [f"{name}:", "", f"| rows | {' | '.join(str(row['rows']) for row in found)} |"]

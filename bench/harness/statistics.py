@@ -7,14 +7,17 @@ from collections.abc import Callable
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Minimum, quartiles and maximum of repeated measurements."""
+    """Return the minimum, quartiles and maximum of repeated measurements."""
     ordered = sorted(values)
     low, middle, high = statistics.quantiles(ordered, n=4) if len(ordered) > 1 else (ordered[0],) * 3
     return {"min": ordered[0], "q1": low, "median": middle, "q3": high, "max": ordered[-1]}
 
 
 def alternate(repeats: int, *runs: Callable[[], float]) -> list[list[float]]:
-    """Calls the runs in turn, `repeats` times; the order turns round each time, so that drift hits all alike."""
+    """Call the runs in turn, `repeats` times, and return what each returned.
+
+    Every second time the order is reversed, so that drift affects all alike.
+    """
     taken: list[list[float]] = [[] for _ in runs]
     for number in range(repeats):
         order = range(len(runs)) if number % 2 == 0 else reversed(range(len(runs)))

@@ -24,7 +24,7 @@ from testkit import ROOT
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One entry of `suites.toml`; the meaning of its keys stands there."""
+    """An entry of `suites.toml`, whose first lines explain the keys."""
 
     suite: str
     name: str
@@ -36,6 +36,7 @@ class Benchmark:
 
     @classmethod
     def read(cls, suite: str, name: str, entry: Mapping[str, Any]) -> Benchmark:
+        """Return the benchmark of a table of `suites.toml`. Raise KeyError where `about` or `page` is missing."""
         quick, full = tuple(entry.get("quick", ())), tuple(entry.get("full", ()))
         return cls(suite, name, entry["about"], entry["page"], quick, full, entry.get("module", name))
 
@@ -45,7 +46,7 @@ class Benchmark:
 
     @property
     def module_name(self) -> str:
-        """What `python -m` runs."""
+        """The module that `python -m` runs."""
         return f"bench.{self.suite}.{self.module}"
 
     def load(self) -> Any:

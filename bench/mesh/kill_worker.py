@@ -224,7 +224,7 @@ def main() -> None:
 
 
 def table(found: dict[str, Any]) -> str:
-    """What became of the replies."""
+    """Return what became of the replies."""
     states = ", ".join(f"{count} {state}" for state, count in sorted(found["hit_while"].items()))
     complete, replies = found["complete_and_the_same"], found["replies"]
     lines = [f"{complete} of {replies} replies complete and the same; {found['recovered']} of them over other devices"]

@@ -167,7 +167,7 @@ def replies(model: Path, repeats: int, tokens: int) -> list[dict[str, Any]]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Medians, and what company brings."""
+    """Return medians of passes and of replies, one by one and together."""
     lines = [f"{found['model']}: milliseconds of processor for a pass, in the median"]
     lines.append(f"{'sessions':>8} {'rows each':>9} {'one by one':>11} {'together':>9}")
     for row in found["passes"]:

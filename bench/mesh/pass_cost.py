@@ -207,7 +207,7 @@ def _asked(mesh: Mesh, rows: int) -> None:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Medians, and what the blocks cost more."""
+    """Return medians of passes, how much more the blocks cost, and the hops."""
     lines = [f"{found['model']}, {found['threads']} threads: milliseconds of processor a pass, in the median"]
     lines.append(f"{'rows':>5} {'uncut':>8}" + "".join(f"{f'blocks of {size}':>19}" for size in SIZES))
     for each in found["blocks"]:

@@ -201,7 +201,7 @@ def figures_of(outcomes: list[Outcome]) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """A line for each kind of fault."""
+    """Return a line for each kind of fault."""
     head = f"{'fault':<17}{'replies':>8}{'went on alone':>15}{'checked again':>15}{'longer, median':>16}{'at most':>9}"
     lines = [f"{head}{'wrong':>7}{'late':>6}"]
     for kind, row in found["faults"].items():

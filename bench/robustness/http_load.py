@@ -256,7 +256,7 @@ def _watch(arguments: argparse.Namespace, server: psutil.Process, tally: Tally) 
 
 
 def table(found: dict[str, Any]) -> str:
-    """What clients did, what was sampled, and what they waited."""
+    """Return what clients did, what was sampled, and how long they waited."""
     counts = found["counts"]
     did = ", ".join(f"{counts.get(kind, 0):,} {kind}" for kind in KINDS)
     told = f"{found['clients']} clients, {found['minutes']:g} minutes: {did}"

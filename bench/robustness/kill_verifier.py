@@ -216,7 +216,7 @@ def run(
 
 
 def table(found: dict[str, Any]) -> str:
-    """What became of the replies."""
+    """Return what became of the replies."""
     how = "everything verified" if found["budget"] >= 1.0 else f"budget {found['budget']:g}"
     lines = [f"{found['replies']} replies, {how}{', drafting on meanwhile' if found['parallel'] else ''}"]
     for kind in ("kill", "hang"):

@@ -240,7 +240,7 @@ def _watch(
 
 
 def table(found: dict[str, Any]) -> str:
-    """What was sampled, and what devices waited."""
+    """Return what was sampled, and how long devices waited."""
     server, device, counts = found["server"], found["device"], found["counts"]
     lines = [
         (

@@ -149,6 +149,7 @@ def run(draft: Path, verifier: Path, asked: Sequence[list[Message]], most: int) 
 
 
 def table(results: Mapping[str, Any]) -> str:
+    """Return a line of counts for each path."""
     return "".join(
         f"{name:12}" + ", ".join(f"{number} {what}" for what, number in sorted(counts.items())) + "\n"
         for name, counts in results["ways"].items()

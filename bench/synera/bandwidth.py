@@ -83,6 +83,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def table(results: Mapping[str, Any]) -> str:
+    """Return a line for each network."""
     return "".join(
         f"{row['megabits']:>7g} Mbit/s"
         + "".join(

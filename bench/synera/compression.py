@@ -161,6 +161,7 @@ HEAD = f"{'drafts':<22}{'sampling':<22}{'tokens':>8}{'bytes a chunk':>15}{'whole
 
 
 def table(results: Mapping[str, Any]) -> str:
+    """Return a line for each source of drafts and way of sampling."""
     return "\n".join([HEAD, *map(_row, results["requests"])]) + "\n"
 
 

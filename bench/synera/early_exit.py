@@ -79,6 +79,7 @@ def run(draft: str, cases: int, thresholds: list[float]) -> list[dict[str, Any]]
 
 
 def table(results: Mapping[str, Any]) -> str:
+    """Return a line for each threshold."""
     rows = results["thresholds"]
     lines = [f"{'threshold':>9}{'score':>8}{'agreement':>11}{'left':>7}{'time':>7}"]
     lines += [

@@ -81,6 +81,7 @@ def measured(path: Path, lengths: list[int], repeats: int, threads: int | None) 
 
 
 def table(results: Mapping[str, Any]) -> str:
+    """Return a line for each model and length of the prompt."""
     lines = [f"{'':20}{'tokens':>8}{'by 32, ms':>11}{'alone, ms':>11}{'of that':>9}"]
     for name, rows in results["models"].items():
         lines += [

@@ -112,7 +112,7 @@ def _first(chunk: Chunk) -> Chunk:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Markdown: what each gate takes for a drafted token."""
+    """Return a Markdown table for each model: what each gate takes for a drafted token."""
     lines = []
     for name, found in results["models"].items():
         everything = found["all_layers_us"] / found["token_us"]

@@ -193,7 +193,7 @@ def chosen(values: Floats, positive: Flags, half: Ids) -> float:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Markdown: a row for each reading, for each question that it may answer."""
+    """Return a Markdown table for each question, with a row for each reading."""
     lines = []
     for kind, about in KINDS.items():
         found = figures[kind]

@@ -237,6 +237,7 @@ def at_once(found: dict[str, Any]) -> str:
 
 
 def table(found: dict[str, Any]) -> str:
+    """Return the throughput of all requests at once, and a line for each budget and rate."""
     return at_once(found["at_once"]) + "\n".join([HEAD, *map(_row, found["latency"])]) + "\n"
 
 

@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """The table of the model card: a line a family, and what holds over all of them."""
+    """Return the table of the model card: a line for each family, and a summary."""
     columns = ("draft", "verifier", "pair", "R-1 draft", "R-1 verif.", "whole chunks", "length")
     lines = [f"{'family':10}" + "".join(f" {column:>12}" for column in columns)]
     for family, row in figures["families"].items():

@@ -72,6 +72,7 @@ HEAD = f"{'batches':<12}{'budget':>7}{'requests':>10}{'iteration':>14}{'next_bat
 
 
 def table(results: Mapping[str, Any]) -> str:
+    """Return a line for each way of batching and budget."""
     return "\n".join([HEAD, *map(_row, results["costs"])]) + "\n"
 
 

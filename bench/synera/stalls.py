@@ -140,6 +140,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(results: Mapping[str, Any]) -> str:
+    """Return a line for each way of answering."""
     widths = {"TBT ms": 8, "of alone": 10, "to end": 8, "score": 7, "share": 7, "passes": 8, "hits": 6, "hidden": 8}
     lines = [" " * 22 + "".join(head.rjust(width) for head, width in widths.items()) + f"{'B/tok':>8}"]
     for name, row in results["ways"].items():

@@ -141,6 +141,7 @@ def weighing(known: float, measure: Callable[[], dict[str, Any]]) -> dict[str, A
 
 
 def table(results: Mapping[str, Any]) -> str:
+    """Return two lines for each factor of known tokens: all verdicts, and rejections."""
     rows = results["rows"]
     shown = (1, 2, 3, 4, 6, 8, 12, 16)
     lines = [f"{'known':>12}{'verdicts':>10}" + "".join(f"{many:>7}" for many in shown)]

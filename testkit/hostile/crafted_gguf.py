@@ -32,7 +32,7 @@ KNOWN = (
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`shape` in GGUF's order (columns first)."""
+    """A tensor of a file; `shape` in GGUF's order (columns first)."""
 
     shape: tuple[int, ...]
     kind: int

@@ -80,7 +80,7 @@ HEADERS = ("texts", "numbers", "entries", "tokens", "empty tokens", "more tokens
 
 
 def header(name: str) -> bytes:
-    """A GGUF without tensors that holds as much of something as it may, or more."""
+    """Return a GGUF without tensors that holds as much of something as it may, or more."""
     match name:
         case "texts":  # each wrong byte becomes a character, and one in ten makes all of them take four bytes
             text = (b"\xff" * 9 + "🙂".encode()) * 500_000

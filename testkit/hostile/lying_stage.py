@@ -83,7 +83,7 @@ EITHER = ("never loads", "works for ever")
 
 
 class LyingStage(Stage):
-    """A stage with one of the lies above."""
+    """A stage that tells one of the lies above."""
 
     lie = ""
 

@@ -15,7 +15,7 @@ PAIR = "/edgellm.v1.Pairing/Pair"
 
 
 class Relay:
-    """A man in the middle of pairings; `with` gives his address. He may change every frame, either way."""
+    """A man in the middle of pairings, who may change every frame, either way; `with` gives his address."""
 
     def __init__(self, at: Address, change: Callable[[pb.PairFrame, bool], object]) -> None:
         """`change` is given each frame, and whether it goes to the side that shows the code."""

@@ -27,7 +27,7 @@ def honest(recipe: Recipe, model: Path) -> Bytes:
 
 
 def garbled(recipe: Recipe, model: Path) -> Bytes:
-    """Layers with other weights, which load and compute nonsense."""
+    """Return layers with other weights, which load and compute nonsense."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy.gguf"
         shutil.copyfile(model, copy)
@@ -40,7 +40,7 @@ def garbled(recipe: Recipe, model: Path) -> Bytes:
 
 
 def deadly(recipe: Recipe, model: Path) -> Bytes:
-    """Layers with a norm of whole numbers, with which llama.cpp ends the process."""
+    """Return layers with a norm of whole numbers, with which llama.cpp ends the process."""
     return {piece: _retyped(data, "blk.0.attn_norm.weight", _I32) for piece, data in honest(recipe, model).items()}
 
 

@@ -14,7 +14,7 @@ _RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: close with RST
 
 
 class FaultyRelay:
-    """Listens on a loopback port of its own and passes everything on to `target`, until it is told not to."""
+    """Listens on a loopback port of its own and passes everything on to `target`, until it is told to fail."""
 
     def __init__(self, target: int, seed: int = 0) -> None:
         """`target` is a port on this machine."""
@@ -30,7 +30,7 @@ class FaultyRelay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def heal(self) -> None:
-        """All is well, for the connections that are left."""
+        """End every fault, for the connections that are left."""
         self._delay, self._garbage, self._lost, self._closed = (0.0, 0.0), False, False, False
         self._flows.set()
 
@@ -38,19 +38,19 @@ class FaultyRelay:
         self._delay = (seconds, jitter)
 
     def stall(self) -> None:
-        """Nothing gets through any more; `heal` lets go what has waited."""
+        """Let nothing through any more; `heal` passes on what has waited."""
         self._flows.clear()
 
     def half_open(self) -> None:
-        """What the verifier says is lost, and neither side is told."""
+        """Lose what the verifier says, and tell neither side."""
         self._lost = True
 
     def garbage(self) -> None:
-        """Puts bytes that nobody has sent before the next ones that go to the device."""
+        """Put random bytes before the next ones that go to the device."""
         self._garbage = True
 
     def cut(self) -> None:
-        """Ends all connections, without a goodbye; new ones are possible."""
+        """End all connections with a reset; new ones are possible."""
         open_now, self._open = self._open, []
         for end in open_now:
             with suppress(OSError):
@@ -59,7 +59,7 @@ class FaultyRelay:
             end.close()
 
     def close_door(self) -> None:
-        """Ends all connections, and new ones at once."""
+        """End all connections, and new ones as soon as they are made."""
         self._closed = True
         self.cut()
 

@@ -40,7 +40,7 @@ _NET = "10.79.0"
 
 
 class Machine:
-    """A namespace with a home folder of its own."""
+    """A network namespace with a home folder of its own."""
 
     def __init__(self, name: str, home: Path, before: Sequence[str] = ()) -> None:
         """`before`: what a command is started through, such as a shell that joins a control group."""
@@ -50,7 +50,7 @@ class Machine:
         subprocess.run(["ip", "-n", self.name, *words], check=True, capture_output=True)
 
     def start(self, *words: str, module: str = "edgellm", program: Sequence[str] = ()) -> subprocess.Popen[str]:
-        """`program`: one that is not Python's."""
+        """Start a command in the namespace: a module of Python's, or another `program`."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGELLM_")}
         return subprocess.Popen(
             [*self._before, "ip", "netns", "exec", self.name, *(program or (sys.executable, "-m", module)), *words],
@@ -64,7 +64,7 @@ class Machine:
         )
 
     def edge(self, *words: str) -> str:
-        """Runs a command to its end; both streams."""
+        """Run an edgellm command to its end and return both of its streams."""
         out, err = self.start(*words).communicate(timeout=300)
         assert "Traceback" not in err, err
         return out + err
@@ -79,7 +79,7 @@ class Machine:
     def running(
         self, *words: str, until: str, module: str = "edgellm", program: Sequence[str] = ()
     ) -> Iterator[list[str]]:
-        """A command in the background, from the line on that matches `until`; all it says."""
+        """Run a command in the background, from the line on that matches `until`; yield the lines that it prints."""
         process, said = self.start(*words, module=module, program=program), list[str]()
         news = threading.Condition()
         assert process.stderr is not None
@@ -113,8 +113,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A machine to be made: Mbit/s to and from the others, MB/s of its disk, processor cores (of which it sees whole
-    ones, so many threads it takes; machines that need less than one share them, see `cores`); 0 for no limit."""
+    """A machine to be made; 0 is no limit.
+
+    `up` and `down` are Mbit/s to and from the others, `disk` is MB/s, `cpu` is processor cores. The machine sees whole
+    cores, and takes as many threads; machines that need less than a core share one, see `cores`.
+    """
 
     name: str
     up: float = 0.0
@@ -124,7 +127,7 @@ class Spec:
 
 
 class Throttled(Machine):
-    """One of a home: `address` is where it is in the home's network."""
+    """A machine of a home; `address` is its own in the home's network."""
 
     def __init__(self, name: str, spec: Spec, home: Path, place: int, cores: Sequence[int]) -> None:
         self.spec, self.address = spec, f"{_NET}.{place}"
@@ -140,13 +143,13 @@ class Throttled(Machine):
 
     @contextmanager
     def worker(self, *words: str) -> Iterator[list[str]]:
-        """A worker that keeps layers, for the others."""
+        """Run a worker that keeps layers for the others; yield the lines that it prints."""
         module = ("--host", self.address, "--port", "50151", "--home", str(self.home), *words)
         with self.running(*module, until="listening", module="testkit.processes.layer_worker") as said:
             yield said
 
     def forget(self) -> int:
-        """Drops all of its files from memory, so that the next load is a cold one; how many bytes they have."""
+        """Drop all of its files from memory, so that the next load is cold; return how many bytes they have."""
         size = 0
         for path in self.home.rglob("*"):
             with suppress(OSError):
@@ -161,7 +164,7 @@ class Throttled(Machine):
         return size
 
     def throttle(self, folder: Path) -> None:
-        """Makes its control groups, for the disk that `folder` is on."""
+        """Make its control groups, for the disk that `folder` is on."""
         for group in self._groups:
             group.mkdir(exist_ok=True)
         (self._groups[1] / "cpu.shares").write_text(str(_FIRST))
@@ -171,7 +174,7 @@ class Throttled(Machine):
         self._limit()
 
     def _limit(self, disk: bool = True, cpu: bool = True) -> None:
-        """Sets what it may read and compute in a second; no limit where there is to be none."""
+        """Set what it may read and compute in a second; no limit for what is not to be limited."""
         rate = int(self.spec.disk * 1e6) if disk else 0
         quota = int(self.spec.cpu * _PERIOD) if cpu and self.spec.cpu else -1
         (self._groups[0] / "blkio.throttle.read_bps_device").write_text(f"{self._device} {rate}")
@@ -179,7 +182,7 @@ class Throttled(Machine):
 
     @contextmanager
     def hurried(self) -> Iterator[None]:
-        """Nothing slows its disk and its cores meanwhile: for what belongs to no measurement."""
+        """Lift the limits of its disk and cores until the `with` ends, for work that is not measured."""
         self._limit(disk=False, cpu=False)
         try:
             yield
@@ -187,7 +190,7 @@ class Throttled(Machine):
             self._limit()
 
     def leave(self) -> None:
-        """Takes its namespace and its groups away."""
+        """Remove its namespace and its control groups."""
         subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
         for group in self._groups:
             for _ in range(50):  # the last process may still be ending
@@ -202,8 +205,10 @@ class Throttled(Machine):
 
 
 def cores(specs: Sequence[Spec], there: int) -> list[list[int]]:
-    """Which of the cores that are `there` each machine sees: those with most left to give, so that each gets its own
-    share as long as there is enough for all."""
+    """Return which of the cores that are `there` each machine sees.
+
+    The cores with most left to give are taken, so that each machine gets its share as long as there is enough for all.
+    """
     left = [1.0] * there
     found: list[list[int]] = [list(range(there))] * len(specs)
     for at in sorted((at for at, spec in enumerate(specs) if spec.cpu), key=lambda at: -specs[at].cpu):
@@ -215,7 +220,7 @@ def cores(specs: Sequence[Spec], there: int) -> list[list[int]]:
 
 
 def no_namespaces() -> str:
-    """Why there can be no namespaces here; empty where there can."""
+    """Return why no network namespace can be made here; empty where one can."""
     if sys.platform != "linux" or shutil.which("ip") is None:
         return "network namespaces need Linux and iproute2"
     name = f"edge-{os.getpid()}-try"
@@ -227,7 +232,7 @@ def no_namespaces() -> str:
 
 
 def why_not() -> str:
-    """Why there can be no home here; empty where there can."""
+    """Return why no home can be made here; empty where one can."""
     if reason := no_namespaces():
         return reason
     for program in ("tc", "taskset"):
@@ -248,7 +253,7 @@ def why_not() -> str:
 
 @contextmanager
 def home(specs: Sequence[Spec], folder: Path) -> Iterator[list[Throttled]]:
-    """The machines, in the order of `specs`, until the `with` ends. `folder` is on the disk that is throttled."""
+    """Yield the machines in the order of `specs`, until the `with` ends. `folder` is on the disk that is throttled."""
     hub = Machine(f"edge-{os.getpid()}-hub", folder)
     among = cores(specs, os.cpu_count() or 1)
     machines = [
@@ -272,7 +277,7 @@ def home(specs: Sequence[Spec], folder: Path) -> Iterator[list[Throttled]]:
 
 
 def _join(machine: Throttled, hub: Machine, port: str) -> None:
-    """A cable from the machine to the hub, with a bandwidth each way."""
+    """Connect the machine to the hub by a cable with a bandwidth each way."""
     subprocess.run(["ip", "netns", "add", machine.name], check=True, capture_output=True)
     machine.ip("link", "set", "lo", "up")
     machine.ip("link", "add", "lan0", "type", "veth", "peer", "name", port, "netns", hub.name)
@@ -287,7 +292,7 @@ def _join(machine: Throttled, hub: Machine, port: str) -> None:
 
 
 def _pair(machines: Sequence[Throttled]) -> None:
-    """As if every two had been paired, with all rights at each other."""
+    """Make every two machines know each other as if they had been paired, with all rights."""
     now = datetime.now(UTC).replace(microsecond=0)
     known = [(machine, machine.trust) for machine in machines]
     for machine, trust in known:

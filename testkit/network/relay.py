@@ -15,7 +15,7 @@ BLOCK = 1448  # bytes that travel together, as in an Ethernet frame
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """`megabits` a second in each direction, `round_trip` in seconds."""
+    """A network: `megabits` a second in each direction, `round_trip` in seconds."""
 
     megabits: float
     round_trip: float
@@ -56,7 +56,7 @@ class Relay:
                 self._ways[1].join(far, near)
 
     def cut(self) -> None:
-        """Ends all connections; new ones are possible."""
+        """End all connections; new ones are possible."""
         open_now, self._open = self._open, []
         for end in open_now:
             with suppress(OSError):
@@ -77,7 +77,7 @@ class Relay:
 
 
 class _Way:
-    """One direction."""
+    """One direction of a relay."""
 
     def __init__(self, network: Network) -> None:
         self._per_byte, self._delay = 8e-6 / network.megabits, network.round_trip / 2

@@ -31,7 +31,7 @@ ROUNDS = 12  # of a reply
 
 
 class Pace:
-    """How long a device is silent between two replies, and whether it is time to go."""
+    """The mean pause between two replies of a device, and whether all is over."""
 
     def __init__(self, pause: float) -> None:
         self.pause = pause
@@ -43,12 +43,12 @@ class Pace:
         self._over.set()
 
     def rest(self, rng: random.Random) -> bool:
-        """Waits; False: it is time to go."""
+        """Pause; return False where it is time to go."""
         return not self._over.wait(min(rng.expovariate(1.0 / self.pause), 10 * self.pause))
 
 
 class Device:
-    """One device, with its own connection, which asks along the verifier's own text."""
+    """A device with its own connection, which asks along the verifier's own text."""
 
     def __init__(self, port: int, trust: Trust, model: Model, rng: random.Random, work: list[tuple[Ids, Ids]]) -> None:
         self._port, self._trust, self._model, self._rng, self._work = port, trust, model, rng, work

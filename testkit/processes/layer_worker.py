@@ -24,7 +24,7 @@ from edgellm.storage.layers.store import LayerStore
 
 
 async def serve(address: Address, store: LayerStore, trust: Trust | None) -> None:
-    """Until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM."""
     over = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, over.set)

@@ -41,7 +41,7 @@ servers.serve_verifier(Path(model), port=int(port), sessions=int(sessions), cont
 
 
 class Paced(Context):
-    """A context each of whose decodings lasts `pace` seconds, or longer where it does anyway."""
+    """A context of which each decoding lasts `pace` seconds, or as long as it takes if that is longer."""
 
     def __init__(self, *arguments: Any, pace: float, **options: Any) -> None:
         self._pace = pace
@@ -55,7 +55,7 @@ class Paced(Context):
 
 @contextmanager
 def paced_verifier(model: Path, pace: float, network: Network, sessions: int = 2) -> Iterator[Relay]:
-    """A verifier in its own process, and the way to it."""
+    """Run a verifier at `pace` in a process of its own, and yield the relay that leads to it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     command = [sys.executable, "-c", _SERVE, str(model), str(port), str(pace), str(sessions)]
@@ -82,6 +82,6 @@ def _until_up(port: int) -> None:
 
 @contextmanager
 def paced_pair(draft: str | None, verifier: str, pace: float) -> Iterator[Pair]:
-    """A pair whose draft model decodes at `pace`; `verifier` as in `Pair.open`."""
+    """Yield a pair whose draft model decodes at `pace`; `verifier` as in `Pair.open`."""
     with patch.object(made, "Context", partial(Paced, pace=pace)), Pair.open(draft, verifier, threads=1) as pair:
         yield pair

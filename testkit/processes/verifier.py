@@ -44,7 +44,7 @@ serve_verifier(Path(model), port=int(port), sessions=int(sessions), context=1024
 
 
 class VerifierProcess:
-    """A verifier's process at a port of its own, that can be hit and started anew."""
+    """A verifier's process at a port of its own, which can be killed or stopped, and started again."""
 
     def __init__(self, model: Path, sessions: int = 2, threads: int | None = 1) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -71,7 +71,7 @@ class VerifierProcess:
         self._process.wait()
 
     def connect(self, model: Model) -> RemoteVerifier:
-        """A device's line to it, once it is up."""
+        """Return a device's connection to it, once it is up. Raise VerifierUnreachable after a minute."""
         end = time.monotonic() + 60
         while True:
             try:
@@ -86,7 +86,10 @@ CONTEXT = 1024
 
 
 def acquaint(host: Path, devices: Sequence[Path]) -> list[Trust]:
-    """Makes the identities of a verifier and of devices below these homes, and pairs each device with the verifier."""
+    """Make the identities of a verifier and of devices below these homes, and pair each device with the verifier.
+
+    Return the devices' trust.
+    """
     here = Trust.here(host / "data" / "trust")
     made = []
     for number, folder in enumerate(devices):
@@ -104,7 +107,7 @@ def _as_peer(identity: Identity, name: str) -> Peer:
 
 
 class PairedVerifierProcess(VerifierProcess):
-    """Such a process. `status` is what it said last."""
+    """A verifier's process that answers paired devices alone; `status` is the last line that it printed."""
 
     def __init__(self, model: Path, home: Path, sessions: int) -> None:
         """`home` is where `acquaint` has made the verifier's identity."""
@@ -141,7 +144,7 @@ class PairedVerifierProcess(VerifierProcess):
                     self.status = json.loads(line)
 
     def line(self, vocabulary: Vocabulary, trust: Trust, port: int | None = None) -> RemoteVerifier:
-        """A paired device's line to it, once it is up; perhaps by way of a relay's `port`."""
+        """Return a paired device's connection to it once it is up, perhaps through a relay's `port`."""
         end = time.monotonic() + 60
         while True:
             try:

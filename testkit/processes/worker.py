@@ -33,7 +33,7 @@ server.wait()
 
 
 class WorkerProcess:
-    """A worker's process, which can be hit."""
+    """A worker's process, which can be killed or stopped, and started again."""
 
     def __init__(self, model: Path, home: Path, threads: int | None = 1, keep: float = 30.0, first: str = "") -> None:
         """`first` is code that the process runs before."""
@@ -53,12 +53,12 @@ class WorkerProcess:
         self._process.send_signal(signal.SIGSTOP if kind == "hang" else signal.SIGKILL)
 
     def again(self) -> None:
-        """Starts it anew, if it was hit."""
+        """Start it again, if it was hit."""
         self.close()
         self._process = self._started()
 
     def processor(self) -> float:
-        """Seconds of processor time that it has used."""
+        """Return the seconds of processor time that it has used."""
         times = psutil.Process(self._process.pid).cpu_times()
         return float(times.user + times.system)
 
@@ -67,7 +67,7 @@ class WorkerProcess:
         self._process.wait()
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Wait until it answers. Raise its EdgeError after a minute."""
         end = time.monotonic() + 60
         while True:
             try:
