@@ -88,6 +88,7 @@ PARTS = {
 
 def figures_of(part: Part, checkout: Path) -> dict[str, float]:
     """Run the part in `checkout` and return its figures by label. Raises CalledProcessError where it fails."""
+    # `bench` has no __init__.py, so that the modules of the working directory come before the installed ones
     environment = os.environ | {"PYTHONPATH": str(checkout)}
     command = [sys.executable, "-m", *part.command(checkout)]
     subprocess.run(command, cwd=checkout, env=environment, check=True, stdout=subprocess.DEVNULL)
