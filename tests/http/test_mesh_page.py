@@ -25,6 +25,7 @@ from edgellm.spec.types import Summary
 from edgellm.storage.layers.store import LayerStore
 from tests.http.conftest import HOME, QUESTION, Answer, asker, conversation
 from tests.http.test_page import PHONE, browser, needs_browser, page, say, shot
+from tests.http.test_wire_format import same
 from tests.mesh.test_fleet_file import DESKTOP, LAPTOP
 from tests.services.conftest import ANYWHERE
 
@@ -75,6 +76,13 @@ def test_the_status_tells_what_each_device_did_for_the_last_reply(door: HttpServ
             assert all(0.0 <= begin <= end <= last["ttft_s"] for begin, end in did["computing"])
             assert stage["planned"]["finish_s"] > 0.0
     assert last["stages"][0]["measured"]["load_s"] == 0.0  # the second one found everything loaded
+    times = dict.fromkeys(("load_s", "wait_s", "network_s", "received_s", "compute_s", "finish_s"), "float")
+    spans = {"loading": [], "computing": [["float"]]}
+    stage = {"device": "str", "first_layer": "int", "last_layer": "int", "measured": times | spans, "planned": times}
+    totals = dict.fromkeys(("ttft_s", "token_s", "planned_ttft_s", "planned_token_s"), "float")
+    holder = {"device": "str", "first_layer": "int", "last_layer": "int"}
+    last.pop("disproved")
+    same({"holders": before["holders"], "last": last}, {"holders": [holder], "last": totals | {"stages": [stage]}})
 
 
 @pytest.mark.parametrize("split", [None])

@@ -1,0 +1,184 @@
+"""The JSON of every answer: which keys there are, in which order, of which types, and which are null or absent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from edgellm.http.handlers import ServedModel
+from edgellm.http.server import HttpServer
+from edgellm.llm import Pair
+from edgellm.rpc.trust.peer_store import Peer
+from tests.http.conftest import HOME, Answer, Ask, asker, conversation
+from tests.http.test_page import PLAN
+from tests.http.test_redact import peer
+from tests.http.test_streaming import Scripted, failing
+
+__all__ = ["peer"]
+
+KEY = "k" * 43
+MAYBE = "float or null"
+MEASURED = {
+    "confidence", "tokens_per_round", "share_verified", "acceptance_rate", "mean_acceptance_length",
+    "verifier_passes_per_token", "share_offloaded", "rtt_ms_p50",
+}  # fmt: skip
+"""Numbers that are null or not depending on what the machine finds to be fast."""
+
+TIMINGS = {
+    "prompt_n": "int", "prompt_ms": "float", "prompt_per_token_ms": "float", "prompt_per_second": "float",
+    "predicted_n": "int", "predicted_ms": "float", "predicted_per_token_ms": "float", "predicted_per_second": "float",
+    "draft_n": "int", "draft_n_accepted": "int",
+}  # fmt: skip
+SUMMARY = {
+    "finish_reason": "str", "stopped_by": "null", "seed": "int", "rounds": "int", "tokens_per_round": MAYBE,
+    "drafted": "int", "share_verified": MAYBE, "acceptance_rate": MAYBE, "mean_acceptance_length": MAYBE,
+    "verifier_passes_per_token": MAYBE, "share_offloaded": MAYBE, "retrieved": "int", "rtt_ms_p50": MAYBE,
+    "bytes_up": "int", "bytes_down": "int",
+}  # fmt: skip
+USAGE = {"prompt_tokens": "int", "completion_tokens": "int", "total_tokens": "int"}
+TOKENS = [{"id": "int", "text": "str", "source": "str", "confidence": MAYBE, "round": "int"}]
+HEAD = {"id": "str", "object": "str", "created": "int", "model": "str", "system_fingerprint": "str"}
+OURS = {"tokens": TOKENS, "notices": [], "summary": SUMMARY}
+MESSAGE = {"role": "str", "content": "str", "refusal": "null"}
+TOP = {"token": "str", "logprob": "float", "bytes": ["int"]}
+CHAT_LOGPROBS = {"content": [TOP | {"top_logprobs": [TOP]}], "refusal": "null"}
+TEXT_LOGPROBS = {
+    "tokens": ["str"], "token_logprobs": ["float"], "top_logprobs": ["a float for each token"], "text_offset": ["int"],
+}  # fmt: skip
+MODEL = {"id": "str", "object": "str", "created": "int", "owned_by": "str", "context_length": "int"}
+
+Shape = Any
+
+
+def shape(value: Any, key: str = "") -> Shape:
+    """Return a JSON value with the names of types in place of its scalars, and each kind of a list's elements once."""
+    if isinstance(value, dict):
+        return {name: shape(one, name) for name, one in value.items()}
+    if isinstance(value, list) and key == "top_logprobs" and value and set(value[0]) != set(TOP):
+        assert all(isinstance(one, float) for chances in value for one in chances.values())
+        return ["a float for each token"]
+    if isinstance(value, list):
+        kinds = [shape(one) for one in value]
+        return [kind for number, kind in enumerate(kinds) if kind not in kinds[:number]]
+    if key in MEASURED and isinstance(value, float | None):
+        return MAYBE
+    return {type(None): "null"}.get(type(value), type(value).__name__)
+
+
+def same(value: Any, expected: Shape) -> None:
+    """Compare as text: the order of keys counts."""
+    assert json.dumps(shape(value), indent=1) == json.dumps(expected, indent=1)
+
+
+def whole(choice: Shape) -> Shape:
+    return HEAD | {"choices": [choice], "usage": USAGE, "timings": TIMINGS, "edgellm": OURS}
+
+
+def chat_choice(logprobs: Shape = "null") -> Shape:
+    return {"index": "int", "message": MESSAGE, "logprobs": logprobs, "finish_reason": "str"}
+
+
+def text_choice(logprobs: Shape = "null", end: str = "str") -> Shape:
+    return {"index": "int", "text": "str", "logprobs": logprobs, "finish_reason": end}
+
+
+def chunk_choice(delta: Shape, logprobs: Shape = "null", end: str = "null") -> Shape:
+    return {"index": "int", "delta": delta, "logprobs": logprobs, "finish_reason": end}
+
+
+def test_whole_replies(ask: Ask) -> None:
+    done = ask("POST", "/v1/chat/completions", conversation(max_tokens=4))
+    assert done.headers["content-type"] == "application/json"
+    same(done.json, whole(chat_choice()))
+    told = ask("POST", "/v1/chat/completions", conversation(max_tokens=4, logprobs=True, top_logprobs=2)).json
+    same(told, whole(chat_choice(CHAT_LOGPROBS)))
+    same(ask("POST", "/v1/completions", {"prompt": "The film", "max_tokens": 4}).json, whole(text_choice()))
+    told = ask("POST", "/v1/completions", {"prompt": "The film", "max_tokens": 4, "logprobs": 2}).json
+    same(told, whole(text_choice(TEXT_LOGPROBS)))
+
+
+def chunks(answer: Answer) -> list[Shape]:
+    """Return the shapes of a stream's events, each once where several in a row are alike."""
+    shapes = [shape(event) for event in answer.events]
+    return [one for number, one in enumerate(shapes) if number == 0 or one != shapes[number - 1]]
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_streams(ask: Ask, usage: bool, logprobs: bool) -> None:
+    more = {"stream": True, "max_tokens": 4, **({"stream_options": {"include_usage": True}} if usage else {})}
+    none = {"usage": "null"} if usage else {}
+    last = [HEAD | {"choices": [], "usage": USAGE}] if usage else []
+    end = {"timings": TIMINGS, "edgellm": {"summary": SUMMARY}}
+
+    said = ask("POST", "/v1/chat/completions", conversation(**more, **({"logprobs": True} if logprobs else {})))
+    assert said.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert said.body.endswith(b"data: [DONE]\n\n")
+    told = {"content": [TOP | {"top_logprobs": []}], "refusal": "null"} if logprobs else "null"
+    expected = [
+        HEAD | {"choices": [chunk_choice({"role": "str", "content": "str"})]} | none,
+        HEAD | {"choices": [chunk_choice({"content": "str"}, told)], "edgellm": {"tokens": TOKENS}} | none,
+        HEAD | {"choices": [chunk_choice({}, "null", "str")]} | end | none, *last,
+    ]  # fmt: skip
+    assert json.dumps(chunks(said), indent=1) == json.dumps(expected, indent=1)
+
+    said = ask("POST", "/v1/completions", {"prompt": "The film"} | more | ({"logprobs": 2} if logprobs else {}))
+    expected = [
+        HEAD | {"choices": [text_choice(TEXT_LOGPROBS if logprobs else "null", "null")], "edgellm": {"tokens": TOKENS}}
+        | none,
+        HEAD | {"choices": [text_choice()]} | end | none, *last,
+    ]  # fmt: skip
+    assert json.dumps(chunks(said), indent=1) == json.dumps(expected, indent=1)
+
+
+@pytest.fixture
+def troubled(peer: Peer) -> Iterator[Ask]:
+    """A server with a key, a plan and a paired device, whose replies fail behind a notice."""
+    with HttpServer(HOME, key=KEY) as server:
+        server.open(ServedModel(cast(Pair, Scripted(failing)), "made-up"), PLAN)
+        yield asker(server)
+
+
+SIGNED = {"Authorization": f"Bearer {KEY}"}
+ERROR = {"message": "str", "type": "str", "param": "null", "code": "null"}
+CODED = ERROR | {"code": "str"}
+
+
+def test_errors(ask: Ask, troubled: Ask) -> None:
+    for answer, error in (
+        (ask("GET", "/nothing"), ERROR),
+        (ask("GET", "/v1/completions"), ERROR),
+        (ask("POST", "/v1/completions", b"{"), ERROR),
+        (ask("POST", "/v1/completions", {"prompt": "a", "n": 2}), ERROR | {"param": "str"}),
+        (ask("POST", "/v1/completions", {"prompt": "a", "model": "other"}), CODED | {"param": "str"}),
+        (ask("GET", "/health", headers={"Host": "evil.example"}), CODED),
+        (troubled("GET", "/status"), CODED),
+        (troubled("POST", "/v1/chat/completions", conversation(), SIGNED), CODED),
+    ):
+        assert answer.headers["content-type"] == "application/json"
+        same(answer.json, {"error": error})
+    events = troubled("POST", "/v1/chat/completions", conversation(stream=True), SIGNED).events
+    same(events[2], HEAD | {"choices": [chunk_choice({})], "edgellm": {"notice": "str"}})
+    same(events[-1], {"error": CODED})
+
+
+def test_models_and_health(ask: Ask) -> None:
+    same(ask("GET", "/v1/models").json, {"object": "str", "data": [MODEL]})
+    same(ask("GET", "/v1/models/edgellm-verifier").json, MODEL)
+    same(ask("GET", "/health").json, {"status": "str"})
+
+
+def test_the_status(ask: Ask, troubled: Ask) -> None:
+    names = {"model": "str", "draft": "str", "verifier": "str", "context_length": "int", "link": "null"}
+    counts = {"running": "int", "waiting": "int", "places": "int"}
+    status = names | {"requests": counts, "devices": [], "anonymous": "bool", "mesh": "null", "plan": "null"}
+    same(ask("GET", "/status").json, status)
+    device = {"name": "str", "short": "str", "addresses": ["str"], "may_here": ["str"], "may_there": []}
+    times = dict.fromkeys(("load_s", "wait_s", "network_s", "compute_s", "finish_s"), "float")
+    stage = {"device": "str", "first_layer": "int", "last_layer": "int"} | times
+    plan = {"ttft_s": "float", "advice": "str", "stages": [stage]}
+    found = troubled("GET", "/status", headers=SIGNED).json
+    same(found, status | {"draft": "null", "devices": [device], "plan": plan})
