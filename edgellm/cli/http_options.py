@@ -72,52 +72,54 @@ class HTTPOptions:
     paired_only: bool = False  # other programs here are not trusted either: a key is asked for on loopback
 
 
-def opened(wanted: HTTPOptions) -> HttpServer | None:
-    """Start the server, or return None where none is wanted. Until `HttpServer.open` it answers that the model loads.
+def start_server(options: HTTPOptions) -> HttpServer | None:
+    """Start the server, and return it; None with --no-http. It answers that the model is
+    being loaded until `HttpServer.open`.
 
     Raises:
         PortTaken: the port that was asked for is in use.
         InvalidOption, TrustUnusable: the server cannot be started with these options.
     """
-    if not wanted.on:
+    if not options.on:
         return None
     from edgellm.http.server import HttpServer
     from edgellm.rpc.address import Address
 
-    if (wanted.certificate is None) != (wanted.private_key is None):
-        raise InvalidOption("Of certificate and key only one is given.", "Give both: --tls-cert and --tls-key.")
-    address = Address.of(wanted.host, PORT if wanted.port is None else wanted.port)
-    names = [] if address.loopback else _names(address.host)
-    lock = None if address.loopback else _lock(wanted, names)
-    keyed = wanted.key_file is not None or wanted.paired_only
-    key = _key(wanted.key_file) if lock is None and keyed else None
+    if (options.certificate is None) != (options.private_key is None):
+        raise InvalidOption("--tls-cert and --tls-key must be given together.", "Give both, or neither.")
+    address = Address.of(options.host, PORT if options.port is None else options.port)
+    names = [] if address.loopback else _host_names(address.host)
+    credentials = None if address.loopback else _credentials(options, names)
+    needs_key = options.key_file is not None or options.paired_only
+    key = _api_key(options.key_file) if credentials is None and needs_key else None
 
-    def door(at: Address) -> HttpServer:
-        made = HttpServer(
-            at, lock=lock, key=key, names=names, replies=wanted.replies, waiting=wanted.waiting, on_event=_tell
-        )
-        made.start()
-        return made
+    def start(at: Address) -> HttpServer:
+        server = HttpServer(
+            at, credentials=credentials, key=key, names=names, replies=options.replies, waiting=options.waiting,
+            on_event=_print_event,
+        )  # fmt: skip
+        server.start()
+        return server
 
     try:
-        return door(address)
+        return start(address)
     except PortTaken:
-        if wanted.port is not None:
+        if options.port is not None:
             raise
-        found = door(replace(address, port=0))
-        say(f"Port {PORT} is taken, so HTTP is at {found.address.port}.", style="yellow")
-        return found
+        server = start(replace(address, port=0))
+        say(f"Port {PORT} is taken, so HTTP is at {server.address.port}.", style="yellow")
+        return server
 
 
 @contextmanager
-def closing_door(wanted: HTTPOptions) -> Iterator[HttpServer | None]:
-    """Start the server as `opened` does, and stop it after the `with`, whatever happens in it."""
-    door = opened(wanted)
+def http_server(options: HTTPOptions) -> Iterator[HttpServer | None]:
+    """Start the server as `start_server` does, and stop it after the `with`, whatever happens in it."""
+    server = start_server(options)
     try:
-        yield door
+        yield server
     finally:
-        if door is not None:
-            door.stop(0)
+        if server is not None:
+            server.stop(0)
 
 
 class Server(Protocol):
@@ -160,31 +162,31 @@ def until_stopped(servers: Sequence[Server | None], hint: str = STOPS) -> None:
             signal.signal(number, handler)
 
 
-def called(model: str) -> str:
+def served_name(model: str) -> str:
     """Return the name under which a model is served: as the user named it, of a file its stem."""
     return Path(model).stem if model.endswith(".gguf") or ("/" in model and Path(model).exists()) else model
 
 
-def invite(door: HttpServer) -> None:
+def print_urls(server: HttpServer) -> None:
     """Print where the server is, now that it answers."""
-    say(f"A page to talk to it: {door.url}/", style="bold")
-    say(f"OpenAI's API: {door.url}/v1", style="bold")
+    say(f"A page to talk to it: {server.url}/", style="bold")
+    say(f"OpenAI's API: {server.url}/v1", style="bold")
 
 
-def _lock(wanted: HTTPOptions, names: Sequence[str]) -> Credentials:
+def _credentials(options: HTTPOptions, names: Sequence[str]) -> Credentials:
     from edgellm.http.middleware import http_folder
     from edgellm.http.server import Credentials
     from edgellm.rpc.trust.identity import web_certificate
 
-    key = _key(wanted.key_file)
-    if wanted.certificate is not None and wanted.private_key is not None:
-        return Credentials(key, wanted.certificate.expanduser(), wanted.private_key.expanduser())
-    certificate, private = web_certificate(http_folder(), names)
-    say(f"The certificate is {certificate}: clients are told to trust it, as with curl --cacert.", style="dim")
-    return Credentials(key, certificate, private)
+    key = _api_key(options.key_file)
+    if options.certificate is not None and options.private_key is not None:
+        return Credentials(key, options.certificate.expanduser(), options.private_key.expanduser())
+    certificate, private_key = web_certificate(http_folder(), names)
+    say(f"Clients must trust the certificate {certificate}, as with curl --cacert.", style="dim")
+    return Credentials(key, certificate, private_key)
 
 
-def _key(path: Path | None) -> str:
+def _api_key(path: Path | None) -> str:
     from edgellm.http.middleware import api_key
 
     file, key = api_key(path.expanduser() if path is not None else None)
@@ -192,9 +194,9 @@ def _key(path: Path | None) -> str:
     return key
 
 
-def _names(host: str) -> list[str]:
-    """Return the names of a machine that listens at `host`: that, or all its addresses if it is 0.0.0.0 or ::, and its
-    own name."""
+def _host_names(host: str) -> list[str]:
+    """Return the names of a machine that listens at `host`: that, or for 0.0.0.0 and :: its addresses, and its own
+    name."""
     from ipaddress import ip_address
 
     from edgellm.rpc.discovery.interfaces import own_hosts
@@ -207,5 +209,5 @@ def _names(host: str) -> list[str]:
     return [*hosts, *([node, f"{node}.local"] if node.replace("-", "").isalnum() and node.isascii() else [])]
 
 
-def _tell(text: str) -> None:
+def _print_event(text: str) -> None:
     say(f"{time.strftime('%H:%M:%S')}  {text}", style="yellow")

@@ -1,1 +1,1 @@
-"""The HTTP door: OpenAI's API over a pair of models, for programs and for a browser."""
+"""The HTTP server: OpenAI's API over a pair of models, for programs, and a page for browsers."""

@@ -1,4 +1,4 @@
-"""Admission of requests: a limit of replies at a time, a limit of requests that wait, and no more."""
+"""Admission of requests: a limit of replies at a time, a limit of waiting requests, and no more."""
 
 from __future__ import annotations
 
@@ -9,82 +9,86 @@ from typing import Self
 
 from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo
 
-_FIRST_GUESS = 2.0  # seconds that a reply takes, before one was written
-_FADE = 0.8  # weight of earlier replies in the mean
+_INITIAL_SECONDS = 2.0  # assumed time of a reply, until one was measured
+_DECAY = 0.8  # weight of earlier replies in the moving average
+
+STOPPING = ErrorInfo(
+    503, "The server is stopping. Try again when it has been restarted.", SERVER, code="stopping", retry_after=5.0
+)
 
 
 class Admission:
-    """Places for `most` replies at once, and a line of `most_waiting`. Used in one event loop."""
+    """Slots for `max_running` replies at once, and a queue of `max_waiting` requests. Used in one event loop."""
 
-    def __init__(self, most: int, most_waiting: int) -> None:
-        self.most, self.most_waiting = most, most_waiting
+    def __init__(self, max_running: int, max_waiting: int) -> None:
+        self.max_running, self.max_waiting = max_running, max_waiting
         self.running = 0
-        self._line: deque[asyncio.Future[None]] = deque()
-        self._seconds = _FIRST_GUESS
+        self._queue: deque[asyncio.Future[None]] = deque()
+        self._average_seconds = _INITIAL_SECONDS
         self._closed: ErrorInfo | None = None
         self._empty = asyncio.Event()
         self._empty.set()
 
     @property
     def waiting(self) -> int:
-        return len(self._line)
+        return len(self._queue)
 
     def wait_seconds(self) -> float:
-        """Return how long a new request would have to wait, going by recent replies."""
-        return self._seconds * (len(self._line) + 1) / self.most
+        """Return how long a new request would have to wait, judging by recent replies."""
+        return self._average_seconds * (len(self._queue) + 1) / self.max_running
 
-    async def enter(self) -> None:
-        """Take a place, in turn. It is given back with `leave`.
+    async def acquire(self) -> None:
+        """Take a slot, in the order of arrival. `release` gives it back.
 
         Raises:
-            ApiError: the line is full (429), or no request is let in any more (503); says when to ask again.
+            ApiError: the queue is full (429), or was closed.
         """
         if self._closed is not None:
             raise ApiError(self._closed)
-        if self.running < self.most and not self._line:
+        if self.running < self.max_running and not self._queue:
             self._take()
             return
-        if len(self._line) >= self.most_waiting:
+        if len(self._queue) >= self.max_waiting:
             raise ApiError(
                 ErrorInfo(
-                    429, f"{self.running} replies are being written, and {len(self._line)} requests wait: that is all"
-                    " there is room for. Ask again later.", "rate_limit_error", "queue_full",
+                    429, f"The queue is full: {self.running} replies are being written, and {len(self._queue)} requests"
+                    " wait. Try again later.", "rate_limit_error", code="queue_full",
                     retry_after=self.wait_seconds(),
                 )
             )  # fmt: skip
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.append(place)
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(slot)
         try:
-            await place
+            await slot
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled() and place.exception() is None:
-                self.leave(None)  # the place was given just when it was no longer wanted
-            elif place in self._line:
-                self._line.remove(place)
+            if slot.done() and not slot.cancelled() and slot.exception() is None:
+                self.release(None)  # the slot was given just when it was no longer wanted
+            elif slot in self._queue:
+                self._queue.remove(slot)
             raise
 
-    def leave(self, seconds: float | None) -> None:
-        """Give a place back, to the next in line; the reply took `seconds`, None where there was none."""
+    def release(self, seconds: float | None) -> None:
+        """Give a slot back. `seconds` is how long the reply took, None where none was written."""
         if seconds is not None:
-            self._seconds = _FADE * self._seconds + (1.0 - _FADE) * seconds
+            self._average_seconds = _DECAY * self._average_seconds + (1.0 - _DECAY) * seconds
         self.running -= 1
-        while self._line and self.running < self.most:
-            place = self._line.popleft()
-            if not place.done():
+        while self._queue and self.running < self.max_running:
+            slot = self._queue.popleft()
+            if not slot.done():
                 self._take()
-                place.set_result(None)
+                slot.set_result(None)
         if not self.running:
             self._empty.set()
 
-    def close(self, fault: ErrorInfo) -> None:
-        """Refuse every request from now on with `fault`, also those in line."""
-        self._closed = fault
-        while self._line:
-            place = self._line.popleft()
-            if not place.done():
-                place.set_exception(ApiError(fault))
+    def close(self, info: ErrorInfo) -> None:
+        """Refuse waiting and new requests with `info` from now on."""
+        self._closed = info
+        while self._queue:
+            slot = self._queue.popleft()
+            if not slot.done():
+                slot.set_exception(ApiError(info))
 
-    async def empty(self) -> None:
+    async def wait_until_empty(self) -> None:
         """Wait until no reply is being written."""
         await self._empty.wait()
 
@@ -93,30 +97,25 @@ class Admission:
         self._empty.clear()
 
 
-def closing() -> ErrorInfo:
-    """Return the fault for requests while the server stops."""
-    return ErrorInfo(503, "The server is stopping.", SERVER, "stopping", retry_after=5.0)
-
-
 class FairLock:
-    """A lock whose holders take turns in the order in which they came: each computes a round, then the next does."""
+    """A lock that is granted in the order of arrival, so that replies compute one round each in turn."""
 
     def __init__(self) -> None:
-        self._line: deque[threading.Lock] = deque()
-        self._guard = threading.Lock()
+        self._queue: deque[threading.Lock] = deque()  # the holder's, then those of waiting threads
+        self._mutex = threading.Lock()
 
     def __enter__(self) -> Self:
-        mine = threading.Lock()
-        mine.acquire()
-        with self._guard:
-            self._line.append(mine)
-            if self._line[0] is mine:
+        own = threading.Lock()
+        own.acquire()
+        with self._mutex:
+            self._queue.append(own)
+            if self._queue[0] is own:
                 return self
-        mine.acquire()  # until the holder before releases it
+        own.acquire()  # until the holder before releases it
         return self
 
     def __exit__(self, *_raised: object) -> None:
-        with self._guard:
-            self._line.popleft()
-            if self._line:
-                self._line[0].release()
+        with self._mutex:
+            self._queue.popleft()
+            if self._queue:
+                self._queue[0].release()

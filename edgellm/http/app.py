@@ -1,42 +1,41 @@
-"""The FastAPI application, its routes, and its page, which can fetch nothing from anywhere else."""
+"""The FastAPI application: its routes, its error handlers, and the page, which fetches nothing from other servers."""
 
 from __future__ import annotations
 
 import re
-import time
+import reprlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edgellm.errors import EdgeError
-from edgellm.http.handlers import (
-    RequestHandler,
-    ServedModel,
-    chat_options,
-    check_model,
-    completion_options,
-    messages,
-    plain_prompt,
-)
+from edgellm.http.handlers import RequestHandler
 from edgellm.http.metrics import CONTENT_TYPE
-from edgellm.http.middleware import redact_fault
-from edgellm.http.schemas.errors import INVALID, ApiError, ErrorInfo, fault_of
-from edgellm.http.schemas.openapi import FAULTS, described
+from edgellm.http.middleware import redact
+from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_info, error_responses
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest
-from edgellm.http.schemas.responses import ChatShape, CompletionShape
-from edgellm.http.status import describe
+from edgellm.http.schemas.responses import ChatCompletion, Completion, Health, ModelInfo, ModelList
+from edgellm.http.status import ServerStatus, server_status
 
-_KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _FILES = ("index.html", "page.css", "chat.js", "side.js")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'"
 )
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The reply, whole or in chunks with the same fields",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
 
 
 def page_file(name: str) -> Response:
@@ -44,65 +43,62 @@ def page_file(name: str) -> Response:
     if name not in _FILES:
         raise HTTPException(404)
     text = (files("edgellm.http") / "page" / name).read_text(encoding="utf-8")
-    kind = _KINDS[name.rpartition(".")[2]]
-    return Response(text, media_type=kind, headers={"Content-Security-Policy": _POLICY})
+    media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
+    return Response(text, media_type=media_type, headers={"Content-Security-Policy": _POLICY})
 
 
-def make_app(reception: RequestHandler, version: str) -> FastAPI:
-    """Return the application over `reception`, without the `SecurityMiddleware` in front of it."""
+def make_app(handler: RequestHandler, version: str) -> FastAPI:
+    """Return the application over `handler`, without the `SecurityMiddleware` in front of it."""
     app = FastAPI(
         title="edgellm", version=version, docs_url=None, redoc_url=None, redirect_slashes=False,
-        description="OpenAI's API over a pair of models. What is not described here is refused, never ignored.",
+        description="OpenAI's API over a pair of models. A parameter that is not described here is refused, not"
+        " ignored.",
     )  # fmt: skip
-    _answer_faults(app, reception)
-    began = int(time.time())
+    _add_error_handlers(app, handler)
 
-    @app.get("/health", tags=["server"], summary="Whether requests are taken", responses=FAULTS[503])
-    def health() -> dict[str, str]:
-        reception.ready()
-        return {"status": "ok"}
+    @app.get("/health", tags=["server"], summary="Whether requests are accepted", responses=error_responses(503))
+    def health() -> Health:
+        handler.check_ready()
+        return Health()
 
-    @app.get("/status", tags=["server"], summary="For the page: who writes, devices, links", responses=FAULTS[503])
-    def status() -> dict[str, Any]:
-        return describe(reception)
+    @app.get("/status", tags=["server"], summary="The page's data: models, devices, links",
+             responses=error_responses(503))  # fmt: skip
+    def status() -> ServerStatus:
+        return server_status(handler)
 
     @app.get("/", include_in_schema=False)
     def page() -> Response:
         return page_file("index.html")
 
     @app.get("/page/{name}", include_in_schema=False)
-    def part(name: str) -> Response:
+    def file_of_page(name: str) -> Response:
         return page_file(name)
 
-    @app.get("/metrics", tags=["server"], summary="For Prometheus", response_class=Response,
+    @app.get("/metrics", tags=["server"], summary="Metrics for Prometheus", response_class=Response,
              responses={200: {"content": {CONTENT_TYPE: {"schema": {"type": "string"}}}}})  # fmt: skip
     def metrics() -> Response:
-        return Response(reception.metrics.text(), media_type=CONTENT_TYPE)
+        return Response(handler.metrics.text(), media_type=CONTENT_TYPE)
 
-    @app.get("/v1/models", tags=["OpenAI"], summary="The model that writes", responses=FAULTS[503])
-    def models() -> dict[str, Any]:
-        writer = reception.ready()
-        return {"object": "list", "data": [] if writer is None else [_model(writer, began)]}
+    @app.get("/v1/models", tags=["OpenAI"], summary="The served model", responses=error_responses(503))
+    def models() -> ModelList:
+        served = handler.check_ready()
+        return ModelList(data=[] if served is None else [served.info()])
 
-    @app.get("/v1/models/{model:path}", tags=["OpenAI"], summary="One model", responses=FAULTS[404] | FAULTS[503])
-    def model(model: str) -> dict[str, Any]:
-        writer = reception.writer()
-        check_model(model, writer)
-        return _model(writer, began)
+    @app.get("/v1/models/{model:path}", tags=["OpenAI"], summary="One model", responses=error_responses(404, 503))
+    def model(model: str) -> ModelInfo:
+        served = handler.served_model()
+        served.check_name(model)
+        return served.info()
 
-    @app.post("/v1/chat/completions", tags=["OpenAI"], summary="A reply to a conversation", **described("chat"))
-    async def chat(ask: ChatRequest, request: Request) -> Response:
-        writer = reception.writer()
-        pair, options, turns = writer.pair, chat_options(ask, writer), messages(ask)
-        shape = ChatShape(writer.name, pair.piece)
-        return await reception.answer(request, ask, lambda gone: pair.reply(turns, options, stopped=gone), shape)
+    @app.post("/v1/chat/completions", tags=["OpenAI"], summary="Reply to a conversation",
+              response_model=ChatCompletion, responses=_STREAM | error_responses())  # fmt: skip
+    async def chat(body: ChatRequest, request: Request) -> Response | BaseModel:
+        return await handler.chat(body, request)
 
-    @app.post("/v1/completions", tags=["OpenAI"], summary="What follows a text", **described("completion"))
-    async def completions(ask: CompletionRequest, request: Request) -> Response:
-        writer = reception.writer()
-        pair, options, prompt = writer.pair, completion_options(ask, writer), plain_prompt(ask)
-        shape = CompletionShape(writer.name, pair.piece)
-        return await reception.answer(request, ask, lambda gone: pair.complete(prompt, options, stopped=gone), shape)
+    @app.post("/v1/completions", tags=["OpenAI"], summary="Continue a text",
+              response_model=Completion, responses=_STREAM | error_responses())  # fmt: skip
+    async def completions(body: CompletionRequest, request: Request) -> Response | BaseModel:
+        return await handler.complete(body, request)
 
     for methods in app.openapi()["paths"].values():
         for method in methods.values():
@@ -110,65 +106,61 @@ def make_app(reception: RequestHandler, version: str) -> FastAPI:
     return app
 
 
-def _model(writer: ServedModel, created: int) -> dict[str, Any]:
-    return {
-        "id": writer.name,
-        "object": "model",
-        "created": created,
-        "owned_by": "edgellm",
-        "context_length": writer.pair.context_length,
-    }
-
-
-def _answer_faults(app: FastAPI, reception: RequestHandler) -> None:
+def _add_error_handlers(app: FastAPI, handler: RequestHandler) -> None:
     """Have every error answered in OpenAI's form."""
 
-    def told(fault: ErrorInfo, more: Mapping[str, str] | None = None) -> JSONResponse:
-        shown = redact_fault(fault) if reception.anonymous else fault
-        return JSONResponse(shown.body(), shown.status, {**shown.headers(), **(more or {})})
+    def respond(info: ErrorInfo, headers: Mapping[str, str] | None = None) -> Response:
+        message = redact(info.message) if handler.anonymous else info.message
+        body = replace(info, message=message).json()
+        return Response(body, info.status, {**info.headers(), **(headers or {})}, "application/json")
 
-    async def ours(_request: Request, error: Exception) -> Response:
-        return told(fault_of(error))
+    async def handle_known(_request: Request, error: Exception) -> Response:
+        return respond(error_info(error))
 
-    async def malformed(request: Request, error: Exception) -> Response:
-        return told(_malformed(request, error.errors() if isinstance(error, RequestValidationError) else []))
+    async def handle_validation(request: Request, error: Exception) -> Response:
+        return respond(_validation_error(request, error.errors() if isinstance(error, RequestValidationError) else []))
 
-    async def plain(_request: Request, error: Exception) -> Response:
+    async def handle_http(_request: Request, error: Exception) -> Response:
         if not isinstance(error, HTTPException):
-            return told(fault_of(error))
-        return told(ErrorInfo(error.status_code, _PLAIN.get(error.status_code, str(error.detail))), error.headers)
+            return respond(error_info(error))
+        message = _HTTP_MESSAGES.get(error.status_code, str(error.detail))
+        return respond(ErrorInfo(error.status_code, message), error.headers)
 
-    async def unexpected(_request: Request, error: Exception) -> Response:
-        reception.unexpected(error)
-        return told(fault_of(error))
+    async def handle_unexpected(_request: Request, error: Exception) -> Response:
+        handler.report_unexpected(error)
+        return respond(error_info(error))
 
-    app.add_exception_handler(ApiError, ours)
-    app.add_exception_handler(EdgeError, ours)
-    app.add_exception_handler(RequestValidationError, malformed)
-    app.add_exception_handler(HTTPException, plain)
-    app.add_exception_handler(Exception, unexpected)
-
-
-_PLAIN = {404: "There is nothing here. /openapi.json tells what there is.", 405: "This path has other methods."}
+    app.add_exception_handler(ApiError, handle_known)
+    app.add_exception_handler(EdgeError, handle_known)
+    app.add_exception_handler(RequestValidationError, handle_validation)
+    app.add_exception_handler(HTTPException, handle_http)
+    app.add_exception_handler(Exception, handle_unexpected)
 
 
-_NAME = re.compile(r"[a-z_]+|\d+")
+_HTTP_MESSAGES = {
+    400: "The body cannot be read as JSON. Send a JSON object in UTF-8.",
+    404: "There is nothing at this path. /openapi.json describes every path.",
+    405: "This path does not support this method. /openapi.json describes every path.",
+}
+_FIELD = re.compile(r"[a-z_]+|\d+")
 _TYPES = ("str", "int", "float", "bool", "list")  # pydantic adds the alternatives' names to an error's location
 
 
-def _malformed(request: Request, errors: Sequence[Any]) -> ErrorInfo:
-    """Return the first thing that is wrong with a request, in words, and the parameter it is about."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        return ErrorInfo(415, f"The request is {kind or 'of no type'}; send Content-Type: application/json.", INVALID)
+def _validation_error(request: Request, errors: Sequence[Any]) -> ErrorInfo:
+    """Return a sentence about the first invalid part of a request, and the parameter that it is about."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        return ErrorInfo(415, f"The Content-Type is {media_type or 'missing'}. Send application/json.")
     if not errors:
-        return ErrorInfo(400, "The request is not what /openapi.json describes.")
+        return ErrorInfo(400, "The request is not as /openapi.json describes it.")
     first = max(errors, key=lambda error: len(error["loc"]))  # of alternatives, the one that came nearest
     if first["type"] == "json_invalid":
-        return ErrorInfo(400, f"The request is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}.")
-    name = ".".join(part for part in map(str, first["loc"][1:]) if _NAME.fullmatch(part) and part not in _TYPES)
+        return ErrorInfo(400, f"The body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}.")
+    name = ".".join(part for part in map(str, first["loc"][1:]) if _FIELD.fullmatch(part) and part not in _TYPES)
     if first["type"] == "extra_forbidden":
         return ErrorInfo(400, f"There is no parameter {name}. Leave it out.", param=name, code="unknown_parameter")
     if first["type"] == "missing":
-        return ErrorInfo(400, f"{name or 'The body'} is missing.", param=name or None)
-    return ErrorInfo(400, f"{name or 'The body'}: {first['msg']}.", param=name or None)
+        return ErrorInfo(400, f"{name or 'The body'} is missing. /openapi.json describes it.", param=name or None)
+    value = first["input"]
+    shown = f" is {reprlib.repr(value)}" if name and isinstance(value, (str, int, float)) else ""
+    return ErrorInfo(400, f"{name or 'The body'}{shown}: {first['msg']}.", param=name or None)

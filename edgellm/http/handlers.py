@@ -1,318 +1,244 @@
-"""Request handlers, between HTTP and the models: is a model loaded, is there a place, and which thread writes."""
+"""Request handlers, between HTTP and the models: they admit requests, write replies in threads, and count them."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter
-from typing import Any
+from time import perf_counter, time
 
+from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive
 
-from edgellm.engine import Message
 from edgellm.errors import EdgeError
-from edgellm.http.admission import Admission, FairLock, closing
+from edgellm.http.admission import STOPPING, Admission, FairLock
 from edgellm.http.mesh_status import MeshRecorder, PlanOut
 from edgellm.http.metrics import Metrics
-from edgellm.http.middleware import keep, redact
-from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo, refuse
-from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, Sampled
-from edgellm.http.schemas.responses import ResponseShape
-from edgellm.http.streaming import Begin, Event, ReplyTask, TextDelta, TokenTimes
+from edgellm.http.middleware import redact, unredacted
+from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo
+from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, GenerationRequest
+from edgellm.http.schemas.responses import (
+    ChatResponseBuilder,
+    CompletionResponseBuilder,
+    ModelInfo,
+    ResponseBuilder,
+    TextDelta,
+)
+from edgellm.http.streaming import Event, ReplyTask, StartReply, TokenTimes, server_sent_events
 from edgellm.llm import Pair
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Notice, Summary
 
-TAKE_SECONDS = 30.0  # how long a client may leave a chunk untaken
-LOADING = ErrorInfo(503, "The model is being loaded.", SERVER, "loading", retry_after=1.0)
+LOADING = ErrorInfo(503, "The model is being loaded. Try again soon.", SERVER, code="loading", retry_after=1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A pair and the name that it is served by. `in_turns`: replies compute on this device's processor, round by round.
 
-    `options` are the choices that requests do not make. `course` watches what the devices of a mesh do for a reply.
+    `options` are the choices that requests do not make. `recorder` records what the devices of a mesh do for a reply.
     """
 
     pair: Pair
     name: str
     in_turns: bool = True
     options: ReplyOptions = field(default_factory=ReplyOptions)
-    course: MeshRecorder | None = None
+    recorder: MeshRecorder | None = None
+    created: int = field(default_factory=lambda: int(time()))
+
+    def info(self) -> ModelInfo:
+        return ModelInfo(id=self.name, created=self.created, context_length=self.pair.context_length)
+
+    def check_name(self, name: str | None) -> None:
+        """Raise ApiError (404) where `name` is another model's."""
+        if name not in (None, self.name):
+            message = f"The model {name!r} is not served here. Ask for {self.name!r}, or leave model out."
+            raise ApiError(ErrorInfo(404, message, code="model_not_found", param="model"))
+
+    def options_for(self, request: GenerationRequest) -> ReplyOptions:
+        """Return the options of a reply to `request`.
+
+        Raises:
+            ApiError, InvalidOption: the parameters contradict each other, or are out of range.
+        """
+        self.check_name(request.model)
+        return request.options(self.options, self.pair.context_length)
 
 
 class RequestHandler:
-    """The handlers of one server. All but the constructor, `open` and `close` is for its event loop."""
+    """The handlers of one server. Methods other than the `open` ones and `close` must be called in its event loop."""
 
     def __init__(self, replies: int, waiting: int, on_error: Callable[[str], None], *, anonymous: bool = False) -> None:
-        """`replies` are written at once, and up to `waiting` requests wait; `on_error` is told of unexpected errors.
-        `anonymous`: clients show no key, and so are told nothing of other devices."""
+        """`replies` are written at once, and up to `waiting` requests wait. `on_error` is called with a sentence for an
+        unexpected error. `anonymous`: clients show no key, and so learn nothing about other devices."""
         self.anonymous = anonymous
         self.admission = Admission(replies, waiting)
         self.metrics = Metrics(self.admission)
-        self._writer: ServedModel | None = None
-        self._idle = ""  # why no pair is served here
-        self._turns = FairLock()
-        self._threads = ThreadPoolExecutor(replies, thread_name_prefix="edgellm-http")
-        self._under_way: set[ReplyTask] = set()
-        self._on_error = on_error
-        self.rtt_ms: float | None = None  # of the last reply that reported one
         self.plan: PlanOut | None = None
+        self.rtt_ms: float | None = None  # of the last reply that reported one
+        self._served: ServedModel | None = None
+        self._no_model_reason = ""
+        self._fair_lock = FairLock()
+        self._executor = ThreadPoolExecutor(replies, thread_name_prefix="edgellm-http")
+        self._tasks: set[ReplyTask] = set()
+        self._on_error = on_error
 
-    def open(self, writer: ServedModel, plan: PlanOut | None = None) -> None:
-        """Let `writer` answer from now on, and the page show `plan`."""
+    def open(self, served: ServedModel, plan: PlanOut | None = None) -> None:
+        """Answer requests from `served` from now on, and show `plan` on the page."""
         self.plan = plan
-        if writer.pair.verifier_up is not None:
-            self.metrics.watch(writer.pair.verifier_up)
-        self._writer = writer
+        if served.pair.verifier_up is not None:
+            self.metrics.watch_verifier(served.pair.verifier_up)
+        self._served = served
 
-    def rest(self, why: str) -> None:
-        """Serve without a pair, on purpose; `why` is the answer to requests for a reply."""
-        self._idle = why
+    def open_without_model(self, reason: str) -> None:
+        """Answer requests for a reply with `reason`, and all others as usual."""
+        self._no_model_reason = reason
 
-    def ready(self) -> ServedModel | None:
-        """Return the writer, None where no pair is served. Raises ApiError while the model is being loaded."""
-        if self._writer is None and not self._idle:
+    def check_ready(self) -> ServedModel | None:
+        """Return the served model, None where there is none. Raises ApiError (503) while it is being loaded."""
+        if self._served is None and not self._no_model_reason:
             raise ApiError(LOADING)
-        return self._writer
+        return self._served
 
-    def writer(self) -> ServedModel:
-        """Return the writer. Raises ApiError while the model is being loaded, or where no pair is served."""
-        if (writer := self.ready()) is None:
-            raise ApiError(ErrorInfo(404, self._idle, code="model_not_found"))
-        return writer
+    def served_model(self) -> ServedModel:
+        """Return the served model. Raises ApiError while it is being loaded (503), or where there is none (404)."""
+        if (served := self.check_ready()) is None:
+            raise ApiError(ErrorInfo(404, self._no_model_reason, code="model_not_found"))
+        return served
 
-    async def answer(self, request: Request, ask: Sampled, begin: Begin, shape: ResponseShape) -> Response:
-        """Return the reply that `begin` makes, in `shape`, whole or streamed by `ask`. A client that leaves ends it.
+    async def chat(self, request: ChatRequest, http: Request) -> Response | BaseModel:
+        """Return a reply to a conversation, whole or as a stream. It is cancelled when the client leaves.
 
         Raises:
-            ApiError: there is no place, or it failed before its first token.
+            ApiError: the model is not ready or another one, parameters contradict each other, the queue is full, or the
+                reply failed before its first token.
+            InvalidOption: a parameter is out of range.
         """
-        gone = asyncio.create_task(_left(request.receive))
-        try:
-            if not await self._place(gone):
-                return Response(status_code=499)
-            running = self._start(begin, gone)
-        except BaseException:
-            gone.cancel()
-            raise
-        streamed: EventStream | None = None
-        try:
-            events = running.events()
-            if not ask.stream:
-                return await _whole(events, shape)
-            first = await anext(events, None)  # so that a failure at once has a status of its own
-            streamed = EventStream(running, gone, _chunks(first, events, shape, ask.wants_usage()))
-            return streamed
-        finally:
-            if streamed is None:
-                running.stop()
-                gone.cancel()
+        served = self.served_model()
+        options, messages = served.options_for(request), [message.message() for message in request.messages]
+        builder = ChatResponseBuilder(served.name, served.pair.piece, include_usage=request.include_usage)
+        start = partial(served.pair.reply, messages, options)
+        return await self._respond(request, http, served, lambda cancelled: start(stopped=cancelled), builder)
 
-    def unexpected(self, error: BaseException) -> None:
-        """Report an error that is none of edgellm's to the server's user; the client gets no details."""
+    async def complete(self, request: CompletionRequest, http: Request) -> Response | BaseModel:
+        """Return the continuation of a text, as `chat` does. Raises what `chat` raises."""
+        served = self.served_model()
+        options, prompt = served.options_for(request), request.text_or_ids()
+        builder = CompletionResponseBuilder(served.name, served.pair.piece, include_usage=request.include_usage)
+        start = partial(served.pair.complete, prompt, options)
+        return await self._respond(request, http, served, lambda cancelled: start(stopped=cancelled), builder)
+
+    async def _respond(
+        self, request: GenerationRequest, http: Request, served: ServedModel, start: StartReply,
+        builder: ResponseBuilder,
+    ) -> Response | BaseModel:  # fmt: skip
+        requested_at = perf_counter()
+        disconnect = asyncio.create_task(_wait_for_disconnect(http.receive))
+        task: ReplyTask | None = None
+        stream: StreamingResponse | None = None
+        try:
+            if not await self._admit(disconnect):
+                return Response(status_code=499)
+            task = self._start(served, start, disconnect, requested_at)
+            events = task.events()
+            if not request.stream:
+                return await _collect(events, builder)
+            first = await anext(events, None)  # an error before the first token gets its own status
+            chunks = server_sent_events(task, first, events, builder)
+            stream = StreamingResponse(chunks, media_type="text/event-stream")
+            return stream
+        finally:
+            if stream is None:
+                disconnect.cancel()
+                if task is not None:
+                    task.cancel()
+
+    def report_unexpected(self, error: BaseException) -> None:
+        """Report an error that edgellm does not raise on purpose to whoever runs the server; clients get no details."""
         if not isinstance(error, (EdgeError, ApiError)):
             self._on_error(f"A reply failed: {type(error).__name__}: {error}")
 
-    async def finish(self, grace: float) -> None:
-        """Refuse new requests, give replies under way `grace` seconds to end, then stop them."""
-        self.admission.close(closing())
+    async def shut_down(self, grace: float) -> None:
+        """Refuse new requests, give replies `grace` seconds to end, then cancel them."""
+        self.admission.close(STOPPING)
         try:
             async with asyncio.timeout(grace):
-                await self.admission.empty()
+                await self.admission.wait_until_empty()
         except TimeoutError:
-            for running in list(self._under_way):
-                running.stop()
-            await self.admission.empty()
+            for task in list(self._tasks):
+                task.cancel()
+            await self.admission.wait_until_empty()
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False)
+        self._executor.shutdown(wait=False)
 
-    async def _place(self, gone: asyncio.Task[None]) -> bool:
-        """Wait in line; return False where the client has left meanwhile."""
-        entering = asyncio.ensure_future(self.admission.enter())
+    async def _admit(self, disconnect: asyncio.Task[None]) -> bool:
+        """Wait for a slot; return False where the client leaves first."""
+        acquire = asyncio.ensure_future(self.admission.acquire())
         try:
-            await asyncio.wait({entering, gone}, return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
-            entering.cancel()
+            await asyncio.wait({acquire, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            if acquire.done():
+                acquire.result()
+            return acquire.done()
+        except ApiError:
+            self.metrics.count_refused()
             raise
-        if entering.done():
-            try:
-                entering.result()
-            except ApiError:
-                self.metrics.refused()
-                raise
-            return True
-        entering.cancel()
-        return False
+        finally:
+            acquire.cancel()
 
-    def _start(self, begin: Begin, gone: asyncio.Task[None]) -> ReplyTask:
-        writer = self.writer()
-        turn = self._turns if writer.in_turns else nullcontext()
-        running = ReplyTask(begin, turn, self._measured, redact if self.anonymous else keep)
-        self._under_way.add(running)
-        work = asyncio.get_running_loop().run_in_executor(self._threads, partial(_work, running, writer.course))
-        work.add_done_callback(partial(self._over, running, perf_counter()))
-        gone.add_done_callback(lambda _: running.stop())
-        return running
+    def _start(
+        self, served: ServedModel, start: StartReply, disconnect: asyncio.Task[None], requested_at: float
+    ) -> ReplyTask:
+        lock = self._fair_lock if served.in_turns else nullcontext()
+        redaction = redact if self.anonymous else unredacted
+        task = ReplyTask(start, lock, self._record, requested_at=requested_at, redact=redaction)
+        self._tasks.add(task)
+        run = asyncio.get_running_loop().run_in_executor(self._executor, partial(_run, task, served.recorder))
+        run.add_done_callback(partial(self._finished, task, perf_counter()))
+        disconnect.add_done_callback(lambda _: task.cancel())
+        return task
 
-    def _measured(self, summary: Summary | None, marks: TokenTimes, failed: bool) -> None:
-        self.metrics.reply(summary, marks, failed)
+    def _record(self, summary: Summary | None, times: TokenTimes, failed: bool) -> None:
+        self.metrics.record_reply(summary, times, failed)
         if summary is not None and summary.rtt_ms is not None:
             self.rtt_ms = summary.rtt_ms
 
-    def _over(self, running: ReplyTask, began: float, work: asyncio.Future[BaseException | None]) -> None:
-        self._under_way.discard(running)
-        self.admission.leave(perf_counter() - began)
-        if (error := work.result()) is not None:
-            self.unexpected(error)
+    def _finished(self, task: ReplyTask, started_at: float, run: asyncio.Future[BaseException | None]) -> None:
+        self._tasks.discard(task)
+        self.admission.release(perf_counter() - started_at)
+        if (error := run.result()) is not None:
+            self.report_unexpected(error)
 
 
-def _work(running: ReplyTask, course: MeshRecorder | None) -> BaseException | None:
-    """Write the reply; only after the client has it, `course` asks the devices about it."""
-    if course is None:
-        return running.work()
-    course.begins()
+def _run(task: ReplyTask, recorder: MeshRecorder | None) -> BaseException | None:
+    """Write the reply. The `recorder` asks devices about it only after the client has all of it."""
+    if recorder is None:
+        return task.run()
+    recorder.reply_started()
     try:
-        return running.work()
+        return task.run()
     finally:
-        course.over(running.summary)
+        recorder.reply_finished(task.summary)
 
 
-class EventStream(Response):
-    """A response of server-sent events, which ends the reply when the client leaves or does not read."""
-
-    def __init__(self, running: ReplyTask, gone: asyncio.Task[None], chunks: AsyncIterator[bytes]) -> None:
-        super().__init__(media_type="text/event-stream")
-        del self.headers["content-length"]
-        self._running, self._gone, self._chunks = running, gone, chunks
-
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for data in self._chunks:
-                async with asyncio.timeout(TAKE_SECONDS):
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
-        except (OSError, TimeoutError):
-            return  # the client has left
-        finally:
-            self._running.stop()
-            self._gone.cancel()
-
-
-async def _left(receive: Receive) -> None:
-    """Return when the client has left."""
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _whole(events: AsyncIterator[Event], shape: ResponseShape) -> Response:
-    pieces: list[TextDelta] = []
+async def _collect(events: AsyncIterator[Event], builder: ResponseBuilder) -> Response | BaseModel:
+    deltas: list[TextDelta] = []
     notices: list[Notice] = []
     async for event in events:
         if isinstance(event, Summary):
-            return JSONResponse(shape.whole(pieces, notices, event))
+            return builder.whole(deltas, notices, event)
         if isinstance(event, TextDelta):
-            pieces.append(event)
+            deltas.append(event)
         else:
             notices.append(event)
-    return Response(status_code=499)  # the reply was stopped, and the client has left
-
-
-async def _chunks(
-    first: Event | None, events: AsyncIterator[Event], shape: ResponseShape, with_usage: bool
-) -> AsyncIterator[bytes]:
-    for opening in shape.opening():
-        yield _event(opening, with_usage)
-    try:
-        while first is not None:
-            if isinstance(first, TextDelta):
-                yield _event(shape.chunk(first), with_usage)
-            elif isinstance(first, Notice):
-                yield _event(shape.notice(first), with_usage)
-            else:
-                yield _event(shape.closing(first), with_usage)
-                if with_usage:
-                    yield _event(shape.usage(first), with_usage)
-                yield b"data: [DONE]\n\n"
-            first = await anext(events, None)
-    except ApiError as refused:
-        yield _event(refused.fault.body(), with_usage=False)
-
-
-def _event(data: dict[str, Any], with_usage: bool) -> bytes:
-    if with_usage and "usage" not in data:
-        data["usage"] = None
-    return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
-
-
-_ROLES = {"developer": "system"}
-
-
-def check_model(name: str | None, writer: ServedModel) -> None:
-    """Raise ApiError where another model is asked for than the one that is here."""
-    if name not in (None, writer.name):
-        raise ApiError(
-            ErrorInfo(
-                404, f"There is no model {name!r} here, only {writer.name!r}.", code="model_not_found", param="model"
-            )
-        )
-
-
-def chat_options(ask: ChatRequest, writer: ServedModel) -> ReplyOptions:
-    """Return the options of a chat request.
-
-    Raises:
-        ApiError, InvalidOption: they contradict each other, or make no sense.
-    """
-    if ask.top_logprobs is not None and not ask.logprobs:
-        raise refuse("top_logprobs is given, and logprobs is not true.", "top_logprobs")
-    both = (ask.max_tokens, ask.max_completion_tokens)
-    if None not in both and both[0] != both[1]:
-        raise refuse("max_tokens and max_completion_tokens are given and differ. Give one.", "max_completion_tokens")
-    most = next((one for one in both if one is not None), writer.pair.context_length)
-    return _options(ask, writer, most, (ask.top_logprobs or 0) if ask.logprobs else None)
-
-
-def completion_options(ask: CompletionRequest, writer: ServedModel) -> ReplyOptions:
-    """Return the options of a completion request. Raises what `chat_options` raises."""
-    return _options(ask, writer, ask.max_tokens, ask.logprobs)
-
-
-def messages(ask: ChatRequest) -> list[Message]:
-    return [Message(_ROLES.get(message.role, message.role), message.text()) for message in ask.messages]
-
-
-def plain_prompt(ask: CompletionRequest) -> str | list[int]:
-    if isinstance(ask.prompt, str):
-        return ask.prompt
-    return "".join(one for one in ask.prompt if isinstance(one, str)) or [
-        one for one in ask.prompt if isinstance(one, int)
-    ]
-
-
-def _options(ask: Sampled, writer: ServedModel, max_tokens: int, logprobs: int | None) -> ReplyOptions:
-    check_model(ask.model, writer)
-    if ask.stream_options is not None and not ask.stream:
-        raise refuse("stream_options is given, and stream is not true.", "stream_options")
-    return replace(
-        writer.options,
-        max_tokens=max_tokens,
-        temperature=ask.temperature,
-        top_p=ask.top_p,
-        top_k=ask.top_k,
-        seed=None if ask.seed is None else ask.seed & (2**64 - 1),
-        stop=ask.stops(),
-        logprobs=logprobs,
-        budget=ask.budget,
-        gate=ask.gate,
-        retrieval=ask.retrieval if ask.retrieval != "auto" else writer.options.retrieval,
-    )
+    return Response(status_code=499)  # the reply was cancelled, as the client has left

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus. They reveal nothing of what was written."""
+"""Metrics for Prometheus. They contain no text of prompts or replies."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from edgellm.http.streaming import TokenTimes
 from edgellm.spec.types import Summary
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
-_BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
-_AWAY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
+_LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+_RTT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 
 class Metrics:
@@ -23,51 +23,52 @@ class Metrics:
     def __init__(self, admission: Admission) -> None:
         self._registry = registry = CollectorRegistry()
         self._requests = Counter("edgellm_requests", "Requests by how they ended", ["outcome"], registry=registry)
-        for outcome in ("stop", "length", "cancelled", "failed", "refused"):  # so that each is reported from the start
+        for outcome in ("stop", "length", "cancelled", "failed", "refused"):  # report each from the start
             self._requests.labels(outcome)
         self._prompt = Counter("edgellm_prompt_tokens", "Tokens of prompts", registry=registry)
         self._generated = Counter("edgellm_generation_tokens", "Tokens written", registry=registry)
         running = Gauge("edgellm_requests_running", "Replies being written", registry=registry)
         running.set_function(lambda: admission.running)
-        waiting = Gauge("edgellm_requests_waiting", "Requests that wait for a place", registry=registry)
+        waiting = Gauge("edgellm_requests_waiting", "Requests that wait for a slot", registry=registry)
         waiting.set_function(lambda: admission.waiting)
-        self._first = Histogram(
-            "edgellm_time_to_first_token_seconds", "From the request to its first token", buckets=_FIRST,
+        self._ttft = Histogram(
+            "edgellm_time_to_first_token_seconds", "Time from the request to its first token", buckets=_TTFT_BUCKETS,
             registry=registry,
         )  # fmt: skip
-        self._between = Histogram(
-            "edgellm_inter_token_latency_seconds", "Between two tokens of a reply", buckets=_BETWEEN, registry=registry
-        )
+        self._latency = Histogram(
+            "edgellm_inter_token_latency_seconds", "Time between two tokens of a reply", buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )  # fmt: skip
         self._rounds = Counter("edgellm_spec_rounds", "Drafted chunks that were verified", registry=registry)
         self._drafted = Counter("edgellm_spec_draft_tokens", "Drafted tokens that were tested", registry=registry)
-        self._accepted = Counter("edgellm_spec_accepted_tokens", "Of these the accepted ones", registry=registry)
-        self._per_place = Counter(
-            "edgellm_spec_accepted_per_pos", "Accepted tokens by their place in the chunk", ["position"],
+        self._accepted = Counter("edgellm_spec_accepted_tokens", "Drafted tokens that were accepted", registry=registry)
+        self._accepted_per_position = Counter(
+            "edgellm_spec_accepted_per_pos", "Accepted tokens by their position in the chunk", ["position"],
             registry=registry,
         )  # fmt: skip
         self._rtt = Histogram(
-            "edgellm_peer_rtt_seconds", "A reply's median wait for a verdict, less the verifier's computing",
-            buckets=_AWAY, registry=registry,
+            "edgellm_peer_rtt_seconds", "A reply's median wait for a verdict, without the verifier's computing time",
+            buckets=_RTT_BUCKETS, registry=registry,
         )  # fmt: skip
-        self._bytes = Counter("edgellm_peer_bytes", "Bytes over the link", ["dir"], registry=registry)
-        for way in ("up", "down"):
-            self._bytes.labels(way)
+        self._bytes = Counter("edgellm_peer_bytes", "Bytes to and from the verifier", ["dir"], registry=registry)
+        for direction in ("up", "down"):
+            self._bytes.labels(direction)
 
-    def watch(self, up: Callable[[], bool]) -> None:
-        """Report from now on whether the verifier across the link is there."""
-        there = Gauge("edgellm_peer_up", "Whether the verifier across the link is there", registry=self._registry)
-        there.set_function(lambda: float(up()))
+    def watch_verifier(self, is_up: Callable[[], bool]) -> None:
+        """Report from now on whether the verifier on another device is reachable."""
+        gauge = Gauge("edgellm_peer_up", "Whether the verifier on another device is reachable", registry=self._registry)
+        gauge.set_function(lambda: float(is_up()))
 
     def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
-    def refused(self) -> None:
+    def count_refused(self) -> None:
         """Count a request that was refused before anything was computed for it."""
         self._requests.labels("refused").inc()
 
-    def reply(self, summary: Summary | None, marks: TokenTimes, failed: bool) -> None:
-        """Count a reply that is over, whole or not. May be called from any thread."""
+    def record_reply(self, summary: Summary | None, times: TokenTimes, failed: bool) -> None:
+        """Count a reply that has ended, complete or not. May be called from any thread."""
         self._requests.labels("failed" if failed or summary is None else summary.finish_reason).inc()
         if summary is None:
             return
@@ -76,12 +77,12 @@ class Metrics:
         self._rounds.inc(summary.chunks_verified)
         self._drafted.inc(summary.tested)
         self._accepted.inc(summary.accepted)
-        for place, count in enumerate(summary.accepted_at):
-            self._per_place.labels(str(place)).inc(count)
-        if marks.first is not None:
-            self._first.observe(marks.first)
-        for gap in marks.gaps:
-            self._between.observe(gap)
+        for position, count in enumerate(summary.accepted_at):
+            self._accepted_per_position.labels(str(position)).inc(count)
+        if times.first is not None:
+            self._ttft.observe(times.first)
+        for gap in times.gaps:
+            self._latency.observe(gap)
         if summary.rtt_ms is not None:
             self._rtt.observe(summary.rtt_ms / 1e3)
         self._bytes.labels("up").inc(summary.bytes_up)

@@ -1,27 +1,25 @@
-"""The checks of each request: the right Host, the same origin, the key, a limit of its size; and what is not told
-without a key.
+"""Security of requests: Host, origin, API key and size are checked; without a key, other devices are not named.
 
-A foreign page in the user's browser can reach a port on loopback. It cannot choose the Host header once its
-own name leads there (DNS rebinding), and it cannot hide its origin: both are checked on every request.
+A page of another site in the user's browser can reach a port on loopback. It cannot choose the Host header when its
+own name resolves to that address (DNS rebinding), and it cannot hide its origin: both are checked on every request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import logging
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -31,7 +29,7 @@ from edgellm.places import data_dir
 from edgellm.rpc.trust.peer_store import Peer, Peers
 from edgellm.storage.private_files import locked, read_private, write_private
 
-_FIT = re.compile(r"[!-~]{16,500}")
+_KEY = re.compile(r"[!-~]{16,500}")
 
 
 def http_folder() -> Path:
@@ -40,66 +38,63 @@ def http_folder() -> Path:
 
 
 def api_key(path: Path | None = None) -> tuple[Path, str]:
-    """Return the file `path` (by default one in edgellm's data folder) and the key in it, made if it does not exist.
+    """Return `path` (by default a file in edgellm's data folder) and the API key in it, which is made if missing.
 
     Raises:
-        InvalidOption: the key is too short or long, or holds anything but plain characters.
+        InvalidOption: the key is too short or long, or has other characters than printable ASCII.
         TrustUnusable: the file is a link, or cannot be read or written.
     """
     path = path or http_folder() / "api-key"
     if path.parent == http_folder():
         with locked(path.parent):
-            return path, _kept(path)
-    return path, _kept(path)
+            return path, _read_or_make_key(path)
+    return path, _read_or_make_key(path)
 
 
-def _kept(path: Path) -> str:
+def _read_or_make_key(path: Path) -> str:
     if (data := read_private(path)) is None:
         key = secrets.token_urlsafe(32)
         write_private(path, f"{key}\n".encode())
         return key
     key = data.decode("latin-1").strip()
-    if not _FIT.fullmatch(key):
+    if not _KEY.fullmatch(key):
         raise InvalidOption(
-            f"{path} holds no key: {len(key)} characters, and 16 to 500 plain ones without spaces are needed.",
-            "Remove the file: a new key will be made.",
+            f"{path} holds no key: its {len(key)} characters are not 16 to 500 printable ASCII ones without spaces.",
+            "Remove the file, and a new key is made.",
         )
     return key
 
 
 Redact: TypeAlias = Callable[[str], str]
 
-SOMEWHERE = "(hidden)"
+HIDDEN = "(hidden)"
 _ADDRESS = re.compile(r"\[[0-9a-fA-F:.]+(?:%\w+)?\](?::\d+)?|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?(?![\w.]*\w)")
 
 
-def keep(text: str) -> str:
+def unredacted(text: str) -> str:
     """Return `text` as it is, for clients that have shown the key."""
     return text
 
 
 def redact(text: str, peers: Iterable[Peer] | None = None) -> str:
-    """Return `text` with "device N" for paired devices, and `SOMEWHERE` for addresses beyond this machine."""
+    """Return `text` with "device N" in place of paired devices, and `HIDDEN` of addresses of other machines."""
     for number, peer in enumerate(_peers() if peers is None else peers, 1):
-        known = {peer.name, str(peer.id), peer.id.short, *map(str, peer.addresses)}
-        hosts = {address.host for address in peer.addresses if not address.loopback}
-        words = "|".join(re.escape(word) for word in sorted(known | hosts, key=len, reverse=True))
+        names = {peer.name, str(peer.id), peer.id.short, *map(str, peer.addresses)}
+        names |= {address.host for address in peer.addresses if not address.loopback}
+        words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
         text = re.sub(rf"(?<![\w-])(?:{words})(?![\w-])", f"device {number}", text, flags=re.IGNORECASE)
-    return _ADDRESS.sub(_hidden, text)
+    return _ADDRESS.sub(_hide, text)
 
 
-def redact_all(found: Any) -> Any:
-    """Return JSON data with every string redacted, keys of objects excepted."""
-    if isinstance(found, str):
-        return redact(found)
-    if isinstance(found, dict):
-        return {key: redact_all(value) for key, value in found.items()}
-    return [redact_all(value) for value in found] if isinstance(found, (list, tuple)) else found
-
-
-def redact_fault(fault: ErrorInfo) -> ErrorInfo:
-    """Return `fault` with its message redacted."""
-    return replace(fault, message=redact(fault.message))
+def redact_all(data: Any) -> Any:
+    """Return JSON data or a model with every string redacted, but not the keys of objects."""
+    if isinstance(data, str):
+        return redact(data)
+    if isinstance(data, BaseModel):
+        return data.model_copy(update=redact_all(dict(data)))
+    if isinstance(data, dict):
+        return {key: redact_all(value) for key, value in data.items()}
+    return [redact_all(value) for value in data] if isinstance(data, (list, tuple)) else data
 
 
 def _peers() -> list[Peer]:
@@ -109,24 +104,25 @@ def _peers() -> list[Peer]:
         return []
 
 
-def _hidden(found: re.Match[str]) -> str:
-    host = found[0][1:].partition("]")[0] if found[0].startswith("[") else found[0].partition(":")[0]
+def _hide(match: re.Match[str]) -> str:
+    address = match[0]
+    host = address[1:].partition("]")[0] if address.startswith("[") else address.partition(":")[0]
     try:
-        return found[0] if ip_address(host.partition("%")[0]).is_loopback else SOMEWHERE
+        return address if ip_address(host.partition("%")[0]).is_loopback else HIDDEN
     except ValueError:
-        return found[0]
+        return address
 
 
 _log = logging.getLogger(__name__)
 
-MOST_BYTES = 8 * 2**20
+MAX_BYTES = 8 * 2**20
 BODY_SECONDS = 30.0  # for a request to arrive
-OPEN = frozenset({"/", "/health"})
-PAGE = "/page/"
-"""The paths that need no key: they reveal nothing and cost nothing."""
+PUBLIC_PATHS = frozenset({"/", "/health"})
+PUBLIC_PREFIX = "/page/"
+"""Paths that need no key: they reveal nothing and cost nothing."""
 
 _Headers: TypeAlias = Mapping[bytes, list[bytes]]
-_ALWAYS = (
+_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -134,10 +130,10 @@ _ALWAYS = (
 
 
 class SecurityMiddleware:
-    """ASGI middleware that refuses requests. Nothing of a refused request's body is read."""
+    """ASGI middleware that refuses requests. The body of a refused request is not read."""
 
     def __init__(self, app: ASGIApp, names: Iterable[str], key: str | None) -> None:
-        """`names`: hosts by which the server may be called, without ports. `key` must be shown, if it is not None."""
+        """`names`: hosts, without ports, that a Host header may name. `key`: the API key, None if none is needed."""
         self._app = app
         self._names = frozenset(name.lower() for name in names)
         self._key = None if key is None else key.encode()
@@ -148,41 +144,45 @@ class SecurityMiddleware:
         headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.lower(), []).append(value)
-        began = perf_counter()
-        fault = self._fault(scope, headers)
-        if fault is not None:
-            _log.warning("%s %.100r refused: %d %s", scope["method"], scope["path"], fault.status, fault.code)
-            await _answer(fault, send)
+        started_at = perf_counter()
+        refusal = self._refusal(scope, headers)
+        if refusal is not None:
+            _log.warning("%s %.100r refused: %d %s", scope["method"], scope["path"], refusal.status, refusal.code)
+            await _send_error(refusal, send)
             return
         status = [0]
         # the application has answered and reported unexpected errors; they go no further
         with suppress(Exception):
-            await self._app(scope, _limited(receive), _marked(send, status))
-        took = 1e3 * (perf_counter() - began)
-        _log.info("%s %.100r %d in %.0f ms", scope["method"], scope["path"], status[0], took)
+            await self._app(scope, _limit_body(receive), _add_headers(send, status))
+        milliseconds = 1e3 * (perf_counter() - started_at)
+        _log.info("%s %.100r %d in %.0f ms", scope["method"], scope["path"], status[0], milliseconds)
 
-    def _fault(self, scope: Scope, headers: _Headers) -> ErrorInfo | None:
+    def _refusal(self, scope: Scope, headers: _Headers) -> ErrorInfo | None:
         hosts = [value.decode("latin-1") for value in headers.get(b"host", [])]
-        if len(hosts) != 1 or _name(hosts[0]) not in self._names:
-            shown = hosts[0][:100] if hosts else ""
+        if len(hosts) != 1 or _host_name(hosts[0]) not in self._names:
+            host = hosts[0][:100] if hosts else ""
+            # a page whose name was rebound to this address can read this
             return ErrorInfo(
-                403, f"The Host header {shown!r} is none of this server's names. Use the address that it has printed.",
-                "permission_error", "wrong_host",  # a page whose name was rebound to this address reads this answer
+                403, f"The Host header is {host!r}, which is no name of this server. Use the address that it printed.",
+                "permission_error", code="wrong_host",
             )  # fmt: skip
-        if _is_foreign(scope, headers, hosts[0]):
-            return ErrorInfo(403, "Pages of other origins may not ask here.", "permission_error", "cross_origin")
-        open_ = scope["path"] in OPEN or scope["path"].startswith(PAGE)
-        if self._key is not None and not open_ and not self._shown(headers):
+        if _is_cross_origin(scope, headers, hosts[0]):
             return ErrorInfo(
-                401, "The API key is missing or wrong. Send it as: Authorization: Bearer KEY", "authentication_error",
-                "invalid_api_key",
+                403, "Requests by pages of other origins are refused. Use the server's own page, or no browser.",
+                "permission_error", code="cross_origin",
+            )  # fmt: skip
+        public = scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PUBLIC_PREFIX)
+        if self._key is not None and not public and not self._has_key(headers):
+            return ErrorInfo(
+                401, "The API key is missing or wrong. Send the header Authorization: Bearer KEY.",
+                "authentication_error", code="invalid_api_key",
             )  # fmt: skip
         length = headers.get(b"content-length", [b"0"])[0]
-        if length.isdigit() and int(length) > MOST_BYTES:
+        if length.isdigit() and int(length) > MAX_BYTES:
             return too_large()
         return None
 
-    def _shown(self, headers: _Headers) -> bool:
+    def _has_key(self, headers: _Headers) -> bool:
         given = headers.get(b"authorization", [])
         if len(given) != 1 or self._key is None or given[0][:7].lower() != b"bearer ":
             return False
@@ -190,10 +190,10 @@ class SecurityMiddleware:
 
 
 def too_large() -> ErrorInfo:
-    return ErrorInfo(413, f"The request is larger than {MOST_BYTES} bytes.", code="request_too_large")
+    return ErrorInfo(413, f"The request is larger than {MAX_BYTES} bytes. Shorten it.", code="request_too_large")
 
 
-def _name(host: str) -> str:
+def _host_name(host: str) -> str:
     """Return the host of HOST[:PORT], without brackets."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
@@ -201,59 +201,60 @@ def _name(host: str) -> str:
         return ""
 
 
-def _is_foreign(scope: Scope, headers: _Headers, host: str) -> bool:
-    """Return whether a browser says that another origin's page asks. Following a link to our page does not count."""
+def _is_cross_origin(scope: Scope, headers: _Headers, host: str) -> bool:
+    """Return whether, by a browser's headers, a page of another origin asks. A link to our page is no such request."""
     own = f"{scope['scheme']}://{host}".lower()
     if any(origin.decode("latin-1").lower() != own for origin in headers.get(b"origin", [])):
         return True
     site = headers.get(b"sec-fetch-site", [b"none"])[0]
-    follows = scope["method"] == "GET" and headers.get(b"sec-fetch-mode") == [b"navigate"] and scope["path"] == "/"
-    return site not in (b"none", b"same-origin") and not follows
+    is_link = scope["method"] == "GET" and headers.get(b"sec-fetch-mode") == [b"navigate"] and scope["path"] == "/"
+    return site not in (b"none", b"same-origin") and not is_link
 
 
-async def _answer(fault: ErrorInfo, send: Send) -> None:
-    body = json.dumps(fault.body()).encode()
-    more = [(name.lower().encode(), value.encode()) for name, value in fault.headers().items()]
-    if fault.status == 401:
-        more.append((b"www-authenticate", b"Bearer"))
-    plain = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": fault.status, "headers": [*plain, *_ALWAYS, *more]})
+async def _send_error(info: ErrorInfo, send: Send) -> None:
+    body = info.json().encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *_HEADERS]
+    if info.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": info.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-def _limited(receive: Receive) -> Receive:
-    """Limit the size of a request's body and the time that it may take; pass on what comes after it unchanged."""
-    size, whole = 0, False
+def _limit_body(receive: Receive) -> Receive:
+    """Limit the size of a request's body and the time in which it arrives. Later messages pass unchanged."""
+    size, complete = 0, False
     deadline = asyncio.get_running_loop().time() + BODY_SECONDS
 
     async def read() -> Message:
-        nonlocal size, whole
-        if whole:
+        nonlocal size, complete
+        if complete:
             return await receive()
         try:
             async with asyncio.timeout_at(deadline):
                 message = await receive()
         except TimeoutError:
-            raise HTTPException(408, f"The request did not arrive within {BODY_SECONDS:g} seconds.") from None
+            raise HTTPException(
+                408, f"The request did not arrive within {BODY_SECONDS:g} seconds. Send it again."
+            ) from None
         size += len(message.get("body", b""))
-        if size > MOST_BYTES:
+        if size > MAX_BYTES:
             raise HTTPException(413, too_large().message)
-        whole = message["type"] != "http.request" or not message.get("more_body", False)
+        complete = message["type"] != "http.request" or not message.get("more_body", False)
         return message
 
     return read
 
 
-def _marked(send: Send, status: list[int]) -> Send:
-    """Add headers by which browsers neither guess types nor cache answers; write the status to `status`."""
+def _add_headers(send: Send, status: list[int]) -> Send:
+    """Add headers by which browsers neither guess types nor cache answers; put the status into `status`."""
 
-    async def marked(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers: list[Any] = list(message.get("headers", []))
             status[:] = [message["status"]]
-            known = {name.lower() for name, _ in headers}
-            more = (*_ALWAYS, (b"cache-control", b"no-store"))
-            message["headers"] = [*headers, *((name, value) for name, value in more if name not in known)]
+            present = {name.lower() for name, _ in headers}
+            added = (*_HEADERS, (b"cache-control", b"no-store"))
+            message["headers"] = [*headers, *((name, value) for name, value in added if name not in present)]
         await send(message)
 
-    return marked
+    return send_with_headers

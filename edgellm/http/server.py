@@ -1,7 +1,7 @@
-"""The HTTP server: TLS, limits of connections and of the time for which one may owe a request, and its end.
+"""The HTTP server: uvicorn with TLS, limits on connections and on their time, and a graceful shutdown.
 
-uvicorn waits for ever for the end of a request's head, and for a client that does not read. A stranger needs no key for
-that, so both are limited here; and where all places are taken, a new connection replaces the one silent for longest.
+uvicorn waits forever for the end of a request's head, and for a client that does not read. Neither needs an API key, so
+both have a limit of time here. When the table of connections is full, a new one replaces the one idle for longest.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import ssl
 import struct
 import threading
 from asyncio import TimerHandle
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http.app import make_app
@@ -32,69 +32,82 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.versions import program
 
 HEAD_SECONDS = 10.0  # for a TLS handshake, and then for the head of the first request
-NEXT_SECONDS = 40.0  # for the head of the next one
-TAKE_SECONDS = 30.0  # how long a client may leave data unread
-MOST = 512
-_AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 seconds
-_BREATH = 0.5  # seconds until the next try, when the system has no descriptor left
+NEXT_SECONDS = 40.0  # from a response to the head of the next request
+READ_SECONDS = 30.0  # for which a client may leave data unread
+MAX_CONNECTIONS = 512
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 seconds
+_RETRY_SECONDS = 0.5  # until the next try, when the system has no file descriptor left
 
 
-class TimedConnection(H11Protocol):
-    """A connection, from the moment that it is accepted."""
+class TimedConnection(asyncio.Protocol):
+    """A connection with limits of time, from the moment that it is accepted. uvicorn's protocol does the rest."""
 
     def __init__(
-        self, came: socket.socket, *, left: Callable[[TimedConnection], None],
-        silent: Callable[[TimedConnection, bool], None],
-        **uvicorns: object,
+        self, sock: socket.socket, *, make_protocol: Callable[[TimedConnection], asyncio.Protocol],
+        on_closed: Callable[[TimedConnection], None], on_idle: Callable[[TimedConnection, bool], None],
     ) -> None:  # fmt: skip
-        """`left` is called when the connection is over; `silent` whenever it begins, or ceases, to owe a request."""
-        super().__init__(**uvicorns)  # type: ignore[arg-type]  # as uvicorn calls it
-        self._came, self._left, self._silent = came, left, silent
-        self._owed: TimerHandle | None = None
-        self._untaken: TimerHandle | None = None
+        """`on_idle` is called with whether the connection is idle, that is serves no request, when that changes."""
+        self._sock, self._protocol = sock, make_protocol(self)
+        self._on_closed, self._on_idle = on_closed, on_idle
+        self._transport: asyncio.Transport | None = None
+        self._requests = 0  # being served; the next one can start just before one ends
+        self._closed = False
+        self._idle_timer: TimerHandle | None = None
+        self._write_timer: TimerHandle | None = None
 
-    def end(self) -> None:
+    def abort(self) -> None:
         """Close the connection at once, whatever is under way."""
-        if self.transport is not None:
-            if self.transport.get_write_buffer_size():  # or the system goes on offering unread data
-                self._came.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-            self.transport.abort()
+        if self._transport is not None:
+            if self._transport.get_write_buffer_size():  # or the system goes on offering unread data
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self._transport.abort()
             return
-        with suppress(OSError):  # during a handshake the client then seems to have left
-            self._came.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # ends a handshake as if the client had left
+            self._sock.shutdown(socket.SHUT_RDWR)
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._owe(HEAD_SECONDS)
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Serve a request: the connection is not idle, and its client owes nothing."""
+        self._requests += 1
+        _cancel(self._idle_timer)
+        self._on_idle(self, False)
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if not self._requests and not self._closed:
+                self._wait_for_request(NEXT_SECONDS)
 
-    def handle_events(self) -> None:
-        super().handle_events()
-        if self.cycle is not None and not self.cycle.response_complete:
-            _cancel(self._owed)
-            self._silent(self, False)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._protocol.connection_made(transport)
+        self._wait_for_request(HEAD_SECONDS)
 
-    def on_response_complete(self) -> None:
-        self._owe(NEXT_SECONDS)  # whatever comes meanwhile, even the rest of a refused request
-        super().on_response_complete()
+    def data_received(self, data: bytes) -> None:
+        self._protocol.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._protocol.eof_received()
 
     def pause_writing(self) -> None:
-        self._untaken = self.loop.call_later(TAKE_SECONDS, self.end)
-        super().pause_writing()
+        self._write_timer = asyncio.get_running_loop().call_later(READ_SECONDS, self.abort)
+        self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        _cancel(self._untaken)
-        super().resume_writing()
+        _cancel(self._write_timer)
+        self._protocol.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        _cancel(self._owed)
-        _cancel(self._untaken)
-        self._left(self)
-        super().connection_lost(exc)
+        self._closed = True
+        _cancel(self._idle_timer)
+        _cancel(self._write_timer)
+        self._on_closed(self)
+        self._protocol.connection_lost(exc)
 
-    def _owe(self, seconds: float) -> None:
-        _cancel(self._owed)
-        self._owed = self.loop.call_later(seconds, self.end)
-        self._silent(self, True)
+    def _wait_for_request(self, seconds: float) -> None:
+        _cancel(self._idle_timer)
+        self._idle_timer = asyncio.get_running_loop().call_later(seconds, self.abort)
+        self._on_idle(self, True)
 
 
 def _cancel(timer: TimerHandle | None) -> None:
@@ -103,74 +116,73 @@ def _cancel(timer: TimerHandle | None) -> None:
 
 
 class ConnectionLimiter:
-    """An acceptor of connections, for use in one event loop."""
+    """Accepts connections, up to a limit. For use in one event loop."""
 
     def __init__(
-        self, listening: socket.socket, tls: ssl.SSLContext | None, visit: Callable[..., TimedConnection]
+        self, listener: socket.socket, tls: ssl.SSLContext | None, make_connection: Callable[..., TimedConnection]
     ) -> None:
-        """`visit` makes a connection from a socket, `left` and `silent`."""
-        self._listening, self._tls, self._visit = listening, tls, visit
-        self._here: set[TimedConnection] = set()
-        self._silent: dict[TimedConnection, None] = {}  # in the order in which they fell silent
-        self._greeted: dict[asyncio.Task[None], TimedConnection] = {}
-        listening.setblocking(False)
+        """`make_connection` is called with a socket, and `on_closed` and `on_idle` as for `TimedConnection`."""
+        self._listener, self._tls, self._make_connection = listener, tls, make_connection
+        self._connections: set[TimedConnection] = set()
+        self._idle: dict[TimedConnection, None] = {}  # longest idle first
+        self._handshakes: dict[asyncio.Task[None], TimedConnection] = {}
+        listener.setblocking(False)
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     async def close(self) -> None:
-        """Accept no more connections, and give up handshakes; open connections stay."""
+        """Accept no more connections, and abort handshakes. Open connections stay."""
         self._accepting.cancel()
-        for visit in self._greeted.values():
-            visit.end()
-        await asyncio.gather(self._accepting, *self._greeted, return_exceptions=True)
+        for connection in self._handshakes.values():
+            connection.abort()
+        await asyncio.gather(self._accepting, *self._handshakes, return_exceptions=True)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                came, _ = await loop.sock_accept(self._listening)
+                sock, _ = await loop.sock_accept(self._listener)
             except OSError:
-                await asyncio.sleep(_BREATH)
+                await asyncio.sleep(_RETRY_SECONDS)
                 continue
-            while len(self._here) >= MOST and self._silent:
-                self._hang_up(next(iter(self._silent)))
-            if len(self._here) >= MOST:  # all of them are being served
-                came.close()
+            while len(self._connections) >= MAX_CONNECTIONS and self._idle:
+                longest = next(iter(self._idle))
+                self._forget(longest)
+                longest.abort()
+            if len(self._connections) >= MAX_CONNECTIONS:  # all of them are being served
+                sock.close()
                 continue
-            visit = self._visit(came, left=self._gone, silent=self._fell_silent)
-            self._here.add(visit)
-            self._fell_silent(visit, True)
-            greeting = loop.create_task(self._greet(visit, came))
-            self._greeted[greeting] = visit
-            greeting.add_done_callback(self._greeted.pop)
+            connection = self._make_connection(sock, on_closed=self._forget, on_idle=self._set_idle)
+            self._connections.add(connection)
+            self._set_idle(connection, True)
+            handshake = loop.create_task(self._connect(connection, sock))
+            self._handshakes[handshake] = connection
+            handshake.add_done_callback(self._handshakes.pop)
 
-    async def _greet(self, visit: TimedConnection, came: socket.socket) -> None:
-        within = {} if self._tls is None else {"ssl_handshake_timeout": HEAD_SECONDS}
+    async def _connect(self, connection: TimedConnection, sock: socket.socket) -> None:
+        timeout = {} if self._tls is None else {"ssl_handshake_timeout": HEAD_SECONDS}
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: visit, came, ssl=self._tls, **within)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, sock, ssl=self._tls, **timeout)
         except OSError:  # the client has left, or speaks no TLS
-            self._gone(visit)
+            self._forget(connection)
 
-    def _hang_up(self, visit: TimedConnection) -> None:
-        self._gone(visit)
-        visit.end()
+    def _forget(self, connection: TimedConnection) -> None:
+        self._connections.discard(connection)
+        self._idle.pop(connection, None)
 
-    def _gone(self, visit: TimedConnection) -> None:
-        self._here.discard(visit)
-        self._silent.pop(visit, None)
-
-    def _fell_silent(self, visit: TimedConnection, silent: bool) -> None:
-        self._silent.pop(visit, None)
-        if silent and visit in self._here:
-            self._silent[visit] = None
+    def _set_idle(self, connection: TimedConnection, idle: bool) -> None:
+        self._idle.pop(connection, None)
+        if idle and connection in self._connections:
+            self._idle[connection] = None
 
 
-GRACE_SECONDS = 10.0  # for replies under way, when the server stops
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+GRACE_SECONDS = 10.0  # for replies being written, when the server stops
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+_STATE_KEY = "connection"  # of a request's `TimedConnection` in its ASGI scope
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The credentials of a server: the API key, and the files of a certificate and its key for TLS."""
+    """What a server needs off loopback: an API key, and the PEM files of a certificate and its key for TLS."""
 
     key: str
     certificate: Path
@@ -178,40 +190,42 @@ class Credentials:
 
 
 class HttpServer:
-    """An HTTP server for one pair. Call `start`, `open` when the pair is loaded, then `stop`, all from any thread."""
+    """An HTTP server for one pair. Call `start`, `open` when the pair is loaded, then `stop`, from any threads."""
 
     def __init__(
         self,
         address: Address,
         *,
-        lock: Credentials | None = None,
+        credentials: Credentials | None = None,
         key: str | None = None,
         names: Sequence[str] = (),
         replies: int = 2,
         waiting: int = 16,
         on_event: Callable[[str], None] | None = None,
     ) -> None:
-        """`names`: hosts by which the server may be called, besides its address. `replies` are written at once, and up
-        to `waiting` requests wait. `key` is asked for without TLS, on loopback; clients of a server that asks for none
-        are not told of other devices.
+        """`names`: hosts that a Host header may name, besides the address. `replies` are written at once, and up to
+        `waiting` requests wait. `key` is an API key for loopback without TLS; clients of a server without any key learn
+        nothing about other devices. `on_event` is called with a sentence for an unexpected error.
 
         Raises:
-            InvalidOption: the address leaves this machine, and there is no lock; or a number is out of range.
+            InvalidOption: other machines can reach the address, and there are no credentials; or a number is out of
+                range.
         """
-        if lock is None and not address.loopback:
+        if credentials is None and not address.loopback:
             raise InvalidOption(
-                f"{address} can be reached from other machines, and there is no key.", "Give one, or use 127.0.0.1."
+                f"{address} can be reached from other machines, but there is no key.",
+                "Give a key and a certificate, or listen on 127.0.0.1.",
             )
         for name, value, least in (("replies", replies, 1), ("waiting", waiting, 0)):
             if not least <= value <= 1000:
                 raise InvalidOption(f"{name} is {value}.", f"Give a whole number from {least} to 1000.")
-        self.address, self.scheme = address, "http" if lock is None else "https"
-        self._lock = lock
-        shown = key if lock is None else lock.key
-        self._reception = RequestHandler(replies, waiting, on_event or (lambda _text: None), anonymous=shown is None)
-        known = {address.host, *names, *(_LOOPBACK if address.loopback else ())}
-        self._app = SecurityMiddleware(make_app(self._reception, program()), known, shown)
-        self._server: _Server | None = None
+        self.address, self.scheme = address, "http" if credentials is None else "https"
+        self._credentials = credentials
+        key = key if credentials is None else credentials.key
+        self._handler = RequestHandler(replies, waiting, on_event or (lambda _text: None), anonymous=key is None)
+        hosts = {address.host, *names, *(_LOOPBACK_NAMES if address.loopback else ())}
+        self._app = SecurityMiddleware(make_app(self._handler, program()), hosts, key)
+        self._server: _UvicornServer | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -219,59 +233,58 @@ class HttpServer:
         return f"{self.scheme}://{self.address}"
 
     def start(self) -> Address:
-        """Listen, and return the address, with the real port where port 0 was asked for.
+        """Listen, and return the address, with the port that the system chose for port 0.
 
         Raises:
-            PortTaken: something else listens there.
+            PortTaken: the port is in use.
             InvalidOption: this machine does not have the address, or the certificate cannot be used.
         """
-        listening = _listen(self.address)
-        self.address = Address(self.address.host, listening.getsockname()[1])
+        listener = _listen(self.address)
+        self.address = Address(self.address.host, listener.getsockname()[1])
         config = uvicorn.Config(
-            self._app, http=TimedConnection, ws="none", loop="asyncio", lifespan="off", log_config=None,
-            access_log=False,
+            _timed(self._app), http="h11", ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
             server_header=False, proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=3,
         )  # fmt: skip
-        if self._lock is not None:
-            config.ssl_certfile, config.ssl_keyfile = str(self._lock.certificate), str(self._lock.private_key)
+        if (tls := self._credentials) is not None:
+            config.ssl_certfile, config.ssl_keyfile = str(tls.certificate), str(tls.private_key)
         try:
             config.load()
         except (OSError, ssl.SSLError) as error:
-            listening.close()
+            listener.close()
             raise InvalidOption(
-                f"The certificate {self._lock and self._lock.certificate} cannot be used: {error}.",
+                f"The certificate {tls and tls.certificate} cannot be used: {error}.",
                 "Give the PEM files of a certificate and of its key.",
             ) from error
         if config.ssl is not None:
             config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
-        server = self._server = _Server(config)
-        self._thread = threading.Thread(target=self._run, args=(server, listening), name="edgellm-door", daemon=True)
+        server = self._server = _UvicornServer(config)
+        self._thread = threading.Thread(target=self._run, args=(server, listener), name="edgellm-http", daemon=True)
         self._thread.start()
-        server.up.wait()
+        server.started_or_failed.wait()
         return self.address
 
-    def open(self, writer: ServedModel, plan: PlanOut | None = None) -> None:
-        """Let `writer` answer from now on; until then /health and everything else say that the model is being loaded.
-        The page shows `plan`."""
-        self._reception.open(writer, plan)
+    def open(self, served: ServedModel, plan: PlanOut | None = None) -> None:
+        """Answer requests from `served` from now on, and show `plan` on the page. Until then every answer is that the
+        model is being loaded."""
+        self._handler.open(served, plan)
 
-    def rest(self, why: str) -> None:
-        """Serve without a pair: requests for a reply are answered with `why`, all others as usual."""
-        self._reception.rest(why)
+    def open_without_model(self, reason: str) -> None:
+        """Answer requests for a reply with `reason`, and all others as usual."""
+        self._handler.open_without_model(reason)
 
     def request_stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Begin to stop, and return at once; may be called in a signal handler, and again with less grace."""
+        """Begin to stop, and return at once. May be called in a signal handler, and again with less grace."""
         if self._server is not None and self._server.loop is not None and not self.wait(0):
-            self._server.loop.call_soon_threadsafe(self._begin_stop, grace)
+            self._server.loop.call_soon_threadsafe(self._server.begin_shutdown, self._handler, grace)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the server is closed, for `timeout` seconds at most; return whether it is."""
+        """Wait until the server has stopped, for at most `timeout` seconds; return whether it has."""
         if self._thread is not None:
             self._thread.join(timeout)
         return self._thread is None or not self._thread.is_alive()
 
     def stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Stop, and return when everything is closed. The pair stays the caller's."""
+        """Stop, and return when everything of the server is closed. The pair stays open."""
         self.request_stop(grace)
         self.wait()
 
@@ -282,51 +295,60 @@ class HttpServer:
     def __exit__(self, *_raised: object) -> None:
         self.stop()
 
-    def _run(self, server: _Server, listening: socket.socket) -> None:
+    def _run(self, server: _UvicornServer, listener: socket.socket) -> None:
         try:
-            asyncio.run(server.serve(sockets=[listening]))
+            asyncio.run(server.serve(sockets=[listener]))
         finally:
-            server.up.set()
-            listening.close()
-            self._reception.close()
-
-    def _begin_stop(self, grace: float) -> None:
-        if self._server is not None:
-            self._server.finish(self._reception, grace)
+            server.started_or_failed.set()
+            listener.close()
+            self._handler.close()
 
 
-class _Server(uvicorn.Server):
-    """A uvicorn server that tells when it listens, and lets replies end before it closes."""
+def _timed(app: ASGIApp) -> ASGIApp:
+    """Return `app`, telling a request's connection when it is being served."""
+
+    async def timed(scope: Scope, receive: Receive, send: Send) -> None:
+        with scope["state"][_STATE_KEY].serving():
+            await app(scope, receive, send)
+
+    return timed
+
+
+class _UvicornServer(uvicorn.Server):
+    """A uvicorn server that accepts connections in a `ConnectionLimiter`, and lets replies end before it closes."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.up = threading.Event()
+        self.started_or_failed = threading.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._finishing: set[asyncio.Task[None]] = set()
-        self._porches: list[ConnectionLimiter] = []
+        self._limiters: list[ConnectionLimiter] = []
+        self._shutdowns: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections in a `ConnectionLimiter`: uvicorn has no limits for those that bring no request."""
         self.loop = asyncio.get_running_loop()
         await super().startup([])
-        visit = partial(
-            TimedConnection, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-        self._porches = [ConnectionLimiter(one, self.config.ssl, visit) for one in sockets or ()]
-        self.up.set()
+        make_connection = partial(TimedConnection, make_protocol=self._make_protocol)
+        self._limiters = [ConnectionLimiter(one, self.config.ssl, make_connection) for one in sockets or ()]
+        self.started_or_failed.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for porch in self._porches:
-            await porch.close()
+        for limiter in self._limiters:
+            await limiter.close()
         await super().shutdown(sockets)
 
-    def finish(self, reception: RequestHandler, grace: float) -> None:
-        task = asyncio.get_running_loop().create_task(self._finish(reception, grace))
-        self._finishing.add(task)
+    def begin_shutdown(self, handler: RequestHandler, grace: float) -> None:
+        """Stop once `handler` has ended its replies, for which it has `grace` seconds."""
+        self._shutdowns.add(asyncio.get_running_loop().create_task(self._shut_down(handler, grace)))
 
-    async def _finish(self, reception: RequestHandler, grace: float) -> None:
-        await reception.finish(grace)
+    async def _shut_down(self, handler: RequestHandler, grace: float) -> None:
+        await handler.shut_down(grace)
         self.should_exit = True
+
+    def _make_protocol(self, connection: TimedConnection) -> asyncio.Protocol:
+        """Return uvicorn's protocol for a connection, as uvicorn's own `startup` makes it."""
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state={_STATE_KEY: connection}
+        )
 
 
 def _listen(address: Address) -> socket.socket:
@@ -336,7 +358,7 @@ def _listen(address: Address) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortTaken(
-                f"Something else already listens on port {address.port}.",
-                "Stop it, or choose another port with --http-port.",
+                f"Port {address.port} is in use by another program.",
+                "Stop that program, or choose another port with --http-port.",
             ) from error
-        raise InvalidOption(f"Nothing can listen at {address}: {error.strerror}.", "Choose another address.") from error
+        raise InvalidOption(f"Cannot listen at {address}: {error.strerror}.", "Choose another address.") from error

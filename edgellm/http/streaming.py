@@ -1,5 +1,4 @@
-"""Streaming of one reply to a client: written in a thread of its own, passed on in the event loop, stopped when the
-client has left."""
+"""Streaming of one reply: a thread writes it, the event loop passes it on, and a client that leaves cancels it."""
 
 from __future__ import annotations
 
@@ -12,142 +11,163 @@ from itertools import pairwise
 from time import perf_counter
 from typing import TypeAlias
 
+from pydantic import BaseModel
+
 from edgellm.errors import Stopped
-from edgellm.http.middleware import Redact, keep
-from edgellm.http.schemas.errors import ApiError, fault_of
+from edgellm.http.middleware import Redact, unredacted
+from edgellm.http.schemas.errors import ApiError, ErrorResponse, error_info
+from edgellm.http.schemas.responses import ResponseBuilder, TextDelta
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply, Utf8
 from edgellm.spec.types import Notice, Summary, Token
-
-
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """Whole characters, and the tokens that they come from: several where a character is made of several."""
-
-    text: str
-    tokens: tuple[Token, ...]
-
 
 Event: TypeAlias = TextDelta | Notice | Summary
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTimes:
-    """The times of tokens, for the metrics: seconds from the request to the first one, and between the later ones."""
+    """The times of a reply's tokens in seconds: from the request to the first one, and between later ones."""
 
     first: float | None
     gaps: tuple[float, ...]
 
 
-# Makes a reply, unless the function that it is given says that the client no longer wants it.
-Begin: TypeAlias = Callable[[Callable[[], bool]], Reply]
-# Called with the summary (None: there is none), the times of tokens, and whether the reply failed.
-Measured: TypeAlias = Callable[[Summary | None, TokenTimes, bool], None]
+StartReply: TypeAlias = Callable[[Callable[[], bool]], Reply]
+"""Starts a reply. It is given a function that returns whether the reply is cancelled."""
+OnFinished: TypeAlias = Callable[[Summary | None, TokenTimes, bool], None]
+"""Called with the summary, if there is one, the times of tokens, and whether the reply failed."""
 
 
 class ReplyTask:
-    """A reply under way. `work` is for a thread, all else for the event loop."""
+    """A reply being written. `run` is for a thread, all else for the event loop."""
 
     def __init__(
         self,
-        begin: Begin,
-        turn: AbstractContextManager[object],
-        measured: Measured,
-        redact: Redact = keep,
+        start: StartReply,
+        compute_lock: AbstractContextManager[object],
+        on_finished: OnFinished,
+        *,
+        requested_at: float,
+        redact: Redact = unredacted,
     ) -> None:
-        """`begin` makes the reply, which tokenises the prompt, beside other replies; the function that it is given
-        returns true once the client no longer wants it. All other computing is done within `turn`. `measured` is
-        called when the reply is over, in the thread, before the client is told. `redact` is applied to notices and
-        errors."""
-        self._redact = redact
-        self._begin, self._turn, self._measured = begin, turn, measured
+        """`start` tokenizes the prompt, beside other replies; all other computing holds `compute_lock`. `on_finished`
+        is called in the thread, before the client gets the last event. `requested_at` is a time of `perf_counter`.
+        `redact` is applied to notices and errors."""
+        self._start, self._compute_lock, self._on_finished, self._redact = start, compute_lock, on_finished, redact
         self._loop = asyncio.get_running_loop()
-        self._heard: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
+        self._events: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
         self._reply: Reply | None = None
         self._lock = threading.Lock()
-        self._stopped = False
-        self._asked = perf_counter()
-        self._times: list[float] = []
-        self.summary: Summary | None = None  # of a reply that is over, and did not fail
+        self._cancelled = False
+        self._requested_at = requested_at
+        self._token_times: list[float] = []
+        self.summary: Summary | None = None  # of a reply that has ended, and did not fail
 
-    def _marks(self) -> TokenTimes:
-        times = self._times
-        gaps = tuple(later - earlier for earlier, later in pairwise(times))
-        return TokenTimes(times[0] - self._asked if times else None, gaps)
-
-    def stop(self) -> None:
-        """Stop the reply, as the client has left or has enough, and return at once; the thread ends soon, also within a
-        long decode."""
+    def cancel(self) -> None:
+        """Cancel the reply and return at once. The thread ends soon after, even within a long decode."""
         with self._lock:
-            self._stopped = True
+            self._cancelled = True
             reply = self._reply
         if reply is not None:
             reply.cancel()
-        self._heard.put_nowait(None)
+        self._events.put_nowait(None)
 
     async def events(self) -> AsyncIterator[Event]:
-        """Yield pieces of text and notices as they come, the summary last; nothing more once the reply was stopped.
+        """Yield text and notices as they come, and the summary last; nothing more after `cancel`.
 
         Raises:
-            ApiError: the reply failed, at once or on its way.
+            ApiError: the reply failed, before its first token or later.
         """
-        while (event := await self._heard.get()) is not None:
+        while (event := await self._events.get()) is not None:
             if isinstance(event, BaseException):
-                fault = fault_of(event)
-                raise ApiError(replace(fault, message=self._redact(fault.message))) from event
+                info = error_info(event)
+                raise ApiError(replace(info, message=self._redact(info.message))) from event
             yield Notice(self._redact(event.text)) if isinstance(event, Notice) else event
             if isinstance(event, Summary):
                 return
 
-    def work(self) -> BaseException | None:
-        """Write the reply, to its end or until it is stopped. Return the error, if any, which `events` raises."""
+    def run(self) -> BaseException | None:
+        """Write the reply until it ends or is cancelled. Return the error, if any, which `events` raises."""
         summary: Summary | None = None
         event: Summary | BaseException
         try:
-            reply = self._begin(self._unwanted)
+            reply = self._start(self._is_cancelled)
             try:
-                if not self._too_late(reply):
+                if not self._set_reply(reply):
                     self._write(reply)
             finally:
-                with self._turn:
+                with self._compute_lock:
                     reply.close()
                 summary = reply.summary
             event = summary
         except Stopped:  # before there was a reply
             event = summary = Stats().summary(0)
-        except BaseException as error:  # noqa: BLE001  the client and the caller are told of any error
+        except BaseException as error:  # noqa: BLE001  the client and the caller get to know any error
             event = error
         failed = isinstance(event, BaseException)
         self.summary = None if failed else summary
-        self._measured(summary, self._marks(), failed)
-        self._tell(event)
+        self._on_finished(summary, self._times(), failed)
+        self._publish(event)
         return event if isinstance(event, BaseException) else None
 
-    def _unwanted(self) -> bool:
-        return self._stopped
+    def _is_cancelled(self) -> bool:
+        return self._cancelled
 
-    def _too_late(self, reply: Reply) -> bool:
-        """Keep `reply`; return whether it is too late for it, as `stop` was called before there was one."""
+    def _set_reply(self, reply: Reply) -> bool:
+        """Keep `reply` for `cancel`; return whether that was called before there was a reply."""
         with self._lock:
             self._reply = reply
-            return self._stopped
+            return self._cancelled
 
     def _write(self, reply: Reply) -> None:
-        reply.listen(on_notice=self._tell)
-        text, held = Utf8(), []
+        reply.listen(on_notice=self._publish)
+        text, tokens = Utf8(), []
         while (token := self._next(reply)) is not None:
-            self._times.append(perf_counter())
-            held.append(token)
-            words = text.feed(token.piece)
-            if words or not text.half_done:
-                self._tell(TextDelta(words, tuple(held)))
-                held = []
-        if (rest := text.end()) or held:
-            self._tell(TextDelta(rest, tuple(held)))
+            self._token_times.append(perf_counter())
+            tokens.append(token)
+            characters = text.feed(token.piece)
+            if characters or not text.half_done:
+                self._publish(TextDelta(characters, tuple(tokens)))
+                tokens = []
+        if (rest := text.end()) or tokens:
+            self._publish(TextDelta(rest, tuple(tokens)))
 
     def _next(self, reply: Reply) -> Token | None:
-        with self._turn:
+        with self._compute_lock:
             return next(reply, None)
 
-    def _tell(self, event: Event | BaseException) -> None:
-        self._loop.call_soon_threadsafe(self._heard.put_nowait, event)
+    def _times(self) -> TokenTimes:
+        times = self._token_times
+        gaps = tuple(later - earlier for earlier, later in pairwise(times))
+        return TokenTimes(times[0] - self._requested_at if times else None, gaps)
+
+    def _publish(self, event: Event | BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+
+async def server_sent_events(
+    task: ReplyTask, first: Event | None, events: AsyncIterator[Event], builder: ResponseBuilder
+) -> AsyncIterator[bytes]:
+    """Yield `first` and the rest of a task's `events` as server-sent events; an error is the last one."""
+    try:
+        for chunk in builder.opening():
+            yield _encode(chunk)
+        event = first
+        while event is not None:
+            if isinstance(event, TextDelta):
+                yield _encode(builder.chunk(event))
+            elif isinstance(event, Notice):
+                yield _encode(builder.notice(event))
+            else:
+                for chunk in builder.closing(event):
+                    yield _encode(chunk)
+                yield b"data: [DONE]\n\n"
+            event = await anext(events, None)
+    except ApiError as error:
+        yield _encode(ErrorResponse(error=error.info))
+    finally:
+        task.cancel()
+
+
+def _encode(data: BaseModel) -> bytes:
+    return f"data: {data.model_dump_json(exclude_unset=True)}\n\n".encode()

@@ -279,3 +279,7 @@ class Summary:
     stopped_by: str = ""
     seconds_decoding: float = 0.0
     first_at: float | None = None
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        return self.tokens / self.rounds if self.rounds else None

@@ -69,16 +69,18 @@ QUESTION = [{"role": "user", "content": "Where is my mug?"}]
 
 
 @pytest.mark.parametrize("words", [(), ("--role", "verifier", "--port", "0")], ids=["pair", "verifier"])
-def test_every_role_answers_and_stops_politely(start: Start, edge: Callable[..., Done], words: tuple[str, ...]) -> None:
+def test_every_role_answers_and_stops_gracefully(
+    start: Start, edge: Callable[..., Done], words: tuple[str, ...]
+) -> None:
     process, url = start(*words)
-    told = ask(f"{url}/chat/completions", messages=QUESTION, model="edgellm-verifier", max_tokens=8)
+    reply = ask(f"{url}/chat/completions", messages=QUESTION, model="edgellm-verifier", max_tokens=8)
     near = edge("chat", "--json", "Where is my mug?", "--max-tokens", "8").lines
-    assert [token["id"] for token in told["edgellm"]["tokens"]] == [row["id"] for row in near[:-1]]
+    assert [token["id"] for token in reply["edgellm"]["tokens"]] == [row["id"] for row in near[:-1]]
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
 
 
-def test_a_worker_says_how_it_is() -> None:
+def test_a_worker_has_a_health_path() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "edgellm", "serve", "--role", "worker", "--port", "0", "--http-port", "0"], cwd=ROOT,
         text=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -98,9 +100,9 @@ def test_a_pair_may_have_its_verifier_elsewhere(start: Start) -> None:
         port = free.getsockname()[1]
     _, _ = start("--role", "verifier", "--port", str(port))
     _, url = start("--verifier", f"127.0.0.1:{port}")
-    told = ask(f"{url}/chat/completions", messages=QUESTION, max_tokens=8)
-    assert told["edgellm"]["summary"]["bytes_up"] > 0
-    assert told["edgellm"]["summary"]["rtt_ms_p50"] > 0
+    reply = ask(f"{url}/chat/completions", messages=QUESTION, max_tokens=8)
+    assert reply["edgellm"]["summary"]["bytes_up"] > 0
+    assert reply["edgellm"]["summary"]["rtt_ms_p50"] > 0
     with urlopen(url.replace("/v1", "/metrics"), timeout=60) as answer:
         metrics = answer.read().decode()
     assert "edgellm_peer_up 1.0" in metrics
@@ -113,9 +115,9 @@ def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
     shelf = WeightCache(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(shelf, ANYWHERE, threads=1) as worker:
         process, url = start("--mesh", f"here:1-5,{worker.address}:6-12")
-        told = ask(f"{url}/chat/completions", messages=QUESTION, model="edgellm-verifier", max_tokens=8)
+        reply = ask(f"{url}/chat/completions", messages=QUESTION, model="edgellm-verifier", max_tokens=8)
         near = edge("chat", "--json", "Where is my mug?", "--max-tokens", "8").lines
-        assert [token["id"] for token in told["edgellm"]["tokens"]] == [row["id"] for row in near[:-1]]
+        assert [token["id"] for token in reply["edgellm"]["tokens"]] == [row["id"] for row in near[:-1]]
         with urlopen(url.replace("/v1", "/status"), timeout=60) as answer:
             mesh = json.loads(answer.read())["mesh"]
         assert [one["device"] for one in mesh["holders"]] == ["here", str(worker.address)]
@@ -140,7 +142,7 @@ def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
         (("--draft", "none.gguf"), "There is no file none.gguf"),
     ],
 )
-def test_what_cannot_be_served(edge: Callable[..., Done], words: tuple[str, ...], says: str) -> None:
+def test_impossible_options_are_refused(edge: Callable[..., Done], words: tuple[str, ...], says: str) -> None:
     done = edge("serve", *(() if "--http-port" in words else ("--http-port", "0")), *words)
     assert done.code in (1, 2)
     assert says in done.err
@@ -155,10 +157,10 @@ def test_a_port_that_was_asked_for_is_not_exchanged_and_the_usual_one_is(
         done = edge("serve", "--http-port", str(port))
         assert (done.code, str(port) in done.err) == (1, True)
         monkeypatch.setattr(options, "PORT", port)
-        door = options.opened(options.HTTPOptions(True, "127.0.0.1", None, None, None, None, 1, 1))
-        assert door is not None
-        assert door.address.port != port
-        door.stop()
+        server = options.start_server(options.HTTPOptions(True, "127.0.0.1", None, None, None, None, 1, 1))
+        assert server is not None
+        assert server.address.port != port
+        server.stop()
     assert f"Port {port} is taken" in capsys.readouterr().err
 
 
@@ -180,20 +182,20 @@ def test_off_this_machine_it_takes_tls_and_the_key(tmp_path: Path) -> None:
     assert web_certificate(tmp_path / "tls", ["desk.local"])[0].read_bytes() == made
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     with HttpServer(
-        Address.parse("127.0.0.1:0"), lock=Credentials("k" * 43, certificate, private), names=["desk.local"]
-    ) as door:
-        assert door.url.startswith("https://")
+        Address.parse("127.0.0.1:0"), credentials=Credentials("k" * 43, certificate, private), names=["desk.local"]
+    ) as server:
+        assert server.url.startswith("https://")
 
         def curl(*words: str) -> str:
-            where = f"desk.local:{door.address.port}:127.0.0.1"
+            where = f"desk.local:{server.address.port}:127.0.0.1"
             done = subprocess.run(
                 ["curl", "-s", "--cacert", str(certificate), "--resolve", where, "-o", os.devnull, "-w", "%{http_code}",
                  *words], capture_output=True, text=True, check=False, timeout=60,
             )  # fmt: skip
             return done.stdout
 
-        assert curl(f"{door.url}/v1/models") == "401"
-        assert curl(f"{door.url}/v1/models", "-H", f"Authorization: Bearer {'k' * 43}") == "503"  # nothing is loaded
-        assert curl(f"https://desk.local:{door.address.port}/health") == "503"
-        assert curl(f"http://127.0.0.1:{door.address.port}/health") != "503"  # not in the clear
+        assert curl(f"{server.url}/v1/models") == "401"
+        assert curl(f"{server.url}/v1/models", "-H", f"Authorization: Bearer {'k' * 43}") == "503"  # nothing is loaded
+        assert curl(f"https://desk.local:{server.address.port}/health") == "503"
+        assert curl(f"http://127.0.0.1:{server.address.port}/health") != "503"  # not in the clear
     assert web_certificate(tmp_path / "tls", ["other.local"])[0].read_bytes() != made

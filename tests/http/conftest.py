@@ -1,4 +1,4 @@
-"""A door over the real pair, and ways to knock at it."""
+"""A server over the real pair, and a client for it."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Answer:
 Ask = Callable[..., Answer]
 
 
-def asker(door: HttpServer) -> Ask:
+def asker(server: HttpServer) -> Ask:
     """`ask("GET", "/health")`, `ask("POST", path, {...})`; `body` may be bytes, headers replace those of the client."""
 
     def ask(method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Answer:
-        connection = http.client.HTTPConnection(door.address.host, door.address.port, timeout=60)
+        connection = http.client.HTTPConnection(server.address.host, server.address.port, timeout=60)
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         wanted = {} if body is None else {"Content-Type": "application/json"}
         connection.request(method, path, data, wanted | (headers or {}))
@@ -74,20 +74,20 @@ def written(pair: Pair, **options: Any) -> str:
 
 @pytest.fixture(scope="package")
 def own(f32_pair: tuple[Path, Path]) -> Iterator[Pair]:
-    """The pair behind the door."""
+    """The pair behind the server."""
     with Pair.open(*f32_pair, threads=1) as opened:
         yield opened
 
 
 @pytest.fixture(scope="package")
-def door(own: Pair) -> Iterator[HttpServer]:
-    told: list[str] = []
-    with HttpServer(HOME, on_event=told.append) as opened:
+def server(own: Pair) -> Iterator[HttpServer]:
+    events: list[str] = []
+    with HttpServer(HOME, on_event=events.append) as opened:
         opened.open(ServedModel(own, "edgellm-verifier"))
         yield opened
-    assert told == []
+    assert events == []
 
 
 @pytest.fixture
-def ask(door: HttpServer) -> Ask:
-    return asker(door)
+def ask(server: HttpServer) -> Ask:
+    return asker(server)

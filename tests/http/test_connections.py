@@ -1,149 +1,216 @@
-"""Strangers who connect, and then take their time: none of them holds the door."""
+"""Clients that connect and then take their time: none of them keeps others out."""
 
 from __future__ import annotations
 
+import asyncio
 import http.client
+import json
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, MutableMapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from edgellm.http import server as porch
-from edgellm.http.server import Credentials, HttpServer
+from edgellm.http import server as server_module
+from edgellm.http.server import Credentials, HttpServer, TimedConnection
 from edgellm.rpc.trust.identity import web_certificate
-from tests.http.conftest import HOME, asker
+from edgellm.spec.loop import Event
+from edgellm.spec.stats import Stats
+from tests.http.conftest import HOME, asker, conversation
+from tests.http.test_streaming import opened, said
 
 SOON = 0.3
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
-    """A door with little patience, behind which nobody writes."""
-    for name in ("HEAD_SECONDS", "NEXT_SECONDS", "TAKE_SECONDS"):
-        monkeypatch.setattr(porch, name, SOON)
-    with HttpServer(HOME, key="k" * 43) as door:
-        door.rest("Nobody writes here.")
-        yield door
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
+    """A server with short limits of time, and without a model."""
+    for name in ("HEAD_SECONDS", "NEXT_SECONDS", "READ_SECONDS"):
+        monkeypatch.setattr(server_module, name, SOON)
+    with HttpServer(HOME, key="k" * 43) as server:
+        server.open_without_model("There is no model.")
+        yield server
 
 
-def knock(door: HttpServer) -> socket.socket:
-    return socket.create_connection((door.address.host, door.address.port), timeout=120)
+def connect(server: HttpServer) -> socket.socket:
+    return socket.create_connection((server.address.host, server.address.port), timeout=120)
 
 
-def drips(line: socket.socket, data: bytes = b"X-Slow: 1\r\n") -> None:
-    """Sends byte after byte, for ever: returns when the other side has hung up."""
-    line.settimeout(0.02)
+def drip(client: socket.socket, data: bytes = b"X-Slow: 1\r\n") -> None:
+    """Send byte after byte until the server closes the connection."""
+    client.settimeout(0.02)
     end = time.monotonic() + 120
     while time.monotonic() < end:
         try:
             for byte in data:
-                line.sendall(bytes([byte]))
-                if line.recv(65536) == b"":
+                client.sendall(bytes([byte]))
+                if client.recv(65536) == b"":
                     return
         except TimeoutError:
             continue
         except OSError:
             return
-    pytest.fail("nobody hung up")
+    pytest.fail("the connection stays open")
 
 
-def test_a_head_that_drips_is_hung_up_on(hasty: HttpServer) -> None:
-    with knock(hasty) as line:
-        line.sendall(HEAD)
-        drips(line)
+def test_a_slow_head_closes_the_connection(impatient: HttpServer) -> None:
+    with connect(impatient) as client:
+        client.sendall(HEAD)
+        drip(client)
 
 
-def test_so_is_who_says_nothing(hasty: HttpServer) -> None:
-    with knock(hasty) as line:
-        assert line.recv(1) == b""
+def test_so_does_silence(impatient: HttpServer) -> None:
+    with connect(impatient) as client:
+        assert client.recv(1) == b""
 
 
-def test_so_is_the_head_of_a_later_request(hasty: HttpServer) -> None:
-    with knock(hasty) as line:
-        line.sendall(HEAD + b"\r\n")
-        assert line.recv(65536).startswith(b"HTTP/1.1 200 ")
-        line.sendall(HEAD)
-        drips(line)
+def test_so_does_the_slow_head_of_a_later_request(impatient: HttpServer) -> None:
+    with connect(impatient) as client:
+        client.sendall(HEAD + b"\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+        client.sendall(HEAD)
+        drip(client)
 
 
-def test_so_is_a_body_that_drips_behind_its_refusal(hasty: HttpServer) -> None:
-    """Without the key; nobody reads it any more, and each byte would begin uvicorn's patience anew."""
-    with knock(hasty) as line:
-        line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
-        assert line.recv(65536).startswith(b"HTTP/1.1 401 ")
-        drips(line, b"a")
+def test_so_does_the_slow_body_of_a_refused_request(impatient: HttpServer) -> None:
+    """The key is missing, so the body is not read, and each byte would restart uvicorn's own timer."""
+    with connect(impatient) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 401 ")
+        drip(client, b"a")
 
 
-def test_so_is_who_asks_and_asks_and_reads_nothing(hasty: HttpServer) -> None:
-    """Seen at the door: with its own window full, the client's system hears of the end when it next probes, which on a
-    busy machine can take minutes."""
-    asks = b"GET /page/chat.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    porches = hasty._server._porches if hasty._server is not None else []
-    end, came = time.monotonic() + 120, False
-    with knock(hasty) as line:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        line.settimeout(0.05)
-        left = asks
-        while not came or any(porch._here for porch in porches):
-            assert time.monotonic() < end, "nobody hung up"
-            came = came or any(porch._here for porch in porches)
+def test_so_do_responses_that_are_not_read(impatient: HttpServer) -> None:
+    """Observed at the server: with its own window full, the client's system hears of the end when it next probes, which
+    on a busy machine can take minutes."""
+    request = b"GET /page/chat.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    limiters = impatient._server._limiters if impatient._server is not None else []
+    end, accepted = time.monotonic() + 120, False
+    with connect(impatient) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(0.05)
+        left = request
+        while not accepted or any(limiter._connections for limiter in limiters):
+            assert time.monotonic() < end, "the connection stays open"
+            accepted = accepted or any(limiter._connections for limiter in limiters)
             try:
-                left = left[line.send(left) :] or asks
+                left = left[client.send(left) :] or request
             except TimeoutError:
                 continue
             except ConnectionError:
                 return
 
 
-def test_an_answer_may_take_its_time(hasty: HttpServer) -> None:
-    """What is being answered owes nothing."""
-    app = hasty._app._app
+def test_a_stream_that_is_not_read_ends_its_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "READ_SECONDS", SOON)
+    cancelled = threading.Event()
+
+    def script(_stats: Stats, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+        while not stopped():
+            time.sleep(0.005)
+            yield from said(b"a" * 100_000)  # soon neither system takes any more
+        cancelled.set()
+
+    with opened(script) as server, connect(server) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(stream_request())
+        assert cancelled.wait(120)
+
+
+def stream_request() -> bytes:
+    body = json.dumps(conversation(stream=True)).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    return head.encode() + b"Content-Type: application/json\r\n\r\n" + body
+
+
+def test_a_response_may_take_its_time(impatient: HttpServer) -> None:
+    """While a request is being served, its connection is not idle."""
+    app = impatient._app._app
 
     async def slow(scope: object, receive: object, send: object) -> None:
         time.sleep(2 * SOON)
         await app(scope, receive, send)  # type: ignore[arg-type]
 
-    hasty._app._app = slow
-    assert asker(hasty)("GET", "/health").status == 200
+    impatient._app._app = slow
+    assert asker(impatient)("GET", "/health").status == 200
 
 
-def test_a_handshake_that_is_not_begun_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(porch, "HEAD_SECONDS", SOON)
+def test_so_may_one_that_begins_just_before_another_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two requests that arrive together, uvicorn begins the second while the first returns."""
+    monkeypatch.setattr(server_module, "NEXT_SECONDS", SOON)
+    with opened(lambda *_: (token for token in said(b"a"))) as server, connect(server) as client:
+        app = server._app._app
+
+        async def slow(scope: MutableMapping[str, Any], receive: object, send: object) -> None:
+            if scope["path"] == "/health":
+                await asyncio.sleep(3 * SOON)
+            await app(scope, receive, send)  # type: ignore[arg-type]
+
+        server._app._app = slow
+        client.sendall(stream_request() + HEAD + b"Connection: close\r\n\r\n")
+        answers = b""
+        while data := client.recv(65536):
+            answers += data
+        assert answers.count(b"HTTP/1.1 200 ") == 2
+
+
+def test_a_connection_that_closes_during_a_request_is_never_idle_again() -> None:
+    idle: list[bool] = []
+
+    async def run() -> None:
+        with socket.socket() as sock:
+            connection = TimedConnection(
+                sock, make_protocol=lambda _: asyncio.Protocol(), on_closed=lambda _: None,
+                on_idle=lambda _, is_idle: idle.append(is_idle),
+            )  # fmt: skip
+            connection.connection_made(asyncio.Transport())
+            with connection.serving():
+                connection.connection_lost(None)
+
+    asyncio.run(run())
+    assert idle == [True, False]
+
+
+def test_a_handshake_that_is_not_begun_is_aborted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "HEAD_SECONDS", SOON)
     certificate, key = web_certificate(tmp_path, ["127.0.0.1"])
-    with HttpServer(HOME, lock=Credentials("k" * 43, certificate, key)) as door, knock(door) as line:
-        door.rest("Nobody writes here.")
-        assert line.recv(1) == b""
+    with (
+        HttpServer(HOME, credentials=Credentials("k" * 43, certificate, key)) as server,
+        connect(server) as client,
+    ):
+        server.open_without_model("There is no model.")
+        assert client.recv(1) == b""
         context = ssl.create_default_context(cafile=certificate)
-        connection = http.client.HTTPSConnection(door.address.host, door.address.port, timeout=60, context=context)
+        connection = http.client.HTTPSConnection(server.address.host, server.address.port, timeout=60, context=context)
         connection.request("GET", "/health")
         assert connection.getresponse().status == 200
         connection.close()
 
 
 @pytest.mark.parametrize("first", [b"", HEAD])
-def test_however_many_are_silent_who_asks_is_answered(monkeypatch: pytest.MonkeyPatch, first: bytes) -> None:
-    monkeypatch.setattr(porch, "MOST", 8)
-    with HttpServer(HOME) as door, ExitStack() as lines:
-        door.rest("Nobody writes here.")
-        held = []
+def test_those_idle_for_longest_make_room(monkeypatch: pytest.MonkeyPatch, first: bytes) -> None:
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 8)
+    with HttpServer(HOME) as server, ExitStack() as clients:
+        server.open_without_model("There is no model.")
+        idle = []
         for _ in range(30):
-            held.append(line := lines.enter_context(knock(door)))
-            line.sendall(first)
-        assert asker(door)("GET", "/health").status == 200
-        for line in held[:20]:  # who was silent for longest has made room
-            _until(lambda line=line: _closed(line))  # type: ignore[misc]
+            idle.append(client := clients.enter_context(connect(server)))
+            client.sendall(first)
+        assert asker(server)("GET", "/health").status == 200
+        for client in idle[:20]:
+            _until(lambda client=client: _closed(client))  # type: ignore[misc]
 
 
-def _closed(line: socket.socket) -> bool:
+def _closed(client: socket.socket) -> bool:
     try:
-        return line.recv(1) == b""
+        return client.recv(1) == b""
     except ConnectionError:
         return True
 
@@ -155,56 +222,54 @@ def _until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_who_is_being_served_is_not_hung_up_on_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(porch, "MOST", 2)
-    with HttpServer(HOME) as door:
-        door.rest("Nobody writes here.")
-        app, go, inside = door._app._app, threading.Event(), threading.Semaphore(0)
+def test_requests_being_served_are_not_cut_off_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
+    with HttpServer(HOME) as server:
+        server.open_without_model("There is no model.")
+        app, go, being_served = server._app._app, threading.Event(), threading.Semaphore(0)
 
-        async def stands(scope: object, receive: object, send: object) -> None:
-            import asyncio
-
-            inside.release()
+        async def wait(scope: object, receive: object, send: object) -> None:
+            being_served.release()
             while not go.is_set():
                 await asyncio.sleep(0.01)
             await app(scope, receive, send)  # type: ignore[arg-type]
 
-        door._app._app = stands
+        server._app._app = wait
         found: list[int] = []
         threads = [
-            threading.Thread(target=lambda: found.append(asker(door)("GET", "/health").status)) for _ in range(2)
+            threading.Thread(target=lambda: found.append(asker(server)("GET", "/health").status)) for _ in range(2)
         ]
         for thread in threads:
             thread.start()
-            inside.acquire()
-        with knock(door) as line:
-            assert _closed(line)
+            being_served.acquire()
+        with connect(server) as client:
+            assert _closed(client)
         go.set()
         for thread in threads:
             thread.join()
         assert found == [200, 200]
-        door._app._app = app
-        assert asker(door)("GET", "/health").status == 200
+        server._app._app = app
+        assert asker(server)("GET", "/health").status == 200
 
 
-def test_nothing_is_left_of_whoever_came_and_went(hasty: HttpServer) -> None:
-    """Descriptors, threads and tasks: of those who asked, of those who left in the middle, and of those hung up on."""
-    process, ask = psutil.Process(), asker(hasty)
+def test_closed_connections_leave_nothing_behind(impatient: HttpServer) -> None:
+    """Neither descriptors nor threads nor tasks: of clients that were served, that left early, and that were silent."""
+    process, ask = psutil.Process(), asker(impatient)
 
-    def visits(count: int) -> None:
+    def come_and_go(count: int) -> None:
         for _ in range(count):
-            with knock(hasty) as asks, knock(hasty) as leaves, knock(hasty) as stays:
-                asks.sendall(HEAD + b"Connection: close\r\n\r\n")
-                while asks.recv(65536):
+            with connect(impatient) as served, connect(impatient) as leaves, connect(impatient) as silent:
+                served.sendall(HEAD + b"Connection: close\r\n\r\n")
+                while served.recv(65536):
                     pass
                 leaves.sendall(HEAD)
-                stays.settimeout(60)
-                assert stays.recv(1) == b""
+                silent.settimeout(60)
+                assert silent.recv(1) == b""
 
-    visits(2)
+    come_and_go(2)
     before = process.num_fds(), process.num_threads()
-    visits(10)
+    come_and_go(10)
     assert ask("GET", "/health").status == 200
     _until(lambda: (process.num_fds(), process.num_threads()) <= before)
-    porches = hasty._server._porches if hasty._server is not None else []
-    _until(lambda: all(len(one._here) == len(one._silent) == len(one._greeted) == 0 for one in porches))
+    limiters = impatient._server._limiters if impatient._server is not None else []
+    _until(lambda: all(len(one._connections) == len(one._idle) == len(one._handshakes) == 0 for one in limiters))

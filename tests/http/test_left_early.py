@@ -22,7 +22,7 @@ ABORTED = 2
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_no_more_of_it_is_read_and_the_next_reply_is_whole(
-    ask: Ask, door: HttpServer, own: Pair, pair: Pair, decodes: Watched, rows_are_cheap: None,
+    ask: Ask, server: HttpServer, own: Pair, pair: Pair, decodes: Watched, rows_are_cheap: None,
     monkeypatch: pytest.MonkeyPatch, stream: bool,
 ) -> None:  # fmt: skip
     def counted() -> tuple[float, ...]:
@@ -34,21 +34,21 @@ def test_no_more_of_it_is_read_and_the_next_reply_is_whole(
     written(own, max_tokens=1)  # has measured what it must
     seen, meanwhile = decodes
     before = counted()
-    connection = http.client.HTTPConnection(door.address.host, door.address.port)
-    reads, heard, over = threading.Event(), threading.Event(), threading.Event()
+    connection = http.client.HTTPConnection(server.address.host, server.address.port)
+    reads, cancelled, closed = threading.Event(), threading.Event(), threading.Event()
     cancel, close = Reply.cancel, Reply.close
 
     def stands() -> None:
         reads.set()
-        heard.wait(60)
+        cancelled.wait(60)
 
     def cancels(reply: Reply) -> None:
         cancel(reply)
-        heard.set()
+        cancelled.set()
 
     def closes(reply: Reply) -> None:
         close(reply)
-        over.set()
+        closed.set()
 
     monkeypatch.setattr(Reply, "cancel", cancels)
     monkeypatch.setattr(Reply, "close", closes)
@@ -60,8 +60,8 @@ def test_no_more_of_it_is_read_and_the_next_reply_is_whole(
     assert connection.sock is not None
     connection.sock.shutdown(socket.SHUT_RDWR)
     connection.close()
-    assert heard.wait(60)
-    assert over.wait(60)
+    assert cancelled.wait(60)
+    assert closed.wait(60)
     assert [status for rows, status in seen if rows > FEW] == [ABORTED]
     said = ask("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 8})
     assert said.json["choices"][0]["message"]["content"] == wanted

@@ -1,4 +1,4 @@
-"""Many who ask at once get what they would get alone."""
+"""Requests that are served at once get the replies that each would get alone."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ CLIENTS = 12
 @contextmanager
 def together(own: Pair) -> Iterator[HttpServer]:
     """A pair, whose replies take turns."""
-    with HttpServer(HOME, replies=3, waiting=CLIENTS) as door:
-        door.open(ServedModel(own, "edgellm-verifier"))
-        yield door
+    with HttpServer(HOME, replies=3, waiting=CLIENTS) as server:
+        server.open(ServedModel(own, "edgellm-verifier"))
+        yield server
 
 
 @contextmanager
@@ -34,19 +34,19 @@ def in_batches(path: Path) -> Iterator[HttpServer]:
     """A served verifier, which computes them in one batch; more of them than it has room for."""
     with (
         Model.load(path) as model,
-        VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1) as server,
-        Pair(model, draft=None, verifier=server.inside(), threads=1) as pair,
-        HttpServer(HOME, replies=4, waiting=CLIENTS) as door,
+        VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1) as verifier,
+        Pair(model, draft=None, verifier=verifier.inside(), threads=1) as pair,
+        HttpServer(HOME, replies=4, waiting=CLIENTS) as server,
     ):
-        door.open(ServedModel(pair, "edgellm-verifier", in_turns=False))
-        yield door
+        server.open(ServedModel(pair, "edgellm-verifier", in_turns=False))
+        yield server
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("how", ["together", "in batches"])
-def test_everybody_gets_the_same_as_alone(own: Pair, f32_pair: tuple[Path, Path], how: str, stream: bool) -> None:
-    with together(own) if how == "together" else in_batches(f32_pair[1]) as door:
-        ask = asker(door)
+def test_everyone_gets_the_same_as_alone(own: Pair, f32_pair: tuple[Path, Path], how: str, stream: bool) -> None:
+    with together(own) if how == "together" else in_batches(f32_pair[1]) as server:
+        ask = asker(server)
         answers: dict[int, Answer] = {}
 
         def post(number: int) -> None:

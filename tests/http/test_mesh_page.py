@@ -50,14 +50,14 @@ def opened(verifier_path: Path, draft_path: Path, tmp_path: Path, split: str | N
 
 
 @pytest.fixture
-def door(opened: OpenedMesh) -> Iterator[HttpServer]:
+def server(opened: OpenedMesh) -> Iterator[HttpServer]:
     with HttpServer(HOME) as made:
-        made.open(ServedModel(opened.pair, "edgellm-verifier", in_turns=False, course=MeshRecorder(opened)))
+        made.open(ServedModel(opened.pair, "edgellm-verifier", in_turns=False, recorder=MeshRecorder(opened)))
         yield made
 
 
-def test_the_status_tells_what_each_device_did_for_the_last_reply(door: HttpServer, opened: OpenedMesh) -> None:
-    ask = asker(door)
+def test_the_status_has_what_each_device_did_for_the_last_reply(server: HttpServer, opened: OpenedMesh) -> None:
+    ask = asker(server)
     before = ask("GET", "/status").json["mesh"]
     held = [(one["device"], one["first_layer"], one["last_layer"]) for one in before["holders"]]
     assert held == [(share.name, share.layers.start + 1, share.layers.stop) for share in opened.verifier.mesh.shares]
@@ -86,14 +86,14 @@ def test_the_status_tells_what_each_device_did_for_the_last_reply(door: HttpServ
 
 
 @pytest.mark.parametrize("split", [None])
-def test_before_the_first_reply_it_is_the_plan(door: HttpServer) -> None:
-    last = asker(door)("GET", "/status").json["mesh"]["last"]
+def test_before_the_first_reply_it_is_the_plan(server: HttpServer) -> None:
+    last = asker(server)("GET", "/status").json["mesh"]["last"]
     assert (last["ttft_s"], last["planned_ttft_s"] > 0.0) == (None, True)
     assert all(stage["planned"] and stage["measured"] is None for stage in last["stages"])
 
 
-def test_of_replies_that_share_the_devices_nothing_is_told(door: HttpServer) -> None:
-    ask = asker(door)
+def test_replies_that_share_the_devices_are_left_out(server: HttpServer) -> None:
+    ask = asker(server)
     ask("POST", "/v1/chat/completions", conversation(max_tokens=2))
     _until(lambda: ask("GET", "/status").json["mesh"]["last"] is not None)
     before = ask("GET", "/status").json["mesh"]["last"]
@@ -117,18 +117,18 @@ def test_of_replies_that_share_the_devices_nothing_is_told(door: HttpServer) -> 
 
 
 @needs_browser
-def test_the_page_draws_both(door: HttpServer, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_draws_both(server: HttpServer, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = "laptop: computing took 9 s and not 1 s as planned."
-    genuine = Replies.heard
+    heard = Replies.heard
 
-    def heard(replies: Replies, summary: Summary) -> tuple[Measured, PlanOption | None] | None:
-        told = genuine(replies, summary)
-        return None if told is None else (replace(told[0], disproved=(wrong,)), told[1])
+    def with_wrong_figure(replies: Replies, summary: Summary) -> tuple[Measured, PlanOption | None] | None:
+        found = heard(replies, summary)
+        return None if found is None else (replace(found[0], disproved=(wrong,)), found[1])
 
-    monkeypatch.setattr(Replies, "heard", heard)
-    page.goto(door.url)
+    monkeypatch.setattr(Replies, "heard", with_wrong_figure)
+    page.goto(server.url)
     expect(page.locator("#state")).to_have_text("ready", timeout=60_000)
-    expect(page.locator("#plan-advice")).to_contain_text("Behind the first reply")
+    expect(page.locator("#plan-advice")).to_contain_text("After the first reply")
     for number in (1, 2):
         say(page, QUESTION)
         expect(page.locator(".said")).to_have_count(number)
@@ -136,7 +136,7 @@ def test_the_page_draws_both(door: HttpServer, page: Page, monkeypatch: pytest.M
         expect(page.locator("#plan-title")).to_have_text("Mesh: the last reply")
         page.locator("#gantt").scroll_into_view_if_needed()
         shot(page, f"mesh-{number}")
-    expect(page.locator("#plan-advice")).to_contain_text("planned in brackets")
+    expect(page.locator("#plan-advice")).to_contain_text("the plan is in brackets")
     lanes = page.locator("#gantt svg text").all_text_contents()
     assert [lanes.count("plan"), lanes.count("run")] == [2, 2]
     kinds = page.locator("#gantt rect").evaluate_all("all => all.map(one => one.getAttribute('class'))")

@@ -1,4 +1,4 @@
-"""Who does not get in."""
+"""Requests that are refused."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_another_host_is_refused(ask: Ask, method: str, path: str, host: str) ->
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", "LOCALHOST"])
-def test_every_name_of_this_machine_will_do(ask: Ask, door: HttpServer, host: str) -> None:
-    for port in ("", f":{door.address.port}"):
+def test_every_name_of_this_machine_is_accepted(ask: Ask, server: HttpServer, host: str) -> None:
+    for port in ("", f":{server.address.port}"):
         assert ask("GET", "/health", None, {"Host": host + port}).status == 200
 
 
@@ -54,8 +54,8 @@ def test_another_origin_is_refused(ask: Ask, method: str, path: str, headers: di
     assert not any(name.startswith("access-control") for name in answer.headers)
 
 
-def test_the_own_origin_is_none_of_others(ask: Ask, door: HttpServer) -> None:
-    own = {"Origin": door.url, "Sec-Fetch-Site": "same-origin"}
+def test_the_own_origin_is_accepted(ask: Ask, server: HttpServer) -> None:
+    own = {"Origin": server.url, "Sec-Fetch-Site": "same-origin"}
     answer = ask("POST", "/v1/completions", {"prompt": "The film", "max_tokens": 1}, own)
     assert answer.status == 200
     assert not any(name.startswith("access-control") for name in answer.headers)
@@ -65,13 +65,13 @@ def test_the_own_origin_is_none_of_others(ask: Ask, door: HttpServer) -> None:
 
 @pytest.fixture(scope="module")
 def locked(own: Pair) -> Iterator[Ask]:
-    with HttpServer(HOME, key="k" * 43) as door:
-        door.open(ServedModel(own, "edgellm-verifier"))
-        yield asker(door)
+    with HttpServer(HOME, key="k" * 43) as server:
+        server.open(ServedModel(own, "edgellm-verifier"))
+        yield asker(server)
 
 
 @pytest.mark.parametrize("value", [None, "", "Bearer ", "Bearer kkk", f"Basic {'k' * 43}", f"Bearer {'k' * 44}", "é"])
-def test_without_the_key_nothing_is_told(locked: Ask, value: str | None) -> None:
+def test_without_the_key_requests_are_refused(locked: Ask, value: str | None) -> None:
     headers = {} if value is None else {"Authorization": value}
     for method, path in PATHS[1:]:
         answer = locked(method, path, {"prompt": "a"} if method == "POST" else None, headers)
@@ -92,8 +92,8 @@ HERE, ELSEWHERE = (b"host", b"localhost"), (b"host", b"evil.example")
     ],
     ids=str,
 )  # fmt: skip
-def test_of_two_headers_neither_is_believed(headers: list[tuple[bytes, bytes]], status: int) -> None:
-    """Whatever the server in front of the guard makes of them."""
+def test_a_header_that_is_given_twice_is_not_believed(headers: list[tuple[bytes, bytes]], status: int) -> None:
+    """Whatever the server in front of the middleware makes of them."""
     answers: list[int] = []
 
     async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
@@ -110,20 +110,20 @@ def test_of_two_headers_neither_is_believed(headers: list[tuple[bytes, bytes]], 
     assert answers == [status]
 
 
-def test_with_the_key_everything_is(locked: Ask) -> None:
+def test_with_the_key_they_are_answered(locked: Ask) -> None:
     for scheme in ("Bearer", "bearer"):
         assert locked("GET", "/v1/models", None, {"Authorization": f"{scheme} {'k' * 43}"}).status == 200
 
 
 def test_too_large_a_request_is_refused_before_it_is_read(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "MOST_BYTES", 1000)
+    monkeypatch.setattr(middleware, "MAX_BYTES", 1000)
     answer = ask("POST", "/v1/completions", {"prompt": "a" * 2000})
     assert (answer.status, answer.error["code"]) == (413, "request_too_large")
 
 
-def test_so_is_one_that_does_not_say_how_large_it_is(door: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "MOST_BYTES", 1000)
-    connection = http.client.HTTPConnection(door.address.host, door.address.port, timeout=120)
+def test_so_is_a_chunked_one(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "MAX_BYTES", 1000)
+    connection = http.client.HTTPConnection(server.address.host, server.address.port, timeout=120)
     connection.request(
         "POST", "/v1/completions", iter([b"a" * 600] * 4), {"Content-Type": "application/json"}, encode_chunked=True
     )
@@ -131,9 +131,9 @@ def test_so_is_one_that_does_not_say_how_large_it_is(door: HttpServer, monkeypat
     connection.close()
 
 
-def test_a_request_that_does_not_arrive_is_given_up(door: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_does_not_arrive_in_time_is_refused(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "BODY_SECONDS", 0.2)
-    with socket.create_connection((door.address.host, door.address.port), timeout=120) as slow:
+    with socket.create_connection((server.address.host, server.address.port), timeout=120) as slow:
         slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         slow.sendall(b"Content-Length: 100\r\n\r\n{")
         assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
@@ -148,7 +148,7 @@ def test_a_request_that_does_not_arrive_is_given_up(door: HttpServer, monkeypatc
     ],
     ids=lambda value: repr(value)[:30],
 )  # fmt: skip
-def test_what_is_no_request_is_refused(ask: Ask, body: bytes, param: str | None) -> None:
+def test_malformed_requests_are_refused(ask: Ask, body: bytes, param: str | None) -> None:
     answer = ask("POST", "/v1/chat/completions", body)
     assert answer.status == 400
     assert answer.error["type"] == "invalid_request_error"
@@ -169,7 +169,7 @@ def test_what_is_no_request_is_refused(ask: Ask, body: bytes, param: str | None)
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_absurd_or_not_supported_is_refused_by_name(ask: Ask, more: dict[str, object]) -> None:
+def test_invalid_and_unsupported_parameters_are_refused_by_name(ask: Ask, more: dict[str, object]) -> None:
     answer = ask("POST", "/v1/chat/completions", conversation(**more))
     assert answer.status == 400
     name = next(iter(more))
@@ -185,7 +185,7 @@ def test_what_is_absurd_or_not_supported_is_refused_by_name(ask: Ask, more: dict
         {"max_completion_tokens": 3, "max_tokens": 3, "temperature": 0, "top_p": 1, "top_k": 1},
     ],
 )
-def test_what_changes_nothing_is_taken(ask: Ask, more: dict[str, object]) -> None:
+def test_neutral_values_are_accepted(ask: Ask, more: dict[str, object]) -> None:
     asked = conversation(**{"max_tokens": 2, **more})
     answer = ask("POST", "/v1/chat/completions", asked)
     assert answer.status == 200
@@ -208,14 +208,14 @@ def test_another_type_than_json_is_refused(ask: Ask) -> None:
         assert "application/json" in answer.error["message"]
 
 
-def test_other_paths_and_methods_are_told_in_the_same_form(ask: Ask) -> None:
+def test_unknown_paths_and_methods_have_the_same_error_form(ask: Ask) -> None:
     assert ask("GET", "/v2").error["type"] == "invalid_request_error"
     answer = ask("GET", "/v1/completions")
     assert (answer.status, answer.headers["allow"]) == (405, "POST")
     assert ask("GET", "/docs").status == 404
 
 
-def test_a_door_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_a_server_that_cannot_be_started(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="no key"):
         HttpServer(Address.parse("192.168.1.2:0"))
     for replies, waiting in ((0, 1), (1, -1), (10**6, 1)):

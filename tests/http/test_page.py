@@ -64,17 +64,17 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """A page that may ask nobody but its own server, and has nothing to complain about."""
+    """A page that asks its own server alone, and reports no errors."""
     opened = browser.new_page(viewport={"width": 1100, "height": 760})
     opened.set_default_timeout(60_000)
     asked: list[str] = []
     complaints: list[str] = []
 
-    def heard(message: ConsoleMessage) -> None:
+    def collect(message: ConsoleMessage) -> None:
         if message.type == "error" and "Failed to load resource" not in message.text:
             complaints.append(message.text)
 
-    opened.on("console", heard)
+    opened.on("console", collect)
     opened.on("pageerror", lambda error: complaints.append(str(error)))
     opened.on("request", lambda request: asked.append(request.url))
     yield opened
@@ -97,16 +97,16 @@ def say(page: Page, text: str) -> None:
 
 @needs_browser
 def test_a_conversation_shows_who_wrote_each_word(page: Page, own: Pair) -> None:
-    with HttpServer(HOME) as door:
-        door.open(ServedModel(own, "edgellm-verifier"), PLAN)
-        page.goto(door.url)
+    with HttpServer(HOME) as server:
+        server.open(ServedModel(own, "edgellm-verifier"), PLAN)
+        page.goto(server.url)
         expect(page.locator("#state")).to_have_text("ready", timeout=60_000)
         expect(page.locator("#model")).to_have_text("edgellm-verifier")
         say(page, QUESTION)
         expect(page.locator(".said").first).to_contain_text("tokens", timeout=60_000)
-        told = own.reply(QUESTION)
-        tokens = list(told)
-        assert page.locator(".words").first.inner_text() == told.summary.text
+        reply = own.reply(QUESTION)
+        tokens = list(reply)
+        assert page.locator(".words").first.inner_text() == reply.summary.text
         spans = page.locator(".words span")
         assert spans.count() == len(tokens)
         titles = spans.evaluate_all("all => all.map(one => one.title)")
@@ -137,9 +137,9 @@ def test_each_source_has_a_colour_and_a_count_of_its_own(page: Page) -> None:
         for number, source in enumerate(Source, 1):
             yield from (replace(token, source=source) for token in said(*[b"word "] * number))
 
-    with HttpServer(HOME) as door:
-        door.open(ServedModel(cast(Pair, Scripted(script)), "made-up"))
-        page.goto(door.url)
+    with HttpServer(HOME) as server:
+        server.open(ServedModel(cast(Pair, Scripted(script)), "made-up"))
+        page.goto(server.url)
         say(page, "Who wrote it?")
         expect(page.locator(".said").first).to_contain_text("tokens")
         spans = page.locator(".words span")
@@ -153,10 +153,10 @@ def test_each_source_has_a_colour_and_a_count_of_its_own(page: Page) -> None:
 
 @needs_browser
 def test_on_a_phone_nothing_sticks_out(page: Page, own: Pair) -> None:
-    with HttpServer(HOME) as door:
-        door.open(ServedModel(own, "a-model-with-quite-a-long-name-that-has-no-room-on-a-telephone"), PLAN)
+    with HttpServer(HOME) as server:
+        server.open(ServedModel(own, "a-model-with-quite-a-long-name-that-has-no-room-on-a-telephone"), PLAN)
         page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
-        page.goto(door.url)
+        page.goto(server.url)
         expect(page.locator("#state")).to_have_text("ready", timeout=60_000)
         say(page, QUESTION + " " + "w" * 200)
         expect(page.locator(".said").first).to_contain_text("tokens", timeout=60_000)
@@ -171,9 +171,9 @@ def test_on_a_phone_nothing_sticks_out(page: Page, own: Pair) -> None:
 
 @needs_browser
 def test_stop_stops_the_work(page: Page) -> None:
-    with HttpServer(HOME) as door:
-        door.open(ServedModel(cast(Pair, Scripted(endless)), "made-up"))
-        page.goto(door.url)
+    with HttpServer(HOME) as server:
+        server.open(ServedModel(cast(Pair, Scripted(endless)), "made-up"))
+        page.goto(server.url)
         say(page, "Go on")
         expect(page.locator(".words span").nth(20)).to_be_attached()
         expect(page.locator("#speed")).to_contain_text("tokens/s")
@@ -181,7 +181,7 @@ def test_stop_stops_the_work(page: Page) -> None:
         page.click("#stop")
         expect(page.locator(".said")).to_have_text("stopped")
         expect(page.locator("#send")).to_be_visible()
-        _until(lambda: 'outcome="cancelled"} 1.0' in asker(door)("GET", "/metrics").body.decode())
+        _until(lambda: 'outcome="cancelled"} 1.0' in asker(server)("GET", "/metrics").body.decode())
 
 
 def _until(true: Callable[[], bool]) -> None:
@@ -192,7 +192,7 @@ def _until(true: Callable[[], bool]) -> None:
 
 
 @needs_browser
-def test_a_verifier_that_is_killed_in_the_middle_is_told_and_the_reply_goes_on(
+def test_a_verifier_that_is_killed_is_reported_and_the_reply_goes_on(
     page: Page, f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, killed, rounds = RemotePending.result, threading.Event(), count()
@@ -204,15 +204,15 @@ def test_a_verifier_that_is_killed_in_the_middle_is_told_and_the_reply_goes_on(
 
     monkeypatch.setattr(RemotePending, "result", waiting)
     with Model.load(f32_pair[1]) as model:
-        server = VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1)
-        address = str(server.start())
-        with Pair.open(f32_pair[0], address, threads=1) as pair, HttpServer(HOME) as door:
-            door.open(ServedModel(pair, "edgellm-verifier", in_turns=False, options=ReplyOptions(retrieval="off")))
-            page.goto(door.url)
+        verifier = VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1)
+        address = str(verifier.start())
+        with Pair.open(f32_pair[0], address, threads=1) as pair, HttpServer(HOME) as server:
+            server.open(ServedModel(pair, "edgellm-verifier", in_turns=False, options=ReplyOptions(retrieval="off")))
+            page.goto(server.url)
             expect(page.locator(".device.up")).to_have_count(2)
             say(page, "Where is my mug?")  # to which the reply takes several questions
             expect(page.locator(".words span").first).to_be_attached()
-            server.stop(0)
+            verifier.stop(0)
             killed.set()
             expect(page.locator(".notice")).to_contain_text("verifier is gone", timeout=60_000)
             expect(page.locator(".said").first).to_contain_text("tokens", timeout=60_000)
@@ -223,11 +223,11 @@ def test_a_verifier_that_is_killed_in_the_middle_is_told_and_the_reply_goes_on(
 
 
 @needs_browser
-def test_errors_and_a_missing_key_are_told(page: Page) -> None:
-    with HttpServer(HOME, key="k" * 43) as door:
-        page.goto(door.url)
+def test_errors_and_a_missing_key_are_shown(page: Page) -> None:
+    with HttpServer(HOME, key="k" * 43) as server:
+        page.goto(server.url)
         expect(page.locator("#state")).to_contain_text("being loaded")
-        door.open(ServedModel(cast(Pair, Scripted(failing)), "made-up"))
+        server.open(ServedModel(cast(Pair, Scripted(failing)), "made-up"))
         expect(page.locator("#key-form")).to_be_visible(timeout=60_000)
         say(page, "Hello")
         expect(page.locator(".trouble").first).to_contain_text("API key is missing")
@@ -241,18 +241,18 @@ def test_errors_and_a_missing_key_are_told(page: Page) -> None:
         expect(page.locator(".trouble").nth(1)).to_contain_text("verifier is gone")
         page.fill("#budget", "20")
         expect(page.locator("#budget-value")).to_have_text("20 %")
-        door.stop(0)
+        server.stop(0)
         expect(page.locator("#state")).to_have_text("the server is gone", timeout=60_000)
 
 
-def test_its_files_come_with_a_policy_and_nothing_else_does(ask: Ask) -> None:
+def test_its_files_have_a_content_policy_and_no_other_file_is_served(ask: Ask) -> None:
     for path, kind in (("/", "text/html"), ("/page/page.css", "text/css"), ("/page/chat.js", "text/javascript")):
         answer = ask("GET", path)
         assert answer.status == 200
         assert answer.headers["content-type"].startswith(kind)
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert not re.search(rb"https?://(?!www\.w3\.org/)|//[a-z]+\.[a-z]+/", answer.body)
-    for path in ("/page/..%2fdoor.py", "/page/%2e%2e/door.py", "/page/door.py", "/page/"):
+    for path in ("/page/..%2fapp.py", "/page/%2e%2e/app.py", "/page/app.py", "/page/"):
         assert ask("GET", path).status == 404
 
 
@@ -262,19 +262,19 @@ def test_a_link_from_another_page_may_lead_to_it(ask: Ask) -> None:
     assert ask("GET", "/v1/models", None, follows).status == 403
 
 
-def test_the_status_tells_of_devices_and_links(ask: Ask) -> None:
-    told = ask("GET", "/status").json
-    assert told["model"] == "edgellm-verifier"
-    assert told["link"] is None
-    assert told["devices"] == []
-    assert told["requests"]["places"] == 2
+def test_the_status_has_devices_and_links(ask: Ask) -> None:
+    status = ask("GET", "/status").json
+    assert status["model"] == "edgellm-verifier"
+    assert status["link"] is None
+    assert status["devices"] == []
+    assert status["requests"]["places"] == 2
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", '{"stages": []}', "null", json.dumps({"ttft_s": 1, "advice": "", "stages": [{}]}), "[" * 9999],
 )
-def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_without_a_plan_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "plan.json"
     with pytest.raises(InvalidOption, match="cannot be read"):
         read_plan(path)

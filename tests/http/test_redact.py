@@ -1,4 +1,4 @@
-"""Clients that show no key learn nothing of other devices."""
+"""Clients that show no key learn nothing about other devices."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Notice
 from tests.http.conftest import HOME, asker, conversation
+from tests.http.test_page import PLAN
 from tests.rpc.strangers import befriend
 
 KEY = "k" * 43
@@ -58,27 +59,34 @@ def secrets(peer: Peer) -> list[str]:
 
 
 def test_without_a_key_no_path_names_a_device(talkative: Pair, peer: Peer) -> None:
-    with HttpServer(HOME) as door:
-        door.open(ServedModel(talkative, "edgellm-verifier"))
-        ask = asker(door)
-        told = "".join(ask("GET", path).body.decode() for path in PATHS)
+    with HttpServer(HOME) as server:
+        server.open(ServedModel(talkative, "edgellm-verifier"))
+        ask = asker(server)
+        answers = "".join(ask("GET", path).body.decode() for path in PATHS)
         for stream in (False, True):
-            told += ask("POST", "/v1/chat/completions", conversation(stream=stream)).body.decode()
-        told += ask("GET", "/health", headers={"Host": "evil.example"}).body.decode()
-        assert "device 1" in told
-        assert not [secret for secret in secrets(peer) if secret.casefold() in told.casefold()]
+            answers += ask("POST", "/v1/chat/completions", conversation(stream=stream)).body.decode()
+        answers += ask("GET", "/health", headers={"Host": "evil.example"}).body.decode()
+        assert "device 1" in answers
+        assert not [secret for secret in secrets(peer) if secret.casefold() in answers.casefold()]
         assert ask("GET", "/status").json["devices"] == []
 
 
 def test_with_the_key_they_are_named(talkative: Pair, peer: Peer) -> None:
-    with HttpServer(HOME, key=KEY) as door:
-        door.open(ServedModel(talkative, "edgellm-verifier"))
-        ask, headers = asker(door), {"Authorization": f"Bearer {KEY}"}
+    with HttpServer(HOME, key=KEY) as server:
+        server.open(ServedModel(talkative, "edgellm-verifier"))
+        ask, headers = asker(server), {"Authorization": f"Bearer {KEY}"}
         (device,) = ask("GET", "/status", headers=headers).json["devices"]
         assert (device["name"], device["short"]) == (peer.name, peer.id.short)
-        told = ask("POST", "/v1/chat/completions", conversation(), headers).error["message"]
-        assert peer.name in told
-        assert "10.0.0.9" in told
+        message = ask("POST", "/v1/chat/completions", conversation(), headers).error["message"]
+        assert peer.name in message
+        assert "10.0.0.9" in message
+
+
+def test_a_status_may_become_longer_than_a_plan_may_be(own: Pair, peer: Peer) -> None:
+    Trust.here().peers.rename(peer.id, "x")
+    with HttpServer(HOME) as server:
+        server.open(ServedModel(own, "edgellm-verifier"), PLAN.model_copy(update={"advice": "x " * 1000}))
+        assert asker(server)("GET", "/status").json["plan"]["advice"] == "device 1 " * 1000
 
 
 def test_words_are_replaced_whole_and_this_machine_is_no_secret(peer: Peer) -> None:

@@ -16,8 +16,8 @@ from tests.http.conftest import QUESTION, Ask, conversation, written
 
 
 @pytest.fixture(scope="module")
-def client(door: HttpServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{door.url}/v1", api_key="none is needed", max_retries=0)
+def client(server: HttpServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none is needed", max_retries=0)
 
 
 def messages() -> Any:
@@ -59,9 +59,9 @@ def test_a_stream_says_the_same_in_chunks(client: openai.OpenAI, pair: Pair) -> 
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_plain_curl_sees_events_and_done(door: HttpServer) -> None:
+def test_plain_curl_sees_events_and_done(server: HttpServer) -> None:
     done = subprocess.run(
-        ["curl", "-sN", f"{door.url}/v1/completions", "-H", "Content-Type: application/json", "-d",
+        ["curl", "-sN", f"{server.url}/v1/completions", "-H", "Content-Type: application/json", "-d",
          '{"prompt": "The film night", "max_tokens": 4, "stream": true}'],
         capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
@@ -124,10 +124,10 @@ def test_log_probabilities_are_true(client: openai.OpenAI, pair: Pair) -> None:
         model="edgellm-verifier", messages=messages(), logprobs=True, top_logprobs=3, max_tokens=6
     )
     reply = list(pair.reply(QUESTION, max_tokens=6, logprobs=3))
-    told = done.choices[0].logprobs
-    assert told is not None
-    assert told.content is not None
-    for one, token in zip(told.content, reply, strict=True):
+    logprobs = done.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    for one, token in zip(logprobs.content, reply, strict=True):
         assert token.logprobs is not None
         assert bytes(one.bytes or []) == token.piece
         assert one.logprob == pytest.approx(token.logprobs.own, abs=1e-3)
@@ -139,8 +139,8 @@ def test_log_probabilities_are_true(client: openai.OpenAI, pair: Pair) -> None:
     )
     table = plain.choices[0].logprobs
     assert table is not None
-    assert table.token_logprobs == pytest.approx([one.logprob for one in told.content], abs=1e-3)
-    assert table.tokens == [one.token for one in told.content]
+    assert table.token_logprobs == pytest.approx([one.logprob for one in logprobs.content], abs=1e-3)
+    assert table.tokens == [one.token for one in logprobs.content]
     assert table.text_offset is not None
     assert [plain.choices[0].text[at] for at in table.text_offset] == [token[0] for token in table.tokens or []]
 
@@ -152,7 +152,7 @@ def test_log_probabilities_that_would_not_be_true_are_refused(ask: Ask, more: di
     assert "logprobs" in answer.error["message"]
 
 
-def test_a_model_that_is_not_here_is_refused(ask: Ask) -> None:
+def test_a_model_that_is_not_served_is_refused(ask: Ask) -> None:
     for path in ("/v1/chat/completions", "/v1/models/gpt-9"):
         body = conversation(model="gpt-9") if "chat" in path else None
         answer = ask("POST" if body else "GET", path, body)

@@ -1,10 +1,11 @@
-"""Replies on their way: characters come whole, a client that leaves ends them, and what fails is told mid-stream."""
+"""Replies on their way: characters come whole, a client that leaves cancels them, and errors arrive mid-stream."""
 
 from __future__ import annotations
 
 import asyncio
 import http.client
 import json
+import re
 import socket
 import threading
 import time
@@ -18,8 +19,9 @@ import pytest
 from edgellm.errors import Stopped, VerifierLost
 from edgellm.http.admission import FairLock
 from edgellm.http.handlers import ServedModel
+from edgellm.http.schemas.responses import TextDelta
 from edgellm.http.server import HttpServer
-from edgellm.http.streaming import ReplyTask, TextDelta
+from edgellm.http.streaming import ReplyTask
 from edgellm.llm import Pair
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
@@ -57,32 +59,34 @@ class Scripted:
     def reply(self, *_: object, **_options: object) -> Reply:
         return scripted(self._script)
 
+    complete = reply
+
     def piece(self, token: int) -> bytes:
         return b"?"
 
 
 @contextmanager
 def opened(script: Script, **options: Any) -> Iterator[HttpServer]:
-    with HttpServer(HOME, **options) as door:
-        door.open(ServedModel(cast(Pair, Scripted(script)), "made-up"))
-        yield door
+    with HttpServer(HOME, **options) as server:
+        server.open(ServedModel(cast(Pair, Scripted(script)), "made-up"))
+        yield server
 
 
 def test_a_character_of_several_tokens_comes_whole_and_a_broken_one_at_the_end() -> None:
     smiley = "😀".encode()
     tokens = said(b"a", smiley[:1], smiley[1:3], smiley[3:] + b"b", smiley[:2])
 
-    async def hear() -> list[object]:
+    async def collect() -> list[object]:
         def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
             yield from tokens
 
-        running = ReplyTask(lambda _gone: scripted(script), nullcontext(), lambda *_: None)
-        work = asyncio.get_running_loop().run_in_executor(None, running.work)
-        heard: list[object] = [event async for event in running.events()]
+        task = ReplyTask(lambda _gone: scripted(script), nullcontext(), lambda *_: None, requested_at=0.0)
+        work = asyncio.get_running_loop().run_in_executor(None, task.run)
+        events: list[object] = [event async for event in task.events()]
         assert await work is None
-        return heard
+        return events
 
-    *pieces, summary = asyncio.run(hear())
+    *pieces, summary = asyncio.run(collect())
     assert pieces == [
         TextDelta("a", (tokens[0],)), TextDelta("😀b", tuple(tokens[1:4])), TextDelta("\ufffd", (tokens[4],)),
     ]  # fmt: skip
@@ -107,9 +111,9 @@ def surprising(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, 
     raise ZeroDivisionError("secret")
 
 
-def test_an_error_in_the_middle_is_told_in_openais_form() -> None:
-    with opened(failing) as door:
-        answer = asker(door)("POST", "/v1/chat/completions", conversation(stream=True))
+def test_an_error_mid_stream_has_openais_form() -> None:
+    with opened(failing) as server:
+        answer = asker(server)("POST", "/v1/chat/completions", conversation(stream=True))
         assert answer.status == 200
         assert b"[DONE]" not in answer.body
         assert answer.events[-1]["error"]["code"] == "verifier_lost"
@@ -117,10 +121,10 @@ def test_an_error_in_the_middle_is_told_in_openais_form() -> None:
         assert notices == ["Something happened."]
         text = "".join(event["choices"][0]["delta"].get("content", "") for event in answer.events[:-1])
         assert text == "It goes"
-        client = openai.OpenAI(base_url=f"{door.url}/v1", api_key="-", max_retries=0)
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0)
         with pytest.raises(openai.APIError, match="verifier is gone"):
             list(client.chat.completions.create(model="made-up", messages=_question(), stream=True))
-        whole = asker(door)("POST", "/v1/chat/completions", conversation())
+        whole = asker(server)("POST", "/v1/chat/completions", conversation())
         assert (whole.status, whole.error["code"]) == (503, "verifier_lost")
         assert int(whole.headers["retry-after"]) >= 1
 
@@ -129,16 +133,16 @@ def _question() -> Any:
     return [{"role": "user", "content": "?"}]
 
 
-def test_what_nobody_expected_is_told_to_who_runs_the_server_alone() -> None:
-    told: list[str] = []
-    with opened(surprising, on_event=told.append) as door:
-        ask = asker(door)
+def test_details_of_unexpected_errors_are_reported_by_the_server_alone() -> None:
+    events: list[str] = []
+    with opened(surprising, on_event=events.append) as server:
+        ask = asker(server)
         streamed = ask("POST", "/v1/chat/completions", conversation(stream=True))
         assert streamed.events[-1]["error"]["code"] == "internal_error"
         whole = ask("POST", "/v1/chat/completions", conversation())
         assert (whole.status, whole.error["code"]) == (500, "internal_error")
         assert b"secret" not in streamed.body + whole.body
-    assert told == ["A reply failed: ZeroDivisionError: secret"] * 2
+    assert events == ["A reply failed: ZeroDivisionError: secret"] * 2
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -151,20 +155,20 @@ def test_a_client_that_leaves_ends_the_reply(stream: bool) -> None:
         finally:
             ended.set()
 
-    with opened(script, replies=1, waiting=0) as door:
-        connection = http.client.HTTPConnection(door.address.host, door.address.port, timeout=60)
+    with opened(script, replies=1, waiting=0) as server:
+        connection = http.client.HTTPConnection(server.address.host, server.address.port, timeout=60)
         body = json.dumps(conversation(stream=stream))
         connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
         if stream:
             assert connection.getresponse().read(40)
         else:
-            _until(lambda: b"edgellm_requests_running 1.0" in asker(door)("GET", "/metrics").body)
+            _until(lambda: b"edgellm_requests_running 1.0" in asker(server)("GET", "/metrics").body)
         assert not ended.is_set()
         assert connection.sock is not None
         connection.sock.shutdown(socket.SHUT_RDWR)
         connection.close()
         assert ended.wait(120)
-        _until(lambda: b'edgellm_requests_total{outcome="cancelled"} 1.0' in asker(door)("GET", "/metrics").body)
+        _until(lambda: b'edgellm_requests_total{outcome="cancelled"} 1.0' in asker(server)("GET", "/metrics").body)
 
 
 def _until(true: Callable[[], bool]) -> None:
@@ -174,7 +178,7 @@ def _until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_tokenising_holds_nobody_up_and_ends_when_its_client_leaves() -> None:
+def test_tokenising_blocks_no_other_reply_and_ends_when_its_client_leaves() -> None:
     """As `Pair.reply` does, whose prompt is tokenised at once."""
     began, over = threading.Event(), threading.Event()
 
@@ -188,10 +192,10 @@ def test_tokenising_holds_nobody_up_and_ends_when_its_client_leaves() -> None:
             over.set()
             raise Stopped("Tokenising was stopped.")
 
-    with HttpServer(HOME, replies=2, waiting=0) as door:
-        door.open(ServedModel(cast(Pair, Tokenising(lambda *_: iter(said(b"hello")))), "made-up", in_turns=True))  # type: ignore[arg-type]
-        ask = asker(door)
-        connection = http.client.HTTPConnection(door.address.host, door.address.port, timeout=60)
+    with HttpServer(HOME, replies=2, waiting=0) as server:
+        server.open(ServedModel(cast(Pair, Tokenising(lambda *_: iter(said(b"hello")))), "made-up", in_turns=True))  # type: ignore[arg-type]
+        ask = asker(server)
+        connection = http.client.HTTPConnection(server.address.host, server.address.port, timeout=60)
         body = json.dumps({"messages": [{"role": "user", "content": "long"}]})
         connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
         assert began.wait(30)
@@ -206,7 +210,7 @@ def test_tokenising_holds_nobody_up_and_ends_when_its_client_leaves() -> None:
         _until(lambda: b'edgellm_requests_total{outcome="cancelled"} 2.0' in ask("GET", "/metrics").body)
 
 
-def test_too_many_at_once_are_refused_and_one_in_line_that_leaves_makes_room() -> None:
+def test_too_many_at_once_are_refused_and_one_in_the_queue_that_leaves_makes_room() -> None:
     go = threading.Event()
 
     def script(_stats: Stats, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
@@ -214,8 +218,8 @@ def test_too_many_at_once_are_refused_and_one_in_line_that_leaves_makes_room() -
             pass
         yield from said(b"done")
 
-    with opened(script, replies=1, waiting=1) as door:
-        ask = asker(door)
+    with opened(script, replies=1, waiting=1) as server:
+        ask = asker(server)
         answers: list[Answer] = []
 
         def post() -> None:
@@ -227,7 +231,7 @@ def test_too_many_at_once_are_refused_and_one_in_line_that_leaves_makes_room() -
         first = threading.Thread(target=post)
         first.start()
         _until(metric("edgellm_requests_running 1.0"))
-        waits = http.client.HTTPConnection(door.address.host, door.address.port)
+        waits = http.client.HTTPConnection(server.address.host, server.address.port)
         waits.request("POST", "/v1/chat/completions", json.dumps(conversation()), {"Content-Type": "application/json"})
         _until(metric("edgellm_requests_waiting 1.0"))
         for stream in (False, True):
@@ -246,9 +250,42 @@ def test_too_many_at_once_are_refused_and_one_in_line_that_leaves_makes_room() -
         assert b'edgellm_requests_total{outcome="refused"} 2.0' in ask("GET", "/metrics").body
 
 
+def test_the_time_to_the_first_token_includes_the_wait_for_a_slot() -> None:
+    first_goes, second_goes = threading.Event(), threading.Event()
+    events = iter((first_goes, second_goes))
+
+    def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+        assert next(events).wait(60)
+        yield from said(b"done")
+
+    with opened(script, replies=1, waiting=1) as server:
+        ask = asker(server)
+
+        def metric(name: str) -> float:
+            text = ask("GET", "/metrics").body.decode()
+            return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1])  # type: ignore[index]
+
+        ttft = "edgellm_time_to_first_token_seconds"
+        threads = [threading.Thread(target=ask, args=("POST", "/v1/completions", {"prompt": "a"})) for _ in range(2)]
+        threads[0].start()
+        _until(lambda: metric("edgellm_requests_running") == 1.0)
+        threads[1].start()
+        _until(lambda: metric("edgellm_requests_waiting") == 1.0)
+        waits_since = time.perf_counter()
+        time.sleep(0.2)
+        first_goes.set()
+        _until(lambda: metric(f"{ttft}_count") == 1.0)
+        first = metric(f"{ttft}_sum")
+        waited = time.perf_counter() - waits_since
+        second_goes.set()
+        for thread in threads:
+            thread.join()
+        assert metric(f"{ttft}_sum") - first >= waited
+
+
 def test_while_it_loads_and_while_it_stops_it_says_so() -> None:
-    with HttpServer(HOME) as door:
-        ask = asker(door)
+    with HttpServer(HOME) as server:
+        ask = asker(server)
         for answer in (
             ask("GET", "/health"),
             ask("GET", "/v1/models"),
@@ -256,27 +293,27 @@ def test_while_it_loads_and_while_it_stops_it_says_so() -> None:
         ):
             assert (answer.status, answer.error["code"]) == (503, "loading")
             assert answer.headers["retry-after"] == "1"
-        door.open(ServedModel(cast(Pair, Scripted(endless)), "made-up"))
+        server.open(ServedModel(cast(Pair, Scripted(endless)), "made-up"))
         assert ask("GET", "/health").json == {"status": "ok"}
-        heard: list[Answer] = []
-        under_way = threading.Thread(
-            target=lambda: heard.append(ask("POST", "/v1/chat/completions", conversation(stream=True)))
+        answers: list[Answer] = []
+        streaming = threading.Thread(
+            target=lambda: answers.append(ask("POST", "/v1/chat/completions", conversation(stream=True)))
         )
-        under_way.start()
+        streaming.start()
         _until(lambda: b"edgellm_requests_running 1.0" in ask("GET", "/metrics").body)
-        door.request_stop(60)
+        server.request_stop(60)
         _until(lambda: ask("POST", "/v1/chat/completions", conversation()).status == 503)
         assert ask("POST", "/v1/chat/completions", conversation()).error["code"] == "stopping"
-        door.request_stop(0)
-        under_way.join(120)
-        assert heard[0].status == 200
-        assert door.wait(120)
+        server.request_stop(0)
+        streaming.join(120)
+        assert answers[0].status == 200
+        assert server.wait(120)
 
 
-def test_where_nobody_writes_all_else_is_answered() -> None:
-    with HttpServer(HOME) as door:
-        door.rest("This process computes layers.")
-        ask = asker(door)
+def test_without_a_model_all_other_requests_are_answered() -> None:
+    with HttpServer(HOME) as server:
+        server.open_without_model("This process computes layers.")
+        ask = asker(server)
         assert ask("GET", "/health").json == {"status": "ok"}
         assert ask("GET", "/v1/models").json == {"object": "list", "data": []}
         assert ask("GET", "/status").json["model"] is None

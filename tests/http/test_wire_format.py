@@ -90,14 +90,14 @@ def chunk_choice(delta: Shape, logprobs: Shape = "null", end: str = "null") -> S
 
 
 def test_whole_replies(ask: Ask) -> None:
-    done = ask("POST", "/v1/chat/completions", conversation(max_tokens=4))
-    assert done.headers["content-type"] == "application/json"
-    same(done.json, whole(chat_choice()))
-    told = ask("POST", "/v1/chat/completions", conversation(max_tokens=4, logprobs=True, top_logprobs=2)).json
-    same(told, whole(chat_choice(CHAT_LOGPROBS)))
+    answer = ask("POST", "/v1/chat/completions", conversation(max_tokens=4))
+    assert answer.headers["content-type"] == "application/json"
+    same(answer.json, whole(chat_choice()))
+    answer = ask("POST", "/v1/chat/completions", conversation(max_tokens=4, logprobs=True, top_logprobs=2))
+    same(answer.json, whole(chat_choice(CHAT_LOGPROBS)))
     same(ask("POST", "/v1/completions", {"prompt": "The film", "max_tokens": 4}).json, whole(text_choice()))
-    told = ask("POST", "/v1/completions", {"prompt": "The film", "max_tokens": 4, "logprobs": 2}).json
-    same(told, whole(text_choice(TEXT_LOGPROBS)))
+    answer = ask("POST", "/v1/completions", {"prompt": "The film", "max_tokens": 4, "logprobs": 2})
+    same(answer.json, whole(text_choice(TEXT_LOGPROBS)))
 
 
 def chunks(answer: Answer) -> list[Shape]:
@@ -114,24 +114,24 @@ def test_streams(ask: Ask, usage: bool, logprobs: bool) -> None:
     last = [HEAD | {"choices": [], "usage": USAGE}] if usage else []
     end = {"timings": TIMINGS, "edgellm": {"summary": SUMMARY}}
 
-    said = ask("POST", "/v1/chat/completions", conversation(**more, **({"logprobs": True} if logprobs else {})))
-    assert said.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert said.body.endswith(b"data: [DONE]\n\n")
-    told = {"content": [TOP | {"top_logprobs": []}], "refusal": "null"} if logprobs else "null"
+    answer = ask("POST", "/v1/chat/completions", conversation(**more, **({"logprobs": True} if logprobs else {})))
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+    chat_logprobs = {"content": [TOP | {"top_logprobs": []}], "refusal": "null"} if logprobs else "null"
     expected = [
         HEAD | {"choices": [chunk_choice({"role": "str", "content": "str"})]} | none,
-        HEAD | {"choices": [chunk_choice({"content": "str"}, told)], "edgellm": {"tokens": TOKENS}} | none,
+        HEAD | {"choices": [chunk_choice({"content": "str"}, chat_logprobs)], "edgellm": {"tokens": TOKENS}} | none,
         HEAD | {"choices": [chunk_choice({}, "null", "str")]} | end | none, *last,
     ]  # fmt: skip
-    assert json.dumps(chunks(said), indent=1) == json.dumps(expected, indent=1)
+    assert json.dumps(chunks(answer), indent=1) == json.dumps(expected, indent=1)
 
-    said = ask("POST", "/v1/completions", {"prompt": "The film"} | more | ({"logprobs": 2} if logprobs else {}))
+    answer = ask("POST", "/v1/completions", {"prompt": "The film"} | more | ({"logprobs": 2} if logprobs else {}))
     expected = [
         HEAD | {"choices": [text_choice(TEXT_LOGPROBS if logprobs else "null", "null")], "edgellm": {"tokens": TOKENS}}
         | none,
         HEAD | {"choices": [text_choice()]} | end | none, *last,
     ]  # fmt: skip
-    assert json.dumps(chunks(said), indent=1) == json.dumps(expected, indent=1)
+    assert json.dumps(chunks(answer), indent=1) == json.dumps(expected, indent=1)
 
 
 @pytest.fixture

@@ -34,9 +34,9 @@ from edgellm.cli.http_options import (
     TlsCert,
     TlsKey,
     Waiting,
-    called,
-    closing_door,
-    invite,
+    http_server,
+    print_urls,
+    served_name,
     until_stopped,
 )
 from edgellm.cli.views.console import Loading, say, size
@@ -257,17 +257,17 @@ def serve(
     log_to_stderr(log_level)
     tidy()
     at_once = replies if replies is not None else {Role.PAIR: 2, Role.VERIFIER: 8, Role.WORKER: 1}[role]
-    wanted = HTTPOptions(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting, paired_only)
+    options = HTTPOptions(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting, paired_only)
     _check_role(role, given)
     if role is Role.PAIR and not http:
         raise InvalidOption("A pair is served over HTTP alone.", "Leave --no-http out, or say --role verifier.")
-    with closing_door(wanted) as door:
+    with http_server(options) as server:
         if role is Role.PAIR:
-            _serve_pair(door, draft, verifier, peer, plan, mesh, at_once)
+            _serve_pair(server, draft, verifier, peer, plan, mesh, at_once)
         elif role is Role.VERIFIER:
-            _serve_verifier(door, model or "edgellm-verifier", host, port, paired_only, announce, interface)
+            _serve_verifier(server, model or "edgellm-verifier", host, port, paired_only, announce, interface)
         else:
-            _serve_worker(door, model, host, port, paired_only, memory, keep, store, announce, interface)
+            _serve_worker(server, model, host, port, paired_only, memory, keep, store, announce, interface)
 
 
 _LINK = {"model", "host", "port", "paired_only", "announce", "interface"}
@@ -298,7 +298,7 @@ def _check_role(role: Role, given: typer.Context) -> None:
 
 
 def _serve_worker(
-    door: HttpServer | None, model: str | None, host: str, port: int, paired_only: bool, memory: float | None,
+    http: HttpServer | None, model: str | None, host: str, port: int, paired_only: bool, memory: float | None,
     keep: float, store: float | None, announce: bool, interface: list[str] | None,
 ) -> None:  # fmt: skip
     from edgellm.storage import resolve
@@ -307,23 +307,23 @@ def _serve_worker(
     worker = serve_worker(path, host, port, paired_only=paired_only, memory=memory, keep=keep, store=store)
     with ExitStack() as closing:
         closing.callback(worker.close)
-        if door is not None:
-            door.rest("This process computes layers for other devices, and writes nothing itself.")
-            say(f"How it is: {door.url}/health", style="dim")
+        if http is not None:
+            http.open_without_model("This process computes layers for other devices, and writes no replies itself.")
+            say(f"How it is: {http.url}/health", style="dim")
         if announce:
             closing.enter_context(findable(worker, interface))
-        until_stopped([door, worker], "Ctrl-C stops it; replies go on without it where others hold its layers.")
+        until_stopped([http, worker], "Ctrl-C stops it; replies go on without it where others hold its layers.")
 
 
 def _serve_pair(
-    door: HttpServer | None, draft: str, verifier: str, peer: list[str] | None, plan: Path | None, mesh: str | None,
+    http: HttpServer | None, draft: str, verifier: str, peer: list[str] | None, plan: Path | None, mesh: str | None,
     sessions: int,
 ) -> None:  # fmt: skip
     from edgellm.http.handlers import ServedModel
     from edgellm.http.mesh_status import read_plan
     from edgellm.llm import AUTO, Pair
 
-    drawn = None if plan is None else read_plan(plan.expanduser())
+    plan_shown = None if plan is None else read_plan(plan.expanduser())
     local = next((name for name in (verifier, draft) if name != "none"), draft)
     if mesh is not None:
         from edgellm.http.mesh_status import MeshRecorder
@@ -331,23 +331,23 @@ def _serve_pair(
         opened, _ = over_devices(
             mesh, verifier, peer or (), draft, PLANNED, as_json=False, explain=False, sessions=sessions
         )
-        writer = ServedModel(opened.pair, called(local), in_turns=False, course=MeshRecorder(opened))
+        served = ServedModel(opened.pair, served_name(local), in_turns=False, recorder=MeshRecorder(opened))
     else:
         with Loading() as loading:
             pair = Pair.open(draft, AUTO if peer else verifier, progress=loading, peers=peer or ())
         if pair.verifier_reason:
             say(pair.verifier_reason, style="dim")
         linked = pair.verifier_up is not None
-        writer = ServedModel(pair, pair.name if linked else called(local), in_turns=not linked)
-    with writer.pair:
-        if door is not None:
-            door.open(writer, drawn)
-            invite(door)
-        until_stopped([door])
+        served = ServedModel(pair, pair.name if linked else served_name(local), in_turns=not linked)
+    with served.pair:
+        if http is not None:
+            http.open(served, plan_shown)
+            print_urls(http)
+        until_stopped([http])
 
 
 def _serve_verifier(
-    door: HttpServer | None,
+    http: HttpServer | None,
     model: str,
     host: str,
     port: int,
@@ -374,14 +374,14 @@ def _serve_verifier(
         for one in hosts_of(server, interface):
             say(f"or, if it is not found: edgellm chat --peer {replace(server.address, host=one)}", style="dim")
     with ExitStack() as closing:
-        if door is not None:
+        if http is not None:
             pair = closing.enter_context(Pair(server.model, draft=None, verifier=server.inside()))
-            door.open(ServedModel(pair, called(model), in_turns=False))
-            invite(door)
+            http.open(ServedModel(pair, served_name(model), in_turns=False))
+            print_urls(http)
         if announce:
             closing.enter_context(findable(server, interface))
         try:
-            until_stopped([door, server])
+            until_stopped([http, server])
         finally:
             server.close()
 

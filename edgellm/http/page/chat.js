@@ -1,35 +1,35 @@
-// The conversation: asks the API that every program uses, and shows its stream as it comes.
+// The conversation: asks the same API as every program, and shows the stream as it arrives.
 
 import { MEANINGS, showBudget, showFigures, showLegend, watchServer } from "./side.js";
 
-const at = (id) => document.getElementById(id);
-const turns = []; // {role, content}, as the API takes them
-let going = null; // the AbortController of the reply under way
+const byId = (id) => document.getElementById(id);
+const turns = []; // {role, content}, as in the API
+let controller = null; // the AbortController of the reply being written
 
-function made(kind, name, text = "") {
+function element(kind, name, text = "") {
   const node = document.createElement(kind);
   node.className = name;
   node.textContent = text;
   return node;
 }
 
-// What scrolls: the conversation, or on a phone the page up to the question's field.
+// The conversation scrolls; on a phone the page does, up to the question's field.
 function isAtEnd() {
-  const log = at("messages");
+  const log = byId("messages");
   if (log.scrollHeight > log.clientHeight) return log.scrollHeight - log.scrollTop - log.clientHeight < 80;
-  return at("talk").getBoundingClientRect().bottom - innerHeight < 80;
+  return byId("talk").getBoundingClientRect().bottom - innerHeight < 80;
 }
 
-function toEnd() {
-  const log = at("messages");
+function scrollToEnd() {
+  const log = byId("messages");
   log.scrollTop = log.scrollHeight;
-  at("talk").scrollIntoView({ block: "end" });
+  byId("talk").scrollIntoView({ block: "end" });
 }
 
 function add(node) {
   const follows = isAtEnd();
-  at("messages").append(node);
-  if (follows) toEnd();
+  byId("messages").append(node);
+  if (follows) scrollToEnd();
   return node;
 }
 
@@ -39,11 +39,11 @@ export function headers() {
 }
 
 export function askForKey(wanted) {
-  at("key-form").hidden = !wanted;
+  byId("key-form").hidden = !wanted;
 }
 
 function hover(token) {
-  const sure = token.confidence === null ? "" : ` · the draft model was ${Math.round(100 * token.confidence)} % sure`;
+  const sure = token.confidence === null ? "" : ` · draft confidence ${Math.round(100 * token.confidence)} %`;
   return `${token.source}: ${MEANINGS[token.source]}${sure} · round ${token.round}`;
 }
 
@@ -65,23 +65,23 @@ async function* events(body) {
   }
 }
 
-function problem(text) {
-  add(made("p", "trouble", text)).setAttribute("role", "alert");
+function showError(text) {
+  add(element("p", "trouble", text)).setAttribute("role", "alert");
 }
 
-async function answered(response) {
+async function checkResponse(response) {
   if (response.ok) return true;
   const text = await response.text();
-  let message = `The server answers ${response.status}.`;
+  let message = `The server answered with status ${response.status}.`;
   try {
     message = JSON.parse(text).error.message;
-  } catch { /* no JSON: the status has to do */ }
+  } catch { /* not JSON: show the status */ }
   if (response.status === 401) askForKey(true);
-  problem(message);
+  showError(message);
   return false;
 }
 
-// Draws once before the next frame, however often it is asked: a layout per token is too much for a slow machine.
+// Draws at most once per frame: a layout per token is too much for a slow machine.
 function oncePerFrame(draw) {
   let frame = 0;
   const now = () => {
@@ -92,36 +92,36 @@ function oncePerFrame(draw) {
   return { now, soon: () => (frame ||= requestAnimationFrame(now)) };
 }
 
-// Writes one reply. Returns its text as far as it came.
+// Shows one reply. Returns its text, or as much of it as arrived.
 async function reply(body, signal) {
   const response = await fetch("/v1/chat/completions", {
     method: "POST", headers: headers(), body: JSON.stringify(body), signal,
   });
-  if (!(await answered(response))) return "";
+  if (!(await checkResponse(response))) return "";
   askForKey(false);
-  const box = add(made("div", "reply writing"));
-  const words = box.appendChild(made("div", "words"));
-  const said = box.appendChild(made("p", "said"));
+  const box = add(element("div", "reply writing"));
+  const words = box.appendChild(element("div", "words"));
+  const stats = box.appendChild(element("p", "said"));
   const counts = {}, fresh = document.createDocumentFragment();
   let text = "", began = 0, tokens = 0, rate = "";
   const view = oncePerFrame(() => {
     if (!box.isConnected) return; // another conversation has begun
     const follows = isAtEnd();
     words.append(fresh);
-    at("speed").textContent = rate;
+    byId("speed").textContent = rate;
     showLegend(counts);
-    if (follows) toEnd();
+    if (follows) scrollToEnd();
   });
   try {
     for await (const event of events(response.body)) {
       if (event.error) throw new Error(event.error.message);
       const ours = event.edgellm ?? {};
-      if (ours.notice) add(made("p", "notice", ours.notice));
+      if (ours.notice) add(element("p", "notice", ours.notice));
       for (const token of ours.tokens ?? []) {
         began ||= performance.now();
         tokens += 1;
         counts[token.source] = (counts[token.source] ?? 0) + 1;
-        const span = made("span", token.source, token.text);
+        const span = element("span", token.source, token.text);
         span.title = hover(token);
         fresh.append(span);
         text += token.text;
@@ -129,14 +129,15 @@ async function reply(body, signal) {
       const seconds = (performance.now() - began) / 1000;
       if (tokens > 1 && seconds > 0) rate = `${((tokens - 1) / seconds).toFixed(1)} tokens/s`;
       if (event.timings) {
-        said.textContent = showFigures(event.timings, ours.summary);
+        stats.textContent = showFigures(event.timings, ours.summary);
         rate = "";
       }
       view.soon();
     }
   } catch (error) {
-    if (error.name === "AbortError") said.textContent = "stopped";
-    else problem(error.message === "network error" ? "The server is gone in the middle of the reply." : error.message);
+    if (error.name === "AbortError") stats.textContent = "stopped";
+    else if (error.message === "network error") showError("The connection to the server was lost during the reply.");
+    else showError(error.message);
   } finally {
     view.now();
     box.classList.remove("writing");
@@ -145,59 +146,59 @@ async function reply(body, signal) {
 }
 
 async function ask(question) {
-  at("hello")?.remove();
-  add(made("div", "asked", question));
-  toEnd();
+  byId("hello")?.remove();
+  add(element("div", "asked", question));
+  scrollToEnd();
   turns.push({ role: "user", content: question });
-  const share = Number(at("budget").value) / 100;
+  const share = Number(byId("budget").value) / 100;
   const body = { messages: turns, stream: true, ...(share < 1 ? { budget: share } : {}) };
-  going = new AbortController();
-  at("send").hidden = true;
-  at("stop").hidden = false;
-  at("speed").textContent = "";
+  controller = new AbortController();
+  byId("send").hidden = true;
+  byId("stop").hidden = false;
+  byId("speed").textContent = "";
   let text = "";
   try {
-    text = await reply(body, going.signal);
+    text = await reply(body, controller.signal);
   } catch (error) {
-    if (error.name !== "AbortError") problem("The server does not answer.");
+    if (error.name !== "AbortError") showError("The server does not answer. Check that it is still running.");
   }
-  going = null;
-  at("send").hidden = false;
-  at("stop").hidden = true;
+  controller = null;
+  byId("send").hidden = false;
+  byId("stop").hidden = true;
   if (text) turns.push({ role: "assistant", content: text });
   else turns.pop();
-  at("question").focus();
+  byId("question").focus();
 }
 
-at("ask").addEventListener("submit", (event) => {
+byId("ask").addEventListener("submit", (event) => {
   event.preventDefault();
-  const question = at("question").value.trim();
-  if (!question || going) return;
-  at("question").value = "";
+  const question = byId("question").value.trim();
+  if (!question || controller) return;
+  byId("question").value = "";
   ask(question);
 });
-at("question").addEventListener("keydown", (event) => {
+byId("question").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
-    at("ask").requestSubmit();
+    byId("ask").requestSubmit();
   }
 });
-at("stop").addEventListener("click", () => going?.abort());
-at("new").addEventListener("click", () => {
-  going?.abort();
+byId("stop").addEventListener("click", () => controller?.abort());
+byId("new").addEventListener("click", () => {
+  controller?.abort();
   turns.length = 0;
-  at("messages").replaceChildren();
+  byId("messages").replaceChildren();
   showLegend({});
-  at("figures").textContent = at("speed").textContent = "";
-  at("question").focus();
+  byId("figures").textContent = byId("speed").textContent = "";
+  byId("question").focus();
 });
-at("key-form").addEventListener("submit", (event) => {
+byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem("edgellm-key", at("key").value.trim());
+  sessionStorage.setItem("edgellm-key", byId("key").value.trim());
   askForKey(false);
 });
-at("budget").addEventListener("input", showBudget);
+byId("budget").addEventListener("input", showBudget);
 showBudget();
 showLegend({});
 watchServer(headers, askForKey);
-at("question").focus();
+byId("question").focus();

@@ -1,9 +1,12 @@
-"""Errors as the HTTP API tells them: a status, and OpenAI's form of an error."""
+"""Errors as the HTTP API reports them: a status and OpenAI's error object."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+from pydantic.dataclasses import dataclass
 
 from edgellm.errors import (
     ContextFull,
@@ -24,47 +27,74 @@ SERVER = "server_error"
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """An HTTP status and the fields of OpenAI's error; `retry_after` in seconds, where asking again may help."""
+    """OpenAI's error object, with the HTTP status.
 
-    status: int
+    `retry_after` is in seconds; None where a repeated request would fail again.
+    """
+
+    status: Annotated[int, Field(exclude=True)]
     message: str
     type: str = INVALID
-    code: str | None = None
     param: str | None = None
-    retry_after: float | None = None
+    code: str | None = None
+    retry_after: Annotated[float | None, Field(exclude=True)] = None
 
-    def body(self) -> dict[str, dict[str, str | None]]:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+    def json(self) -> str:
+        return ErrorResponse(error=self).model_dump_json()
 
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
 
 
+class ErrorResponse(BaseModel):
+    error: ErrorInfo
+
+
+_MEANINGS = {
+    400: "The request is invalid; `param` names the parameter",
+    401: "The API key is missing or wrong",
+    403: "A wrong Host header, or a page of another origin",
+    404: "There is no such model",
+    408: "The request took too long to arrive",
+    413: "The request is too large",
+    415: "The request is not JSON",
+    429: "The queue is full; see Retry-After",
+    500: "The engine failed",
+    503: "The model is being loaded, or the verifier is not available; see Retry-After",
+}
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the `responses` of a route that can fail with `statuses`, by default with every one, for FastAPI."""
+    return {status: {"model": ErrorResponse, "description": _MEANINGS[status]} for status in statuses or _MEANINGS}
+
+
 class ApiError(Exception):
-    """Raised for a request that is answered with a fault."""
+    """Raised for a request that is answered with an error."""
 
-    def __init__(self, fault: ErrorInfo) -> None:
-        super().__init__(fault.message)
-        self.fault = fault
-
-
-def refuse(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Return the exception for a request that makes no sense."""
-    return ApiError(ErrorInfo(400, message, param=param, code=code))
+    def __init__(self, info: ErrorInfo) -> None:
+        super().__init__(info.message)
+        self.info = info
 
 
-def fault_of(error: BaseException) -> ErrorInfo:
-    """Return the fault for an error of ours, or for any other. Unexpected errors are not told in detail."""
+def invalid_request(message: str, param: str | None = None) -> ApiError:
+    """Return the exception for an invalid request."""
+    return ApiError(ErrorInfo(400, message, param=param))
+
+
+def error_info(error: BaseException) -> ErrorInfo:
+    """Return the status and the error object for an exception. Details of unexpected exceptions are withheld."""
     if isinstance(error, ApiError):
-        return error.fault
+        return error.info
     if isinstance(error, (PromptTooLong, ContextFull)):
         return ErrorInfo(400, str(error), code="context_length_exceeded")
     if isinstance(error, (InvalidOption, InputNotText, ModelUnsupported, ProfileUnusable, TextRefused)):
         return ErrorInfo(400, str(error))
     if isinstance(error, VerifierBusy):
-        return ErrorInfo(503, str(error), SERVER, "verifier_busy", retry_after=error.seconds)
+        return ErrorInfo(503, str(error), SERVER, code="verifier_busy", retry_after=error.seconds)
     if isinstance(error, VerifierUnavailable):
-        return ErrorInfo(503, str(error), SERVER, "verifier_lost", retry_after=2.0)
+        return ErrorInfo(503, str(error), SERVER, code="verifier_lost", retry_after=2.0)
     if isinstance(error, EdgeError):
         return ErrorInfo(500, str(error), SERVER)
-    return ErrorInfo(500, "Something unexpected happened. The server's own output says what.", SERVER, "internal_error")
+    message = "An unexpected error occurred. The server's own output names it."
+    return ErrorInfo(500, message, SERVER, code="internal_error")

@@ -1,21 +1,25 @@
-"""Requests: OpenAI's parameters that mean something here, and a few of our own. All others are refused.
+"""Requests: those of OpenAI's parameters that have an effect here, and a few of our own. All others are refused.
 
-A parameter that is null counts as left out. Parameters of OpenAI's and llama.cpp's that would change the text and are
-not supported are taken only with the value that changes nothing: none is accepted and then ignored.
+A parameter that is null counts as left out. Parameters of OpenAI and llama.cpp that would change the text and are not
+supported are accepted only with the value that changes nothing: none is accepted and then ignored.
 """
 
 from __future__ import annotations
 
+import reprlib
+from abc import abstractmethod
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from edgellm.http.schemas.errors import refuse
-from edgellm.spec.params import GATES, LONGEST_STOP, MOST_LOGPROBS, MOST_STOPS
+from edgellm.engine import Message
+from edgellm.http.schemas.errors import invalid_request
+from edgellm.spec.params import GATES, LONGEST_STOP, MOST_LOGPROBS, MOST_STOPS, ReplyOptions
 
-MOST_TOKENS = 2**20
-LONGEST_TEXT = 2**22
-_FAR = 2**63 - 1
+MAX_TOKENS = 2**20
+MAX_TEXT = 2**22
+_MAX_SEED = 2**63 - 1
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -37,13 +41,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
 }
-"""Parameters of other servers that are not supported here, and the values with which they ask for nothing."""
+"""Parameters of other servers that are not supported here, and the values that ask for nothing."""
 
-Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+StopText = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
 
-class Given(BaseModel):
-    """A record from outside: nothing unknown in it, nothing converted in silence, null as good as left out."""
+class RequestModel(BaseModel):
+    """Data from a client. Unknown fields are refused, nothing is converted silently, and null counts as left out."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -55,32 +59,32 @@ class Given(BaseModel):
         return data
 
 
-class StreamOptions(Given):
-    include_usage: bool = Field(False, description="A last chunk, without choices, tells the usage.")
+class StreamOptions(RequestModel):
+    include_usage: bool = Field(False, description="Send the usage in a last chunk, which has no choices.")
 
 
-class Sampled(Given):
-    """What both ways of asking have in common."""
+class GenerationRequest(RequestModel):
+    """The parameters that chat completions and completions share."""
 
-    model: str | None = Field(None, max_length=500, description="As /v1/models names it; may be left out.")
-    stream: bool = Field(False, description="Server-sent events, and [DONE] at the end.")
+    model: str | None = Field(None, max_length=500, description="The name from /v1/models; may be left out.")
+    stream: bool = Field(False, description="Send server-sent events, with [DONE] at the end.")
     stream_options: StreamOptions | None = None
     temperature: float = Field(0.0, ge=0.0, le=2.0, description="0 is greedy: always the likeliest token.")
-    top_p: float = Field(0.95, gt=0.0, le=1.0, description="Sample from the likeliest that hold this share together.")
-    top_k: int = Field(40, ge=0, le=MOST_TOKENS, description="Sample from the so many likeliest tokens; 0: from all.")
-    seed: int | None = Field(None, ge=-(2**63), le=_FAR, description="Repeats a sampled reply.")
-    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = Field(
-        None, description="Texts that end the reply where one would begin."
+    top_p: float = Field(0.95, gt=0.0, le=1.0, description="Sample from the likeliest tokens with this total share.")
+    top_k: int = Field(40, ge=0, le=MAX_TOKENS, description="Sample from this many of the likeliest tokens; 0: all.")
+    seed: int | None = Field(None, ge=-(2**63), le=_MAX_SEED, description="Makes a sampled reply repeatable.")
+    stop: StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)] | None = Field(
+        None, description="The reply ends before the first of these texts."
     )
-    user: str | None = Field(None, max_length=1000, description="Is not looked at, and goes nowhere.")
+    user: str | None = Field(None, max_length=1000, description="Accepted, but neither used nor passed on.")
     budget: float | None = Field(
-        None, ge=0.0, le=1.0, description="The share of drafted chunks to verify; null: all. An extension of ours."
+        None, ge=0.0, le=1.0, description="The share of drafted chunks to verify; null: all. Our extension."
     )
     gate: str = Field(
-        "auto", max_length=20, description=f"Which chunks those are: {', '.join(GATES)}. An extension of ours."
+        "auto", max_length=20, description=f"Chooses the chunks to verify: {', '.join(GATES)}. Our extension."
     )
     retrieval: str = Field(
-        "auto", max_length=200, description="What drafts are copied from: auto, off, or sources. An extension of ours."
+        "auto", max_length=200, description="Where drafts are copied from: auto, off, or sources. Our extension."
     )
 
     @model_validator(mode="before")
@@ -90,55 +94,116 @@ class Sampled(Given):
             return data
         for name in [name for name in data if name in NEUTRAL and name not in cls.model_fields]:
             value = data[name]
-            if value is not None and not any(type(value) is type(one) and value == one for one in _like(name)):
-                raise refuse(f"{name} is {_shown(value)}, and that is not supported here. Leave {name} out.", name)
+            if value is not None and not any(type(value) is type(one) and value == one for one in _neutral(name)):
+                raise invalid_request(
+                    f"{name} is {reprlib.repr(value)}, which is not supported here. Leave {name} out.", name
+                )
         return {name: value for name, value in data.items() if name not in NEUTRAL or name in cls.model_fields}
 
-    def wants_usage(self) -> bool:
-        """Return whether a stream ends with the usage."""
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+    def options(self, defaults: ReplyOptions, context_length: int) -> ReplyOptions:
+        """Return `defaults` with what this request asks for.
+
+        Raises:
+            ApiError: the parameters contradict each other.
+        """
+        if self.stream_options is not None and not self.stream:
+            raise invalid_request(
+                "stream_options is given, but stream is not true. Set stream to true, or leave stream_options out.",
+                "stream_options",
+            )
+        return replace(
+            defaults,
+            max_tokens=self._max_tokens() or context_length,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=None if self.seed is None else self.seed & (2**64 - 1),
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            logprobs=self._logprobs(),
+            budget=self.budget,
+            gate=self.gate,
+            retrieval=self.retrieval if self.retrieval != "auto" else defaults.retrieval,
+        )
+
+    @abstractmethod
+    def _max_tokens(self) -> int | None: ...
+
+    @abstractmethod
+    def _logprobs(self) -> int | None:
+        """Return how many other tokens' log-probabilities to report beside each token's own; None: report none."""
 
 
-def _like(name: str) -> tuple[Any, ...]:
-    """Return the neutral values, numbers in both of JSON's forms."""
+def _neutral(name: str) -> tuple[Any, ...]:
+    """Return the neutral values of a parameter, numbers as int and as float."""
     known = NEUTRAL[name]
     return (*known, *(float(one) for one in known if type(one) is int))
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-class TextPart(Given):
+class TextPart(RequestModel):
     type: Literal["text"]
-    text: str = Field(max_length=LONGEST_TEXT)
+    text: str = Field(max_length=MAX_TEXT)
 
 
-class ChatMessage(Given):
+class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, Field(max_length=LONGEST_TEXT)] | Annotated[list[TextPart], Field(max_length=1000)]
+    content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[TextPart], Field(max_length=1000)]
 
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+    def message(self) -> Message:
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return Message("system" if self.role == "developer" else self.role, text)
 
 
-class ChatRequest(Sampled):
+class ChatRequest(GenerationRequest):
     messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
-    max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS, description="The longest reply; null: what fits.")
-    max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS, description="The same, in newer clients.")
-    logprobs: bool = Field(False, description="Tell the log-probability of each token, or refuse to.")
-    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS, description="And of so many others; with logprobs.")
+    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The longest reply; null: what fits.")
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="The newer name of max_tokens.")
+    logprobs: bool = Field(False, description="Report the log-probability of each token.")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MOST_LOGPROBS, description="Report those of this many other tokens, too; needs logprobs."
+    )
+
+    def _max_tokens(self) -> int | None:
+        given = {number for number in (self.max_tokens, self.max_completion_tokens) if number is not None}
+        if len(given) > 1:
+            raise invalid_request(
+                f"max_tokens is {self.max_tokens}, but max_completion_tokens is {self.max_completion_tokens}. Give one"
+                " of them.", "max_completion_tokens",
+            )  # fmt: skip
+        return next(iter(given), None)
+
+    def _logprobs(self) -> int | None:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid_request(
+                f"top_logprobs is {self.top_logprobs}, but logprobs is not true. Set logprobs to true, or leave"
+                " top_logprobs out.", "top_logprobs",
+            )  # fmt: skip
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class CompletionRequest(Sampled):
+class CompletionRequest(GenerationRequest):
     prompt: (
-        Annotated[str, Field(max_length=LONGEST_TEXT)]
+        Annotated[str, Field(max_length=MAX_TEXT)]
         | Annotated[list[str], Field(min_length=1, max_length=1)]
-        | Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1, max_length=MOST_TOKENS)]
-    ) = Field(description="A text (also in a list of one), or token ids, to go on from. No chat template.")
-    max_tokens: int = Field(16, ge=1, le=MOST_TOKENS, description="The longest reply.")
-    logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS, description="Log-probabilities, and of so many others.")
+        | Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1, max_length=MAX_TOKENS)]
+    ) = Field(description="The text to continue (also as a list of one), or token ids. No chat template is applied.")
+    max_tokens: int = Field(16, ge=1, le=MAX_TOKENS, description="The longest reply.")
+    logprobs: int | None = Field(
+        None, ge=0, le=MOST_LOGPROBS, description="Report the log-probability of each token, and of this many others."
+    )
+
+    def text_or_ids(self) -> str | list[int]:
+        if isinstance(self.prompt, str):
+            return self.prompt
+        text = "".join(part for part in self.prompt if isinstance(part, str))
+        return text or [token for token in self.prompt if isinstance(token, int)]
+
+    def _max_tokens(self) -> int | None:
+        return self.max_tokens
+
+    def _logprobs(self) -> int | None:
+        return self.logprobs

@@ -1,229 +1,384 @@
-"""OpenAI's objects, made from a reply; `timings` as in llama.cpp, and under `edgellm` our own extension."""
+"""Responses: OpenAI's objects, `timings` with llama.cpp's names, and our extension under `edgellm`.
+
+A field of a chunk that is not set is absent from its JSON; one that is None is null.
+"""
 
 from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from edgellm.http.streaming import TextDelta
-from edgellm.spec.types import Logprobs, Notice, Summary, Token
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-Json: TypeAlias = dict[str, Any]
-Bytes: TypeAlias = Callable[[int], bytes]
-"""Returns the bytes of a token."""
+from edgellm.spec.types import Logprobs, Notice, Source, Summary, Token
 
-_LEAST = -9999.0  # OpenAI's value for the logarithm of 0
-_ENDS = {"stop": "stop", "length": "length", "cancelled": "stop"}
+Rounded: TypeAlias = Annotated[float, AfterValidator(lambda value: round(value, 4))]
+Logprob: TypeAlias = Annotated[float, AfterValidator(lambda value: max(value, -9999.0))]  # OpenAI's value for log 0
+FinishReason: TypeAlias = Literal["stop", "length"]
+
+_FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "cancelled": "stop"}
+
+
+class Health(BaseModel):
+    status: Literal["ok"] = "ok"
+
+
+class ModelInfo(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["edgellm"] = "edgellm"
+    context_length: int
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelInfo]
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Timings(BaseModel):
+    """llama.cpp's timings: the prompt up to the first token, then the later tokens. The verifier tested `draft_n`
+    drafted tokens and accepted `draft_n_accepted` of them."""
+
+    prompt_n: int
+    prompt_ms: Rounded
+    prompt_per_token_ms: Rounded
+    prompt_per_second: Rounded
+    predicted_n: int
+    predicted_ms: Rounded
+    predicted_per_token_ms: Rounded
+    predicted_per_second: Rounded
+    draft_n: int
+    draft_n_accepted: int
+
+
+class TokenInfo(BaseModel):
+    """A token and who wrote it. `text` is the characters that it completes; joined, they are the content."""
+
+    id: int
+    text: str
+    source: Source
+    confidence: Rounded | None
+    round: int
+
+
+class ReplySummary(BaseModel):
+    """Figures that llama.cpp has no names for, from a `Summary`."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    finish_reason: str
+    stopped_by: Annotated[str | None, BeforeValidator(lambda text: text or None)]
+    seed: int
+    rounds: int
+    tokens_per_round: Rounded | None
+    drafted: int
+    share_verified: Rounded | None
+    acceptance_rate: Rounded | None
+    mean_acceptance_length: Rounded | None
+    verifier_passes_per_token: Rounded | None
+    share_offloaded: Rounded | None
+    retrieved: int
+    rtt_ms_p50: Rounded | None = Field(validation_alias="rtt_ms")
+    bytes_up: int
+    bytes_down: int
+
+
+class Extension(BaseModel):
+    """Our extension of a whole reply: its tokens with their sources, notices on the way, and figures."""
+
+    tokens: list[TokenInfo]
+    notices: list[str]
+    summary: ReplySummary
+
+
+class ChunkExtension(BaseModel):
+    """Our extension of a chunk, in which one of these is set."""
+
+    tokens: list[TokenInfo] | None = None
+    notice: str | None = None
+    summary: ReplySummary | None = None
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: Logprob
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class CompletionLogprobs(BaseModel):
+    tokens: list[str]
+    token_logprobs: list[Logprob]
+    top_logprobs: list[dict[str, Logprob]]
+    text_offset: list[int]
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatDelta(BaseModel):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class _Response(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Any]
+
+
+class _Whole(_Response):
+    usage: Usage
+    timings: Timings
+    edgellm: Extension
+
+
+class _Chunk(_Response):
+    timings: Timings | None = None
+    edgellm: ChunkExtension | None = None
+    usage: Usage | None = None
+
+
+class ChatCompletion(_Whole):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class ChatCompletionChunk(_Chunk):
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+
+
+class Completion(_Whole):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
+class CompletionChunk(_Chunk):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseHead:
-    """The fields that every object of one reply begins with."""
+class TextDelta:
+    """Whole characters, and the tokens that they come from: several where a character is made of several."""
 
-    kind: str
-    id: str
-    model: str
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def of(self, kind: str, **rest: Any) -> Json:
-        about = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-        return about | {"system_fingerprint": "edgellm"} | rest
+    text: str
+    tokens: tuple[Token, ...]
 
 
-class ResponseShape(Protocol):
-    """The format of one of the two kinds of reply, whole or in chunks."""
+class ResponseBuilder(ABC):
+    """Builds the responses for one reply, whole or in chunks."""
 
-    def opening(self) -> Iterator[Json]: ...
+    _id_prefix: ClassVar[str]
+    _whole: ClassVar[tuple[type[_Whole], str]]
+    _chunk: ClassVar[tuple[type[_Chunk], str]]
 
-    def chunk(self, piece: TextDelta) -> Json: ...
-
-    def notice(self, notice: Notice) -> Json: ...
-
-    def closing(self, summary: Summary) -> Json: ...
-
-    def usage(self, summary: Summary) -> Json: ...
-
-    def whole(self, pieces: Sequence[TextDelta], notices: Sequence[Notice], summary: Summary) -> Json: ...
-
-
-class ChatShape:
-    """The format of /v1/chat/completions."""
-
-    def __init__(self, model: str, piece: Bytes) -> None:
-        self._head = ResponseHead("chat.completion", f"chatcmpl-{secrets.token_hex(12)}", model)
+    def __init__(self, model: str, piece: Callable[[int], bytes], *, include_usage: bool) -> None:
+        """`piece` returns the bytes of a token. `include_usage`: the last chunk of a stream has the usage."""
         self._piece = piece
-
-    def opening(self) -> Iterator[Json]:
-        yield self._delta({"role": "assistant", "content": ""})
-
-    def chunk(self, piece: TextDelta) -> Json:
-        return self._delta({"content": piece.text}, self._told([piece])) | {"edgellm": {"tokens": tokens([piece])}}
-
-    def notice(self, notice: Notice) -> Json:
-        return self._delta({}) | {"edgellm": {"notice": notice.text}}
-
-    def closing(self, summary: Summary) -> Json:
-        end = self._delta({}, None, _ENDS[summary.finish_reason])
-        return end | {"timings": timings(summary), "edgellm": {"summary": figures(summary)}}
-
-    def usage(self, summary: Summary) -> Json:
-        return self._head.of(f"{self._head.kind}.chunk", choices=[], usage=usage(summary))
-
-    def whole(self, pieces: Sequence[TextDelta], notices: Sequence[Notice], summary: Summary) -> Json:
-        message = {"role": "assistant", "content": "".join(piece.text for piece in pieces), "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": self._told(pieces),
-                  "finish_reason": _ENDS[summary.finish_reason]}  # fmt: skip
-        return self._head.of(self._head.kind, choices=[choice], **rest_of(pieces, notices, summary))
-
-    def _delta(self, delta: Json, logprobs: Json | None = None, finish: str | None = None) -> Json:
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return self._head.of(f"{self._head.kind}.chunk", choices=[choice])
-
-    def _told(self, pieces: Sequence[TextDelta]) -> Json | None:
-        content = [self._token(token, said) for token, said in _said(pieces)]
-        return {"content": content, "refusal": None} if content else None
-
-    def _token(self, token: Token, said: Logprobs) -> Json:
-        others = [
-            self._named(other, value) for other, value in zip(said.ids.tolist(), said.logprobs.tolist(), strict=True)
-        ]
-        return self._named(token.id, said.own) | {"top_logprobs": others}
-
-    def _named(self, token: int, value: float) -> Json:
-        data = self._piece(token)
-        return {"token": data.decode("utf-8", "replace"), "logprob": max(value, _LEAST), "bytes": list(data)}
-
-
-class CompletionShape:
-    """The format of /v1/completions."""
-
-    def __init__(self, model: str, piece: Bytes) -> None:
-        self._head = ResponseHead("text_completion", f"cmpl-{secrets.token_hex(12)}", model)
-        self._piece = piece
-        self._written = 0  # characters, for the offsets of tokens
-
-    def opening(self) -> Iterator[Json]:
-        return iter(())
-
-    def chunk(self, piece: TextDelta) -> Json:
-        return self._choice(piece.text, self._told([piece])) | {"edgellm": {"tokens": tokens([piece])}}
-
-    def notice(self, notice: Notice) -> Json:
-        return self._choice("") | {"edgellm": {"notice": notice.text}}
-
-    def closing(self, summary: Summary) -> Json:
-        end = self._choice("", None, _ENDS[summary.finish_reason])
-        return end | {"timings": timings(summary), "edgellm": {"summary": figures(summary)}}
-
-    def usage(self, summary: Summary) -> Json:
-        return self._head.of(self._head.kind, choices=[], usage=usage(summary))
-
-    def whole(self, pieces: Sequence[TextDelta], notices: Sequence[Notice], summary: Summary) -> Json:
-        text = "".join(piece.text for piece in pieces)
-        done = self._choice(text, self._told(pieces), _ENDS[summary.finish_reason])
-        return done | rest_of(pieces, notices, summary)
-
-    def _choice(self, text: str, logprobs: Json | None = None, finish: str | None = None) -> Json:
-        choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}
-        return self._head.of(self._head.kind, choices=[choice])
-
-    def _told(self, pieces: Sequence[TextDelta]) -> Json | None:
-        said = list(_said(pieces))
-        offsets = []
-        for piece in pieces:
-            offsets += [self._written] * len(piece.tokens)
-            self._written += len(piece.text)
-        if not said:
-            return None
-        return {
-            "tokens": [self._text(token.id) for token, _ in said],
-            "token_logprobs": [max(one.own, _LEAST) for _, one in said],
-            "top_logprobs": [
-                {self._text(other): max(value, _LEAST) for other, value in zip(one.ids.tolist(), one.logprobs.tolist(),
-                                                                               strict=True)}
-                for _, one in said
-            ],
-            "text_offset": offsets,
+        self._include_usage = include_usage
+        self._head: dict[str, Any] = {
+            "id": f"{self._id_prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model,
+            "system_fingerprint": "edgellm",
         }  # fmt: skip
+        self._chunk_head = self._head | ({"usage": None} if include_usage else {})
+
+    def opening(self) -> list[BaseModel]:
+        """Return the chunks before the first token."""
+        return []
+
+    def chunk(self, delta: TextDelta) -> BaseModel:
+        choice = self._chunk_choice(delta.text, self._logprobs([delta]))
+        return self._make_chunk(choice, edgellm=ChunkExtension(tokens=_token_infos([delta])))
+
+    def notice(self, notice: Notice) -> BaseModel:
+        return self._make_chunk(self._chunk_choice(), edgellm=ChunkExtension(notice=notice.text))
+
+    def closing(self, summary: Summary) -> list[BaseModel]:
+        """Return the chunks after the last token."""
+        choice = self._chunk_choice(finish_reason=_FINISH_REASONS[summary.finish_reason])
+        extension = ChunkExtension(summary=ReplySummary.model_validate(summary))
+        chunks = [self._make_chunk(choice, timings=_timings(summary), edgellm=extension)]
+        return [*chunks, self._make_chunk(usage=_usage(summary))] if self._include_usage else chunks
+
+    def whole(self, deltas: Sequence[TextDelta], notices: Sequence[Notice], summary: Summary) -> BaseModel:
+        text, finish_reason = "".join(delta.text for delta in deltas), _FINISH_REASONS[summary.finish_reason]
+        extension = Extension(
+            tokens=_token_infos(deltas),
+            notices=[notice.text for notice in notices],
+            summary=ReplySummary.model_validate(summary),
+        )
+        model, kind = self._whole
+        return model(
+            object=kind, choices=[self._whole_choice(text, self._logprobs(deltas), finish_reason)],
+            usage=_usage(summary), timings=_timings(summary), edgellm=extension, **self._head,
+        )  # fmt: skip
+
+    def _make_chunk(self, *choices: BaseModel, **fields: Any) -> BaseModel:
+        model, kind = self._chunk
+        return model(object=kind, choices=list(choices), **(self._chunk_head | fields))
 
     def _text(self, token: int) -> str:
         return self._piece(token).decode("utf-8", "replace")
 
+    @abstractmethod
+    def _whole_choice(self, text: str, logprobs: Any, finish_reason: FinishReason) -> BaseModel: ...
 
-def _said(pieces: Sequence[TextDelta]) -> Iterator[tuple[Token, Logprobs]]:
-    return ((token, token.logprobs) for piece in pieces for token in piece.tokens if token.logprobs is not None)
+    @abstractmethod
+    def _chunk_choice(self, text: str | None = None, logprobs: Any = None, finish_reason: Any = None) -> BaseModel:
+        """Return the choice of a chunk; `text` is None where nothing was written."""
+
+    @abstractmethod
+    def _logprobs(self, deltas: Sequence[TextDelta]) -> BaseModel | None:
+        """Return the log-probabilities of tokens, None where none were asked for. `deltas` follow those before."""
 
 
-def tokens(pieces: Sequence[TextDelta]) -> list[Json]:
-    """Return tokens with their sources. `text`: the characters that a token completes; joined, they are the content."""
+class ChatResponseBuilder(ResponseBuilder):
+    """Builds the responses of /v1/chat/completions."""
+
+    _id_prefix = "chatcmpl"
+    _whole = (ChatCompletion, "chat.completion")
+    _chunk = (ChatCompletionChunk, "chat.completion.chunk")
+
+    def opening(self) -> list[BaseModel]:
+        delta = ChatDelta(role="assistant", content="")
+        return [self._make_chunk(ChatChunkChoice(index=0, delta=delta, logprobs=None, finish_reason=None))]
+
+    def _whole_choice(self, text: str, logprobs: Any, finish_reason: FinishReason) -> BaseModel:
+        message = AssistantMessage(role="assistant", content=text, refusal=None)
+        return ChatChoice(index=0, message=message, logprobs=logprobs, finish_reason=finish_reason)
+
+    def _chunk_choice(self, text: str | None = None, logprobs: Any = None, finish_reason: Any = None) -> BaseModel:
+        delta = ChatDelta() if text is None else ChatDelta(content=text)
+        return ChatChunkChoice(index=0, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
+
+    def _logprobs(self, deltas: Sequence[TextDelta]) -> BaseModel | None:
+        content = [
+            TokenLogprob(
+                **self._logprob(token.id, found.own), top_logprobs=[TopLogprob(**self._logprob(*one)) for one in top]
+            )
+            for token, found, top in _tokens_with_logprobs(deltas)
+        ]
+        return ChatLogprobs(content=content, refusal=None) if content else None
+
+    def _logprob(self, token: int, value: float) -> dict[str, Any]:
+        return {"token": self._text(token), "logprob": value, "bytes": list(self._piece(token))}
+
+
+class CompletionResponseBuilder(ResponseBuilder):
+    """Builds the responses of /v1/completions."""
+
+    _id_prefix = "cmpl"
+    _whole = (Completion, "text_completion")
+    _chunk = (CompletionChunk, "text_completion")
+    _offset = 0  # of the next token, in characters
+
+    def _whole_choice(self, text: str, logprobs: Any, finish_reason: FinishReason) -> BaseModel:
+        return self._chunk_choice(text, logprobs, finish_reason)
+
+    def _chunk_choice(self, text: str | None = None, logprobs: Any = None, finish_reason: Any = None) -> BaseModel:
+        return CompletionChoice(index=0, text=text or "", logprobs=logprobs, finish_reason=finish_reason)
+
+    def _logprobs(self, deltas: Sequence[TextDelta]) -> BaseModel | None:
+        offsets = []
+        for delta in deltas:
+            offsets += [self._offset] * len(delta.tokens)
+            self._offset += len(delta.text)
+        tokens = list(_tokens_with_logprobs(deltas))
+        if not tokens:
+            return None
+        return CompletionLogprobs(
+            tokens=[self._text(token.id) for token, _, _ in tokens],
+            token_logprobs=[found.own for _, found, _ in tokens],
+            top_logprobs=[{self._text(token): value for token, value in top} for _, _, top in tokens],
+            text_offset=offsets,
+        )
+
+
+def _tokens_with_logprobs(deltas: Sequence[TextDelta]) -> Iterator[tuple[Token, Logprobs, list[tuple[int, float]]]]:
+    """Yield tokens with their log-probabilities and those of the likeliest ones in their places."""
+    for delta in deltas:
+        for token in delta.tokens:
+            if (found := token.logprobs) is not None:
+                yield token, found, list(zip(found.ids.tolist(), found.logprobs.tolist(), strict=True))
+
+
+def _token_infos(deltas: Sequence[TextDelta]) -> list[TokenInfo]:
     return [
-        {
-            "id": token.id,
-            "text": piece.text if at == len(piece.tokens) - 1 else "",
-            "source": token.source.value,
-            "confidence": _short(token.confidence),
-            "round": token.round,
-        }
-        for piece in pieces
-        for at, token in enumerate(piece.tokens)
-    ]
+        TokenInfo(
+            id=token.id, text=delta.text if number == len(delta.tokens) else "", source=token.source,
+            confidence=token.confidence, round=token.round,
+        )
+        for delta in deltas
+        for number, token in enumerate(delta.tokens, 1)
+    ]  # fmt: skip
 
 
-def rest_of(pieces: Sequence[TextDelta], notices: Sequence[Notice], summary: Summary) -> Json:
-    """Return the fields of a whole reply beside its text."""
-    ours = {"tokens": tokens(pieces), "notices": [notice.text for notice in notices], "summary": figures(summary)}
-    return {"usage": usage(summary), "timings": timings(summary), "edgellm": ours}
+def _usage(summary: Summary) -> Usage:
+    prompt, reply = summary.prompt_tokens, summary.tokens
+    return Usage(prompt_tokens=prompt, completion_tokens=reply, total_tokens=prompt + reply)
 
 
-def usage(summary: Summary) -> Json:
-    return {
-        "prompt_tokens": summary.prompt_tokens,
-        "completion_tokens": summary.tokens,
-        "total_tokens": summary.prompt_tokens + summary.tokens,
-    }
-
-
-def timings(summary: Summary) -> Json:
-    """Return llama.cpp's timings: the prompt until its first token, then the later ones; `draft_n` were tested."""
-    first, rate = summary.ttft_ms or 0.0, summary.tokens_per_second
-    later = summary.seconds_decoding * 1e3
-    return {
-        "prompt_n": summary.prompt_tokens,
-        "prompt_ms": _short(first),
-        "prompt_per_token_ms": _short(first / summary.prompt_tokens) if summary.prompt_tokens else 0.0,
-        "prompt_per_second": _short(summary.prompt_tokens / first * 1e3) if first else 0.0,
-        "predicted_n": summary.tokens,
-        "predicted_ms": _short(later),
-        "predicted_per_token_ms": _short(1e3 / rate) if rate else 0.0,
-        "predicted_per_second": _short(rate) if rate else 0.0,
-        "draft_n": summary.tested,
-        "draft_n_accepted": summary.accepted,
-    }
-
-
-def figures(summary: Summary) -> Json:
-    """Return the figures that llama.cpp has no names for."""
-    return {
-        "finish_reason": summary.finish_reason,
-        "stopped_by": summary.stopped_by or None,
-        "seed": summary.seed,
-        "rounds": summary.rounds,
-        "tokens_per_round": _short(summary.tokens / summary.rounds) if summary.rounds else None,
-        "drafted": summary.drafted,
-        "share_verified": _short(summary.share_verified),
-        "acceptance_rate": _short(summary.acceptance_rate),
-        "mean_acceptance_length": _short(summary.mean_acceptance_length),
-        "verifier_passes_per_token": _short(summary.verifier_passes_per_token),
-        "share_offloaded": _short(summary.share_offloaded),
-        "retrieved": summary.retrieved,
-        "rtt_ms_p50": _short(summary.rtt_ms),
-        "bytes_up": summary.bytes_up,
-        "bytes_down": summary.bytes_down,
-    }
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+def _timings(summary: Summary) -> Timings:
+    prompt, first, rate = summary.prompt_tokens, summary.ttft_ms or 0.0, summary.tokens_per_second
+    return Timings(
+        prompt_n=prompt,
+        prompt_ms=first,
+        prompt_per_token_ms=first / prompt if prompt else 0.0,
+        prompt_per_second=prompt / first * 1e3 if first else 0.0,
+        predicted_n=summary.tokens,
+        predicted_ms=summary.seconds_decoding * 1e3,
+        predicted_per_token_ms=1e3 / rate if rate else 0.0,
+        predicted_per_second=rate or 0.0,
+        draft_n=summary.tested,
+        draft_n_accepted=summary.accepted,
+    )

@@ -1,6 +1,6 @@
-"""Starts `edgellm serve` on a free port, shows what curl gets there, and stops it: for the transcripts in docs/http.md.
+"""Start `edgellm serve` on a free port, print what curl gets from it, and stop it: for the transcripts in docs/http.md.
 
-python -m docs.ask_door PATH [JSON] [curl words]
+python -m docs.ask_server PATH [JSON] [curl words]
 """
 
 from __future__ import annotations
