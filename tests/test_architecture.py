@@ -18,7 +18,7 @@ MODULES = 15
 # Who may know whom: a package imports itself and the packages below it.
 PACKAGES = (
     "cli", "http", "diagnostics", "llm", "services", "mesh", "verifier", "spec", "coldstart", "rpc", "storage",
-    "engine", "places", "layer_range", "errors",
+    "engine", "isolation", "places", "layer_range", "errors",
 )  # fmt: skip
 FORBIDDEN_PAIRS = {("rpc", "spec")}
 BESIDE = {"models", "bench", "testkit", "tests", "tools", "docs", "examples"}  # beside the package, and not in it

@@ -158,7 +158,7 @@ def test_what_stops_the_loading_stops_the_child(guarded: Path, children: Childre
 
 def test_no_process_no_loading(guarded: Path, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(EngineFailed, match=r"No process can be started that tries .*tiny\.gguf"):
+    with pytest.raises(EngineFailed, match="No child process can be started"):
         Model.load(tiny_path)
 
 

@@ -115,8 +115,8 @@ def test_the_process_is_kept_and_a_new_one_takes_its_place(model_of: ModelOf, tm
     assert kept is not None
     assert processes.tokenize(b"one two", False, lambda: False).tolist() == wanted
     assert processes._kept is kept
-    kept._process.kill()
-    kept._process.wait()
+    kept._child._process.kill()
+    kept._child._process.wait()
     assert processes.tokenize(b"one two", False, lambda: False).tolist() == wanted == whole(model, "one two", False)
     processes.close()
     processes.close()

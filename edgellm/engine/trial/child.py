@@ -19,6 +19,7 @@ from edgellm.engine.context import Context
 from edgellm.engine.layer_block import Block
 from edgellm.engine.model import Model
 from edgellm.errors import EdgeError
+from edgellm.isolation.serving import limit
 
 _POSITIONS = 32
 _ROWS = 4
@@ -78,19 +79,9 @@ def _limit(size: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, too, and ends this process
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return
-    seconds = _SECONDS + _SECONDS_A_GIGABYTE * size // _GIGABYTE
-    for limit, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_DATA, _MEMORY + 2 * size),
-    ):
-        _, most = resource.getrlimit(limit)
-        with suppress(OSError, ValueError):
-            resource.setrlimit(limit, (value if most == resource.RLIM_INFINITY else min(value, most), most))
+    limit("RLIMIT_CORE", 0)
+    limit("RLIMIT_CPU", _SECONDS + _SECONDS_A_GIGABYTE * size // _GIGABYTE, soft=True)
+    limit("RLIMIT_DATA", _MEMORY + 2 * size)
 
 
 def _say(found: object) -> None:

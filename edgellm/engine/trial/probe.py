@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import tempfile
@@ -34,7 +33,8 @@ from typing import IO
 from edgellm import errors, places
 from edgellm.engine.gguf.reader import GgufHeader, check_gguf, is_index
 from edgellm.engine.native import features
-from edgellm.errors import EdgeError, EngineFailed, ModelUnsupported
+from edgellm.errors import EdgeError, ModelUnsupported
+from edgellm.isolation.child_process import cause_of, start_child
 
 INSTRUCTION = "AMX_INT8"
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
@@ -87,7 +87,6 @@ _MOST_KEPT = 1_000  # verdicts
 _TAIL = 4_096  # bytes of the child's last output
 _PORTION = 2**20
 _BUNDLED = ("draft.gguf", "verifier.gguf")
-_PASSING = frozenset({"SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"})  # sent by the system or a user, not caused by the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,20 +176,13 @@ def fatal_in_child(probe: Probe, progress: Callable[[float], None] | None = None
         EdgeError: loading raised this error in the child, or as for `require_loadable`.
     """
     size = sum(header.file_size for header in probe.headers)
-    command = [sys.executable, "-P", "-m", "edgellm.engine.trial.child", str(probe.paths[0])]
-    command += [str(size), str(probe.gpu_layers), str(int(probe.text_only))]
-    package = str(Path(errors.__file__).parents[1])
-    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    variables = {**os.environ, "PYTHONPATH": path, "GGML_NO_BACKTRACE": "1", **environment}
+    arguments = str(probe.paths[0]), str(size), str(probe.gpu_layers), str(int(probe.text_only))
+    variables = {**os.environ, "GGML_NO_BACKTRACE": "1", **environment}
     with tempfile.TemporaryFile() as said:
-        try:
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, env=variables
-            )
-        except OSError as error:
-            raise EngineFailed(
-                f"No process can be started that tries {probe.paths[0]}: {error.strerror}.", "Close other programs."
-            ) from error
+        child = start_child(
+            "edgellm.engine.trial.child", *arguments, environment=variables,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said,
+        )  # fmt: skip
         with child:
             try:
                 outcome = _follow(child, progress)
@@ -199,7 +191,8 @@ def fatal_in_child(probe: Probe, progress: Callable[[float], None] | None = None
                 raise
         if outcome is not None:
             return _alive(outcome)
-        return _died(probe.paths[0], child.returncode, _last_words(said))
+        cause, words = cause_of(child.returncode), _last_words(said)
+        return f"{cause}, {words}" if words else cause
 
 
 def _follow(child: subprocess.Popen[bytes], progress: Callable[[float], None] | None) -> dict[str, str] | None:
@@ -222,18 +215,6 @@ def _alive(outcome: dict[str, str]) -> str:
     if isinstance(error, type) and issubclass(error, EdgeError):
         raise error(str(outcome.get("what")), str(outcome.get("next_step")))
     return ""
-
-
-def _died(path: Path, code: int, words: str) -> str:
-    try:
-        cause = signal.Signals(-code).name
-    except ValueError:
-        cause = f"exit code {code}"
-    if cause in _PASSING:
-        raise EngineFailed(
-            f"The process that tried {path} was ended by {cause}.", "Try again, with more free memory above all."
-        )
-    return f"{cause}, {words}" if words else cause
 
 
 def _last_words(said: IO[bytes]) -> str:
