@@ -24,6 +24,7 @@ FORBIDDEN_PAIRS = {("rpc", "spec")}
 BESIDE = {"models", "bench", "testkit", "tests", "tools", "docs", "examples"}  # beside the package, and not in it
 LIBRARIES = {
     "llama_cpp": {"engine"},
+    "jinja2": {"isolation"},
     "typer": {"cli"},
     "rich": {"cli"},
     "prompt_toolkit": {"cli"},

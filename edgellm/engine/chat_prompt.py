@@ -1,6 +1,6 @@
 """A conversation as token ids, in which only the model's own template can write control tokens.
 
-The template runs in a sandbox (`edgellm.engine.chat_template`). It is rendered a second time with placeholders for the
+The template is rendered in a sandbox (`edgellm.engine.chat_template`), and a second time with placeholders for the
 messages: that shows which control tokens are the template's own, and where each message ended up. A message that
 spells out a control token is then tokenised separately, as plain text.
 """
@@ -18,7 +18,6 @@ from edgellm.engine.native import ShouldStop, never
 from edgellm.engine.vocabulary import Ids
 from edgellm.errors import InvalidOption, ModelUnsupported
 
-_SAID = 300  # characters of a template's error message
 ROLES = ("system", "user", "assistant")
 _OPEN, _CLOSE = "\ue000", "\ue001"  # around a placeholder's number; in that rendering only our own text holds them
 _HOLDER = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
@@ -53,25 +52,18 @@ class Tokenizer:
 class ChatTemplate:
     """A model's chat template."""
 
-    def __init__(self, source: str, bos: str, eos: str, tokenizer: Tokenizer, model: str) -> None:
-        """Compile the template; `bos` and `eos` are the texts of those tokens, `model` the name for messages.
-
-        Raises:
-            ModelUnsupported: the template is not valid Jinja, or too long.
-        """
-        self._tokenizer, self._model = tokenizer, model
+    def __init__(self, template: Template, bos: str, eos: str, tokenizer: Tokenizer, model: str) -> None:
+        """Set up; `bos` and `eos` are the texts of those tokens, `model` the name for messages."""
+        self._template, self._tokenizer, self._model = template, tokenizer, model
         self._bos, self._eos = bos, eos
-        try:
-            self._template = Template(source)
-        except Exception as error:  # noqa: BLE001  its compiler may raise anything
-            raise self._refused(error) from None
 
     def prompt(self, messages: Sequence[Message], most: int | None = None, stopped: ShouldStop = never) -> Ids:
         """Return the ids of the rendered conversation, shape (n,), with the opening of the assistant's turn at the end.
 
         Raises:
             InvalidOption: an unknown role, no message, or text that the template would turn into control tokens.
-            ModelUnsupported: the template refuses the conversation, or wants more than its limits.
+            ModelUnsupported: the template is not valid, refuses the conversation, or takes more than its limits.
+            EngineFailed: the process that renders it could not be started, or was ended from outside.
             PromptTooLong: there are more than `most` ids.
             TextRefused, Stopped: as for `VocabTokenizer.encode`.
         """
@@ -131,17 +123,7 @@ class ChatTemplate:
                 return content
 
     def _render(self, messages: Sequence[Message]) -> str:
-        try:
-            turns = [{"role": m.role, "content": m.content} for m in messages]
-            return self._template.render(turns, self._bos, self._eos)
-        except Exception as error:  # noqa: BLE001  a template is a stranger's program: it may raise anything
-            raise self._refused(error) from None
-
-    def _refused(self, error: Exception) -> ModelUnsupported:
-        return ModelUnsupported(
-            f"The chat template of {self._model} fails: {type(error).__name__}: {str(error)[:_SAID]}.",
-            "Change the conversation (roles may have to alternate), or use another model.",
-        )
+        return self._template.render([{"role": m.role, "content": m.content} for m in messages], self._bos, self._eos)
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message] | None:

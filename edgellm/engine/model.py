@@ -15,6 +15,7 @@ import numpy as np
 
 from edgellm.engine import native
 from edgellm.engine.chat_prompt import ChatTemplate, Message, Tokenizer
+from edgellm.engine.chat_template import Template
 from edgellm.engine.gguf.reader import GgufArray, GgufHeader, check_gguf
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
@@ -45,7 +46,14 @@ class Model:
     whether every weight is float32.
     """
 
-    def __init__(self, path: Path, header: GgufHeader, parts: Sequence[GgufHeader], owned: native.Owned) -> None:
+    def __init__(
+        self,
+        path: Path,
+        header: GgufHeader,
+        parts: Sequence[GgufHeader],
+        owned: native.Owned,
+        template: Template | None,
+    ) -> None:
         """Set up a model that `load` has loaded; not for other callers."""
         self.path, self.header = path, header
         self.text_only = False
@@ -63,15 +71,14 @@ class Model:
         self.is_f32 = all(t.kind == lib.GGML_TYPE_F32 for part in parts for t in part.tensors)
         self.architecture = header.architecture
         self._head_is_plain: bool | None = None
-        self.metadata: Mapping[str, str] = MappingProxyType(
-            {k: str(v) for k, v in header.metadata.items() if not isinstance(v, (tuple, GgufArray))}
-        )
-        self.name = self.metadata.get("general.name") or path.stem
+        self.metadata = _metadata(header)
+        self.name = _name(path, self.metadata)
         self._pieces: list[bytes | None] = [None] * self.n_vocab
         self._tokenizer = VocabTokenizer(
             self._vocab, path, self.name, self.metadata.get("tokenizer.ggml.model", ""),
             self.metadata.get("tokenizer.ggml.pre", "default"), lambda: self.vocabulary.pieces,
         )  # fmt: skip
+        self._template = template
 
     @property
     def head_is_plain(self) -> bool | None:
@@ -91,12 +98,14 @@ class Model:
         progress: Callable[[float], None] | None = None,
         text_only: bool = False,
         probe: bool = True,
+        chat: bool = False,
     ) -> Model:
         """Check the header, then load the model.
 
         `progress` is called with shares from 0 to 1; an exception that it raises stops the loading. With `text_only` no
         weights are loaded: the model tokenises, but no context can be opened over it. A model whose header is new on
-        this machine is loaded in a child process first, unless `probe` is False: see `engine.trial.probe`.
+        this machine is loaded in a child process first, unless `probe` is False: see `engine.trial.probe`. With `chat`
+        the process that renders its chat template starts meanwhile, so that the first `chat_prompt` need not wait.
 
         Raises:
             ModelNotFound: there is no such file.
@@ -110,37 +119,16 @@ class Model:
         parts = [header, *_other_parts(path, paths)]
         if probe and require_loadable(Probe(paths, parts, gpu_layers, text_only), _first_half(progress)):
             progress = _second_half(progress)
-        params = lib.llama_model_default_params()
-        params.n_gpu_layers, params.vocab_only = gpu_layers, text_only
-        params.use_extra_bufts = text_only or not amx_failure()
-        raised: list[BaseException] = []
-
-        def report(share: float, _user: int | None) -> bool:
-            try:
-                if progress is not None:
-                    progress(share)
-            except BaseException as error:  # noqa: BLE001  nothing may be raised through C
-                raised.append(error)
-            return not raised and not native.ending.elsewhere
-
-        params.progress_callback = lib.llama_progress_callback(report)
-        mark = native.log.count
-        with native.NativeGuard():
-            pointer = lib.llama_model_load_from_file(os.fsencode(path), params)
-        native.ending.pass_by()
-        if raised:
-            if pointer:
-                lib.llama_model_free(pointer)
-            raise raised[0]
-        if not pointer:
-            raise ModelUnsupported(
-                f"llama.cpp cannot load {path}: {native.log.since(mark) or 'it gives no reason'}.",
-                "Use another file of this model, or update llama-cpp-python.",
-            )
-        owned = native.Owned(pointer, lib.llama_model_free)
-        if lib.llama_model_has_encoder(pointer) or not lib.llama_model_has_decoder(pointer):
-            raise ModelUnsupported(f"{path} holds an encoder.", "Use a model that generates text.")
-        model = cls(path, header, parts, owned)
+        template = _template(path, header)
+        try:
+            if chat and template is not None:
+                template.start()
+            owned = _load(path, gpu_layers, text_only, progress)
+            model = cls(path, header, parts, owned, template)
+        except BaseException:
+            if template is not None:
+                template.close()
+            raise
         model.text_only = text_only
         return model
 
@@ -233,9 +221,11 @@ class Model:
         Raises:
             InvalidOption: an unknown role, or no message.
             ModelUnsupported: the model has no chat template, or the template refuses the conversation.
+            EngineFailed: the process that renders the template could not be started, or was ended from outside.
             PromptTooLong, TextRefused, Stopped: as `tokenize` does.
         """
-        return self._begun(self._template.prompt(messages, most, stopped))
+        self._check_vocabulary()
+        return self._begun(self._chat_template.prompt(messages, most, stopped))
 
     def plain_prompt(self, text: str, *, most: int | None = None, stopped: ShouldStop = never) -> Ids:
         """Return the ids of `text`, shape (n,), with BOS before it, if the model wants one. Names of control tokens
@@ -253,6 +243,8 @@ class Model:
         """Let go of the native model; contexts that are still open keep it alive until they are closed."""
         self._owned = None
         self._tokenizer.close()
+        if self._template is not None:
+            self._template.close()
 
     def __enter__(self) -> Self:
         return self
@@ -261,9 +253,8 @@ class Model:
         self.close()
 
     @cached_property
-    def _template(self) -> ChatTemplate:
-        source = self.metadata.get("tokenizer.chat_template")
-        if not source:
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
             raise ModelUnsupported(f"{self.name} has no chat template.", "Use an instruction-tuned model.")
         bos, eos = (self._special_text(f(self._vocab)) for f in (lib.llama_vocab_bos, lib.llama_vocab_eos))
         tokenizer = Tokenizer(
@@ -274,7 +265,7 @@ class Model:
             text=self._special_text,
             is_control=lambda token: bool(self._attributes(token) & _HIDDEN),
         )
-        return ChatTemplate(source, bos, eos, tokenizer, self.name)
+        return ChatTemplate(self._template, bos, eos, tokenizer, self.name)
 
     def _attributes(self, token: int) -> int:
         self._check_vocabulary()
@@ -292,6 +283,56 @@ class Model:
             if n >= 0:
                 return room.raw[:n]
             size = -n
+
+
+def _load(path: Path, gpu_layers: int, text_only: bool, progress: Callable[[float], None] | None) -> native.Owned:
+    """Have llama.cpp load the file. Raises as `Model.load`."""
+    params = lib.llama_model_default_params()
+    params.n_gpu_layers, params.vocab_only = gpu_layers, text_only
+    params.use_extra_bufts = text_only or not amx_failure()
+    raised: list[BaseException] = []
+
+    def report(share: float, _user: int | None) -> bool:
+        try:
+            if progress is not None:
+                progress(share)
+        except BaseException as error:  # noqa: BLE001  nothing may be raised through C
+            raised.append(error)
+        return not raised and not native.ending.elsewhere
+
+    params.progress_callback = lib.llama_progress_callback(report)
+    mark = native.log.count
+    with native.NativeGuard():
+        pointer = lib.llama_model_load_from_file(os.fsencode(path), params)
+    native.ending.pass_by()
+    if raised:
+        if pointer:
+            lib.llama_model_free(pointer)
+        raise raised[0]
+    if not pointer:
+        raise ModelUnsupported(
+            f"llama.cpp cannot load {path}: {native.log.since(mark) or 'it gives no reason'}.",
+            "Use another file of this model, or update llama-cpp-python.",
+        )
+    owned = native.Owned(pointer, lib.llama_model_free)
+    if lib.llama_model_has_encoder(pointer) or not lib.llama_model_has_decoder(pointer):
+        raise ModelUnsupported(f"{path} holds an encoder.", "Use a model that generates text.")
+    return owned
+
+
+def _metadata(header: GgufHeader) -> Mapping[str, str]:
+    """Return the header's numbers and texts, as texts."""
+    return MappingProxyType({k: str(v) for k, v in header.metadata.items() if not isinstance(v, (tuple, GgufArray))})
+
+
+def _name(path: Path, metadata: Mapping[str, str]) -> str:
+    return metadata.get("general.name") or path.stem
+
+
+def _template(path: Path, header: GgufHeader) -> Template | None:
+    metadata = _metadata(header)
+    source = metadata.get("tokenizer.chat_template")
+    return Template(source, _name(path, metadata)) if source else None
 
 
 def _part_paths(path: Path, header: GgufHeader) -> list[Path]:

@@ -142,16 +142,16 @@ class Pair:
         closing = ExitStack()
         loaded = partial(load, gpu_layers=gpu_layers, progress=progress, closing=closing)
         try:
-            small = loaded(draft) if draft is not None else None
+            small = loaded(draft, chat=verifier is None or is_remote(verifier)) if draft is not None else None
             checker: Verifier | None = None
             remote: OpenedVerifier | None = None
             if verifier is None or is_remote(verifier):
-                text = small if small is not None else loaded(tokenizer)
+                text = small if small is not None else loaded(tokenizer, chat=True)
                 if verifier is not None:
                     remote = remote_verifier(str(verifier), peers, text, closing)
                     checker = remote.verifier
             else:
-                text = loaded(verifier)
+                text = loaded(verifier, chat=True)
                 if small is not None:
                     check_vocabularies(small, text)
                 checker = local_verifier(text, positions(text, n_ctx), threads, closing)

@@ -238,7 +238,7 @@ def open_mesh(
         mesh = Mesh(crew, shares, work, tell=tell)
         closing.callback(mesh.close)
         mesh.pipeline()
-        text = Model.load(path, text_only=True)
+        text = Model.load(path, text_only=True, chat=True)
         closing.callback(text.close)
         small = None
         if (name := named(draft)) is not None:

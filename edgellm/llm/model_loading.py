@@ -76,12 +76,14 @@ def positions(model: Model, n_ctx: int | None) -> int:
     return n_ctx
 
 
-def load(name: Named, *, gpu_layers: int, progress: Progress | None, closing: ExitStack) -> Model:
-    """Load the model of that name; `closing` closes it. Raises what `resolve` and `Model.load` raise."""
+def load(name: Named, *, gpu_layers: int, progress: Progress | None, closing: ExitStack, chat: bool = False) -> Model:
+    """Load the model of that name; `closing` closes it; `chat` as for `Model.load`. Raises what `resolve` and
+    `Model.load` raise."""
     from edgellm.storage import resolve
 
     path = resolve(str(name))
-    model = Model.load(path, gpu_layers=gpu_layers, progress=partial(progress, path.name) if progress else None)
+    told = partial(progress, path.name) if progress else None
+    model = Model.load(path, gpu_layers=gpu_layers, progress=told, chat=chat)
     closing.callback(model.close)
     return model
 

@@ -61,11 +61,51 @@ HOSTILE = MappingProxyType({
     "recursion": "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
     "a recursive loop": "{% for a in range(9999) recursive %}{{ loop(range(9999)) }}{% endfor %}",
     "search in search": "{% set s = range(99999)|list %}{{ s|select('in', s)|list|length }}",
+    "a long text": "{{ 'ab' * 4000000 }}",
+    "a long text, in parts": "{% for a in range(99999) %}{{ 'a' * 999 }}{% endfor %}",
+    "a long date": "{{ strftime_now('%999999999d') }}",
     "brackets": "{{ " + "(" * 30_000 + ")" * 30_000 + " }}",
     "ifs": "{% if true %}" * 5_000 + "{% endif %}" * 5_000,
     "lists": "{{ " + "[" * 30_000 + "]" * 30_000 + " }}",
     "sums of sums": "{{ 1" + "+1" * 30_000 + " }}",
     "too long": "{# #}" * (MOST_SOURCE // 5 + 1),
+})  # fmt: skip
+
+HARMLESS = frozenset({"dicts of dicts", "a namespace in itself", "fromkeys", "sums", "a long date"})
+"""Those that do no more than they may, and are rendered."""
+
+# Ways out of sandboxes that were known once, or that anyone would try. MARK is a file that would be written.
+ESCAPES = MappingProxyType({
+    "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "classes, by item": "{{ ''['__class__']['__mro__'] }}",
+    "classes, by filter": "{{ ''|attr('__class__') }}",
+    "classes, by map": "{{ messages|map(attribute='__class__')|list }}",
+    "classes, in a loop": "{% for c in [].__class__.__base__.__subclasses__() %}{{ c }}{% endfor %}",
+    "format": "{{ '{0.__class__.__init__.__globals__}'.format(namespace) }}",
+    "format_map": "{{ '{a.__class__.__mro__}'.format_map({'a': messages}) }}",
+    "format, stored": "{{ namespace(f='{0.__class__.__mro__}'.format).f(messages) }}",
+    "format, by filter": "{{ ('{0.__class__.__mro__}'|attr('format'))(messages) }}",
+    "format, by map": "{{ ['{0.__class__.__mro__}'.format]|map('string')|list }}",
+    "format, in a macro": "{% macro f(g) %}{{ g(messages) }}{% endmacro %}{{ f('{0.__class__.__mro__}'.format) }}",
+    "format, of a block": "{% set x %}{0.__class__.__mro__}{% endset %}{{ x.format(messages) }}",
+    "system": "{{ raise_exception.__globals__['os'].system('touch MARK') }}",
+    "open": "{{ strftime_now.__globals__.__builtins__.open('MARK', 'w') }}",
+    "popen": "{{ lipsum.__globals__['os'].popen('touch MARK').read() }}",
+    "fork": "{{ cycler.__init__.__globals__.os.fork() }}",
+    "exec": "{{ joiner.__init__.__globals__.os.execv('/bin/sh', ['sh', '-c', 'touch MARK']) }}",
+    "socket": "{{ lipsum.__globals__['__builtins__']['__import__']('socket').socket() }}",
+    "the template itself": "{{ self._TemplateReference__context.cycler.__init__.__globals__.os.popen('touch MARK') }}",
+    "the environment": "{{ self.__init__.__globals__ }}{{ loop.__class__ }}",
+    "frames": "{% set g = messages|map('upper') %}{{ g.gi_frame.f_globals }}",
+    "code": "{% macro m() %}{% endmacro %}{{ m._func.__code__ }}{{ raise_exception.__code__.co_consts }}",
+    "include": "{% include '/etc/passwd' %}",
+    "import": "{% import '/etc/passwd' as x %}{{ x }}",
+    "extends": "{% extends '/etc/passwd' %}",
+    "lists": "{{ messages.append(1) }}",
+    "messages": "{{ messages[0].update(content='b') }}",
+    "globals": "{% set range = dict %}{{ range.__init__ }}",
+    "debug": "{% debug %}",
+    "do": "{% do messages.clear() %}",
 })  # fmt: skip
 
 # Statements that are harmless when they are rendered; compiling as many as a template may have took half a minute.

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import psutil
 import pytest
 from jinja2 import nodes
-from jinja2.exceptions import SecurityError
 from llama_cpp import llama_chat_format
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from edgellm.engine import chat_template
-from edgellm.engine.chat_template import Template
-from testkit.hostile.inputs import HOSTILE, LONG_TO_COMPILE
+from edgellm.engine import Message, Model, chat_template
+from edgellm.engine.chat_template import MOST_SOURCE, Template
+from edgellm.errors import EngineFailed, ModelUnsupported
+from edgellm.isolation.child_process import ChildProcess
+from edgellm.isolation.template_child import compile_template
+from testkit.hostile.inputs import HARMLESS, HOSTILE, LONG_TO_COMPILE
 from testkit.memory import most_memory
+from tests.engine.conftest import MakeModel
 
 TALK = [
     {"role": "system", "content": "Be brief."},
@@ -59,33 +74,108 @@ HONEST = {
 }
 
 
+CONTENTS = "{% for m in messages %}{{ m.content }}{% endfor %}"
+ENDLESS = HOSTILE["loops in loops"]
+GONE = 60.0  # seconds until a process that ends has ended, at most
+
+Open = Callable[[str], Template]
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    """Makes templates, and closes them."""
+    templates: list[Template] = []
+
+    def make(source: str) -> Template:
+        templates.append(Template(source, "a model"))
+        return templates[-1]
+
+    yield make
+    for template in templates:
+        template.close()
+
+
+def said(*contents: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": content} for content in contents]
+
+
+def children(parent: psutil.Process | None = None) -> list[psutil.Process]:
+    return [
+        child
+        for child in (parent or psutil.Process()).children()
+        if any("template_child" in word for word in child.cmdline())
+    ]
+
+
 @pytest.mark.parametrize("name", HONEST)
-def test_an_honest_template_writes_what_it_wrote_before(name: str) -> None:
+def test_an_honest_template_writes_what_it_wrote_before(opened: Open, name: str) -> None:
     source = HONEST[name]
     plain = Jinja2ChatFormatter(template=source, eos_token="<eos>", bos_token="<bos>")
     talk = TALK[1:] if "alternate" in source else TALK
-    assert Template(source).render(talk, "<bos>", "<eos>") == plain(messages=talk).prompt  # type: ignore[arg-type]
+    assert opened(source).render(talk, "<bos>", "<eos>") == plain(messages=talk).prompt  # type: ignore[arg-type]
 
 
-def test_a_long_conversation_is_within_the_limits() -> None:
+def test_any_text_arrives(opened: Open) -> None:
+    template = opened(CONTENTS)
+    for content in ("", "\0", "\ud800 \udfff", "\ue0000\ue001", "ünï 🙂\u2028\r\n", "'\"\\", "a" * 2**20):
+        assert template.render(said(content), "", "") == content
+
+
+def test_a_long_conversation_is_within_the_limits(opened: Open) -> None:
     """A thousand turns, half a million characters, and a template that looks at each of them many times."""
     talk = [{"role": ("user", "assistant")[i % 2], "content": f"{i} " + "word " * 100} for i in range(1000)]
     for name, source in HONEST.items():
         if "alternate" not in source:
-            assert Template(source).render(talk, "<bos>", "<eos>"), name
-    one = [{"role": "user", "content": "word " * 200_000}]
-    assert Template(HONEST["texts"]).render(one, "", "")
+            assert opened(source).render(talk, "<bos>", "<eos>"), name
+    for content in ("word " * 800_000, "🙂 " * 800_000):  # 4 MiB
+        assert opened(HONEST["texts"]).render(said(content), "", "")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template_is_stopped_before_it_does_harm(name: str) -> None:
-    """How much memory each takes at most, `python -m bench.robustness.fuzz templates` measures in a process of its
-    own."""
+def test_a_hostile_template_is_stopped_before_it_does_harm(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """`python -m bench.robustness.attack template-rendering` measures what each takes with the real limits."""
+    monkeypatch.setattr(chat_template, "SECONDS", 0.3)
     before = most_memory()
-    with pytest.raises(Exception, match=r".") as caught:
-        Template(HOSTILE[name]).render(TALK, "<bos>", "<eos>")
-    assert not isinstance(caught.value, MemoryError)
+    template = opened(HOSTILE[name])
+    if name in HARMLESS:
+        assert len(template.render(TALK, "<bos>", "<eos>")) < 2**20
+    else:
+        with pytest.raises(ModelUnsupported, match="chat template of a model fails") as caught:
+            template.render(TALK, "<bos>", "<eos>")
+        assert len(str(caught.value)) < 1_000
     assert most_memory() - before < 256 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (ENDLESS, "more than 2.0 s of the processor"),
+        (HOSTILE["repetition"], "more memory than it may"),
+        (HOSTILE["a long text"], "it makes 8000003 bytes, and 10"),
+        ("{# #}" * MOST_SOURCE, rf"it has \d+ characters, and {MOST_SOURCE} are allowed"),
+    ],
+)
+def test_which_limit_was_reached_is_told_and_the_next_conversation_is_rendered(
+    opened: Open, source: str, why: str
+) -> None:
+    template = opened(f"{{% if messages|length > 1 %}}{source}{{% endif %}}{CONTENTS}")
+    for _ in range(2):
+        with pytest.raises(ModelUnsupported, match=why):
+            template.render(said("a", "b"), "", "")
+        if len(source) < MOST_SOURCE:
+            assert template.render(said("mug"), "", "") == "mug"
+
+
+def test_a_template_that_refuses_a_conversation_keeps_its_process(opened: Open) -> None:
+    template = opened("{{ raise_exception('turns!') if messages|length > 1 }}" + CONTENTS)
+    assert template.render(said("a"), "", "") == "a"
+    before = children()
+    with pytest.raises(ModelUnsupported, match=r"chat template of a model fails: ValueError: turns!\."):
+        template.render(said("a", "b"), "", "")
+    assert template.render(said("c"), "", "") == "c"
+    assert children() == before
 
 
 @pytest.mark.parametrize("name", LONG_TO_COMPILE)
@@ -100,17 +190,196 @@ def test_no_expression_is_evaluated_while_it_is_compiled(name: str, monkeypatch:
             return _plain(node, *values)  # type: ignore[operator]
 
         monkeypatch.setattr(kind, "as_const", counted)
-    Template(LONG_TO_COMPILE[name] * 3)
+    compile_template(LONG_TO_COMPILE[name] * 3)
     assert calls < 6 * len(LONG_TO_COMPILE[name])
 
 
-def test_compiling_has_the_limits_of_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = "{{ a }}" * 1000
-    Template(source)
+def test_compiling_has_the_limits_of_rendering(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    statement = LONG_TO_COMPILE["ors"]
+    long = opened(statement * (MOST_SOURCE // len(statement)))
     with monkeypatch.context() as patched:
         patched.setattr(chat_template, "SECONDS", 0.0)
-        with pytest.raises(SecurityError, match="more than a chat template may"):
-            Template(source)
-    monkeypatch.setattr(chat_template, "MOST_WORK", 10_000)
-    with pytest.raises(SecurityError, match="more than a chat template may"):
-        Template(source)
+        with pytest.raises(ModelUnsupported, match="of the processor"):
+            long.render(said("a"), "", "")
+    monkeypatch.setattr(chat_template, "MEMORY", -(2**40))
+    with pytest.raises(ModelUnsupported, match="of memory"):
+        long.render(said("a"), "", "")
+
+
+@pytest.mark.parametrize(
+    ("act", "why"),
+    [
+        ("much", "it makes 16777217 bytes"),
+        ("announce too much", "it makes 9223372036854775808 bytes"),
+        ("nothing", r"fails: \."),
+        ("no utf-8", "invalid start byte"),
+        ("another mark", "fails: text"),
+        ("a long complaint", "fails: xxx"),
+        ("abort", "ends its process with SIGABRT"),
+    ],
+)
+def test_nothing_is_taken_for_granted_about_the_answer(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, act: str, why: str
+) -> None:
+    """Even if a template were to escape from the sandbox, this process would hear a text or an error."""
+    monkeypatch.setattr(chat_template, "_MODULE", "tests.isolation.unruly")
+    with pytest.raises(ModelUnsupported, match=why) as caught:
+        opened(f"#{act}#").render(said("a"), "", "")
+    assert len(str(caught.value)) < 1_000
+
+
+@pytest.mark.parametrize("act", ["end", "half"])
+def test_a_process_that_ends_at_once_is_started_twice_and_not_for_ever(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    started = 0
+    start = ChildProcess.__init__
+
+    def counted(child: ChildProcess, *values: str, environment: dict[str, str]) -> None:
+        nonlocal started
+        started += 1
+        start(child, *values, environment=environment)
+
+    monkeypatch.setattr(ChildProcess, "__init__", counted)
+    monkeypatch.setattr(chat_template, "_MODULE", "tests.isolation.unruly")
+    with pytest.raises(EngineFailed, match="ends at once"):
+        opened(f"#{act}#").render(said("a"), "", "")
+    assert started == 2
+
+
+def test_no_process_can_be_started(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(chat_template, "_MODULE", "tests.isolation.nowhere")
+        with pytest.raises(EngineFailed, match="does not start: it ends its process with exit code 1"):
+            opened(CONTENTS).render(said("a"), "", "")
+        patched.setattr(sys, "executable", "/nowhere/python")
+        template = opened(CONTENTS)
+        template.start()
+        with pytest.raises(EngineFailed, match="No child process can be started"):
+            template.render(said("a"), "", "")
+    assert template.render(said("a"), "", "") == "a"
+
+
+def test_a_process_that_is_killed_is_replaced(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it waits, without a word; while it renders, with an error."""
+    template = opened(f"{{% if messages|length > 1 %}}{ENDLESS}{{% endif %}}{CONTENTS}")
+    assert template.render(said("a"), "", "") == "a"
+    (child,) = children()
+    child.kill()
+    while child.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert template.render(said("b"), "", "") == "b"
+    monkeypatch.setattr(chat_template, "SECONDS", 60.0)
+    (child,) = children()
+    used = child.cpu_times().user
+    with ThreadPoolExecutor(1) as pool:
+        rendered = pool.submit(template.render, said("a", "b"), "", "")
+        while child.cpu_times().user < used + 0.1:
+            time.sleep(0.01)
+        child.kill()
+        with pytest.raises(EngineFailed, match="was ended by SIGKILL"):
+            rendered.result()
+    assert template.render(said("c"), "", "") == "c"
+
+
+def test_threads_render_by_turns_in_one_process(opened: Open) -> None:
+    template = opened(CONTENTS)
+    together = threading.Barrier(8)
+
+    def render(number: int) -> list[str]:
+        together.wait()
+        return [template.render(said(f"{number} {i} " * 100), "", "") for i in range(20)]
+
+    with ThreadPoolExecutor(8) as pool:
+        for number, texts in enumerate(pool.map(render, range(8))):
+            assert texts == [f"{number} {i} " * 100 for i in range(20)]
+    assert len(children()) == 1
+
+
+PARENT = """
+import sys
+from edgellm.engine.chat_template import Template
+template = Template(sys.argv[1], "a model")
+template.render([{"role": "user", "content": "a"}], "", "")
+print("rendered", flush=True)
+if sys.stdin.readline() == "again":
+    template.render([{"role": "user", "content": "a"}] * 2, "", "")
+"""
+
+
+@pytest.mark.parametrize("end", ["properly", "killed while it waits", "killed while it renders"])
+def test_a_process_that_ends_leaves_no_child(end: str) -> None:
+    source = f"{{% if messages|length > 1 %}}{ENDLESS}{{% endif %}}"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)]),
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"rendered\n"
+        (child,) = children(psutil.Process(parent.pid))
+        if end == "killed while it renders":
+            used = child.cpu_times().user
+            parent.stdin.write(b"again")
+            parent.stdin.close()
+            while child.cpu_times().user < used + 0.1:
+                time.sleep(0.01)
+        if end != "properly":
+            parent.kill()
+        else:
+            parent.stdin.close()
+        parent.wait(GONE)
+        assert not psutil.wait_procs([child], GONE)[1]
+
+
+def test_the_process_sees_no_variable_of_ours(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("TZ", "Pacific/Kiritimati")
+    here, hour = ZoneInfo("Pacific/Kiritimati"), "%d %H"
+    before = datetime.now(here).strftime(hour)
+    assert opened(f"{{{{ strftime_now({hour!r}) }}}}").render(said("a"), "", "") in (
+        before,
+        datetime.now(here).strftime(hour),
+    )
+    (child,) = children()
+    assert {*child.environ()} <= {"PYTHONPATH", "TZ", "LD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "LC_CTYPE"}
+
+
+def test_the_bundled_template_is_known_and_rendered_here(
+    draft_model: Model, verifier_model: Model, opened: Open
+) -> None:
+    for model in (draft_model, verifier_model):
+        assert model.chat_prompt([Message("user", "Where is my mug?")]).size
+        assert not children()
+        source = model.metadata["tokenizer.chat_template"]
+        known, edited = opened(source), opened(source + "{# #}")
+        known.start()
+        assert known.render(TALK, "<bos>", "<eos>") == edited.render(TALK, "<bos>", "<eos>")
+        assert len(children()) == 1
+        edited.close()
+
+
+def test_the_process_starts_while_a_model_is_loaded_and_ends_with_it(make_model: MakeModel) -> None:
+    path = make_model().path
+    with Model.load(path) as model:
+        assert not children()
+        model.chat_prompt([Message("user", "a")])
+        assert len(children()) == 1
+    assert not children()
+    shares = []
+    with Model.load(path, chat=True, progress=lambda share: shares.append((share, len(children())))) as model:
+        assert shares[-1][1] == 1
+        (child,) = children()
+        model.chat_prompt([Message("user", "a")])
+        assert children() == [child]
+    assert not children()
+
+    def stop(_share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Model.load(path, chat=True, progress=stop)
+    assert not children()

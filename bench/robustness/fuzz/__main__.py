@@ -5,8 +5,8 @@
 Good messages, names, lists and GGUF headers are changed at random, bytes and fields alike, and given to the code that
 reads them, behind a saved corpus of inputs that once did harm (`corpus.json`). An input that it does not take must be
 refused by an error of edgellm's; anything else, a warning too, is strange, and kept. Headers that pass are loaded by
-llama.cpp in a process of its own. Templates, and the largest headers and messages, have a process each, where memory is
-measured: at most LIMIT beyond what that process takes without them. Exit code 1 where an input is strange.
+llama.cpp in a process of its own. The largest headers and messages have a process each, where memory is measured: at
+most LIMIT beyond what that process takes without them. Exit code 1 where an input is strange.
 
 Columns, for each decoder: inputs, and how many were taken, refused and strange; the longest time for one, and the most
 memory beyond what its length allows for.
@@ -32,9 +32,9 @@ from bench.robustness.fuzz import files, mesh_messages, messages, own_files
 from bench.robustness.fuzz.target import MEMORY, PER_BYTE, Outcome, Target, fire
 from edgellm.rpc.channel import MAX_MESSAGE
 from testkit import ROOT
-from testkit.hostile.inputs import HEADERS, HOSTILE, header
+from testkit.hostile.inputs import HEADERS, header
 
-LIMIT = 256 * 2**20  # bytes that a hostile template, or the largest message, may take
+LIMIT = 256 * 2**20  # bytes that the largest header, or message, may take
 _SHOWN = 12  # of the sentences that refused, for each decoder
 _CHILD = [sys.executable, "-m", "bench.robustness.fuzz.large_input"]
 
@@ -61,9 +61,7 @@ def alone(kind: str, name: str) -> dict[str, Any]:
 
 
 def large() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Hostile templates, and headers and messages as large as they may be."""
-    for name in HOSTILE:
-        yield "template", alone("template", name)
+    """Headers and messages as large as they may be."""
     for name in HEADERS:
         with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
             file.write(header(name))
@@ -100,8 +98,7 @@ def _decoders(found: dict[str, Any]) -> str:
         )
     total = sum(row["inputs"] for row in found["targets"])
     lines.append(f"{total:,} inputs, {sum(len(row['strange']) for row in found['targets'])} of them strange")
-    kinds = {"template": "hostile templates", "header": "headers full to the brim",
-             "message": f"messages of {MAX_MESSAGE >> 20} MiB"}  # fmt: skip
+    kinds = {"header": "headers full to the brim", "message": f"messages of {MAX_MESSAGE >> 20} MiB"}
     for kind, what in kinds.items():
         rows = [row for row in found["large"] if row["kind"] == kind]
         most, longest = max(row["bytes"] for row in rows), max(row["seconds"] for row in rows)

@@ -10,13 +10,9 @@ from pathlib import Path
 from time import perf_counter
 
 from bench.robustness.fuzz import messages
-from edgellm.engine.chat_template import Template
 from edgellm.engine.gguf.reader import check_gguf
 from edgellm.rpc.channel import MAX_MESSAGE
-from testkit.hostile.inputs import HOSTILE
 from testkit.memory import most_memory
-
-_TALK = [{"role": "user", "content": "hello"}]
 
 # Tags of a repeated field of numbers, or of bytes, within each message that has one.
 _NUMBERS = {
@@ -59,9 +55,7 @@ def main() -> None:
         before = most_memory()
         began, error = perf_counter(), ""
         try:
-            if kind == "template":
-                Template(HOSTILE[name]).render(_TALK, "<bos>", "<eos>")
-            elif kind == "header":
+            if kind == "header":
                 check_gguf(Path(name))
             else:
                 readers[which](data)

@@ -1,0 +1,121 @@
+"""Chat templates in Jinja's sandbox, and the process for them: `python -m edgellm.isolation.template_child`.
+
+The sandbox keeps a template from Python's insides, but lets it loop for ever or write `'a' * 10**10`. So a stranger's
+template is rendered in this process, which cannot open a file or a socket or start a process, and has limits of time
+and memory for each request. It imports nothing of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from typing import TypeAlias
+
+from jinja2 import BaseLoader
+from jinja2.exceptions import UndefinedError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from edgellm.isolation.serving import Answer, address_space, limit, serve
+
+SECONDS = 2.0  # of the processor, for a request; a template takes milliseconds
+MEMORY, MEMORY_PER_BYTE = 2**26, 32  # bytes beyond those of a process that has done nothing, and for each of a request
+RENDERED, FAILED = b"+", b"-"  # before the rendered text, and before the sentence about an error
+Renderer: TypeAlias = Callable[[Mapping[str, object]], str]
+"""Returns a conversation as text, followed by the opening of the assistant's turn. The keys of a conversation are
+`messages`, `bos_token` and `eos_token`."""
+
+_SAID = 300  # characters of an error's message
+_EVERYTHING = "{{ '\u00e9' ~ [1]|tojson ~ strftime_now('%c') ~ lipsum(n=1)|wordwrap }}{{ missing.attribute }}"
+"""Has Python load whatever it loads when it is first needed; an error has Jinja load more."""
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what a model is trained on; its contents are rendered as they are."""
+
+    tags = {"generation"}  # noqa: RUF012  as Jinja declares it
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def compile_template(source: str) -> Renderer:
+    """Return the function that renders conversations; what it offers is that of Hugging Face's `apply_chat_template`.
+
+    Raises what Jinja raises, and the function whatever the template raises.
+    """
+    environment = ImmutableSandboxedEnvironment(
+        loader=BaseLoader(), trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols],
+        optimized=False,  # it evaluates each expression once for every level of it
+    )  # fmt: skip
+    environment.filters["tojson"] = _tojson
+    return partial(
+        environment.from_string(source).render, add_generation_prompt=True, functions=None, function_call=None,
+        tools=None, tool_choice=None, raise_exception=_raise_exception, strftime_now=_strftime_now,
+    )  # fmt: skip
+
+
+def describe(error: Exception) -> str:
+    """Return an error's type and the beginning of its message."""
+    return f"{type(error).__name__}: {str(error)[:_SAID]}"
+
+
+def _raise_exception(message: str) -> None:
+    raise ValueError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)  # noqa: DTZ005  templates mean the local date
+
+
+def _tojson(
+    value: object, ensure_ascii: bool = False, indent: int | None = None,
+    separators: tuple[str, str] | None = None, sort_keys: bool = False,
+) -> str:  # fmt: skip
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def prepare() -> Answer:
+    """Lower this process's limits and return the function that answers requests.
+
+    A request is JSON: `{"source": ...}` first, which is answered once it is compiled, then conversations as
+    a `Renderer` takes them. The answer is RENDERED and a text, or FAILED and a sentence. An empty request has an
+    empty answer.
+    """
+    with suppress(UndefinedError):
+        compile_template(_EVERYTHING)({})
+    idle_size = address_space()
+    for name in ("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC"):
+        limit(name, 0)
+    render: Renderer | None = None
+
+    def answer(request: bytes) -> bytes:
+        nonlocal render
+        limit("RLIMIT_CPU", int(time.process_time() + SECONDS) + 2, soft=True)  # this process's parent may have ended
+        if idle_size is not None:
+            limit("RLIMIT_AS", idle_size + MEMORY + MEMORY_PER_BYTE * len(request), soft=True)
+        if not request:
+            return b""
+        try:
+            given = json.loads(request)
+            if render is None:
+                render = compile_template(given["source"])
+                return RENDERED
+            return RENDERED + render(given).encode("utf-8", "surrogatepass")
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  a template is a stranger's program: it may raise anything
+            return FAILED + describe(error).encode("utf-8", "surrogatepass")
+
+    return answer
+
+
+if __name__ == "__main__":
+    serve(prepare)
