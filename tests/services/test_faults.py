@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Model, Vocabulary
-from edgellm.errors import VerifierLost, VerifierSlow
+from edgellm.errors import VerifierLost, VerifierSlow, VerifierUnavailable
 from edgellm.rpc.channel import run_there
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.client.connection import Timing
@@ -50,7 +50,7 @@ def asking(
 
 def lost(session: RemoteSession, prefix: Ids = TEXT, chunk: Chunk | None = None) -> str:
     """Why no verdict comes."""
-    with pytest.raises(VerifierLost) as caught:
+    with pytest.raises(VerifierUnavailable) as caught:
         session.submit(prefix, chunk or Chunk()).result()
     return caught.value.what
 
