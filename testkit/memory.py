@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def most_memory(pid: int | None = None) -> int:
-    """Return the most bytes that this process has had at once.
+    """Return the most bytes that this process, or that of the number `pid`, has had at once.
 
     Linux hands `ru_maxrss` down from the process that started this one, so it is read from `/proc` there.
     """

@@ -4,7 +4,7 @@
 
 The bundled pair's template is rendered here, because it is known; with a comment behind it, it is rendered in a child
 process. *First* is the first rendering: here it compiles the template, there Python starts and imports Jinja as well.
-Milliseconds: the first once in a new process, the others as medians of turns in which both alternate.
+Milliseconds: medians of turns in which both alternate.
 """
 
 from __future__ import annotations
@@ -24,20 +24,23 @@ from edgellm.engine.chat_template import Template
 from testkit import ROOT
 
 LENGTHS = (2, 20, 200)  # messages
-FIRST = 10  # new processes
+FIRST = 10  # new templates
 
 
 def conversation(n: int) -> list[dict[str, str]]:
+    """Return a conversation of `n` messages."""
     return [{"role": ("user", "assistant")[i % 2], "content": f"{i} " + "some words of a turn " * 10} for i in range(n)]
 
 
 def timed(template: Template, messages: list[dict[str, str]]) -> float:
+    """Return the milliseconds of one rendering."""
     began = perf_counter()
     template.render(messages, "<s>", "</s>")
     return 1e3 * (perf_counter() - began)
 
 
 def first(source: str) -> float:
+    """Return the milliseconds of the first rendering."""
     template = Template(source, "a model")
     taken = timed(template, conversation(1))
     template.close()

@@ -47,13 +47,13 @@ class Watch:
 
 
 def processor() -> float:
-    """Seconds that the ended children of this process have used, and this thread."""
+    """Return the seconds of the processor that the ended children of this process have used, and this thread."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime + time.thread_time()
 
 
 def rendered(source: str) -> str | None:
-    """What a template writes; None where it is refused."""
+    """Return what a template writes; None where it is refused."""
     template = Template(source, "a hostile model")
     try:
         return template.render(_MESSAGES, "<bos>", "<eos>")
