@@ -1,10 +1,10 @@
 """Measure what retrieval costs: indexing past conversations, and calibration beside the prefill (CoordGen, 4.3, 4.4).
 
-    python -m bench.coordgen.cost [--tokens 100000] [--context 1024 4096] [--repeats 5] [--threads N] [--name ...]
+    python -m bench.coordgen.cost [--tokens 100000] [--context 512 1024 4096] [--repeats 5] [--threads N] [--name ...]
 
 The first line is a suffix automaton over that many tokens of the little world: its seconds and its memory. The table
 compares a prefill that keeps the likeliest next tokens of every position with a plain one, in turns, on the bundled
-verifier (up to the context that it was trained for) and at the Qwen2.5-0.5B shape: its seconds, how much longer it
+verifier (up to the context that it was trained for) and on a Qwen 3 of the 0.5B shape: its seconds, how much longer it
 takes with calibration, and the memory that is kept.
 """
 

@@ -133,11 +133,12 @@ def quantiles(values: list[float]) -> dict[str, float]:
 
 
 def drift(samples: list[dict[str, float]], key: str) -> dict[str, float]:
-    """How a figure changes from the first tenth behind the warm-up to the last tenth, and its extremes in between."""
+    """Return how a figure changes from the first tenth behind the warm-up to the last tenth, and its extremes."""
     warm = [one[key] for one in samples[int(WARM * len(samples)) :]]
     tenth = max(1, len(samples) // 10)
     first, last = statistics.mean(warm[:tenth]), statistics.mean(warm[-tenth:])
-    return {"first": first, "last": last, "growth": last / first - 1.0, "min": min(warm), "max": max(warm)}
+    growth = last / first - 1.0 if first else 0.0  # no share of nothing
+    return {"first": first, "last": last, "growth": growth, "min": min(warm), "max": max(warm)}
 
 
 def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:

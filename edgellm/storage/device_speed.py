@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 
 from edgellm.engine.timing import BUSY, possible
 from edgellm.errors import StateDamaged
@@ -45,7 +46,7 @@ def cold_read(path: Path) -> tuple[float, str]:
         while taken < LEAST_SECONDS and size < MOST_BYTES:
             file.seek(0)
             how = _forget(file.fileno())
-            began = now = time.perf_counter()
+            began = now = perf_counter()
             if not first:  # otherwise an unfinished portion would go on at the beginning of the file
                 some, lasted = 0, 0.0
             first = True
@@ -55,14 +56,14 @@ def cold_read(path: Path) -> tuple[float, str]:
                 and (n := file.readinto(room[: min(step, MOST_BYTES - size)]))
             ):
                 size += n
-                before, now = now, time.perf_counter()
+                before, now = now, perf_counter()
                 some, lasted = some + n, lasted + now - before
                 if lasted >= _PORTION:
                     (rested if first else portions).append(lasted / some)
                     some, lasted, first = 0, 0.0, False
                 if now - before < _QUICK:
                     step = min(2 * step, _STEP_MOST)
-            taken += time.perf_counter() - began
+            taken += perf_counter() - began
         _forget(file.fileno())
     counted = portions or rested
     pace = median(counted) if counted else taken / max(size, 1)

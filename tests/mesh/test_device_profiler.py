@@ -186,7 +186,7 @@ def test_a_disk_that_has_rested_is_not_taken_for_a_faster_one(
     with path.open("wb") as file:
         file.truncate(megabytes * 2**20)
     monkeypatch.setattr(device_speed, "LEAST_SECONDS", 1.0)
-    monkeypatch.setattr("edgellm.storage.device_speed.time.perf_counter", lambda: Rested.clock)
+    monkeypatch.setattr(device_speed, "perf_counter", lambda: Rested.clock)
     monkeypatch.setattr(Path, "open", lambda self, *_, **__: Rested(self))
     assert 35e6 < cold_read(path)[0] < 42e6
 
@@ -200,7 +200,7 @@ def test_stalls_of_the_reader_do_not_move_the_speed_of_a_disk(tmp_path: Path, mo
         now[0] += 30.0 if rng.random() < 0.1 else 0.11  # in one portion of five something else ran
         return now[0]
 
-    monkeypatch.setattr("edgellm.storage.device_speed.time.perf_counter", clock)
+    monkeypatch.setattr(device_speed, "perf_counter", clock)
     monkeypatch.setattr(device_speed, "LEAST_SECONDS", 1000.0)
     monkeypatch.setattr(device_speed, "MOST_SECONDS", 1e9)
     assert cold_read(path)[0] == pytest.approx(2**20 / 0.11)
