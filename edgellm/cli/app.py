@@ -20,6 +20,7 @@ from edgellm.cli.commands.peers import peers
 from edgellm.cli.commands.profile import profile
 from edgellm.cli.commands.serve import serve
 from edgellm.cli.help_examples import taught
+from edgellm.cli.settings import bind_variables, read_file
 
 app = typer.Typer(
     name="edgellm",
@@ -38,6 +39,7 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _edgellm(
+    context: typer.Context,
     _: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -47,6 +49,9 @@ def _edgellm(
     Start with: [cyan not dim]edgellm chat "Where is my mug?"[/]
     Models are paths, names from `edgellm ls`, or user/repo:quant from the Hugging Face hub.
     """
+    bind_variables(context)
+    if context.invoked_subcommand != "config":  # that shows where the file is, and must work while it has an error
+        context.default_map = read_file(context)
 
 
 _PROFILE = "The prompts should be such as you ask; some dozens do. The profile is found by itself from then on."

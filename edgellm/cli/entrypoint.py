@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import platform
 import sys
 import time
@@ -18,10 +17,10 @@ import typer
 from typer.main import get_command
 
 from edgellm import __version__
+from edgellm.cli.settings import variable_of
 from edgellm.cli.views.console import fail, forget, prepare_streams, say
 from edgellm.errors import EdgeError
 from edgellm.places import state_dir
-from edgellm.storage.state import write_state
 
 
 def main() -> None:
@@ -35,11 +34,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code. Never raises, never shows a traceback."""
     try:
         from edgellm.cli.app import app
-        from edgellm.cli.settings import read_settings
 
-        command = get_command(app)
-        settings = read_settings(command, os.environ, relaxed=list(arguments[:1]) == ["config"])
-        code = command(list(arguments), prog_name="edgellm", standalone_mode=False, default_map=settings.defaults())
+        code = get_command(app)(list(arguments), prog_name="edgellm", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except EdgeError as error:
@@ -63,9 +59,12 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _wrong_usage(error: typer.TyperException) -> int:
-    context = getattr(error, "ctx", None)
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     if message := error.format_message():  # empty where the help was shown instead
         command = context.command_path if context is not None else "edgellm"
+        source = context.get_parameter_source(parameter.name) if context is not None and parameter is not None else None
+        if source is not None and source.name == "ENVIRONMENT":
+            message = f"{message.rstrip('.')}, from {variable_of(parameter)}"
         message = message.replace("Value error, ", "").strip().rstrip(".")
         fail(f"{message}. See: {command} --help")
     return error.exit_code
@@ -73,6 +72,8 @@ def _wrong_usage(error: typer.TyperException) -> int:
 
 def _unexpected(error: Exception) -> int:
     what = f"Something unexpected happened: {type(error).__name__}: {error}."
+    from edgellm.storage.state import write_state
+
     try:
         path = state_dir() / "logs" / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.log"
         about = f"edgellm {__version__}, Python {platform.python_version()}, {platform.platform()}\n\n"

@@ -7,139 +7,136 @@ The file has a table for each command, with its options by their long names; `ED
 from __future__ import annotations
 
 import difflib
+import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import typer
+
+from edgellm.cli.views.console import say
 from edgellm.errors import ConfigUnusable, StateDamaged
 from edgellm.places import config_dir
-from edgellm.storage.state import read_toml
 
 FILE = "file"
 DEFAULT = "default"
-_MOST_BYTES = 2**20
-_OTHER = frozenset(  # variables that set no option
-    {
-        "EDGELLM_HOME", "EDGELLM_DRAFT", "EDGELLM_VERIFIER", "EDGELLM_INTERFACE", "EDGELLM_PROBE", "EDGELLM_AMX",
-        "EDGELLM_HISTORY_KEEP",
-    }
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """An option of a command: its long name without dashes, the name of its parameter, and its default."""
-
-    command: tuple[str, ...]
-    name: str
-    parameter: str
-    many: bool
-    default: object
-    variable: str | None  # an older variable of its own, which takes precedence
-
-    @property
-    def env(self) -> str:
-        """The environment variable that sets the option."""
-        return "_".join(["EDGELLM", *self.command, self.name]).replace("-", "_").upper()
+_MAX_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value of an option and its origin: `FILE`, `DEFAULT`, or the name of a variable."""
+    """The value of an option, and its origin: `FILE`, `DEFAULT`, or the name of a variable."""
 
-    option: Option
+    command: tuple[str, ...]
+    option: str
     value: object
     origin: str
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings, one for each option that is set; `options` are all that exist."""
-
-    settings: tuple[Setting, ...]
-    options: tuple[Option, ...]
-
-    def defaults(self) -> dict[str, Any]:
-        """Return the values as a default map for the command line: by command, then by parameter."""
-        tree: dict[str, Any] = {}
-        for setting in self.settings:
-            table = tree
-            for word in setting.option.command:
-                table = table.setdefault(word, {})
-            table[setting.option.parameter] = setting.value
-        return tree
-
-
 def config_file() -> Path:
-    """Return the file of settings. It need not exist."""
+    """Return the path of the settings file, which need not exist."""
     return config_dir() / "config.toml"
 
 
-def read_settings(command: Any, environment: Mapping[str, str], *, relaxed: bool = False) -> Settings:
-    """Read all settings of `command`, the root command. `relaxed`: a file that cannot be used counts as empty, so that
-    the command that tells its path still works.
+def bind_variables(root: typer.Context) -> None:
+    """Have each option read the environment variable of its long name; an older one of its own takes precedence."""
+    for context in _commands(root):
+        for name, option in _options(context).items():
+            variable = "_".join(["EDGELLM", *_words(context), name]).replace("-", "_").upper()
+            option.show_envvar = option.envvar is not None  # shown for all, they would double the help pages
+            option.envvar = [variable] if option.envvar is None else [option.envvar, variable]
+            option.split_envvar_value = _split_at_commas  # not at blanks
+
+
+def read_file(root: typer.Context) -> dict[str, Any]:
+    """Return the values in the settings file as a default map: by command, then by parameter.
 
     Raises:
-        ConfigUnusable: the file is not TOML, or names what does not exist; says what.
+        ConfigUnusable: the file is not TOML, names an unknown command or option, or has a value of a wrong type.
     """
-    options = tuple(_options(command, ()))
-    known = {(option.command, option.name): option for option in options}
-    try:
-        found = {at: Setting(known[at], value, FILE) for at, value in _in_file(known)}
-    except ConfigUnusable:
-        if not relaxed:
-            raise
-        found = {}
-    for option in options:
-        if option.env in environment:
-            text = environment[option.env]
-            value = [one.strip() for one in text.split(",") if one.strip()] if option.many else text
-            found[option.command, option.name] = Setting(option, value, option.env)
-        if option.variable is not None and option.variable in environment:
-            found[option.command, option.name] = Setting(option, environment[option.variable], option.variable)
-    return Settings(tuple(found.values()), options)
+    from edgellm.storage.state import read_toml
 
-
-def _options(command: Any, words: tuple[str, ...]) -> Iterator[Option]:
-    for name, inner in getattr(command, "commands", {}).items():
-        if not inner.hidden:
-            yield from _options(inner, (*words, name))
-    for parameter in command.params:
-        names = [one.removeprefix("--") for one in parameter.opts if one.startswith("--")]
-        if words and names and not parameter.is_eager:
-            variable = parameter.envvar if isinstance(parameter.envvar, str) else None
-            default = parameter.default
-            yield Option(words, names[0], parameter.name, parameter.multiple, default, variable)
-
-
-def _in_file(known: Mapping[tuple[tuple[str, ...], str], Option]) -> Iterator[tuple[tuple[tuple[str, ...], str], Any]]:
     path = config_file()
     try:
-        tables = read_toml(path, _MOST_BYTES)
+        tables = read_toml(path, _MAX_BYTES)
     except StateDamaged as error:
-        raise ConfigUnusable(f"{path} cannot be read as TOML: {error.reason}.", "Mend it, or move it away.") from None
-    if tables is None:
-        return
-    yield from _in_table(path, tables, (), known)
+        raise ConfigUnusable(f"{path} cannot be read as TOML: {error.reason}.", "Correct it or move it away.") from None
+    return _default_map(root, tables or {}, "")
 
 
-def _in_table(
-    path: Path, table: Mapping[str, Any], words: tuple[str, ...], known: Mapping[tuple[tuple[str, ...], str], Option]
-) -> Iterator[tuple[tuple[tuple[str, ...], str], Any]]:
-    commands = {command[: len(words) + 1] for command, _ in known if command[: len(words)] == words}
+def settings(root: typer.Context) -> Iterator[Setting]:
+    """Yield the settings of all options: from the environment, the default map of `root`, or their defaults."""
+    for context in _commands(root):
+        for name, option in _options(context).items():
+            value, source = option.consume_value(context, {})
+            if source.name != "DEFAULT" or not option.hidden:
+                origins = {"DEFAULT": DEFAULT, "DEFAULT_MAP": FILE}
+                yield Setting(_words(context), name, value, origins.get(source.name) or variable_of(option))
+
+
+def variable_of(option: Any) -> str:
+    """Return the name of the environment variable that gives the value of an option, one of a command."""
+    names: list[str] = option.envvar
+    return next(name for name in names if os.environ.get(name))
+
+
+def renamed(context: typer.Context, old: str, new: str) -> Any:
+    """Return the value of the parameter `new`. Where only `old` is set, its former name, return that, with a notice."""
+    if context.params[old] is None:
+        return context.params[new]
+    say(f"--{old.replace('_', '-')} is called --{new.replace('_', '-')} now; use that name.", style="yellow")
+    source = context.get_parameter_source(new)
+    return context.params[old if source is not None and source.name == "DEFAULT" else new]
+
+
+def _commands(parent: typer.Context) -> Iterator[typer.Context]:
+    """Yield the command of `parent` and all visible ones below it."""
+    yield parent
+    for child in _children(parent).values():
+        yield from _commands(child)
+
+
+def _children(parent: typer.Context) -> dict[str, typer.Context]:
+    commands = getattr(parent.command, "commands", {}).items()
+    return {name: typer.Context(one, parent=parent, info_name=name) for name, one in commands if not one.hidden}
+
+
+def _words(context: typer.Context) -> tuple[str, ...]:
+    """Return the names of a command, such as mesh, plan."""
+    return tuple(context.command_path.split()[1:])
+
+
+def _options(context: typer.Context) -> dict[str, Any]:
+    """Return the options of a command by their long names, without dashes."""
+    options = [one for one in context.command.params if one.expose_value and not one.is_eager]
+    return {one.opts[-1][2:]: one for one in options if one.opts[-1].startswith("--")}
+
+
+def _split_at_commas(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _default_map(context: typer.Context, table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the default map of a command from its table in the file; `prefix` is the name of that and a dot."""
+    children, options, found = _children(context), _options(context), dict[str, Any]()
     for name, value in table.items():
-        inner = (*words, name)
-        if isinstance(value, dict) and inner in commands:
-            yield from _in_table(path, value, inner, known)
+        if isinstance(value, dict) and name in children:
+            found[name] = _default_map(children[name], value, f"{prefix}{name}.")
             continue
-        at = (words, name.replace("_", "-"))
-        if at not in known:
-            near = [option for command, option in known if command == words] or [one[-1] for one in commands if one]
-            guess = difflib.get_close_matches(name, near, 1)
-            said = f"{'.'.join(inner)} is no command" if isinstance(value, dict) else f"{'.'.join(inner)} is no option"
-            hint = f"Perhaps {guess[0]} is meant." if guess else f"There is: {', '.join(sorted(near))}."
-            raise ConfigUnusable(f"{path}: {said}.", hint)
-        if not isinstance(value, (str, int, float, list)) or (isinstance(value, list) and not known[at].many):
-            raise ConfigUnusable(f"{path}: {'.'.join(inner)} cannot be {value!r}.", "Give one value.")
-        yield at, value
+        option, where = options.get(name.replace("_", "-")), f"{config_file()}: {prefix}{name[:60]}"
+        if isinstance(value, dict) or option is None:
+            kind = "a command" if isinstance(value, dict) else "an option"
+            known = [f"[{prefix}{child}]" for child in children] or list(options)
+            near = difflib.get_close_matches(f"[{prefix}{name}]" if children else name, known, 1)
+            next_step = f"Did you mean {near[0]}?" if near else f"Choose one of {', '.join(known)}."
+            raise ConfigUnusable(f"{where} is not {kind}.", next_step)
+        found[option.name] = [value] if option.multiple and not isinstance(value, list) else value
+        try:
+            option.process_value(context, found[option.name])
+        except typer.BadParameter as error:
+            shown, why = json.dumps(value, default=str)[:60], error.message.removeprefix("Value error, ").rstrip(".")
+            next_step = f"Correct it; see: {context.command_path} --help"
+            raise ConfigUnusable(f"{where} cannot be {shown}: {why[:300]}.", next_step) from None
+    return found

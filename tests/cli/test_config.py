@@ -6,12 +6,14 @@ import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.main import get_command
 
 from edgellm.cli.app import app
-from edgellm.cli.settings import config_file, read_settings
+from edgellm.cli.settings import bind_variables, config_file
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]
@@ -75,14 +77,17 @@ def test_the_place_is_told_and_moves_with_home(edge: Edge, tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[chat]\nbudgit = 1\n", "chat.budgit is no option. Perhaps budget is meant"),
-        ("[chatt]\nbudget = 1\n", "chatt is no command. Perhaps chat is meant"),
-        ("budget = 1\n", "budget is no option"),
+        ("[chat]\nbudgit = 1\n", "chat.budgit is not an option. Did you mean budget?"),
+        ("[chatt]\nbudget = 1\n", "chatt is not a command. Did you mean [chat]?"),
+        ("[mesh.plam]\nobjective = 'reply'\n", "mesh.plam is not a command. Did you mean [mesh.plan]?"),
+        ("budget = 1\n", "budget is not an option. Choose one of [chat],"),
+        ("install-completion = true\n", "install-completion is not an option"),
         ("[chat]\nbudget = [1, 2]\n", "chat.budget cannot be [1, 2]"),
         ("[chat]\nbudget = 2020-01-01\n", "chat.budget cannot be"),
-        ("[chat]\nversion = true\n", "chat.version is no option"),
+        ("[serve]\nhttp-port = 'many'\n", 'serve.http-port cannot be "many": Input should be a valid integer'),
+        ("[chat]\nversion = true\n", "chat.version is not an option"),
         ("[chat\n", "cannot be read as TOML"),
-        ("\xff", "no option"),
+        ("\xff", "not an option"),
         ("a = " + "[" * 5000, "cannot be read as TOML"),
     ],
 )
@@ -95,24 +100,58 @@ def test_what_cannot_be_meant_is_told_before_anything_is_done(edge: Edge, text: 
     done = edge("chat", "--json", "Where is my mug?")
     assert (done.code, done.out) == (2, "")
     assert says in done.err
+    assert str(config_file()) in done.err
     assert done.err.count("\n") == 1
     assert edge("config", "path").code == 0
     assert edge("config", "show").code == 2
 
 
-def test_a_value_of_another_kind_is_told_by_its_option(edge: Edge) -> None:
-    write('[chat]\nmax-tokens = "many"\n')
+def test_a_variable_of_a_wrong_type_is_an_error_of_its_option(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGELLM_CHAT_MAX_TOKENS", "many")
     done = edge("chat", "Where is my mug?")
     assert done.code == 2
     assert "--max-tokens" in done.err
+    assert "EDGELLM_CHAT_MAX_TOKENS" in done.err
+
+
+def test_a_variable_separates_values_with_commas(edge: Edge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    paths = [tmp_path / "a note.txt", tmp_path / "another.txt"]
+    for path in paths:
+        path.write_text("The mug is in the kitchen.")
+    monkeypatch.setenv("EDGELLM_CHAT_CONTEXT", f"{paths[0]}, {paths[1]}")
+    assert edge("config", "show", "--json").answer == {"chat": {"context": [str(path) for path in paths]}}
+    assert edge("chat", "Where is my mug?", "--max-tokens", "1").code == 0
+    paths[1].unlink()
+    assert "another.txt cannot be read" in edge("chat", "Where is my mug?").err
+
+
+def test_only_options_of_commands_have_variables(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGELLM_VERSION", "3")
+    monkeypatch.setenv("EDGELLM_LS_HELP", "1")
+    monkeypatch.setenv("EDGELLM_LS_JSON", "1")
+    assert edge("ls").answer
 
 
 def test_every_option_has_a_variable_of_its_own() -> None:
-    options = read_settings(get_command(app), {}).options
-    variables = [option.env for option in options]
+    root = typer.Context(get_command(app), info_name="edgellm")
+    bind_variables(root)
+    variables = [
+        option.envvar[-1]
+        for command in commands(root.command)
+        for option in command.params
+        if option.param_type_name == "option"
+    ]
     assert len(variables) == len(set(variables))
     assert all(name.replace("_", "").isalnum() and name.isupper() for name in variables)
     assert {"EDGELLM_CHAT_BUDGET", "EDGELLM_MESH_PLAN_TOKENS_OUT", "EDGELLM_CHAT_JSON"} <= set(variables)
+
+
+def commands(group: Any) -> list[Any]:
+    """Return all visible commands below `group`."""
+    visible = [command for command in group.commands.values() if not command.hidden]
+    return [
+        inner for command in visible for inner in (commands(command) if hasattr(command, "commands") else [command])
+    ]
 
 
 def test_unknown_commands_are_told(edge: Edge) -> None:

@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import typer
 from typer.main import get_command
 
 from bench.robustness.fuzz.mutate import tweaked_json
 from bench.robustness.fuzz.target import Target
 from edgellm.cli.app import app
-from edgellm.cli.settings import read_settings
+from edgellm.cli.settings import read_file
 from edgellm.errors import InvalidOption
 from edgellm.http.mesh_status import read_plan
 from edgellm.mesh.fleet_file import read_fleet
@@ -116,9 +117,9 @@ def _targets(home: Path) -> list[Target]:
     (home / "plan.json").write_text(json.dumps(_PLAN))
     (home / "fleet.toml").write_text(_FLEET)
     draft = MODELS / "draft.gguf"
-    command = get_command(app)
+    root = typer.Context(get_command(app), info_name="edgellm")
     readers: list[tuple[str, str, Callable[[Path], object], int]] = [
-        ("settings", "config/config.toml", lambda _path: read_settings(command, {}), 10_000),
+        ("settings", "config/config.toml", lambda _path: read_file(root), 10_000),
         ("history", "data/history/conversations.jsonl", lambda _path: History().recent(), 10_000),
         ("typed lines", "data/history/typed.jsonl", lambda _path: typed_lines().recent(), 10_000),
         ("greatest age", "data/history/max-age", lambda _path: max_age(), 5_000),

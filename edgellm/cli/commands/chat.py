@@ -119,7 +119,7 @@ def chat(
         typer.Option(metavar="FILE", help="The pair's profile, from edgellm profile.", show_default="its own"),
     ] = None,
     context: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="A text file to answer from. Can be given several times.")
+        list[str] | None, typer.Option(metavar="FILE", help="A text file to answer from. Can be given several times.")
     ] = None,
     system: Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system prompt.")] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="The longest reply.")] = 512,
@@ -143,7 +143,7 @@ def chat(
         budget=budget, parallel=parallel, early_exit=early_exit.value, exit_threshold=exit_threshold,
         precedents=precedents, retrieval=retrieval,
     )  # fmt: skip
-    texts = [_read(path) for path in context or ()]
+    texts = [_read(Path(name)) for name in context or ()]
     question = " ".join(prompt) if prompt else None
     if not is_terminal(sys.stdin):
         piped = decode(sys.stdin.buffer.read(), "The piped input") if sys.stdin is not None else ""

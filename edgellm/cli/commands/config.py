@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import enum
 import json
-import os
-from typing import TYPE_CHECKING, Annotated, Any
+from itertools import groupby
+from typing import Annotated, Any
 
 import typer
 
+from edgellm.cli import settings
 from edgellm.cli.help_examples import taught
 from edgellm.cli.views.console import emit, say
 from edgellm.errors import InvalidOption
-
-if TYPE_CHECKING:
-    from edgellm.cli.settings import Option
+from edgellm.places import cache_dir, data_dir, state_dir
 
 config = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Set options once, in a file or by variables.")
 
@@ -27,8 +26,11 @@ _FILE = """The file is TOML, with a table for each command and its options by th
   [serve]
   http-port = 8081
 
-Each of them also has a variable: EDGELLM_CHAT_BUDGET, EDGELLM_SERVE_HTTP_PORT; several values with commas between them.
-A word on the command line comes before a variable, a variable before the file. EDGELLM_HOME moves everything."""
+Each option also has an environment variable, such as EDGELLM_CHAT_BUDGET or EDGELLM_SERVE_HTTP_PORT; separate several
+values with commas. The command line takes precedence over a variable, and a variable over the file. EDGELLM_HOME moves
+all of edgellm's folders.
+
+Exit code 2 means that the file has an error."""
 
 
 class Folder(enum.StrEnum):
@@ -43,82 +45,56 @@ class Folder(enum.StrEnum):
 def path(
     place: Annotated[
         Folder,
-        typer.Argument(metavar="PLACE", help="config: the file of settings. data: profiles, identity, paired devices, "
-                       "history. cache: what can be made again. state: crash logs."),
+        typer.Argument(metavar="PLACE", help="config: the settings file. data: profiles, identity, paired devices, "
+                       "history. cache: files that can be made again. state: crash logs."),
     ] = Folder.CONFIG,
 ) -> None:  # fmt: skip
-    from edgellm.cli.settings import config_file
-    from edgellm.places import cache_dir, data_dir, state_dir
-
-    emit(str({"config": config_file, "data": data_dir, "cache": cache_dir, "state": state_dir}[place]()))
+    places = {"config": settings.config_file, "data": data_dir, "cache": cache_dir, "state": state_dir}
+    emit(str(places[place]()))
 
 
 def show(
     context: typer.Context,
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[COMMAND]", help="Of this command alone, such as chat or mesh plan.")
+        list[str] | None, typer.Argument(metavar="[COMMAND]", help="Show this command only, such as chat or mesh plan.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also what is not set, with the defaults.")] = False,
-    origin: Annotated[bool, typer.Option("--origin", help="Say where each value is from.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also show defaults of options that are not set.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    from edgellm.cli.settings import DEFAULT, Setting, config_file, read_settings
-
-    settings = read_settings(context.find_root().command, os.environ)
+    root: Any = context.find_root()
     words = tuple(command or ())
-    if words and all(option.command[: len(words)] != words for option in settings.options):
+    root.default_map = settings.read_file(root)
+    known = [one for one in settings.settings(root) if one.command[: len(words)] == words]
+    if not known:
         raise InvalidOption(f"There is no command {' '.join(words)!r}.", "See: edgellm --help")
-    known = {(one.option.command, one.option.name): one for one in settings.settings}
-    chosen = [
-        known.get((option.command, option.name)) or Setting(option, _plain(option), DEFAULT)
-        for option in settings.options
-        if option.command[: len(words)] == words and (everything or (option.command, option.name) in known)
-    ]
+    chosen = [one for one in known if everything or one.origin != settings.DEFAULT]
     if as_json:
         emit(json.dumps(_tree(chosen, origin), indent=2))
         return
     if not chosen:
-        say(f"Nothing is set. The file would be {config_file()}; see `edgellm config show --help`.")
-    before: tuple[str, ...] | None = None
-    for setting in chosen:
-        if setting.option.command != before:
-            emit(("" if before is None else "\n") + f"[{'.'.join(setting.option.command)}]")
-            before = setting.option.command
-        where = f"  # {_where(setting.origin, str(config_file()))}" if origin else ""
-        value = (
-            "# " + setting.option.name if setting.value is None else f"{setting.option.name} = {_toml(setting.value)}"
-        )
-        emit(value + where)
+        say(f"Nothing is set. To set options, write {settings.config_file()}; see: edgellm config show --help")
+    for number, (name, group) in enumerate(groupby(chosen, key=lambda one: one.command)):
+        emit("\n" * bool(number) + f"[{'.'.join(name)}]")
+        for one in group:
+            # strings, numbers, booleans and lists look alike in TOML and JSON
+            value = json.dumps(one.value, ensure_ascii=False)
+            line = f"# {one.option}" if one.value is None else f"{one.option} = {value}"
+            place = settings.config_file() if one.origin == settings.FILE else one.origin
+            emit(f"{line}  # {place}" if origin else line)
 
 
-def _where(origin: str, file: str) -> str:
-    from edgellm.cli.settings import FILE
-
-    return file if origin == FILE else origin
-
-
-def _plain(option: Option) -> Any:
-    value = option.default
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value.value if isinstance(value, enum.Enum) else value
-    return None if callable(value) else str(value)
-
-
-def _toml(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)  # strings, numbers, booleans and lists look alike in TOML and JSON
-
-
-def _tree(chosen: list[Any], origin: bool) -> dict[str, Any]:
+def _tree(chosen: list[settings.Setting], origin: bool) -> dict[str, Any]:
     tree: dict[str, Any] = {}
-    for setting in chosen:
+    for one in chosen:
         table = tree
-        for word in setting.option.command:
+        for word in one.command:
             table = table.setdefault(word, {})
-        table[setting.option.name] = {"value": setting.value, "origin": setting.origin} if origin else setting.value
+        table[one.option] = {"value": one.value, "origin": one.origin} if origin else one.value
     return tree
 
 
-_SHOW = "Show which options are set, as the file would have them."
-_RULES = f"{_FILE}\nExit code 2 means that the file has something in it that cannot be meant."
-config.command("path", help=taught("config path", "Print where edgellm keeps something.", ""))(path)
-config.command("show", help=taught("config show", _SHOW, _RULES))(show)
+config.command("path", help=taught("config path", "Print where edgellm keeps its files.", ""))(path)
+config.command(
+    "show", help=taught("config show", "Show which options are set, in the format of the settings file.", _FILE)
+)(show)
