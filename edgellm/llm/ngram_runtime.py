@@ -13,12 +13,11 @@ from time import perf_counter, time
 
 import numpy as np
 
+from edgellm import __version__
 from edgellm.engine import HEADS, Context, LMHead, Message, Model, head_pays, why_late
 from edgellm.engine.timing import BUSY, CpuWait, least, repaired
 from edgellm.errors import EdgeError
 from edgellm.llm.model_loading import verifier_of
-from edgellm.mesh.device_profiler import processor
-from edgellm.rpc.versions import program
 from edgellm.spec.draft_length import DRIFT, KNOTS, CostCurve, DraftLengthController
 from edgellm.spec.drafters.hybrid import HybridDrafter
 from edgellm.spec.ngram.draft_index import DraftIndex, PastConversation, recent
@@ -27,7 +26,7 @@ from edgellm.spec.protocols import Drafter, Verifier
 from edgellm.spec.state import Filling, Suggestions
 from edgellm.spec.types import Ids
 from edgellm.storage import History, fingerprint
-from edgellm.storage.device_speed import CHANGE_MOST, KeptCurve, curve_path, keep_curve, read_curve
+from edgellm.storage.device_speed import CHANGE_MOST, KeptCurve, curve_path, keep_curve, processor, read_curve
 from edgellm.verifier.in_process import LocalVerifier
 
 _BEHIND = 16  # positions in the context before a measured decode
@@ -175,7 +174,7 @@ def _kept(curve: CostCurve, waited: float) -> KeptCurve:
 
 def _device() -> str:
     """Return the program and processor that a curve holds for."""
-    return f"edgellm {program()} on {processor()}"
+    return f"edgellm {__version__} on {processor()}"
 
 
 def measure_curve(context: Context) -> CostCurve:

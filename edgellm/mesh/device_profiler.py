@@ -23,7 +23,7 @@ from edgellm.errors import EdgeError, MeasureFailed, StateDamaged
 from edgellm.places import cache_dir
 from edgellm.rpc.layers.benchmark_service import DeviceFigures
 from edgellm.rpc.versions import program
-from edgellm.storage.device_speed import DOUBTFUL_OLDEST, cold_read, forget
+from edgellm.storage.device_speed import DOUBTFUL_OLDEST, cold_read, forget, processor
 from edgellm.storage.state import from_json, read_json, write_state
 
 _SPARE = 0.1  # of what is free is left to others
@@ -98,14 +98,6 @@ def figures_here(
             raise MeasureFailed(f"Such layers cannot be measured here: {error.what}", error.next_step) from None
         _keep(kept, threads)
     return replace(kept, memory=memory, memory_reason=bound)
-
-
-def processor() -> str:
-    """Return the processor's name."""
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()[:100]
-    return (platform.processor() or platform.machine() or "unknown")[:100]
 
 
 def _measured(

@@ -25,6 +25,14 @@ _QUICK = 0.1  # seconds: if they come sooner, more are asked for
 _PORTION = 0.2  # seconds
 
 
+def processor() -> str:
+    """Return the processor's name."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()[:100]
+    return (platform.processor() or platform.machine() or "unknown")[:100]
+
+
 def cold_read(path: Path) -> tuple[float, str]:
     """Return bytes/s of reading a file, and how its pages were kept out of memory.
 

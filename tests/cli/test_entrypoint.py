@@ -145,13 +145,33 @@ def test_ctrl_c_in_a_single_question_is_130() -> None:
     assert "Traceback" not in errors
 
 
-def test_help_is_quick_because_it_loads_no_engine() -> None:
+def imported(*words: str) -> set[str]:
+    """Return the packages of edgellm and of libraries that a command line imports."""
     program = (
-        "import sys; from edgellm.cli.entrypoint import run; run(['chat', '--help']);"
-        "print([m for m in ('llama_cpp', 'grpc', 'numpy', 'huggingface_hub', 'prompt_toolkit') if m in sys.modules])"
+        "import sys; from edgellm.cli.entrypoint import run; run(sys.argv[1:]);"
+        "print('\\n' + ' '.join('.'.join(m.split('.')[: 2 if m.startswith('edgellm.') else 1]) for m in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.splitlines()[-1] == "[]"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
+        cwd=ROOT,
+    )  # fmt: skip
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_help_is_quick_because_it_imports_the_command_line_alone() -> None:
+    found = imported("--help")
+    assert {one for one in found if one.startswith("edgellm.")} == {
+        "edgellm.cli", "edgellm.errors", "edgellm.layer_range", "edgellm.places",
+    }  # fmt: skip
+    for words in (("chat", "--help"), ("mesh", "run", "--help")):
+        assert not imported(*words) & {"llama_cpp", "grpc", "numpy", "huggingface_hub", "prompt_toolkit"}
+
+
+def test_a_chat_in_this_process_imports_no_network() -> None:
+    found = imported("chat", "Where is my mug?", "--max-tokens", "1")
+    assert "edgellm.llm" in found
+    packages = {"rpc", "services", "mesh", "coldstart", "http", "diagnostics"}
+    assert not found & {*(f"edgellm.{one}" for one in packages), "grpc", "cryptography", "zeroconf", "prompt_toolkit"}
 
 
 def test_model_names_complete(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:

@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
 from edgellm.cli.help_examples import model_names
@@ -46,6 +45,15 @@ def pull(
 
 
 def _fetch(plan: DownloadPlan) -> PulledModel:
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
     from edgellm import storage
 
     columns = (

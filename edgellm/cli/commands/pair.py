@@ -14,7 +14,6 @@ from rich.text import Text
 
 from edgellm.cli.views.console import emit, err, one_line, say
 from edgellm.errors import InvalidOption, PairingFailed
-from edgellm.rpc.trust.rights import Right, Rights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,21 +22,21 @@ if TYPE_CHECKING:
     from edgellm.rpc.discovery.mdns import Hint
     from edgellm.rpc.trust.pairing import About, Code
     from edgellm.rpc.trust.peer_store import Peer
-    from edgellm.rpc.trust.rights import Rights
+    from edgellm.rpc.trust.rights import Right, Rights
     from edgellm.rpc.trust.trust import Trust
 
 
 # What each right allows, and the consequence that both devices should know.
 MEANS = {
-    Right.VERIFY: (
+    "verify": (
         "have drafts checked by the verifier that {host} serves",
         "{host} then reads the prompts and replies of {guest}",
     ),
-    Right.COMPUTE: (
+    "compute": (
         "have {host} compute layers of models",
         "{host} then sees activations, from which prompts can be guessed; {guest} can keep {host} busy, or crash it",
     ),
-    Right.FILES: (
+    "files": (
         "copy models from {host}, and keep layers of models on it",
         "{guest} then sees which models {host} has, and takes room on its disk, up to a limit",
     ),
@@ -50,6 +49,8 @@ def read_grant(text: str) -> Rights:
     Raises:
         InvalidOption: there is no such right.
     """
+    from edgellm.rpc.trust.rights import Right
+
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
     if words == ["none"]:
         return frozenset()
@@ -69,10 +70,9 @@ def explained(rights: Iterable[Right], host: str, guest: str) -> Iterator[tuple[
     had = set(rights)
     if not had:
         yield "nothing", ""
-    for right in Right:
+    for right, (allows, follows) in MEANS.items():
         if right in had:
-            allows, follows = MEANS[right]
-            yield right.value, allows.format(host=host, guest=guest)
+            yield right, allows.format(host=host, guest=guest)
             yield "", follows.format(host=host, guest=guest)
 
 
@@ -80,8 +80,8 @@ def right_names(incomplete: str) -> Iterator[tuple[str, str]]:
     """Yield rights for shell completion; the last of those already typed is completed."""
     *before, last = incomplete.split(",")
     for right, (allows, _) in MEANS.items():
-        if right.value.startswith(last.lower()) and right.value not in before:
-            yield ",".join([*before, right.value]), allows.format(host="this device", guest="it")
+        if right.startswith(last.lower()) and right not in before:
+            yield ",".join([*before, right]), allows.format(host="this device", guest="it")
 
 
 PORT = 50150  # as in `edgellm.rpc.trust.pairing`, which is slow to import

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from edgellm.cli.help_examples import model_names
@@ -57,6 +56,8 @@ def profile(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile's figures as JSON.")] = False,
 ) -> None:  # fmt: skip
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     from edgellm.llm import Pair
     from edgellm.llm.pair_stats import tidy
     from edgellm.spec.params import FINE

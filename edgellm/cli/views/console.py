@@ -9,15 +9,17 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, Self, TextIO
+from typing import TYPE_CHECKING, Literal, Self, TextIO
 
 from rich.color import ColorSystem
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.style import Style
 from rich.text import Text
 
 from edgellm.errors import InputNotText
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 
 def _harmless() -> dict[int, str]:
@@ -230,6 +232,8 @@ class Loading:
 
     def _bar(self, name: str, share: float) -> None:
         if self._progress is None:
+            from rich.progress import BarColumn, Progress, TextColumn
+
             columns = (
                 TextColumn(self._verb + " {task.description}"),
                 BarColumn(),

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
 from edgellm.cli.commands.mesh.peers import held_by, there
@@ -122,6 +121,8 @@ def shown(parts: Sequence[DeployPart]) -> Iterator[Callable[[Moved], None]]:
 
         yield line
         return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
                TextColumn("{task.fields[doing]}"))  # fmt: skip
     with Progress(*columns, console=err(), transient=True) as progress:
