@@ -78,7 +78,7 @@ def at_budget(
     found["hybrid_even"] = answered(asked, reply_with(own, gate="hybrid", budget=budget / usual))
     for gate, gamma in OTHERS:
         found[f"{gate}_{gamma}"] = answered(asked, reply_with(pairs[gamma], gate=gate, budget=budget))
-    found[UNHEEDED] = answered(asked, reply_with(pairs[0], gate="auto", budget=budget, precedents=False))
+    found[UNHEEDED] = answered(asked, reply_with(pairs[0], gate="auto", budget=budget, context_lookup=False))
     i_th = paper.i_th(budget)
     found["published"] = answered(asked, lambda question, seed: own.reply(
         question.messages, max_tokens=MOST, gamma=PAPERS, gate=Published(paper, i_th, seed)
@@ -90,7 +90,7 @@ def profiles(pool: Executor, arguments: argparse.Namespace, folder: Path) -> dic
     """Profiles of the pair with chunks of other lengths, and at 0 one for which the context was not asked, on prompts
     that nothing else uses."""
     wanted: dict[int, dict[str, Any]] = {gamma: {"gamma": gamma} for gamma in {gamma for _, gamma in OTHERS} | {PAPERS}}
-    wanted[0] = {"precedents": False}
+    wanted[0] = {"context_lookup": False}
     made = partial(profiled, arguments.draft, arguments.verifier, arguments.profiled, folder)
     return dict(pool.map(made, wanted.keys(), wanted.values()))
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 
@@ -23,6 +23,7 @@ from edgellm.places import config_dir
 FILE = "file"
 DEFAULT = "default"
 _MAX_BYTES = 2**20
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +83,13 @@ def variable_of(option: Any) -> str:
     return next(name for name in names if os.environ.get(name))
 
 
-def renamed(context: typer.Context, old: str, new: str) -> Any:
-    """Return the value of the parameter `new`. Where only `old` is set, its former name, return that, with a notice."""
-    if context.params[old] is None:
-        return context.params[new]
+def renamed(context: typer.Context, old: str, former: T | None, new: str, value: T) -> T:
+    """Return the `value` of the parameter `new`. If only `old` is set, its former name, return that, with a notice."""
+    if former is None:
+        return value
     say(f"--{old.replace('_', '-')} is called --{new.replace('_', '-')} now; use that name.", style="yellow")
     source = context.get_parameter_source(new)
-    return context.params[old if source is not None and source.name == "DEFAULT" else new]
+    return former if source is not None and source.name == "DEFAULT" else value
 
 
 def _commands(parent: typer.Context) -> Iterator[typer.Context]:

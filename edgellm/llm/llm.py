@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -36,7 +37,7 @@ from edgellm.llm.pair_stats import Knowledge
 from edgellm.llm.profiling import profile_pair
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.params import FINE, ReplyOptions
+from edgellm.spec.params import FINE, RENAMED, ReplyOptions
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Ids
@@ -238,15 +239,16 @@ class Pair:
         gamma: int = FINE,
         max_tokens: int = 96,
         layers: tuple[int, ...] | None = None,
-        precedents: bool = True,
+        context_lookup: bool = True,
         progress: Callable[[int, int], None] | None = None,
+        precedents: bool | None = None,
     ) -> Profile:
         """Profile the pair on `prompts`, verifying every token, and use the profile from now on, without saving it.
 
-        `layers`: those whose attention is taken as importance. `precedents`: also find out when the draft model had
-        better draft what the context says. `progress` is called with the number of prompts done and with that of all;
-        some are read twice where no layer is given. `Profile.save` saves a profile; `keep_profile` saves it where later
-        processes find it.
+        `layers`: those whose attention is taken as importance. `context_lookup`: also find the confidence below which
+        a token from the context is the better draft. `progress` is called with the number of prompts done and with
+        that of all; some are read twice where no layer is given. `Profile.save` saves a profile; `keep_profile` saves
+        it where later processes find it. `precedents` is the former name of `context_lookup`.
 
         Raises:
             InvalidOption: one of the two models is missing, or the prompts bring too little to say anything.
@@ -255,9 +257,18 @@ class Pair:
             VerifierLost: the verifier goes away meanwhile.
         """
         self._check_open()
+        if precedents is not None:
+            warnings.warn(RENAMED["precedents"], DeprecationWarning, stacklevel=2)
+            context_lookup = context_lookup and precedents
         ids = [self.prompt_ids(prompt) for prompt in prompts]
         return profile_pair(
-            self._parts, ids, gamma=gamma, most=max_tokens, layers=layers, precedents=precedents, progress=progress
+            self._parts,
+            ids,
+            gamma=gamma,
+            most=max_tokens,
+            layers=layers,
+            context_lookup=context_lookup,
+            progress=progress,
         )
 
     def keep_profile(self, profile: Profile) -> Path:

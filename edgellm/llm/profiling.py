@@ -201,7 +201,7 @@ def profile_pair(
     gamma: int,
     most: int,
     layers: tuple[int, ...] | None,
-    precedents: bool,
+    context_lookup: bool,
     progress: Callable[[int, int], None] | None,
 ) -> Profile:
     """Return a new profile, which is the pair's from now on. See `Pair.profile`."""
@@ -230,7 +230,7 @@ def profile_pair(
             runs: list[Run] = []
             watcher = Watcher(drafter, session, draft.is_eog, GenerationLimits(most, parts.context, gamma))
             seen: list[Seen] = []
-            for prompt in prompts[:: max(1, len(prompts) // ASKED)] if precedents else ():
+            for prompt in prompts[:: max(1, len(prompts) // ASKED)] if context_lookup else ():
                 seen += watcher.ask(prompt)
             lookup_below = hesitation(seen)
             for done, prompt in enumerate(prompts, len(few)):

@@ -26,7 +26,9 @@ GONE = {
     "tree": "tree has no effect any more: what is copied is one chain of tokens. Leave it out.",
     "economy": "economy has no effect any more: a budget is spent as it was given. Leave it out.",
 }
-"""Options that are still accepted, and the warnings for them."""
+"""Options that have no effect any more, and the warnings for them."""
+RENAMED = {"precedents": "precedents is called context_lookup now; use that name."}
+"""Former names of options, and the warnings for them."""
 MOST_STOPS, LONGEST_STOP, MOST_LOGPROBS = 16, 500, 20
 CHUNK = 4
 """Drafted tokens in a chunk if everything is verified, or nothing."""
@@ -45,7 +47,7 @@ class ReplyOptions:
     `always`, `never`, or one of your own.
     `parallel`: continue drafting while a verdict is on its way, if the verifier is across a link. `early_exit`: skip
     the draft model's last layers for a token that `exit_threshold` calls sure (top-1 minus top-2 probability),
-    `auto` where the profile says that it pays. `precedents`: with a budget below 1 and the fitted gate, what
+    `auto` where the profile says that it pays. `context_lookup`: with a budget below 1 and the fitted gate, what
     followed the same words before is drafted where the draft model hesitates, as far as the pair's profile says
     that it pays. `seed` None picks one, which the summary reports. `gamma` is the number of drafted tokens in a
     chunk, None for as many as the profile has where a budget is kept, else `CHUNK`. `confidence_threshold` is the
@@ -70,7 +72,7 @@ class ReplyOptions:
     parallel: bool = True
     early_exit: str = "auto"
     exit_threshold: float = 0.7
-    precedents: bool = True
+    context_lookup: bool = True
     confidence_threshold: float = 0.8
     gamma: int | None = None
     retrieval: str = "auto"
@@ -78,9 +80,12 @@ class ReplyOptions:
     logprobs: int | None = None
     tree: InitVar[str | None] = None
     economy: InitVar[bool | None] = None
+    precedents: InitVar[bool | None] = None
 
-    def __post_init__(self, tree: str | None, economy: bool | None) -> None:
-        _warn_of_gone(tree=tree, economy=economy)
+    def __post_init__(self, tree: str | None, economy: bool | None, precedents: bool | None) -> None:
+        _warn(tree=tree, economy=economy, precedents=precedents)
+        if precedents is not None:
+            object.__setattr__(self, "context_lookup", precedents and self.context_lookup)
         _at_least("max_tokens", self.max_tokens, 1)
         if self.gamma is not None:
             _at_least("gamma", self.gamma, 1)
@@ -146,10 +151,10 @@ class ReplyOptions:
         return Sampling(self.temperature, self.top_k, self.top_p, seed)
 
 
-def _warn_of_gone(**given: object) -> None:
+def _warn(**given: object) -> None:
     for name, value in given.items():
         if value is not None:
-            warnings.warn(GONE[name], DeprecationWarning, stacklevel=4)
+            warnings.warn({**GONE, **RENAMED}[name], DeprecationWarning, stacklevel=4)
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -91,9 +91,10 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Precedent:
-    """The context's words at each place of a chunk: `said` (-1: nothing), how many tokens before it `matched`, and
-    whether it was `copied` instead of what the model would have drafted. Shapes (n,)."""
+class ContextMatch:
+    """What followed the same tokens earlier in the context, for each place of a chunk, shapes (n,): the token `said`
+    there (-1 for none), the number of tokens before it that `matched`, and whether it was `copied` in place of the
+    model's own draft."""
 
     said: Ids
     matched: Ids
@@ -112,8 +113,8 @@ class Chunk:
     `alternatives` are for each place the likeliest tokens beside the drafted one, and their weights, where a
     drafter was asked for them. The first `ahead` tokens were drafted while a verdict was on its way; the
     last `tail` ones were copied behind what a model drafted (of a `retrieved` chunk all were). `reason` says why
-    the chunk is as long as it is, where its drafter explains itself. `precedent` is there where the drafter heeds the
-    context.
+    the chunk is as long as it is, where its drafter explains itself. `context_match` is set by a drafter that looks
+    tokens up in the context.
     """
 
     ids: Ids = field(default_factory=lambda: NO_IDS)
@@ -127,7 +128,7 @@ class Chunk:
     ahead: int = 0
     tail: int = 0
     reason: str = ""
-    precedent: Precedent | None = None
+    context_match: ContextMatch | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -135,7 +136,7 @@ class Chunk:
     @property
     def heeded(self) -> int:
         """Return how many tokens were taken from the context where the draft model had another one in mind."""
-        return 0 if self.precedent is None else int(np.count_nonzero(self.precedent.copied))
+        return 0 if self.context_match is None else int(np.count_nonzero(self.context_match.copied))
 
 
 @dataclass(frozen=True, slots=True)

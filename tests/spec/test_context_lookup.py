@@ -19,7 +19,7 @@ from edgellm.spec.gates.profile import Profile
 from edgellm.spec.ngram.sources import MATCHED, ContextLookup, Seen, differed, hesitation
 from edgellm.spec.ngram.sources import ContextIndex as Text
 from edgellm.spec.state import DraftRules, GenerationState
-from edgellm.spec.types import GREEDY, Chunk, Explanation, Precedent, Sampling, Verdict
+from edgellm.spec.types import GREEDY, Chunk, ContextMatch, Explanation, Sampling, Verdict
 from tests.spec.real import case, ids
 
 tokens = st.lists(st.integers(1, 5), min_size=1, max_size=30)
@@ -62,12 +62,12 @@ def test_a_copy_takes_the_place_of_a_token_that_is_doubted() -> None:
         drafting = ChunkBuilder(GenerationState(of(7), sampling, rules=rules), 4, cursor=cursor)
         assert drafting.add(logits, top2(logits)) == wanted
         assert drafting.full() == (wanted != 9)  # a copy is no doubtful token any more
-        heard = drafting.build(None).precedent
+        heard = drafting.build(None).context_match
         assert heard is not None
         assert (heard.said.tolist(), heard.matched.tolist(), heard.copied.tolist()) == ([9], [2], [wanted == 9])
 
 
-def test_one_matched_token_is_no_precedent() -> None:
+def test_one_matched_token_is_no_context_match() -> None:
     said = ContextLookup(of(8, 9, 1, 2, 7, 8))
     logits = np.zeros(12, dtype=np.float32)
     state = GenerationState(of(8), rules=DraftRules(lookup_below=1.0))
@@ -79,23 +79,23 @@ def test_one_matched_token_is_no_precedent() -> None:
 def test_what_is_kept_of_a_chunk_keeps_what_was_said_of_it() -> None:
     def chunk(*some: int) -> Chunk:
         n = len(some)
-        heard = Precedent(of(*some), of(*range(n)), np.arange(n) % 2 == 0)
-        return Chunk(of(*some), np.ones(n, np.float32), np.ones(n, np.float32), precedent=heard)
+        heard = ContextMatch(of(*some), of(*range(n)), np.arange(n) % 2 == 0)
+        return Chunk(of(*some), np.ones(n, np.float32), np.ones(n, np.float32), context_match=heard)
 
     both = joined(chunk(1, 2, 3), chunk(4, 5))
-    assert both.precedent is not None
-    assert both.precedent.said.tolist() == both.ids.tolist()
+    assert both.context_match is not None
+    assert both.context_match.said.tolist() == both.ids.tolist()
     last = part(both, 2, 4)
-    assert last.precedent is not None
-    assert (last.precedent.said.tolist(), last.precedent.matched.tolist()) == ([3, 4], [2, 0])
-    assert last.precedent.copied.tolist() == [True, True]
-    assert joined(chunk(1), Chunk(of(2), np.ones(1, np.float32), np.ones(1, np.float32))).precedent is None
+    assert last.context_match is not None
+    assert (last.context_match.said.tolist(), last.context_match.matched.tolist()) == ([3, 4], [2, 0])
+    assert last.context_match.copied.tolist() == [True, True]
+    assert joined(chunk(1), Chunk(of(2), np.ones(1, np.float32), np.ones(1, np.float32))).context_match is None
 
 
 def test_the_gate_is_told_of_agreement_dissent_and_copies() -> None:
     confidence = np.array([0.9, 0.5, 0.4], dtype=np.float32)
-    heard = Precedent(of(1, 9, 3), of(3, 7, 1), np.array([False, False, True]))
-    told = dict(zip(NAMES, signals(Chunk(of(1, 2, 3), confidence, confidence, precedent=heard), 4), strict=True))
+    heard = ContextMatch(of(1, 9, 3), of(3, 7, 1), np.array([False, False, True]))
+    told = dict(zip(NAMES, signals(Chunk(of(1, 2, 3), confidence, confidence, context_match=heard), 4), strict=True))
     assert told["agreement"] == told["most agreement"] == pytest.approx(np.log(4))
     assert told["dissent"] == told["most dissent"] == pytest.approx(np.log(8))
     assert told["doubtful dissent"] == pytest.approx(np.log(8) * -np.log(0.5))
@@ -106,8 +106,8 @@ def test_the_gate_is_told_of_agreement_dissent_and_copies() -> None:
 
 
 def test_who_was_right_is_seen_up_to_the_verdict() -> None:
-    heard = Precedent(of(1, 9, 5, 6), of(4, 4, 1, 4), np.zeros(4, dtype=np.bool_))
-    chunk = Chunk(of(1, 2, 3, 4), np.full(4, 0.5, np.float32), precedent=heard)
+    heard = ContextMatch(of(1, 9, 5, 6), of(4, 4, 1, 4), np.zeros(4, dtype=np.bool_))
+    chunk = Chunk(of(1, 2, 3, 4), np.full(4, 0.5, np.float32), context_match=heard)
     assert differed(chunk, Verdict(1, of(9))) == [Seen(0.5, False, True)]
     assert differed(chunk, Verdict(3, of(6))) == [Seen(0.5, True, False), Seen(0.5, False, True)]
     assert differed(Chunk(of(1), np.ones(1, np.float32)), Verdict(0, of(2))) == []
@@ -133,15 +133,15 @@ def test_a_pair_with_a_budget_copies_and_says_so(budgeted: Pair) -> None:
     different = copied = 0
     for number in range(30, 42):
         written = []
-        for precedents in (True, False):
+        for context_lookup in (True, False):
             heard: list[Explanation] = []
-            reply = budgeted.reply(case(number), max_tokens=32, budget=0.01, precedents=precedents)
+            reply = budgeted.reply(case(number), max_tokens=32, budget=0.01, context_lookup=context_lookup)
             reply.listen(on_explain=heard.append)
             written.append(ids(reply))
             said, heeded = " ".join(each.text for each in heard), reply.summary.heeded
-            assert ("what the context says is drafted" in said) == precedents
+            assert ("what the context says is drafted" in said) == context_lookup
             assert ("of them as the context has it" in said) == (heeded > 0)
-            assert precedents or not heeded
+            assert context_lookup or not heeded
             copied += heeded
         different += written[0] != written[1]
     assert min(different, copied) > 0
@@ -176,9 +176,9 @@ def test_what_is_drafted_ahead_heeds_the_context_too(draft_model: Model) -> None
         drafter = ModelDrafter(draft_model, context, alternatives=3)
         state = GenerationState(prompt, rules=DraftRules(lookup_below=1.0), context=ContextLookup(prompt))
         plain = drafter.propose(state, 8)
-        assert plain.precedent is not None
+        assert plain.context_match is not None
         ahead = drafter.draft_many(state, [prompt], 8, lambda: False, whole=prompt, tail=0)
         assert ahead[0][1].ids.tolist() == plain.ids.tolist()
-        heard = ahead[0][1].precedent
+        heard = ahead[0][1].context_match
         assert heard is not None
-        assert heard.said.tolist() == plain.precedent.said.tolist()
+        assert heard.said.tolist() == plain.context_match.said.tolist()

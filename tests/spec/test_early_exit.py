@@ -66,10 +66,10 @@ def test_it_asks_the_context_as_the_uncut_model_does(parts: Parts, prompts: list
         other = GenerationState(prompt, rules=rules, context=ContextLookup(prompt))
         ours, theirs = cut_in_two.propose(state, 24), whole.propose(other, 24)
         assert ours.ids.tolist() == theirs.ids.tolist()
-        assert ours.precedent is not None
-        assert theirs.precedent is not None
-        assert ours.precedent.copied.tolist() == theirs.precedent.copied.tolist()
-        copied += int(ours.precedent.copied.sum())
+        assert ours.context_match is not None
+        assert theirs.context_match is not None
+        assert ours.context_match.copied.tolist() == theirs.context_match.copied.tolist()
+        copied += int(ours.context_match.copied.sum())
     assert copied > 0
     cut_in_two.close()
     whole.close()

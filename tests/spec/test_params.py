@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edgellm.errors import InvalidOption
@@ -49,6 +51,14 @@ def test_a_seed_is_picked_where_none_is_given() -> None:
 def test_an_option_that_is_gone_is_accepted_with_a_notice(option: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"^{option} has no effect any more"):
         assert ReplyOptions(**{option: "on"}, seed=1) == ReplyOptions(seed=1)  # type: ignore[arg-type]
+
+
+def test_the_former_name_of_context_lookup_is_accepted_with_a_notice() -> None:
+    with pytest.warns(DeprecationWarning, match="^precedents is called context_lookup now"):
+        assert ReplyOptions(precedents=False, seed=1) == ReplyOptions(context_lookup=False, seed=1)
+    with pytest.warns(DeprecationWarning, match="^precedents"):
+        assert replace(ReplyOptions(seed=1), precedents=False).context_lookup is False
+    assert replace(ReplyOptions(context_lookup=False), seed=1).context_lookup is False
 
 
 def test_sources_are_named_in_any_order_and_come_in_one() -> None:

@@ -14,6 +14,7 @@ from edgellm.cli.commands.conversations import conversation_ids
 from edgellm.cli.commands.mesh.run import INTERRUPTED, OverDevices, over_devices
 from edgellm.cli.commands.peers import peer_names
 from edgellm.cli.help_examples import GATES, SOURCES, gate_names, model_names, source_names
+from edgellm.cli.settings import renamed
 from edgellm.cli.views.console import Loading, decode, is_terminal, say
 from edgellm.cli.views.reply_printer import speak
 from edgellm.errors import InvalidOption
@@ -44,6 +45,7 @@ class Exit(enum.StrEnum):
 
 
 def chat(
+    given: typer.Context,
     prompt: Annotated[
         list[str] | None, typer.Argument(help="The question. Without it: what is piped in, or a conversation.")
     ] = None,
@@ -90,12 +92,12 @@ def chat(
         float, typer.Option(metavar="P", help="How sure: the likeliest token's lead over the second.")
     ] = 0.7,
     economy: Annotated[bool | None, typer.Option("--economy/--no-economy", hidden=True)] = None,
-    precedents: Annotated[
+    context_lookup: Annotated[
         bool,
-        typer.Option(
-            "--precedents/--no-precedents", help="With a budget: draft what the context says where the model hesitates."
-        ),
+        typer.Option("--context-lookup/--no-context-lookup", help="With a budget: where the draft model is unsure, "
+                     "draft the token that followed the same words in the context.")
     ] = True,
+    precedents: Annotated[bool | None, typer.Option("--precedents/--no-precedents", hidden=True)] = None,
     retrieval: Annotated[
         str,
         typer.Option(
@@ -141,7 +143,7 @@ def chat(
     options = ReplyOptions(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, gate=gate.value,
         budget=budget, parallel=parallel, early_exit=early_exit.value, exit_threshold=exit_threshold,
-        precedents=precedents, retrieval=retrieval,
+        context_lookup=renamed(given, "precedents", precedents, "context_lookup", context_lookup), retrieval=retrieval,
     )  # fmt: skip
     texts = [_read(Path(name)) for name in context or ()]
     question = " ".join(prompt) if prompt else None

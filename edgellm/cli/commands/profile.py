@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from edgellm.cli.help_examples import model_names
+from edgellm.cli.settings import renamed
 from edgellm.cli.views.console import Loading, decode, emit, err, is_terminal, out, say
 from edgellm.errors import InvalidOption
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def profile(
+    given: typer.Context,
     prompts: Annotated[
         Path,
         typer.Option(
@@ -44,12 +46,12 @@ def profile(
         typer.Option(metavar="N", help="A layer whose attention is importance, from 0. Can be given several times.",
                      show_default="the one that tells most"),
     ] = None,
-    precedents: Annotated[
+    context_lookup: Annotated[
         bool,
-        typer.Option(
-            "--precedents/--no-precedents", help="Find out when the draft model had better draft what the context says."
-        ),
+        typer.Option("--context-lookup/--no-context-lookup",
+                     help="Find the confidence below which a token from the context is the better draft."),
     ] = True,
+    precedents: Annotated[bool | None, typer.Option("--precedents/--no-precedents", hidden=True)] = None,
     output: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Where to write it instead.", show_default="where it is found by itself"),
@@ -75,7 +77,7 @@ def profile(
             task = bar.add_task("profiling", total=len(asked))
             found = pair.profile(
                 asked, gamma=gamma, max_tokens=max_tokens, layers=tuple(layer) if layer else None,
-                precedents=precedents,
+                context_lookup=renamed(given, "precedents", precedents, "context_lookup", context_lookup),
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )  # fmt: skip
         try:

@@ -16,7 +16,7 @@ from edgellm.spec.ngram.sources import MATCHED, SILENT, Cursor
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.sampling import Purpose, distribution, draw, exact_distribution, uniforms
 from edgellm.spec.state import NOT_FILLED, GenerationState
-from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Distribution, Floats, Ids, Precedent
+from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, ContextMatch, Distribution, Floats, Ids
 
 _NO_KEYS = slice(0, 0)
 
@@ -117,14 +117,14 @@ class ChunkBuilder:
             importance=NO_FLOATS if importance is None else importance[:n],
             exit_layers=tuple(self._exits) if exits else None,
             alternatives=tuple(self._others) if self._wanted else None,
-            precedent=self._precedent(),
+            context_match=self._context_match(),
         )
 
-    def _precedent(self) -> Precedent | None:
+    def _context_match(self) -> ContextMatch | None:
         if not self._said:
             return None
         said, matched, copied = zip(*self._said, strict=True)
-        return Precedent(np.array(said, np.int32), np.array(matched, np.int32), np.array(copied, np.bool_))
+        return ContextMatch(np.array(said, np.int32), np.array(matched, np.int32), np.array(copied, np.bool_))
 
 
 class AttentionMeter:

@@ -14,7 +14,7 @@ from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.verdict_prediction import PredictedVerdict, PredictionStats, guesses
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Floats, Ids, Precedent, Round
+from edgellm.spec.types import Chunk, ContextMatch, Floats, Ids, Round
 
 T = TypeVar("T")
 ALTERNATIVES = 15
@@ -134,7 +134,7 @@ def part(chunk: Chunk, start: int, end: int) -> Chunk:
         distributions=None if chunk.distributions is None else chunk.distributions[here],
         exit_layers=None if chunk.exit_layers is None else chunk.exit_layers[here],
         alternatives=None if chunk.alternatives is None else chunk.alternatives[here],
-        precedent=None if chunk.precedent is None else _slice(chunk.precedent, here),
+        context_match=None if chunk.context_match is None else _slice(chunk.context_match, here),
         tail=min(end - start, max(0, chunk.tail - (len(chunk) - end))),
     )
 
@@ -150,18 +150,18 @@ def joined(one: Chunk, other: Chunk) -> Chunk:
         distributions=_both(one.distributions, other.distributions),
         exit_layers=_both(one.exit_layers, other.exit_layers),
         alternatives=_both(one.alternatives, other.alternatives),
-        precedent=_together(one.precedent, other.precedent),
+        context_match=_together(one.context_match, other.context_match),
     )
 
 
-def _slice(precedent: Precedent, here: slice) -> Precedent:
-    return Precedent(precedent.said[here], precedent.matched[here], precedent.copied[here])
+def _slice(match: ContextMatch, here: slice) -> ContextMatch:
+    return ContextMatch(match.said[here], match.matched[here], match.copied[here])
 
 
-def _together(one: Precedent | None, other: Precedent | None) -> Precedent | None:
+def _together(one: ContextMatch | None, other: ContextMatch | None) -> ContextMatch | None:
     if one is None or other is None:
         return None
-    return Precedent(
+    return ContextMatch(
         np.concatenate((one.said, other.said)),
         np.concatenate((one.matched, other.matched)),
         np.concatenate((one.copied, other.copied)),

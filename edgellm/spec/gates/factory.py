@@ -131,7 +131,7 @@ def choose(
     limited = _limited(found, reason, 1 if gate == "hybrid" else gamma, ledger, layers)
     if gate != "worth":
         return limited
-    heeds = profile.hesitates if options.precedents else 0.0
+    heeds = profile.hesitates if options.context_lookup else 0.0
     copies = heeds > 0.0 and options.temperature <= 0.0  # a drawn token stays; the gate hears the context all the same
     said = f"; below a confidence of {heeds:.2f} what the context says is drafted" if copies else ""
     return replace(limited, stop_below=DOUBT if linked else 0.0, lookup_below=heeds, reason=limited.reason + said)

@@ -76,7 +76,7 @@ def signals(chunk: Chunk, written: int, usual: float = 0.0, so_far: float = 0.0)
 
 def _support(chunk: Chunk, doubt: Vector) -> tuple[float, ...]:
     """Return what the context says of a chunk, from `agreement` to `copied doubt`; zeros where it was not asked."""
-    heard = chunk.precedent
+    heard = chunk.context_match
     if heard is None:
         return (0.0,) * 8
     matched = np.log1p(np.where(heard.said >= 0, heard.matched, 0).astype(np.float64))

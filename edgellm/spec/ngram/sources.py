@@ -153,7 +153,7 @@ class HistoryIndex:
 
 
 MATCHED = 2
-"""Tokens that a precedent has to have matched to count against the model; one alone is hardly ever right."""
+"""Tokens that must have matched for a context match to count against the model; one alone is hardly ever right."""
 _STEPS = tuple(step / 20.0 for step in range(1, 20))
 _LEAST = 0.1  # of the tokens taken from the context; a smaller gain in right ones is chance
 
@@ -195,7 +195,7 @@ class ContextLookup:
 
 def differed(chunk: Chunk, verdict: Verdict) -> list[Seen]:
     """Return the judged tokens at which the context differed from the model's draft."""
-    heard = chunk.precedent
+    heard = chunk.context_match
     if heard is None:
         return []
     truth = [*chunk.ids[: verdict.accepted].tolist(), *verdict.tokens[:1].tolist()]
