@@ -1,4 +1,4 @@
-"""Everything that can go wrong, by name.
+"""The errors that edgellm raises.
 
 Every message says what is wrong, with the value, and what to do next. `exit_code` is what the command line returns:
 1 for an expected failure, 2 for wrong usage.
@@ -13,14 +13,14 @@ class EdgeError(Exception):
     exit_code = 1
 
     def __init__(self, what: str, next_step: str) -> None:
-        """`what` is wrong (one sentence, with the value), and the `next_step` that mends it (one sentence)."""
+        """`what`: what is wrong, with the value, in one sentence. `next_step`: what to do, in one sentence."""
         super().__init__(f"{what} {next_step}")
         self.what = what
         self.next_step = next_step
 
 
 class InvalidOption(EdgeError):
-    """An option, a name or a combination of options that cannot be meant."""
+    """An option, a name or a combination of options is invalid."""
 
     exit_code = 2
 
@@ -30,115 +30,115 @@ class InputNotText(EdgeError):
 
 
 class ModelNotFound(EdgeError):
-    """No such file, alias or cached model."""
+    """There is no such file, alias or cached model."""
 
 
 class ModelCorrupt(EdgeError):
-    """The file is not a GGUF, or its header does not agree with its length."""
+    """The file is not a GGUF file, or its header contradicts its length."""
 
 
 class ModelUnsupported(EdgeError):
-    """A sound GGUF that llama.cpp, or a mechanism of ours, cannot use."""
+    """The GGUF file is valid, but llama.cpp or a mechanism of edgellm cannot use it."""
 
 
 class VocabularyMismatch(EdgeError):
-    """Draft model and verifier do not share one vocabulary."""
+    """Draft model and verifier have different vocabularies."""
 
 
 class ProfileUnusable(EdgeError):
-    """There is no profile of the pair, or one of other models or of another version."""
+    """There is no profile of the pair, or it is of other models or of another version."""
 
 
 class StateDamaged(EdgeError):
-    """A file of edgellm's own is a link, a pipe or a folder, or holds something else than edgellm writes there."""
+    """A file of edgellm is a link, a pipe or a folder, or does not contain what edgellm writes there."""
 
     def __init__(self, what: str, next_step: str, reason: str = "") -> None:
-        """`reason`: what is wrong, without the file's name and a full stop."""
+        """`reason`: what is wrong, without the name of the file and a full stop."""
         super().__init__(what, next_step)
         self.reason = reason
 
 
 class HistoryUnusable(EdgeError):
-    """The store of past conversations cannot be read or written, or is not a private file of its own."""
+    """The store of past conversations cannot be read or written, or is not a private file."""
 
 
 class PlanImpossible(EdgeError):
-    """The devices together do not hold the model."""
+    """The devices together have no room for the model."""
 
 
 class ConfigUnusable(EdgeError):
-    """The file of settings, or a variable that is one, has something in it that cannot be meant."""
+    """The settings file is invalid, or has an invalid value."""
 
     exit_code = 2
 
 
 class FleetUnreadable(EdgeError):
-    """A file of devices that is no such file, or has something in it that cannot be meant."""
+    """The devices file is invalid, or has an invalid value."""
 
     exit_code = 2
 
 
 class PromptTooLong(EdgeError):
-    """The prompt does not fit the context; said before the first token."""
+    """The prompt does not fit the context; raised before the first token."""
 
 
 class TextRefused(EdgeError):
-    """A text that the model's tokenizer fails on, or takes too long over."""
+    """The model's tokenizer fails on a text, or takes too long."""
 
 
 class ContextFull(EdgeError):
-    """A decode was asked for beyond the context's last position."""
+    """A decode would exceed the last position of the context."""
 
 
 class Stopped(EdgeError):
-    """Somebody wished that the computation ends, and it has."""
+    """The computation was cancelled."""
 
     def __init__(self, what: str = "The reply was stopped.", next_step: str = "Ask again for a whole one.") -> None:
         super().__init__(what, next_step)
 
 
 class EngineFailed(EdgeError):
-    """llama.cpp refused or failed a call that should have worked."""
+    """llama.cpp failed a call that should have worked."""
 
 
 class PortTaken(EdgeError):
-    """Something else already listens there."""
+    """Another program listens on the port."""
 
 
 class PairingRequired(EdgeError):
-    """The address is not loopback, and nobody is paired."""
+    """The address is not loopback, and no device is paired."""
 
 
 class PairingFailed(EdgeError):
-    """Two devices were not paired: a wrong code, a closed window, or somebody in between. Nothing was changed."""
+    """Pairing failed: a wrong code, an expired one, or an attacker in between. Nothing was changed."""
 
 
 class NotPaired(EdgeError):
-    """The other side of a link is not a device that this one trusts, or no longer."""
+    """The other device is not paired with this one, or no longer."""
 
 
 class NotPermitted(EdgeError):
-    """The device is paired, and has not been granted this right."""
+    """The device is paired, but lacks this right."""
 
 
 class IdentityClash(EdgeError):
-    """Another device has the identity of this one: somebody has copied its files."""
+    """Another device has the identity of this one, from a copy of its files."""
 
 
 class TrustUnusable(EdgeError):
-    """This device's identity, or its list of paired devices, cannot be read or written."""
+    """The identity of this device, or its list of paired devices, cannot be read or written."""
 
 
 class ProtocolError(EdgeError):
-    """The other side sent something that the contract does not allow."""
+    """The other device violated the protocol."""
 
 
 class PeerTooOld(ProtocolError):
-    """The other device speaks an older version of the contract."""
+    """The other device has an older version of the protocol."""
 
 
 class PeerTooNew(ProtocolError):
-    """The other device speaks a newer version of the contract."""
+    """The other device has a newer version of the protocol."""
 
 
 class VerifierUnavailable(EdgeError):
@@ -150,15 +150,15 @@ class VerifierUnreachable(VerifierUnavailable):
 
 
 class VerifierLost(VerifierUnavailable):
-    """The verifier was there and is gone, or no longer makes progress."""
+    """The connection to the verifier is lost, or it makes no progress."""
 
 
 class MeshBroken(VerifierLost):
-    """The devices that are left of a mesh do not hold the model; says what would be needed."""
+    """The remaining devices of a mesh do not hold the whole model; the next step says what they lack."""
 
 
 class VerifierBusy(VerifierUnavailable):
-    """The verifier is there and has no room for another request; it has said when to ask again, in `seconds`."""
+    """The verifier has no room for another request; try again after `seconds`, which it gave."""
 
     def __init__(self, what: str, next_step: str, seconds: float = 1.0) -> None:
         super().__init__(what, next_step)
@@ -166,47 +166,47 @@ class VerifierBusy(VerifierUnavailable):
 
 
 class VerifierSlow(VerifierLost):
-    """The verifier is there, and has not answered within the time that this device waits for one verdict."""
+    """The verifier has not answered within the time limit for a verdict."""
 
 
 class DeviceStuck(EdgeError):
-    """A device does not read what the verifier has for it."""
+    """A device does not read the messages of the verifier."""
 
 
 class PullFailed(EdgeError):
-    """A model could not be fetched; what has arrived is kept."""
+    """A download failed; the part that has arrived is kept."""
 
 
 class DiskFull(EdgeError):
-    """No space is left on the disk; what has arrived is kept."""
+    """The disk is full; the part that has arrived is kept."""
 
 
 class LayersRefused(EdgeError):
-    """A store of layers does not take what it is offered: no room for it, or it is not what was announced."""
+    """A layer store refuses layers: it has no room, or they are not what was announced."""
 
 
 class LayersCorrupt(LayersRefused):
-    """What arrived is not what was announced; nothing of it was kept."""
+    """The layers that arrived are not what was announced; none were kept."""
 
 
 class StoreFull(LayersRefused):
-    """The store's limit leaves no room."""
+    """The limit of the layer store leaves no room."""
 
 
 class StoreBusy(LayersRefused):
-    """Somebody else is changing the store."""
+    """Another process is changing the layer store."""
 
 
 class LayersMissing(EdgeError):
-    """Layers of a model are not in this store, or not whole."""
+    """Layers of a model are missing from this store, or incomplete."""
 
 
 class DeployFailed(EdgeError):
-    """Layers could not be brought to a device; what has arrived there is kept."""
+    """Sending layers to a device failed; the part that has arrived is kept."""
 
 
 class DeviceLost(EdgeError):
-    """A device was there and is gone, or no longer makes progress."""
+    """The connection to a device is lost, or it makes no progress."""
 
 
 class MeasureFailed(EdgeError):
@@ -214,4 +214,4 @@ class MeasureFailed(EdgeError):
 
 
 class MemoryShort(EdgeError):
-    """A device has no memory for what it is asked to hold."""
+    """A device has too little memory for its layers."""

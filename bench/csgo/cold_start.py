@@ -81,7 +81,7 @@ def worker(machine: Throttled, *words: str) -> Iterator[None]:
     with ExitStack() as running:
         with machine.hurried():
             words = ("--host", machine.address, "--port", "50151", *words)
-            running.enter_context(machine.running("serve", "--role", "worker", *words, until="It is"))
+            running.enter_context(machine.running("serve", "--role", "worker", *words, until="Use it with"))
         yield
         running.enter_context(machine.hurried())
 

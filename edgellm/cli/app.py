@@ -19,7 +19,7 @@ from edgellm.cli.commands.pair import pair
 from edgellm.cli.commands.peers import peers
 from edgellm.cli.commands.profile import profile
 from edgellm.cli.commands.serve import serve
-from edgellm.cli.help_examples import taught
+from edgellm.cli.help_examples import help_text
 from edgellm.cli.settings import bind_variables, read_file
 
 app = typer.Typer(
@@ -31,8 +31,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"edgellm {__version__}")
         raise typer.Exit
 
@@ -47,49 +47,49 @@ def _edgellm(
     """The machines of a home as one language model: a small model drafts, a bigger one verifies.
 
     Start with: [cyan not dim]edgellm chat "Where is my mug?"[/]
-    Models are paths, names from `edgellm ls`, or user/repo:quant from the Hugging Face hub.
+    A model is a path, a name from `edgellm ls`, or user/repo:quant on the Hugging Face hub.
     """
     bind_variables(context)
-    if context.invoked_subcommand != "config":  # that shows where the file is, and must work while it has an error
+    if context.invoked_subcommand != "config":  # which must work while the file has an error
         context.default_map = read_file(context)
 
 
-_PROFILE = "The prompts should be such as you ask; some dozens do. The profile is found by itself from then on."
-_EVIDENCE = "Results go to bench/results/ as JSON, and as pictures where matplotlib is installed."
-_PRIVATE = (
-    "It is kept on this machine only, readable by you alone, never sent, and removed after a year, or when you say. "
-    "So is everything derived from it; docs/privacy.md lists all of it."
+_PROFILE = "Use prompts like those you ask; a few dozen are enough. From then on the profile is used by default."
+_BENCH = "Writes results to bench/results/ as JSON, and as plots if matplotlib is installed."
+_HISTORY = (
+    "The history stays on this machine, readable by you alone, and is never sent. Entries are removed after a year, or "
+    "when you clear it. The same holds for everything derived from it; see docs/privacy.md."
 )
-_CODE = (
-    "The code is good for two minutes and one guess, and never travels. A device that verifies for you reads your "
-    "prompts; what each side may do is shown on both, and changed with `edgellm peers`."
+_PAIR = (
+    "The code is valid for two minutes and one guess, and is never sent over the network. A device that verifies for "
+    "you reads your prompts. Both devices show what each may do on the other; change it with `edgellm peers`."
 )
-_KEPT = (
+_CONVERSATIONS = (
     "The last 300 are kept on this machine, readable by you alone, while the history is on. "
-    "`edgellm history clear` removes them, too."
+    "`edgellm history clear` removes them too."
 )
-_PROBLEMS = "Nothing is changed. Exit code 1 means that there is a problem; notes alone are none."
-_AT_ONCE = "What is taken away ends at once, also in the middle of a reply."
-_STOPPED = "It finishes what it has begun when it is stopped; a worker stops at once."
-_ALONE = "Nothing leaves this machine: the bundled pair of models comes with edgellm."
+_DOCTOR = "Changes nothing. Exit code 1 if a problem was found; notes do not count."
+_PEERS = "Revoked rights end at once, even in the middle of a reply."
+_SERVE = "On Ctrl-C it finishes requests in flight; a worker stops at once."
+_CHAT = "With the bundled pair of models nothing leaves this machine."
 
 for _name, _command, _summary, _more in (
-    ("chat", chat, "Talk to the pair: a small model drafts the reply, a bigger one verifies it.", _ALONE),
-    ("profile", profile, "Measure a pair on your prompts, so that a budget is spent where it matters.", _PROFILE),
-    ("serve", serve, "Serve a pair or a verifier, over HTTP too, or layers for models on several devices.", _STOPPED),
-    ("pair", pair, "Make two devices trust each other, by a code that one shows and the other is told.", _CODE),
-    ("peers", peers, "See the paired devices, and change what they may do here.", _AT_ONCE),
-    ("doctor", doctor, "Find out what is wrong with this device and its links, and what to do.", _PROBLEMS),
-    ("pull", pull, "Fetch a model from the Hugging Face hub.", "A pull that was cut goes on where it stopped."),
-    ("ls", ls, "List the models that are on this machine.", ""),
-    ("show", show, "Show what is known of a model.", ""),
-    ("rm", rm, "Remove a pulled model.", "Your own files and the bundled pair are never removed."),
-    ("conversations", conversations, "See what was talked about, and remove it.", _KEPT),
-    ("history", history, "See, forget or switch off the past conversations that replies are drafted from.", _PRIVATE),
-    ("bench", bench, "Measure what the papers measured, on this machine.", _EVIDENCE),
+    ("chat", chat, "Chat with a pair of models: a small one drafts the reply, a bigger one verifies it.", _CHAT),
+    ("profile", profile, "Measure a pair of models on your prompts, to verify what matters within a budget.", _PROFILE),
+    ("serve", serve, "Serve a pair of models or a verifier, or compute layers for other devices.", _SERVE),
+    ("pair", pair, "Pair two devices with a code: one shows it, you type it on the other.", _PAIR),
+    ("peers", peers, "List paired devices, and change what they may do here.", _PEERS),
+    ("doctor", doctor, "Check this device and its network, and say how to fix problems.", _DOCTOR),
+    ("pull", pull, "Download a model from the Hugging Face hub.", "An interrupted download resumes where it stopped."),
+    ("ls", ls, "List the models on this machine.", ""),
+    ("show", show, "Show details of a model.", ""),
+    ("rm", rm, "Remove a downloaded model.", "Your own files and the bundled pair are never removed."),
+    ("conversations", conversations, "List, show and remove past conversations.", _CONVERSATIONS),
+    ("history", history, "Show, clear or switch off the history that replies are drafted from.", _HISTORY),
+    ("bench", bench, "Run the papers' measurements on this machine.", _BENCH),
 ):
-    app.command(_name, help=taught(_name, _summary, _more))(_command)
+    app.command(_name, help=help_text(_name, _summary, _more))(_command)
 
 app.add_typer(mesh, name="mesh")
 app.add_typer(config, name="config")
-app.command("run", hidden=True, help=taught("chat", "The same as chat.", _ALONE))(chat)
+app.command("run", hidden=True, help=help_text("chat", "Same as chat.", _CHAT))(chat)

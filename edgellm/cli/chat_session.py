@@ -1,4 +1,4 @@
-"""A conversation: its messages, its context, what is remembered of it, and the next reply. Prints nothing."""
+"""A conversation: its messages, context, stored copy and next reply. Prints warnings alone."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 Remember = Callable[[str, str], None]
 RECALLED = 2**16
-"""Bytes of past conversations that are drafted from: more would delay the first word of a reply noticeably."""
+"""Bytes of past conversations that are drafted from: more would delay the first token of a reply noticeably."""
 
 
 def recall(pair: Pair) -> Remember | None:
-    """Give `pair` the remembered conversations, and return a function that remembers a question and its reply; None if
-    the history is off or cannot be used, and the user is told of the latter.
+    """Give `pair` the past conversations to draft from, and return a function that adds a question and its reply to
+    the history; None if that is off, or cannot be used, which is printed.
     """
     from edgellm.storage import History
 
@@ -43,14 +43,14 @@ def recall(pair: Pair) -> Remember | None:
         try:
             history.add(question, reply)
         except HistoryUnusable as error:
-            say(f"This conversation is not remembered: {error}", style="yellow")
+            say(f"This conversation is not added to the history: {error}", style="yellow")
 
     return remember
 
 
 @dataclass(slots=True)
-class Notes:
-    """The stored copy of the conversation under way, from which it can be continued later."""
+class StoredConversation:
+    """The stored copy of the current conversation, from which it can be continued later."""
 
     store: Conversations
     conversation: Conversation
@@ -58,7 +58,7 @@ class Notes:
 
     @classmethod
     def open(cls, again: bool, which: str | None, on: bool) -> Self:
-        """Open the last conversation (`again`), the one named `which`, or a new one; nothing is kept unless `on`, nor
+        """Open the last conversation (`again`), the one named `which`, or a new one. Nothing is stored unless `on`, or
         while the history is off.
 
         Raises:
@@ -68,22 +68,22 @@ class Notes:
         from edgellm.storage.chats.conversations import Conversation, Conversations
 
         if again and which is not None:
-            raise InvalidOption("--continue and --conversation are given.", "Leave one of the two out.")
+            raise InvalidOption("--continue and --conversation exclude each other.", "Leave one of them out.")
         store = Conversations()
         past = store.find(which) if which is not None else store.latest() if again else Conversation.new()
         return cls(store, past, on and History().on)
 
-    def said(self) -> list[Message]:
-        """Return the messages so far."""
+    def messages(self) -> list[Message]:
+        """Return the stored messages."""
         from edgellm.engine import Message
 
         return [Message(role, text) for role, text in self.conversation.turns]
 
-    def keep(self, messages: Sequence[Message]) -> None:
-        """Keep all messages; an error is told once, and ends the keeping."""
+    def save(self, messages: Sequence[Message]) -> None:
+        """Store all messages. An error is printed once, and ends the storing."""
         if not self.on:
             return
-        if list(messages[: len(self.conversation.turns)]) != self.said():  # cleared: another one begins
+        if list(messages[: len(self.conversation.turns)]) != self.messages():  # cleared: a new one begins
             self.conversation = type(self.conversation).new()
         self.conversation = self.conversation.said([(message.role, message.content) for message in messages])
         try:
@@ -94,7 +94,7 @@ class Notes:
 
 
 class ChatSession:
-    """The turns so far. `context` texts are part of the first turn, and again of the first one after `clear`."""
+    """The messages so far. `context` texts are part of the first turn, and of the first one after `clear`."""
 
     def __init__(
         self,
@@ -108,9 +108,12 @@ class ChatSession:
         keep: Callable[[Sequence[Message]], None] | None = None,
         reports: Reports | None = None,
     ) -> None:
-        """`remember` is called with each question, without the context, and its reply, once that is complete; `keep`
-        with all messages, after each reply; `reports` with each reply, where several devices hold the model. `history`
-        are earlier messages."""
+        """Args:
+        history: earlier messages.
+        remember: called with each question, without the context, and its complete reply.
+        keep: called with all messages after each reply.
+        reports: prints a report after each reply, if several devices hold the model.
+        """
         self.pair = pair
         self.options = options
         self.summary: Summary | None = None
@@ -124,23 +127,23 @@ class ChatSession:
         self._remember, self._reports = remember, reports
 
     def ask(self, prompt: str) -> Reply:
-        """Return the next reply, to `prompt`. Raises what `Pair.reply` raises; `prompt` is forgotten then."""
+        """Return the reply to `prompt`. Raises what `Pair.reply` raises, and then does not keep `prompt`."""
         from edgellm.llm import compose
 
         self._question = prompt
         context = self._context if self._new else ()
         if self._reports is not None:
-            self._reports.asked()
+            self._reports.reply_started()
         self._asked = compose(prompt, context=context, history=self._history, system=self._system)
         return self.pair.reply(self._asked, self.options)
 
-    def heard(self, summary: Summary) -> None:
-        """Take the reply into the conversation; a stopped one as far as it came, an empty one not at all."""
+    def add_reply(self, summary: Summary) -> None:
+        """Add the finished reply to the conversation: a stopped one as far as it got, an empty one not at all."""
         from edgellm.engine import Message
 
         self.summary = summary
         if self._reports is not None:
-            self._reports.heard(summary)
+            self._reports.reply_finished(summary)
         if summary.text:
             self._history, self._new = [*self._asked, Message("assistant", summary.text)], False
             if self._keep is not None:

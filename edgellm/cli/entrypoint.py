@@ -18,14 +18,14 @@ from typer.main import get_command
 
 from edgellm import __version__
 from edgellm.cli.settings import variable_of
-from edgellm.cli.views.console import fail, forget, prepare_streams, say
+from edgellm.cli.views.console import discard, fail, prepare_streams, say
 from edgellm.errors import EdgeError
 from edgellm.places import state_dir
 
 
 def main() -> None:
     """Run the `edgellm` command."""
-    logging.disable(logging.WARNING)  # of libraries; edgellm itself tells what a user should know
+    logging.disable(logging.WARNING)  # of libraries; edgellm prints what a user should know itself
     prepare_streams()
     sys.exit(run(sys.argv[1:]))
 
@@ -51,8 +51,8 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             return _unexpected(error)
-        forget(sys.stdout)
-        fail("The disk is full: what goes there cannot be written. Make room, then run it again.")
+        discard(sys.stdout)
+        fail("The disk is full, so the output cannot be written. Free some space, then run the command again.")
         return 1
     except Exception as error:  # noqa: BLE001  # the last resort
         return _unexpected(error)
@@ -77,16 +77,16 @@ def _unexpected(error: Exception) -> int:
     try:
         path = state_dir() / "logs" / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.log"
         about = f"edgellm {__version__}, Python {platform.python_version()}, {platform.platform()}\n\n"
-        write_state(path, about + "\n".join(_places(error)))
-        fail(f"{what} The details are in {path}; please report them.")
+        write_state(path, about + "\n".join(_traceback(error)))
+        fail(f"{what} Please report it with the details in {path}.")
     except OSError:
-        fail(f"{what} No log could be written. Set EDGELLM_HOME to a folder that can, and try again.")
+        fail(f"{what} No log could be written. Set EDGELLM_HOME to a folder that can be written, and try again.")
     return 1
 
 
-def _places(error: BaseException) -> Iterator[str]:
-    """Yield where an error and those before it were raised, and their types. Their messages may quote a prompt."""
+def _traceback(error: BaseException) -> Iterator[str]:
+    """Yield where an error and its causes were raised, with their types. Their messages may quote a prompt."""
     if before := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
-        yield from _places(before)
+        yield from _traceback(before)
     yield "Traceback (most recent call last):\n" + "".join(traceback.format_tb(error.__traceback__))
     yield f"{type(error).__name__} (its message is not kept)\n"

@@ -1,4 +1,4 @@
-"""The HTTP server of `edgellm serve`: its options, its credentials, and what is printed about it."""
+"""The HTTP server of `edgellm serve`: its options, credentials and messages."""
 
 from __future__ import annotations
 
@@ -22,44 +22,43 @@ if TYPE_CHECKING:
 
 PORT = 8080
 
-Http = Annotated[bool, typer.Option("--http/--no-http", help="Whether to speak HTTP: OpenAI's API, and a page.")]
+Http = Annotated[bool, typer.Option("--http/--no-http", help="Serve HTTP: OpenAI's API and a web page.")]
 HttpHost = Annotated[
     str,
-    typer.Option(metavar="HOST", help="Where to speak HTTP: this machine only, or one of its addresses, for who has "
-                 "the key."),
+    typer.Option(metavar="HOST", help="Address for HTTP. By default only this machine is served; others need the API "
+                 "key."),
 ]  # fmt: skip
 HttpPort = Annotated[
     int | None,
-    typer.Option(metavar="PORT", help="The port for HTTP; 0 lets the system choose.",
-                 show_default=f"{PORT}, or a free one"),
+    typer.Option(metavar="PORT", help="Port for HTTP; 0: the system chooses.", show_default=f"{PORT}, or a free one"),
 ]  # fmt: skip
 KeyFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="The API key that HTTP asks for; made there if missing. Off this machine one is "
-                 "always asked for.", show_default="none on this machine"),
+    typer.Option(metavar="FILE", help="API key that HTTP clients must send; generated if the file is missing. Clients "
+                 "on other machines always need one.", show_default="none on this machine"),
 ]  # fmt: skip
 TlsCert = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="A certificate for HTTP off this machine, in PEM.",
-                 show_default="one that is signed by itself"),
+    typer.Option(metavar="FILE", help="TLS certificate for HTTP from other machines, in PEM.",
+                 show_default="a self-signed one"),
 ]  # fmt: skip
-TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="The key of that certificate, in PEM.")]
+TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Private key of the certificate, in PEM.")]
 PlanFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="A plan from `edgellm mesh plan --json`, for the page to draw.",
+    typer.Option(metavar="FILE", help="Plan from `edgellm mesh plan --json` for the web page to draw.",
                  show_default="none"),
 ]  # fmt: skip
 Replies = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Replies that are written at once over HTTP; each has memory of its own.",
-                 show_default="2, a verifier 8"),
+    typer.Option(metavar="N", help="Replies generated at once over HTTP; each needs memory.",
+                 show_default="2; for a verifier 8"),
 ]  # fmt: skip
-Waiting = Annotated[int, typer.Option(metavar="N", help="Requests that wait for one of these; more are refused.")]
+Waiting = Annotated[int, typer.Option(metavar="N", help="Requests that may wait; more are refused.")]
 
 
 @dataclass(frozen=True, slots=True)
 class HTTPOptions:
-    """The options of the command line for HTTP."""
+    """The options for HTTP."""
 
     on: bool
     host: str
@@ -69,15 +68,14 @@ class HTTPOptions:
     private_key: Path | None
     replies: int
     waiting: int
-    paired_only: bool = False  # other programs here are not trusted either: a key is asked for on loopback
+    paired_only: bool = False  # other programs on this machine are not trusted either: they need a key on loopback
 
 
 def start_server(options: HTTPOptions) -> HttpServer | None:
-    """Start the server, and return it; None with --no-http. It answers that the model is
-    being loaded until `HttpServer.open`.
+    """Start the server, and return it; None with --no-http. Until `HttpServer.open` it answers that the model loads.
 
     Raises:
-        PortTaken: the port that was asked for is in use.
+        PortTaken: the chosen port is in use.
         InvalidOption, TrustUnusable: the server cannot be started with these options.
     """
     if not options.on:
@@ -107,13 +105,13 @@ def start_server(options: HTTPOptions) -> HttpServer | None:
         if options.port is not None:
             raise
         server = start(replace(address, port=0))
-        say(f"Port {PORT} is taken, so HTTP is at {server.address.port}.", style="yellow")
+        say(f"Port {PORT} is in use; HTTP uses port {server.address.port}.", style="yellow")
         return server
 
 
 @contextmanager
 def http_server(options: HTTPOptions) -> Iterator[HttpServer | None]:
-    """Start the server as `start_server` does, and stop it after the `with`, whatever happens in it."""
+    """Start the server as `start_server` does, and stop it after the `with`."""
     server = start_server(options)
     try:
         yield server
@@ -130,46 +128,47 @@ class Server(Protocol):
     def wait(self, timeout: float | None = None) -> bool: ...
 
 
-STOPS = "Ctrl-C stops it when it has finished what is in flight; a second one stops it at once."
+STOP_HINT = "Ctrl-C finishes requests in flight, then stops; a second one stops at once."
 
 
-def until_stopped(servers: Sequence[Server | None], hint: str = STOPS) -> None:
-    """Wait for SIGINT or SIGTERM, then for requests in flight, one server after the other: an earlier one may use later
-    ones. A second signal cuts that short. Print the `hint` once signals are handled."""
-    left = [server for server in servers if server is not None]
-    asked = 0
+def until_stopped(servers: Sequence[Server | None], hint: str = STOP_HINT) -> None:
+    """Wait for SIGINT or SIGTERM, then stop one server after the other, each once its requests in flight are finished,
+    since an earlier one may use later ones. A second signal stops all at once. Print `hint` once signals are handled.
+    """
+    running = [server for server in servers if server is not None]
+    signals = 0
 
     def stop(*_: object) -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
-            left[0].request_stop()
+        nonlocal signals
+        signals += 1
+        if signals == 1:
+            running[0].request_stop()
         else:
-            for server in left:
+            for server in running:
                 server.request_stop(0)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     say(hint, style="dim")
     try:
-        while left:
-            while not left[0].wait(1.0):
+        while running:
+            while not running[0].wait(1.0):
                 pass
-            if len(left) > 1 and asked < 2:
-                left[1].request_stop()
-            left.pop(0)
+            if len(running) > 1 and signals < 2:
+                running[1].request_stop()
+            running.pop(0)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def served_name(model: str) -> str:
-    """Return the name under which a model is served: as the user named it, of a file its stem."""
+    """Return the name under which a model is served: the name that the user gave, or the stem of a file."""
     return Path(model).stem if model.endswith(".gguf") or ("/" in model and Path(model).exists()) else model
 
 
 def print_urls(server: HttpServer) -> None:
-    """Print where the server is, now that it answers."""
-    say(f"A page to talk to it: {server.url}/", style="bold")
+    """Print the addresses of the server."""
+    say(f"Web page: {server.url}/", style="bold")
     say(f"OpenAI's API: {server.url}/v1", style="bold")
 
 
@@ -190,13 +189,13 @@ def _api_key(path: Path | None) -> str:
     from edgellm.http.middleware import api_key
 
     file, key = api_key(path.expanduser() if path is not None else None)
-    say(f"HTTP asks for the key in {file}.", style="dim")
+    say(f"HTTP clients need the API key in {file}.", style="dim")
     return key
 
 
 def _host_names(host: str) -> list[str]:
-    """Return the names of a machine that listens at `host`: that, or for 0.0.0.0 and :: its addresses, and its own
-    name."""
+    """Return the names of a machine that listens at `host`: that address, or all its addresses if it is 0.0.0.0 or ::,
+    and its host name."""
     from ipaddress import ip_address
 
     from edgellm.rpc.discovery.interfaces import own_hosts

@@ -15,7 +15,7 @@ from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.defaults import create_output
 
 from edgellm.cli.views.console import coloured, fail, say
-from edgellm.cli.views.reply_printer import speak
+from edgellm.cli.views.reply_printer import print_reply
 from edgellm.cli.views.report import print_legend, print_stats
 from edgellm.errors import EdgeError, HistoryUnusable
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from edgellm.storage import History as Lines
 
 HELP = """\
-/help    this page
-/stats   all figures of the last reply
-/clear   forget what was said; context files stay
-/exit    leave; Ctrl-D does too
-Enter sends. Alt-Enter, or a backslash at the end of a line, begins a new line.
-Ctrl-C stops a reply. Arrow up brings back what you typed."""
+/help    print this page
+/stats   print all figures of the last reply
+/clear   start a new conversation; context files stay
+/exit    leave, as with Ctrl-D
+Enter sends. Alt-Enter, or a backslash at the end of a line, starts a new line.
+Ctrl-C stops a reply. Arrow up recalls earlier input."""
 
 _COMMAND = re.compile(r"/[a-z?]*")
 
 
-def converse(talk: ChatSession, *, explain: bool, stats: bool, history: bool = True) -> int:
-    """Ask and answer until the user leaves; return the exit code. Without `history` nothing that is typed is kept."""
-    session = _session(_typed() if history else InMemoryHistory())
-    say("Ask something. /help shows what else you can do.", style="dim")
+def converse(session: ChatSession, *, explain: bool, stats: bool, history: bool = True) -> int:
+    """Converse until the user leaves, and return the exit code. Without `history` no typed line is kept."""
+    terminal = _prompt_session(_typed_history() if history else InMemoryHistory())
+    say("Ask something, or type /help.", style="dim")
     while True:
         try:
-            line = session.prompt(FormattedText([("bold", "> ")])).strip()
+            line = terminal.prompt(FormattedText([("bold", "> ")])).strip()
         except KeyboardInterrupt:
             continue
         except EOFError:
@@ -48,33 +48,33 @@ def converse(talk: ChatSession, *, explain: bool, stats: bool, history: bool = T
         if _COMMAND.fullmatch(line):
             if line in ("/exit", "/quit"):
                 return 0
-            _command(line, talk)
+            _run_command(line, session)
         elif line:
             try:
-                talk.heard(speak(talk.ask(line), as_json=False, explain=explain, stats=stats))
+                session.add_reply(print_reply(session.ask(line), as_json=False, explain=explain, stats=stats))
             except EdgeError as error:
                 fail(str(error))
 
 
-def _command(line: str, talk: ChatSession) -> None:
+def _run_command(line: str, session: ChatSession) -> None:
     if line in ("/help", "/?"):
         say(HELP)
         print_legend()
     elif line == "/clear":
-        talk.clear()
-        say("Forgotten.", style="dim")
+        session.clear()
+        say("The next question starts a new conversation.", style="dim")
     elif line == "/stats":
-        if talk.summary is None:
-            say("Nothing was said yet.", style="dim")
+        if session.summary is None:
+            say("There is no reply yet.", style="dim")
         else:
-            used = talk.summary.prompt_tokens + talk.summary.tokens
-            print_stats(talk.summary)
-            say(f"{used} of {talk.pair.context_length} tokens of context are used.")
+            used = session.summary.prompt_tokens + session.summary.tokens
+            print_stats(session.summary)
+            say(f"{used} of {session.pair.context_length} tokens of context are used.")
     else:
-        say(f"There is no command {line}. /help shows those there are.", style="yellow")
+        say(f"There is no command {line}; /help lists them.", style="yellow")
 
 
-def _session(history: History) -> PromptSession[str]:
+def _prompt_session(history: History) -> PromptSession[str]:
     colours = None if coloured(sys.stderr) else ColorDepth.DEPTH_1_BIT
     return PromptSession(
         history=history,
@@ -105,7 +105,7 @@ def _keys() -> KeyBindings:
     return keys
 
 
-class _Typed(History):
+class _TypedLines(History):
     """The lines typed in this process and in earlier ones."""
 
     def __init__(self, lines: Lines) -> None:
@@ -132,14 +132,14 @@ class _Typed(History):
 
     def _fail(self, error: HistoryUnusable) -> None:
         self._usable = False
-        say(f"What you type is not kept: {error}", style="yellow")
+        say(f"Typed lines are not kept: {error}", style="yellow")
 
 
-def _typed() -> History:
+def _typed_history() -> History:
     from edgellm.storage.chats.typed_lines import take_over, typed_lines
 
     try:
         take_over()
     except HistoryUnusable as error:
         say(str(error), style="yellow")
-    return _Typed(typed_lines())
+    return _TypedLines(typed_lines())

@@ -275,7 +275,7 @@ def _too_big(devices: Sequence[Device], task: Task) -> PlanImpossible:
     )
 
 
-def told(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Format seconds for a reader: 2.50 s, 91.7 ms."""
     return f"{seconds:.2f} s" if seconds >= 0.1 or seconds == 0.0 else f"{seconds * 1e3:.1f} ms"
 
@@ -292,8 +292,8 @@ def whole_reply(
         return ""
     names = " and ".join(stage.device for stage in sooner.stages) + (" alone" if sooner.alone else "")
     return (
-        f" But a whole reply of {tokens} tokens then takes {told(advised.reply_s)}, and {told(sooner.reply_s)} on"
-        f" {names}: plan with --objective reply."
+        f" But a whole reply of {tokens} tokens then takes {format_seconds(advised.reply_s)}, and"
+        f" {format_seconds(sooner.reply_s)} on {names}: plan with --objective reply."
     )
 
 
@@ -308,27 +308,31 @@ def advice(
     taken = score(best)
     if best.alone:
         name = best.stages[0].device
-        rival = f"; an even split would take {told(score(other))}" if other is not None else ""
-        return f"Use {name} alone: {told(taken)}, and no split is faster{rival}."
+        rival = f"; an even split would take {format_seconds(score(other))}" if other is not None else ""
+        return f"Use {name} alone: {format_seconds(taken)}, and no split is faster{rival}."
     names = ", ".join(stage.device for stage in best.stages[:-1]) + f" and {best.stages[-1].device}"
     if single is None:
-        return f"Split it over {names}: {told(taken)}. No single device has the memory for it."
+        return f"Split it over {names}: {format_seconds(taken)}. No single device has the memory for it."
     name, alone = single.stages[0].device, score(single)
     saved = 1.0 - taken / alone
     if saved <= WORTH:
         return (
-            f"Use {name} alone: {told(alone)}. The best split would save {told(alone - taken)} ({saved:.1%}),"
-            " which is not worth it."
+            f"Use {name} alone: {format_seconds(alone)}. The best split would save {format_seconds(alone - taken)}"
+            f" ({saved:.1%}), which is not worth it."
         )
-    words = f"Split it over {names}: {told(taken)} instead of {told(alone)} on {name} alone ({saved:.0%} less)."
+    words = (
+        f"Split it over {names}: {format_seconds(taken)} instead of {format_seconds(alone)} on {name} alone"
+        f" ({saved:.0%} less)."
+    )
     if loaded is not None and score(loaded) < taken:
         name = loaded.stages[0].device
         words += (
-            f" While {name} keeps it loaded, it answers alone in {told(score(loaded))}: split only when it is cold."
+            f" While {name} keeps it loaded, it answers alone in {format_seconds(score(loaded))}:"
+            " split only when it is cold."
         )
     elif best.token_s > 1.2 * single.token_s > 0.0:
         words += (
-            f" Each further token takes {told(best.token_s)} instead of {told(single.token_s)}:"
+            f" Each further token takes {format_seconds(best.token_s)} instead of {format_seconds(single.token_s)}:"
             " for long replies plan with --objective reply."
         )
     return words

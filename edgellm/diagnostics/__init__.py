@@ -1,1 +1,1 @@
-"""`edgellm doctor`: what is wrong with this machine and its network."""
+"""`edgellm doctor`: checks of this device and its network."""

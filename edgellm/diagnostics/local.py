@@ -1,4 +1,4 @@
-"""The part of `edgellm doctor` that needs no network: llama.cpp, memory, disk, the clock, the identity."""
+"""The checks of `edgellm doctor` that need no network: llama.cpp, memory, disks, the clock, the identity."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `topic` is a stable word for scripts; `next_step` is empty where all is well."""
+    """The result of one check. `topic` is a stable word for scripts; `next_step` is empty if all is well."""
 
     topic: str
     state: State
@@ -52,7 +52,7 @@ def problem(topic: str, what: str, next_step: str) -> Finding:
 GIB = 2**30
 _LEAST_DISK, _LITTLE_DISK = GIB // 4, 4 * GIB
 _LEAST_MEMORY = GIB
-_BUILT = datetime(2026, 1, 1, tzinfo=UTC)  # edgellm did not exist before
+_EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)  # before edgellm existed
 _FAST = ({"x86_64", "amd64"}, ("AVX2", "AVX")), ({"arm64", "aarch64"}, ("NEON", "ARM_FMA"))
 
 
@@ -71,12 +71,12 @@ def _library() -> Iterator[Finding]:
 
     found = features()
     names = ", ".join(found.instructions) or "none"
-    slow = [wanted for machines, wanted in _FAST if platform.machine().lower() in machines]
+    slow = [features for machines, features in _FAST if platform.machine().lower() in machines]
     if slow and not set(slow[0]) & set(found.instructions):
         yield note(
             "llama.cpp",
-            f"llama-cpp-python {found.version} was compiled without {slow[0][0]}: {names}.",
-            "Let it be compiled here: pip install --force-reinstall --no-binary :all: llama-cpp-python",
+            f"llama-cpp-python {found.version} was compiled without {slow[0][0]}, with: {names}.",
+            "Compile it here: pip install --force-reinstall --no-binary :all: llama-cpp-python",
         )
     else:
         yield fine("llama.cpp", f"llama-cpp-python {found.version}, compiled with {names}.")
@@ -84,58 +84,60 @@ def _library() -> Iterator[Finding]:
         yield note(
             "llama.cpp",
             f"Its code for this processor's matrix extension (AMX) is not used: {failure}.",
-            f'Compile it without, for more speed: CFLAGS="{WITHOUT_AMX}" CXXFLAGS="{WITHOUT_AMX}" '
+            f'For more speed, compile it without AMX: CFLAGS="{WITHOUT_AMX}" CXXFLAGS="{WITHOUT_AMX}" '
             "pip install --force-reinstall --no-cache-dir --no-binary :all: llama-cpp-python",
         )
     if not found.gpu and shutil.which("nvidia-smi"):
         yield note(
-            "llama.cpp", "There is an NVIDIA card, and llama.cpp was compiled for the processor alone.",
-            'Compile it anew, with CMAKE_ARGS="-DGGML_CUDA=on" in the environment: '
+            "llama.cpp", "There is an NVIDIA GPU, but llama.cpp was compiled for the CPU only.",
+            'Compile it for the GPU: CMAKE_ARGS="-DGGML_CUDA=on" '
             "pip install --force-reinstall --no-binary :all: llama-cpp-python",
         )  # fmt: skip
     if not found.mmap:
-        yield note("llama.cpp", "It was compiled without mmap: models start slowly.", "Compile it anew.")
+        yield note("llama.cpp", "It was compiled without mmap, so models load slowly.", "Compile it with mmap.")
 
 
 def _memory(available: int) -> Finding:
     if available < _LEAST_MEMORY:
         return problem(
-            "memory", f"{_size(available)} of memory are free.", "Close programs, or use a smaller model: edgellm ls"
+            "memory",
+            f"Only {_size(available)} of memory is free.",
+            "Close programs, or use a smaller model; see: edgellm ls",
         )
-    return fine("memory", f"{_size(available)} of memory are free: a model must be smaller than that.")
+    return fine("memory", f"{_size(available)} of memory is free; a model must be smaller than that.")
 
 
 def _disks() -> Iterator[Finding]:
     places = {"edgellm's data": data_dir(), "models": hub_cache()}
-    seen: dict[int, str] = {}
+    devices: set[int] = set()
     for name, place in places.items():
-        there = _existing(place)
-        device = there.stat().st_dev
-        if device not in seen:
-            seen[device] = name
-            yield _disk(name, there, shutil.disk_usage(there).free)
+        folder = _existing(place)
+        device = folder.stat().st_dev
+        if device not in devices:
+            devices.add(device)
+            yield _disk(name, folder, shutil.disk_usage(folder).free)
 
 
 def _disk(name: str, place: Path, free: int) -> Finding:
-    what = f"{_size(free)} are free for {name}, at {place}."
-    move = "Make room, or set EDGELLM_HOME and HF_HOME to folders on another disk."
+    what = f"{_size(free)} is free for {name}, at {place}."
+    next_step = "Free some space, or set EDGELLM_HOME and HF_HOME to folders on another disk."
     if free < _LEAST_DISK:
-        return problem("disk", what, move)
+        return problem("disk", what, next_step)
     if free < _LITTLE_DISK:
-        return note("disk", what, f"Enough for small models. {move}")
+        return note("disk", what, f"This is enough for small models. {next_step}")
     return fine("disk", what)
 
 
 def clock(now: datetime) -> Finding:
-    """Check the clock. Trust does not depend on it, but the recorded times do."""
-    if now < _BUILT:
+    """Check the clock. Recorded times depend on it; trust does not."""
+    if now < _EARLIEST:
         return problem("clock", f"The clock says {now:%Y-%m-%d %H:%M} UTC.", "Set it, or switch on network time.")
     return fine("clock", f"The clock says {now:%Y-%m-%d %H:%M} UTC.")
 
 
 def _identity() -> Iterator[Finding]:
     if not (trust_folder() / "identity.pem").exists():
-        yield note("identity", "This device has no identity yet; pairing makes one.", "Pair a device: edgellm pair")
+        yield note("identity", "This device has no identity yet; pairing creates one.", "Pair a device: edgellm pair")
         return
     try:
         identity = Identity.here()
@@ -143,7 +145,10 @@ def _identity() -> Iterator[Finding]:
     except TrustUnusable as error:
         yield problem("identity", error.what, error.next_step)
         return
-    yield fine("identity", f"This device is {identity.id.short}; {len(peers)} paired.")
+    yield fine(
+        "identity",
+        f"The ID of this device is {identity.id.short}; {len(peers)} device{'' if len(peers) == 1 else 's'} paired.",
+    )
 
 
 def _existing(place: Path) -> Path:

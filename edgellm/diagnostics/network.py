@@ -1,7 +1,7 @@
-"""The part of `edgellm doctor` that looks at the network: interfaces, multicast, and each paired device.
+"""The checks of `edgellm doctor` that need the network: interfaces, multicast, and each paired device.
 
-Multicast and TCP fail for different reasons, so they are tried apart: announcements that do not arrive point to client
-isolation or a filter in the access point, a port that swallows packets to a firewall.
+Multicast and TCP fail for different reasons, so each is tried: missing announcements point to client isolation or a
+filter in the access point, and a TCP port that does not answer points to a firewall.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import LINK, check_version, program
 
 LISTEN_SECONDS = 2.5
-_LONGEST_LISTEN = 10.0  # seconds, for what this machine announces itself
+_LONGEST_LISTEN = 10.0  # seconds, for this machine's own announcement
 _SKEW = 120.0  # seconds by which two clocks may differ
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """The announcements heard on the network while listening, and whether our own came back."""
+class ReceivedAnnouncements:
+    """The announcements received while listening, and whether this machine's own came back."""
 
     hints: tuple[Hint, ...]
     own_came_back: bool
 
 
 def examine_interfaces(hosts: Sequence[str]) -> Iterator[Finding]:
-    """Report which networks this machine is in, and which of them are used."""
+    """Report the networks of this machine, and which of them are used."""
     known = interfaces()
     used = [one for one in known if set(one.hosts) & set(hosts)]
     left = [one for one in known if one not in used]
     if not used:
         yield problem(
-            "interfaces", f"This machine is in no network with other devices (there is: {_names(left) or 'none'}).",
-            "Join the home's network, or name an interface with --interface.",
+            "interfaces", f"This machine is in no network with other devices (interfaces: {_names(left) or 'none'}).",
+            "Join the home's network, or choose an interface with --interface.",
         )  # fmt: skip
     for one in used:
         yield fine("interfaces", f"{one.name} ({', '.join(one.hosts)}) is used: {one.reason}.")
@@ -51,8 +51,8 @@ def examine_interfaces(hosts: Sequence[str]) -> Iterator[Finding]:
         yield fine("interfaces", f"Not used: {_names(left)}.")
 
 
-def listen(short: str, hosts: Sequence[str]) -> Heard:
-    """Announce a test, to hear whether it comes back, and listen for devices."""
+def listen(short: str, hosts: Sequence[str]) -> ReceivedAnnouncements:
+    """Announce a test service, note whether the announcement comes back, and listen for devices."""
     instance = new_instance()
 
     def own(found: Sequence[Hint]) -> bool:
@@ -60,122 +60,124 @@ def listen(short: str, hosts: Sequence[str]) -> Heard:
 
     with announced(ServiceKind.TEST, short, 1, hosts, instance):
         came_back = own(browse(ServiceKind.TEST, hosts, LISTEN_SECONDS, own, longest=_LONGEST_LISTEN))
-    return Heard(tuple(browse(ServiceKind.DEVICE, hosts, LISTEN_SECONDS)), came_back)
+    return ReceivedAnnouncements(tuple(browse(ServiceKind.DEVICE, hosts, LISTEN_SECONDS)), came_back)
 
 
-def examine_multicast(heard: Heard, short: str, hosts: Sequence[str]) -> Iterator[Finding]:
-    """Report whether announcements leave this machine, and whether another one announces its identity."""
+def examine_multicast(received: ReceivedAnnouncements, short: str, hosts: Sequence[str]) -> Iterator[Finding]:
+    """Report whether announcements leave this machine, and whether another device announces its identity."""
     for host in hosts:
         if why := multicast_error(host):
             yield problem(
-                "multicast", f"Nothing can be announced at {host}: {why}.", "Allow UDP port 5353, or use --peer."
+                "multicast",
+                f"Announcing on {host} fails: {why}.",
+                "Allow UDP port 5353 in the firewall, or use --peer HOST:PORT.",
             )
-    if hosts and not heard.own_came_back:
+    if hosts and not received.own_came_back:
         yield problem(
-            "multicast", "What this machine announces does not even come back to itself.",
-            "Let its firewall pass UDP port 5353 (multicast DNS), or name devices with --peer HOST:PORT.",
+            "multicast", "Announcements of this machine do not come back to it.",
+            "Allow UDP port 5353 (multicast DNS) in its firewall, or use --peer HOST:PORT.",
         )  # fmt: skip
-    others = [hint for hint in heard.hints if not hint.own]
-    if heard.own_came_back:
+    others = [hint for hint in received.hints if not hint.own]
+    if received.own_came_back:
         count = f"{len(others)} other device{'' if len(others) == 1 else 's'}"
-        yield fine("multicast", f"Announcements leave this machine; {count} heard in {LISTEN_SECONDS:g} seconds.")
+        yield fine("multicast", f"Announcements leave this machine; {count} found in {LISTEN_SECONDS:g} seconds.")
     for hint in others:
         if hint.short == short:
             yield problem(
-                "identity", f"{hint.addresses[0].host} announces the identity of this device: files were copied.",
-                "On the one that has the copy remove trust/identity.pem from edgellm's data folder, and pair it anew.",
+                "identity", f"{hint.addresses[0].host} announces the identity of this device: its files were copied.",
+                "On the device with the copy, remove trust/identity.pem from edgellm's data folder, and pair it again.",
             )  # fmt: skip
 
 
-def examine_peers(trust: Trust, heard: Heard, vocabulary: str) -> Iterator[Finding]:
-    """Report for each paired device whether it answers, speaks our version and can verify."""
-    for answer in roll_call(trust, trust.peers.all(), (), heard.hints):
-        announcements = [hint for hint in heard.hints if hint.short == answer.peer.id.short]
+def examine_peers(trust: Trust, received: ReceivedAnnouncements, vocabulary: str) -> Iterator[Finding]:
+    """Report for each paired device whether it answers, has a compatible version and can verify."""
+    for answer in roll_call(trust, trust.peers.all(), (), received.hints):
+        announcements = [hint for hint in received.hints if hint.short == answer.peer.id.short]
         if answer.welcomed is None:
-            yield _missing(answer, announcements)
+            yield _not_answering(answer, announcements)
         else:
-            yield _there(answer.welcomed, bool(announcements or answer.announced))
+            yield _answering(answer.welcomed, bool(announcements or answer.announced))
             yield from examine_welcome(answer.welcomed, vocabulary)
         yield from _versions(answer.peer, announcements)
 
 
 def examine_address(trust: Trust, address: Address, vocabulary: str) -> Iterator[Finding]:
-    """Report on the device at an address that the user has given."""
+    """Report on the device at an address that the user gave."""
     try:
         welcomed = ask_at(trust, address)
     except EdgeError as error:
         yield problem("peers", error.what, error.next_step)
         return
-    yield fine("peers", f"At {address} {welcomed.peer.name} answers in {welcomed.seconds * 1e3:.1f} ms.")
+    yield fine("peers", f"{welcomed.peer.name} answers at {address} in {welcomed.seconds * 1e3:.1f} ms.")
     yield from examine_welcome(welcomed, vocabulary)
 
 
 def examine_welcome(welcomed: PeerInfo, vocabulary: str) -> Iterator[Finding]:
-    """Report on what a device says of itself: its clock, version, rights and vocabulary."""
+    """Report on the clock, version, rights and vocabulary of a device."""
     name = welcomed.peer.name
     if abs(welcomed.clock_ahead) > _SKEW:
         way = "ahead of" if welcomed.clock_ahead > 0 else "behind"
         yield note(
             "clock", f"The clock of {name} is {abs(welcomed.clock_ahead) / 60:.0f} minutes {way} this one.",
-            "Switch on network time on both.",
+            "Switch on network time on both devices.",
         )  # fmt: skip
     if welcomed.version != program():
         yield note(
-            "versions", f"{name} runs edgellm {welcomed.version}, this device {program()}.", "Update the older one."
+            "versions", f"{name} runs edgellm {welcomed.version}, and this device {program()}.", "Update the older one."
         )
     if Right.VERIFY not in welcomed.rights:
         yield note(
-            "rights", f"{name} does not let this device have drafts verified.",
-            f"If it should, there: edgellm peers grant {welcomed.peer.name} verify (by the name it has given this one)",
+            "rights", f"{name} does not verify drafts of this device.",
+            "If it should, grant the right there: edgellm peers grant NAME verify (NAME: this device's name there)",
         )  # fmt: skip
     offers = [offer for offer in welcomed.offers if offer.role == "verifier"]
     for offer in offers:
         if offer.vocabulary == vocabulary:
-            yield fine("vocabulary", f"{name} verifies with {offer.model}, in the draft model's vocabulary.")
+            yield fine("vocabulary", f"{name} verifies with {offer.model}, which has the draft model's vocabulary.")
         elif vocabulary:
             yield problem(
-                "vocabulary", f"{name} verifies with {offer.model}, whose vocabulary is not the draft model's.",
-                "Serve a model of the draft model's family there, or draft with another one: -m MODEL.",
+                "vocabulary", f"{name} verifies with {offer.model}, which does not have the draft model's vocabulary.",
+                "Serve a model of the draft model's family there, or use another draft model: -m MODEL.",
             )  # fmt: skip
 
 
-def _there(welcomed: PeerInfo, announced_itself: bool) -> Finding:
+def _answering(welcomed: PeerInfo, announced_itself: bool) -> Finding:
     where = f"{welcomed.peer.name} answers at {welcomed.address} in {welcomed.seconds * 1e3:.1f} ms"
     if announced_itself:
-        return fine("peers", f"{where}, and is heard by multicast.")
+        return fine("peers", f"{where}, and its announcements arrive.")
     return note(
-        "multicast", f"{where}, but its announcements do not get here.",
-        "It works as it is. Else: switch off client (AP) isolation and multicast filters in the access point; or it "
-        f"was started with --no-announce. --peer {welcomed.address} needs no announcement.",
+        "multicast", f"{where}, but its announcements do not arrive.",
+        f"Use --peer {welcomed.address}. To find it automatically, start it without --no-announce, and switch off "
+        "client (AP) isolation and multicast filters in the access point.",
     )  # fmt: skip
 
 
-def _missing(answer: ProbeResult, announcements: Sequence[Hint]) -> Finding:
-    """Find out why a device does not answer: try TCP, whatever was announced."""
+def _not_answering(answer: ProbeResult, announcements: Sequence[Hint]) -> Finding:
+    """Find out by TCP why a device does not answer."""
     name, trouble = answer.peer.name, answer.trouble
     if trouble is not None and not isinstance(trouble, VerifierUnreachable):
         topic = "versions" if isinstance(trouble, ProtocolError) else "peers"
         return problem(topic, f"{name}: {trouble.what}", trouble.next_step)
-    said = [place for hint in announcements for place in hint.addresses]
-    places = list(dict.fromkeys([*said, *answer.peer.addresses]))
+    announced_places = [place for hint in announcements for place in hint.addresses]
+    places = list(dict.fromkeys([*announced_places, *answer.peer.addresses]))
     found = {place: run_there(reach(place)).result() for place in places}
     refused = [str(place) for place, how in found.items() if how is Reach.REFUSED]
-    if said:
-        how = "refuses" if refused else "swallows"
+    if announced_places:
+        place, how = announced_places[0], "refuses TCP connections" if refused else "does not answer TCP connections"
         return problem(
-            "firewall", f"{name} announces itself at {said[0]}, and that port {how} what is sent there by TCP.",
-            f"Let the firewall of {name} pass TCP port {said[0].port}, and restart what serves there.",
+            "firewall", f"{name} announces itself at {place}, but that port {how}.",
+            f"Allow TCP port {place.port} in the firewall of {name}, and restart its server.",
         )  # fmt: skip
     if refused:
         return note(
-            "peers", f"{name} is on, and nothing listens at {', '.join(refused)}.",
+            "peers", f"{name} is on, but nothing listens at {', '.join(refused)}.",
             "Start it there: edgellm serve --role verifier --host ITS-ADDRESS",
         )  # fmt: skip
-    known = ", ".join(map(str, places)) or "no address is known"
+    known = ", ".join(map(str, places)) or "no known address"
     return note(
-        "peers", f"There is no sign of {name} ({known}).",
-        "Is it on, and in this network? If it is: client (AP) isolation of the access point keeps devices apart, or "
-        "its firewall drops everything. Its address may be new: --peer HOST:PORT.",
+        "peers", f"{name} does not answer ({known}).",
+        "Check that it is on and in this network. If it is, switch off client (AP) isolation in the access point, and "
+        "check its firewall. If its address has changed, use --peer HOST:PORT.",
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Diagnosis of this device and its links, with what to do about each problem."""
+"""All checks of this device and its network, each with the next step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from edgellm.rpc.trust.trust import Trust
 def examine(*, draft: str = DRAFT, peers: Sequence[str] = (), interfaces: Sequence[str] = ()) -> Iterator[Finding]:
     """Yield the findings of all checks; this takes some seconds, as it listens to the network.
 
-    `draft` is the model whose vocabulary verifiers should have; `peers` are addresses (HOST:PORT) to try, too.
+    Args:
+        draft: the model whose vocabulary verifiers should have.
+        peers: addresses (HOST:PORT) to check too.
+        interfaces: names or addresses of the networks to use, instead of those of the home.
 
     Raises:
-        InvalidOption: one of `peers` is no address, or there is no such interface.
+        InvalidOption: one of `peers` is not an address, or there is no such interface.
     """
     from edgellm.diagnostics import network
     from edgellm.rpc.address import Address
@@ -36,9 +39,9 @@ def examine(*, draft: str = DRAFT, peers: Sequence[str] = (), interfaces: Sequen
         trust.peers.all()
     except EdgeError:  # `examine_machine` has reported it
         return
-    heard = network.listen(trust.identity.id.short, hosts)
-    yield from network.examine_multicast(heard, trust.identity.id.short, hosts)
-    yield from network.examine_peers(trust, heard, vocabulary)
+    received = network.listen(trust.identity.id.short, hosts)
+    yield from network.examine_multicast(received, trust.identity.id.short, hosts)
+    yield from network.examine_peers(trust, received, vocabulary)
     for address in addresses:
         yield from network.examine_address(trust, address, vocabulary)
 

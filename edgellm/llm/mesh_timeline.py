@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from edgellm.coldstart.plan import PlannedStage, PlanOption, told
+from edgellm.coldstart.plan import PlannedStage, PlanOption, format_seconds
 from edgellm.errors import InvalidOption
 from edgellm.layer_range import HERE, LayerRange
 from edgellm.llm.mesh_llm import OpenedMesh
@@ -99,8 +99,8 @@ def disproved_by(found: PlanOption, plan: PlanOption | None, workers: Mapping[st
         for what, took, expected in disproved(stage, planned):
             if doubt_figures(worker, what):
                 sentences.append(
-                    f"{stage.device}: {what} took {told(took)} and not {told(expected)} as planned: the figures of it"
-                    " are wrong, and are measured again before the next plan."
+                    f"{stage.device}: {what} took {format_seconds(took)}, not {format_seconds(expected)} as"
+                    " planned: its figures are wrong, and are measured again before the next plan."
                 )
     return tuple(sentences)
 

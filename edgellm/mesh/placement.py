@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgellm.coldstart.cost_model import ModelCosts
-from edgellm.coldstart.plan import WORTH, Objective, Plan, PlanOption, told
+from edgellm.coldstart.plan import WORTH, Objective, Plan, PlanOption, format_seconds
 from edgellm.coldstart.plan import plan as best_plan
 from edgellm.coldstart.planner import solve
 from edgellm.coldstart.problem import Stop, Task, never
@@ -148,8 +148,9 @@ class Placement:
         goal = "the whole reply" if self.best.objective == "reply" else "the first token"
         sooner, now = self.best.seconds(self.best.advised), self.best.seconds(self.way)
         return (
-            f"With layers {_named(of_way(self.best.advised))}, {goal} would take {told(sooner)} instead of {told(now)},"
-            f" but not all of them are there ({lacking} missing): {self.deploy(model)}"
+            f"With layers {_named(of_way(self.best.advised))}, {goal} would take {format_seconds(sooner)}"
+            f" instead of {format_seconds(now)}, but not all of them are there ({lacking} missing):"
+            f" {self.deploy(model)}"
         )
 
     def why(self) -> list[tuple[str, str]]:

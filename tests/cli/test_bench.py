@@ -37,7 +37,7 @@ def test_what_is_not_there_is_said(edge: Edge, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(bench, "ROOT", tmp_path)
     found = edge("bench", "synera")
     assert found.code == 2
-    assert "no checkout" in found.err
+    assert "not a checkout" in found.err
 
 
 def test_old_names_are_accepted_with_a_notice() -> None:

@@ -50,14 +50,14 @@ FIRST = [("system", "Be kind."), ("user", "The mug is red.\n\nWhich colour?")]
 
 def test_context_and_system_open_the_conversation_once(talk: ChatSession, listener: Listener) -> None:
     talk.ask("Which colour?")
-    talk.heard(heard("Red."))
+    talk.add_reply(heard("Red."))
     talk.ask("Sure?")
     assert listener.asked == [FIRST, [*FIRST, ("assistant", "Red."), ("user", "Sure?")]]
 
 
 def test_clear_forgets_what_was_said_and_keeps_the_context(talk: ChatSession, listener: Listener) -> None:
     talk.ask("Which colour?")
-    talk.heard(heard("Red."))
+    talk.add_reply(heard("Red."))
     talk.clear()
     talk.ask("Which colour?")
     assert listener.asked[1] == FIRST
@@ -66,14 +66,14 @@ def test_clear_forgets_what_was_said_and_keeps_the_context(talk: ChatSession, li
 
 def test_a_reply_without_a_word_is_no_turn(talk: ChatSession, listener: Listener) -> None:
     talk.ask("Which colour?")
-    talk.heard(heard(""))
+    talk.add_reply(heard(""))
     talk.ask("Which colour?")
     assert listener.asked[1] == FIRST
 
 
 def test_a_question_that_could_not_be_asked_is_forgotten(talk: ChatSession, listener: Listener) -> None:
     talk.ask("Which colour?")
-    talk.heard(heard("Red."))
+    talk.add_reply(heard("Red."))
     listener.full = True
     with pytest.raises(PromptTooLong):
         talk.ask("x" * 100)

@@ -67,7 +67,7 @@ def test_they_are_shown_and_removed(edge: Edge) -> None:
     assert edge("conversations", "rm", rows[0]["id"], "--yes", "--json").answer == {"removed": [rows[0]["id"]]}
     assert len(edge("conversations", "--json").answer) == 2
     assert "2 conversations" in edge("conversations", "rm", "--all", "-y").err
-    assert "There is none" in edge("conversations").err
+    assert "There are no conversations" in edge("conversations").err
 
 
 def test_clearing_the_history_clears_them_too(edge: Edge) -> None:
@@ -90,4 +90,4 @@ def test_what_cannot_be_meant_is_told(edge: Edge, words: tuple[str, ...]) -> Non
 def test_both_ways_to_go_on_are_refused(edge: Edge) -> None:
     done = edge("chat", "-c", "--conversation", "ab", "Hello")
     assert done.code == 2
-    assert "Leave one of the two out" in done.err
+    assert "Leave one of them out" in done.err

@@ -45,7 +45,7 @@ def test_show_tells_how_much_is_kept_and_since_when(edge: Edge, kept: History, w
     shown = dict(line.split(maxsplit=1) for line in done.out.splitlines())
     assert {name: value.strip() for name, value in shown.items()} == {
         "history": "on",
-        "there": "is  2 replies",
+        "holds": "2 replies",
         "kept": "for  365d",
         "size": f"{facts.size} B",
         "from": f"{facts.first:%Y-%m-%d %H:%M} UTC",
@@ -68,7 +68,7 @@ def test_show_as_json(edge: Edge, kept: History) -> None:
 
 
 def test_show_where_nothing_is_kept(edge: Edge) -> None:
-    assert "there is  nothing" in edge("history").out
+    assert "holds     nothing" in edge("history").out
     answer = edge("history", "show", "--json").answer
     assert (answer["conversations"], answer["first"], answer["last"]) == (0, None, None)
 
@@ -76,10 +76,10 @@ def test_show_where_nothing_is_kept(edge: Edge) -> None:
 def test_clear_wants_yes_where_it_cannot_ask(edge: Edge, kept: History) -> None:
     refused = edge("history", "clear", stdin=b"y\n")
     assert (refused.code, refused.out) == (2, "")
-    assert "This would forget 2 replies." in refused.err
+    assert "This would delete 2 replies." in refused.err
     assert "Add --yes" in refused.err
     assert len(kept.recent()) == 2
-    assert edge("history", "clear", "--yes") == Done(0, "", "forgot 2 replies\n")
+    assert edge("history", "clear", "--yes") == Done(0, "", "deleted 2 replies\n")
     assert not kept.path.exists()
 
 
@@ -90,12 +90,12 @@ def test_clear_asks_at_a_terminal(
     monkeypatch.setattr(command, "is_terminal", lambda _: True)
     done = edge("history", "clear", stdin=answer)
     assert (done.code, done.out.strip()) == (code, "")
-    assert "Forget 2 replies?" in done.err
+    assert "Delete 2 replies?" in done.err
     assert len(kept.recent()) == left
 
 
 def test_clear_of_nothing_needs_no_yes(edge: Edge) -> None:
-    assert edge("history", "clear").err == "forgot nothing\n"
+    assert edge("history", "clear").err == "deleted nothing\n"
     History().add("q", "r")
     answer = edge("history", "clear", "-y", "--json").answer
     assert (answer["forgotten"], answer["replies"]) == (1, 1)
@@ -174,4 +174,4 @@ def test_keep_sets_the_greatest_age_of_everything(edge: Edge, kept: History, mon
         assert edge("history", "keep", wrong).code == 2
     monkeypatch.setenv("EDGELLM_HISTORY_KEEP", "soon")
     assert "EDGELLM_HISTORY_KEEP: 'soon' is no age" in edge("chat", "Hello").err
-    assert "means nothing" in edge("history", "show", "90d").err
+    assert "has no meaning" in edge("history", "show", "90d").err

@@ -21,7 +21,7 @@ def test_a_quick_model_is_loaded_in_silence(capsys: pytest.CaptureFixture[str]) 
 def test_a_slow_one_is_told_once_where_nobody_watches(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(console, "PATIENCE", 0.0)
+    monkeypatch.setattr(console, "QUIET_SECONDS", 0.0)
     with Loading() as progress:
         for share in (0.1, 0.2, 1.0):
             progress("draft.gguf", share)
@@ -34,7 +34,7 @@ def test_a_slow_one_has_a_bar_at_a_terminal_that_goes_away(monkeypatch: pytest.M
         def isatty(self) -> bool:
             return True
 
-    monkeypatch.setattr(console, "PATIENCE", 0.0)
+    monkeypatch.setattr(console, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
     with Loading() as progress:
         progress("dra\x1bft.gguf", 0.25)

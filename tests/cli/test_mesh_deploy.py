@@ -50,7 +50,7 @@ def test_layers_are_deployed_listed_and_removed(edge: Edge, stores: dict[str, La
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [["here", "1-2"], ["desk", "3-8"], ["phone", "9-12"]]
-    assert all(line.rstrip().endswith("whole") for line in lines[1:])
+    assert all(line.rstrip().endswith("complete") for line in lines[1:])
     rows = edge("mesh", "deploy", MODEL, "--split", "desk:1-8,phone:9-12", "--json").answer
     assert [row["sent"] > 0 for row in rows] == [True, False]
     assert rows[0]["already"] + rows[0]["sent"] == rows[0]["bytes"]
@@ -110,13 +110,13 @@ def test_a_plan_is_deployed_and_then_nothing_is_left_to_move(
     names = {row["device"] for row in done.answer}
     assert [one["bytes"] for one in plan["move"] if one["device"] in names] == [0] * len(plan["move"])
     shown = edge("mesh", "plan", MODEL, "--tokens-in", "16", "--tokens-out", "4")
-    assert "nothing has to be moved first" in shown.out
+    assert "nothing has to be deployed first" in shown.out
 
 
 def test_one_good_device_needs_no_deploying(edge: Edge) -> None:
     done = edge("mesh", "deploy", MODEL, "--json")
     assert (done.code, done.answer) == (0, [])
-    assert "the model is here, and whole" in done.err
+    assert "There is nothing to deploy" in done.err
     shown = edge("mesh", "peers")
     assert "No device is paired" in shown.err
 
@@ -152,7 +152,7 @@ def test_a_device_that_refuses_is_said_and_the_others_go_on(edge: Edge, stores: 
     assert done.code == 1
     assert "desk: desk: 6 pieces" not in done.err
     assert "6 pieces of edgellm verifier take" in done.err
-    assert "are there" in done.out
+    assert "0 B arrived" in done.out
     owner = Trust.here()
     owner.peers.revoke(owner.peers.find("phone").id, [Right.FILES])
     refused = edge("mesh", "deploy", MODEL, "--split", "phone:7-12")

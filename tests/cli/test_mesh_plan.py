@@ -25,7 +25,7 @@ def test_the_papers_setting_on_the_screen(edge: Edge) -> None:
     assert done.code == 0
     assert done.err == ""
     lines = done.out.splitlines()
-    assert lines[0].startswith("Qwen3-14B: 40 layers, 26.4 GB; soonest the first token")
+    assert lines[0].startswith("Qwen3-14B: 40 layers, 26.4 GB; least time to the first token")
     assert any(line.startswith("Device 1") and "14-40" in line and "17.8 GB" in line for line in lines)
     assert any(line.startswith("Device 4") and "no plan with it is faster" in line for line in lines)
     assert any("█" in line and line.endswith("7.03 s") for line in lines)
@@ -74,7 +74,7 @@ def test_it_is_drawn(edge: Edge, tmp_path: Path, name: str, magic: bytes) -> Non
     pytest.importorskip("matplotlib")
     done = edge("mesh", "plan", "--preset", "csgo", "--plot", str(tmp_path / name))
     assert done.code == 0
-    assert "drawn" in done.err
+    assert f"wrote {tmp_path / name}" in done.err
     assert (tmp_path / name).read_bytes().startswith(magic)
 
 
@@ -99,9 +99,9 @@ def test_a_plan_that_ran_out_of_time_says_so(edge: Edge) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ((), 2, "Nothing is known of your devices yet. Describe them in a file and name it with --devices"),
+        ((), 2, "There are no devices to plan for. Give a MODEL"),
         (("--preset", "home"), 2, "Choose from csgo"),
-        (("--preset", "csgo", "--devices", "x.toml"), 2, "Both --devices and --preset"),
+        (("--preset", "csgo", "--devices", "x.toml"), 2, "--devices and --preset exclude"),
         (("--devices", "none.toml"), 2, "none.toml cannot be read"),
         (("nobody/nothing", "--preset", "csgo"), 1, "edgellm pull nobody/nothing"),
         (("--preset", "csgo", "--plot", "plan.pdf"), 2, "ends in .png or .svg"),
@@ -120,7 +120,7 @@ def test_what_is_wrong_is_said(edge: Edge, cache: Path, words: tuple[str, ...], 
 def test_devices_without_a_model_ask_for_one(edge: Edge, home: Path) -> None:
     done = edge("mesh", "plan", "--devices", str(home))
     assert done.code == 2
-    assert "No model is named" in done.err
+    assert "There is no model to plan for" in done.err
 
 
 def test_names_in_a_file_cannot_command_the_terminal(edge: Edge, home: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_conversation_over_devices(edge: Edge, worker: WorkerServer) -> None:
         (("--split", "here:1-6"), 1, "ends with layer 6, and the model has 12"),
         (("--split", "here:1-6,nobody"), 2, "'nobody' is no part of a split"),
         (("--split", "here:6-1"), 2, "layers that do not exist"),
-        (("--split", "here:1-12", "--devices", "x.toml"), 2, "Both --split and --devices"),
+        (("--split", "here:1-12", "--devices", "x.toml"), 2, "--split and --devices exclude"),
         (("--split", "here:1-12", "--peer", "somewhere"), 2, "is not an address"),
     ],
 )
@@ -239,11 +239,11 @@ def test_what_a_worker_has_of_a_model_of_its_own_need_not_be_moved(
 def test_nobody_else_means_this_device_alone_and_nothing_to_measure(
     edge: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.cli.commands.mesh.run.surveyed", None)
+    monkeypatch.setattr("edgellm.cli.commands.mesh.run.survey_workers", None)
     done = edge("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "3", "--retrieval", "off", "--json")
     assert done.code == 0
     assert stages(done) == {"here": (1, 12)}
-    assert "No other device can be used: this one holds all layers" in done.err
+    assert "No other device can be used, so this one holds all layers" in done.err
 
 
 def test_a_worker_that_is_not_there_is_left_out_with_its_reason(edge: Edge) -> None:

@@ -16,10 +16,10 @@ Edge = Callable[..., Done]
 def test_pull_says_what_was_chosen_and_why(edge: Edge, hub: Hub) -> None:
     done = edge("pull", REPO)
     assert done.code == 0
-    assert "pulling tiny-Q4_K_M.gguf (200.1 kB; the default)" in done.err
+    assert "downloading tiny-Q4_K_M.gguf (200.1 kB; the default)" in done.err
     again = edge("pull", REPO)
     assert again.code == 0
-    assert "is here already" in again.err
+    assert "is already on this machine" in again.err
 
 
 def test_pull_tells_where_it_goes_on(edge: Edge, hub: Hub) -> None:
@@ -28,7 +28,7 @@ def test_pull_tells_where_it_goes_on(edge: Edge, hub: Hub) -> None:
     assert failed.code == 1
     assert "pull it again to go on from there" in failed.err
     hub.cut_after = []
-    assert "going on at 60.0 kB" in edge("pull", REPO).err
+    assert "resuming at 60.0 kB" in edge("pull", REPO).err
 
 
 def test_pull_as_json(edge: Edge, hub: Hub) -> None:

@@ -81,7 +81,7 @@ def test_nobody_is_served_before_somebody_is_paired(edge: Edge, words: tuple[str
 def test_doctor_prints_what_it_finds_and_what_to_do(edge: Edge) -> None:
     done = edge("doctor")
     assert done.code == 0, done.out
-    assert "Nothing is wrong." in done.err
+    assert "No problems found." in done.err
     assert "127.0.0.1) is used" in done.out
     assert "→ Pair a device: edgellm pair" in done.out
     broken = edge("doctor", "--json", "--draft", "nothing.gguf", "--peer", "127.0.0.1:1")
@@ -127,7 +127,7 @@ def test_layers_are_computed_by_a_paired_device_that_is_named(
 
 def test_with_paired_only_http_asks_for_the_key_on_loopback_too(served: Served, tmp_path: Path) -> None:
     file = tmp_path / "desk" / "data" / "http" / "api-key"
-    served.wait_for(f"HTTP asks for the key in {re.escape(str(file))}")
+    served.wait_for(f"HTTP clients need the API key in {re.escape(str(file))}")
     url = served.wait_for(r"OpenAI's API: (http://127\.0\.0\.1:\d+)/v1")
     for path in ("/status", "/metrics", "/v1/models", "/openapi.json", "/v1/models/x"):
         with pytest.raises(HTTPError) as refused:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgellm.cli.views.console import MEANINGS, STYLES
-from edgellm.cli.views.reply_printer import speak
+from edgellm.cli.views.reply_printer import print_reply
 from edgellm.engine import Context, Model
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
@@ -56,7 +56,7 @@ def test_every_source_has_a_colour_and_a_meaning() -> None:
 
 def test_the_answer_alone_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     reply = scripted([*tokens(b"Hel", b"lo"), Notice("The verifier is gone."), *tokens(b"!", source=Source.DRAFT)])
-    speak(reply, as_json=False, explain=False, stats=False)
+    print_reply(reply, as_json=False, explain=False, stats=False)
     shown = capsys.readouterr()
     assert shown.out == "Hello\n!\n"
     assert "The verifier is gone." in shown.err
@@ -65,7 +65,7 @@ def test_the_answer_alone_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_characters_are_put_together_across_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    speak(scripted(tokens(b"caf", b"\xc3", b"\xa9", b" \xf0\x9f")), as_json=False, explain=False, stats=False)
+    print_reply(scripted(tokens(b"caf", b"\xc3", b"\xa9", b" \xf0\x9f")), as_json=False, explain=False, stats=False)
     assert capsys.readouterr().out == "café \ufffd\n"
 
 
@@ -75,7 +75,7 @@ def test_a_model_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str])
         Notice("\x1b[2J"),
         Explanation(0, "\x1b[2J"),
     ]
-    speak(scripted(evil), as_json=False, explain=True, stats=True)
+    print_reply(scripted(evil), as_json=False, explain=True, stats=True)
     shown = capsys.readouterr()
     assert "\x1b" not in shown.out + shown.err
     assert "\x07" not in shown.out
@@ -85,7 +85,7 @@ def test_a_model_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str])
 @given(st.lists(st.binary(max_size=5), max_size=8))
 def test_json_texts_joined_are_the_reply(capsys: pytest.CaptureFixture[str], pieces: list[bytes]) -> None:
     capsys.readouterr()
-    speak(scripted(tokens(*pieces)), as_json=True, explain=False, stats=False)
+    print_reply(scripted(tokens(*pieces)), as_json=True, explain=False, stats=False)
     *rows, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert len(rows) == len(pieces)
     assert (
@@ -101,20 +101,20 @@ def test_json_goes_out_token_by_token(capsys: pytest.CaptureFixture[str]) -> Non
             yield token
             seen.append(capsys.readouterr().out.count("\n"))
 
-    speak(Reply(write, prompt_tokens=1, seed=0), as_json=True, explain=False, stats=False)
+    print_reply(Reply(write, prompt_tokens=1, seed=0), as_json=True, explain=False, stats=False)
     assert seen == [1, 1, 1]
 
 
 def test_reasons_are_told_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     for explain in (True, False):
-        speak(scripted([Explanation(4, "drafted 3")]), as_json=False, explain=explain, stats=False)
+        print_reply(scripted([Explanation(4, "drafted 3")]), as_json=False, explain=explain, stats=False)
         assert ("round 4: drafted 3" in capsys.readouterr().err) == explain
 
 
 def test_stats_tell_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    speak(scripted(tokens(b"a")), as_json=False, explain=False, stats=True)
+    print_reply(scripted(tokens(b"a")), as_json=False, explain=False, stats=True)
     shown = capsys.readouterr().err
-    for name in ("prompt tokens", "tokens/s", "verified", "of drafts accepted", "tokens a check", "verifier passes"):
+    for name in ("prompt tokens", "tokens/s", "verified", "of drafts accepted", "tokens per check", "verifier passes"):
         assert name in shown
 
 
@@ -128,7 +128,9 @@ def at_terminal(monkeypatch: pytest.MonkeyPatch) -> tuple[Terminal, Terminal]:
 
 def test_colours_show_the_source_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = at_terminal(monkeypatch)
-    speak(scripted([*tokens(b"a\nb"), *tokens(b"c", source=Source.DRAFT)]), as_json=False, explain=False, stats=False)
+    print_reply(
+        scripted([*tokens(b"a\nb"), *tokens(b"c", source=Source.DRAFT)]), as_json=False, explain=False, stats=False
+    )
     assert out.getvalue() == "\x1b[32ma\x1b[0m\n\x1b[32mb\x1b[0m\x1b[33mc\x1b[0m\n"
     assert "\x1b[33m■ draft 1" in err.getvalue()
 
@@ -137,7 +139,7 @@ def test_colours_show_the_source_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
 def test_no_colours_where_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     out, err = at_terminal(monkeypatch)
-    speak(scripted(tokens(b"a")), as_json=False, explain=False, stats=True)
+    print_reply(scripted(tokens(b"a")), as_json=False, explain=False, stats=True)
     assert "\x1b" not in out.getvalue() + err.getvalue()
 
 
@@ -152,7 +154,7 @@ def test_ctrl_c_stops_the_reply_and_leaves_the_handler_as_it_was(capsys: pytest.
             yield token
 
     before = signal.getsignal(signal.SIGINT)
-    summary = speak(Reply(write, prompt_tokens=1, seed=0), as_json=False, explain=False, stats=False)
+    summary = print_reply(Reply(write, prompt_tokens=1, seed=0), as_json=False, explain=False, stats=False)
     assert summary.finish_reason == "cancelled"
     assert capsys.readouterr().out == "xxx\n"
     assert signal.getsignal(signal.SIGINT) is before
@@ -174,7 +176,7 @@ def test_ctrl_c_is_heard_while_llama_cpp_computes(verifier_model: Model, capsys:
                 context.decode(np.ones(1024, dtype=np.int32))
         yield from ()
 
-    summary = speak(Reply(write, prompt_tokens=1, seed=0), as_json=False, explain=False, stats=False)
+    summary = print_reply(Reply(write, prompt_tokens=1, seed=0), as_json=False, explain=False, stats=False)
     assert summary.finish_reason == "cancelled"
     assert passes < 10
 
@@ -186,10 +188,10 @@ def test_a_second_ctrl_c_gets_through(capsys: pytest.CaptureFixture[str]) -> Non
         yield from tokens(b"x")
 
     with pytest.raises(KeyboardInterrupt):
-        speak(Reply(write, prompt_tokens=1, seed=0), as_json=False, explain=False, stats=False)
+        print_reply(Reply(write, prompt_tokens=1, seed=0), as_json=False, explain=False, stats=False)
 
 
 def test_an_error_in_the_middle_ends_the_line_first(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError):
-        speak(scripted([*tokens(b"Hel"), RuntimeError("x")]), as_json=False, explain=False, stats=False)
+        print_reply(scripted([*tokens(b"Hel"), RuntimeError("x")]), as_json=False, explain=False, stats=False)
     assert capsys.readouterr().out == "Hel\n"

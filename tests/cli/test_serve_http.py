@@ -87,7 +87,7 @@ def test_a_worker_has_a_health_path() -> None:
     )  # fmt: skip
     assert process.stderr is not None
     with process.stderr as said:
-        url = next(found[1] for line in said if (found := re.search(r"How it is: (\S+)/health", line)))
+        url = next(found[1] for line in said if (found := re.search(r"Status: (\S+)/health", line)))
         with urlopen(f"{url}/v1/models", timeout=60) as answer:
             assert json.loads(answer.read())["data"] == []
         assert any("Ctrl-C" in line for line in said)  # from now on signals are heard
@@ -128,12 +128,12 @@ def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--host", "192.0.2.1"), "For HTTP it is --http-host"),
-        (("--keep", "5"), "--keep is for the role worker"),
-        (("--role", "verifier", "--mesh", "here:1-12"), "--mesh is for the role pair"),
-        (("--role", "worker", "--draft", "none"), "--draft is for the role pair"),
+        (("--host", "192.0.2.1"), "Use --http-host"),
+        (("--keep", "5"), "--keep belongs to the role worker"),
+        (("--role", "verifier", "--mesh", "here:1-12"), "--mesh belongs to the role pair"),
+        (("--role", "worker", "--draft", "none"), "--draft belongs to the role pair"),
         (("--mesh", "here:1-12,nobody"), "is no part of a split"),
-        (("--no-http",), "HTTP alone"),
+        (("--no-http",), "HTTP only"),
         (("-m", "edgellm-draft"), "--draft and --verifier"),
         (("--http-port", "70000"), "70000"),
         (("--replies", "0"), "replies is 0"),
@@ -161,7 +161,7 @@ def test_a_port_that_was_asked_for_is_not_exchanged_and_the_usual_one_is(
         assert server is not None
         assert server.address.port != port
         server.stop()
-    assert f"Port {port} is taken" in capsys.readouterr().err
+    assert f"Port {port} is in use" in capsys.readouterr().err
 
 
 def test_the_key_is_made_once_for_the_user_alone(tmp_path: Path) -> None:

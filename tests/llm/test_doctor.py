@@ -17,7 +17,13 @@ import pytest
 from edgellm import __version__
 from edgellm.diagnostics import local, network
 from edgellm.diagnostics.local import Finding, State
-from edgellm.diagnostics.network import Heard, examine_interfaces, examine_multicast, examine_peers, examine_welcome
+from edgellm.diagnostics.network import (
+    ReceivedAnnouncements,
+    examine_interfaces,
+    examine_multicast,
+    examine_peers,
+    examine_welcome,
+)
 from edgellm.diagnostics.run import examine
 from edgellm.engine.native import Features
 from edgellm.rpc.address import Address
@@ -31,7 +37,7 @@ from edgellm.rpc.versions import LINK
 from tests.rpc.doors import answering, run, serving
 from tests.rpc.strangers import befriend, device, known
 
-SILENCE = Heard((), own_came_back=True)
+SILENCE = ReceivedAnnouncements((), own_came_back=True)
 VOCABULARY = "ab" * 32
 
 
@@ -61,7 +67,7 @@ def hint(device: Trust, *addresses: Address, protocol: int = LINK) -> Hint:
 
 
 def peers_of(me: Trust, *hints: Hint) -> list[Finding]:
-    return list(examine_peers(me, Heard(hints, own_came_back=True), VOCABULARY))
+    return list(examine_peers(me, ReceivedAnnouncements(hints, own_came_back=True), VOCABULARY))
 
 
 def test_a_sound_machine_has_no_problem_and_says_what_next_where_there_is_one(me: Trust) -> None:
@@ -118,7 +124,7 @@ def test_a_clock_that_has_lost_its_time_is_told() -> None:
     ("library", "says"),
     [
         (Features("1", ("SSE3",), gpu=True, mmap=True), "compiled without AVX2"),
-        (Features("1", ("AVX2",), gpu=False, mmap=True), "for the processor alone"),
+        (Features("1", ("AVX2",), gpu=False, mmap=True), "for the CPU only"),
         (Features("1", ("AVX2",), gpu=True, mmap=False), "without mmap"),
     ],
 )
@@ -148,12 +154,12 @@ def test_silence_where_not_even_our_own_word_comes_back_is_a_firewall_here(monke
 
 def test_where_nothing_can_be_announced_is_told() -> None:
     told = [one for one in examine_multicast(SILENCE, "0000-0000", ["192.0.2.99"]) if one.state is State.PROBLEM]
-    assert "Nothing can be announced at 192.0.2.99" in told[0].what
+    assert "Announcing on 192.0.2.99 fails" in told[0].what
 
 
 def test_another_device_with_our_identity_is_told(me: Trust) -> None:
     copy = hint(me, Address("192.0.2.7", 5))
-    found = only(examine_multicast(Heard((copy,), True), me.identity.id.short, []), "identity")
+    found = only(examine_multicast(ReceivedAnnouncements((copy,), True), me.identity.id.short, []), "identity")
     assert found.state is State.PROBLEM
     assert found.what.startswith("192.0.2.7")
     assert "identity.pem" in found.next_step
@@ -198,7 +204,7 @@ def test_a_device_of_another_version_says_who_is_to_update(me: Trust, desk: Trus
 def test_a_device_that_is_on_and_serves_nothing(me: Trust, desk: Trust) -> None:
     me.peers.saw(desk.identity.id, Address("127.0.0.1", 1))
     (one,) = peers_of(me)
-    assert "desk is on, and nothing listens at 127.0.0.1:1" in one.what
+    assert "desk is on, but nothing listens at 127.0.0.1:1" in one.what
     assert "edgellm serve" in one.next_step
     (one,) = peers_of(me, hint(desk, Address("127.0.0.1", 1)))
     assert (one.topic, one.state) == ("firewall", State.PROBLEM)
@@ -225,8 +231,12 @@ def sound(desk: Trust) -> PeerInfo:
         ({"clock_ahead": 7200.0}, "clock", "120 minutes ahead of"),
         ({"clock_ahead": -7200.0}, "clock", "120 minutes behind"),
         ({"version": "0.0.1"}, "versions", "desk runs edgellm 0.0.1"),
-        ({"rights": frozenset()}, "rights", "does not let this device"),
-        ({"offers": (OfferedModel("verifier", "other", 1, "00" * 32),)}, "vocabulary", "whose vocabulary is not"),
+        ({"rights": frozenset()}, "rights", "does not verify drafts"),
+        (
+            {"offers": (OfferedModel("verifier", "other", 1, "00" * 32),)},
+            "vocabulary",
+            "does not have the draft model's vocabulary",
+        ),
     ],
 )
 def test_what_a_device_says_of_itself_is_judged(

@@ -51,8 +51,8 @@ def test_profile_from_end_to_end(
     words = ("--draft", str(f32_pair[0]), "--verifier", verifier)
     code, out, err = shell("profile", *words, "--prompts", str(prompt_file), "--max-tokens", "24")
     assert code == 0, err
-    for name in ("c_th", "alpha", "accepted up to place", "a drafted token", "a verification", "early exit", "signal",
-                 "worth", "at a budget of 0.2"):  # fmt: skip
+    for name in ("c_th", "alpha", "accepted up to token", "drafting a token", "verifying a chunk", "early exit",
+                 "signal", "worth", "at a budget of 0.2"):  # fmt: skip
         assert name in out
     kept = profile_path(*hashes(f32_pair))  # by what the models are, wherever they are
     assert str(kept) in err.replace("\n", "")
@@ -93,7 +93,7 @@ def test_profile_as_json(shell: Shell, f32_pair: tuple[Path, Path], prompt_file:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "There is no prompt"),
+        ("", "has no prompts"),
         ('Hello\n{"messages": 3}', "Line 2"),
         ('{"role": "user"}', "Line 1"),
         ("[1]", "Line 1"),

@@ -97,13 +97,13 @@ def test_doctor_tells_multicast_from_tcp(paired: tuple[Device, Device, Device]) 
         assert "desk verifies with" in findings(sound, "vocabulary", "ok")
         # through the router TCP passes and multicast does not
         assert "10.77.0.1:50151" in c.edge("chat", "--peer", "10.77.0.1:50151", *BRIEF)
-        assert "announcements do not get here" in findings(c.doctor(), "multicast", "note")
+        assert "announcements do not arrive" in findings(c.doctor(), "multicast", "note")
         # what a sends to b alone is lost, as behind a firewall; what it sends to all still comes
         a.ip("route", "add", "blackhole", "10.77.0.2/32")
-        assert "that port swallows what is sent" in findings(b.doctor(), "firewall", "problem")
+        assert "that port does not answer TCP connections" in findings(b.doctor(), "firewall", "problem")
         a.ip("route", "del", "blackhole", "10.77.0.2/32")
     a.ip("link", "set", "lan0", "down")
-    assert "There is no sign of desk" in findings(b.doctor(), "peers", "note")
+    assert "desk does not answer" in findings(b.doctor(), "peers", "note")
     a.ip("link", "set", "lan0", "up")
 
 

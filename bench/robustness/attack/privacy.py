@@ -66,7 +66,7 @@ def _chat(home: Path, words: Sequence[str]) -> str:
                 shown += os.read(own, 65536).decode(errors="replace")
 
     with suppress(OSError):  # the other end is closed
-        wait_for("/help shows", 1)
+        wait_for("type /help", 1)
         for number, line in enumerate((f"{PHRASE}\r", f"Say\\\r{PHRASE}\r", f"/{PHRASE}\r"), 1):
             os.write(own, line.encode())
             wait_for("first after", number)
@@ -150,7 +150,7 @@ def _served(home: Path, *words: str) -> Iterator[str]:
         said = ""
         for line in process.stderr:
             said += line
-            if found := re.search(r"(?:OpenAI's API|How it is): (https?://[^/\s]+)", line):
+            if found := re.search(r"(?:OpenAI's API|Status): (https?://[^/\s]+)", line):
                 yield found[1]
                 return
         raise RuntimeError(f"it ended: {said}")

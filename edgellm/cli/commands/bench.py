@@ -1,4 +1,4 @@
-"""`edgellm bench`: the measurements of a checkout."""
+"""`edgellm bench`: run the benchmarks of a checkout."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def bench(
     suite: Annotated[
-        str,
-        typer.Argument(metavar="SUITE", help="What to measure: synera, coordgen, csgo, mesh, engine or robustness."),
+        str, typer.Argument(metavar="SUITE", help="Suite: synera, coordgen, csgo, mesh, engine or robustness.")
     ],
-    parts: Annotated[list[str] | None, typer.Argument(metavar="PART", help="Some of it only; see --list.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few cases: to see that all works, and no evidence.")] = False,
-    list_parts: Annotated[bool, typer.Option("--list", help="What there is to measure.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the last results, and measure nothing.")] = False,
+    parts: Annotated[
+        list[str] | None, typer.Argument(metavar="PART", help="Parts to run; see --list. Default: all.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Use few cases: a check that it works, not evidence.")] = False,
+    list_parts: Annotated[bool, typer.Option("--list", help="List the parts of the suite.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the last results without measuring.")] = False,
 ) -> None:
     if not (ROOT / "bench" / "suites.toml").is_file():
         raise InvalidOption(
-            f"The benchmarks are not installed: {ROOT} is no checkout.", "Clone the repository, and run it there."
+            f"The benchmarks are not installed: {ROOT} is not a checkout.", "Clone the repository and run it there."
         )
     task = "list" if list_parts else "show" if show else "run"
     names = [f"{suite}/{part}" for part in parts] if parts else [suite]

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from edgellm.cli import settings
-from edgellm.cli.help_examples import taught
+from edgellm.cli.help_examples import help_text
 from edgellm.cli.views.console import emit, say
 from edgellm.errors import InvalidOption
 from edgellm.places import cache_dir, data_dir, state_dir
 
-config = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Set options once, in a file or by variables.")
+config = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Show settings, and where they are kept.")
 
 _FILE = """The file is TOML, with a table for each command and its options by their long names:
 
@@ -26,11 +26,9 @@ _FILE = """The file is TOML, with a table for each command and its options by th
   [serve]
   http-port = 8081
 
-Each option also has an environment variable, such as EDGELLM_CHAT_BUDGET or EDGELLM_SERVE_HTTP_PORT; separate several
-values with commas. The command line takes precedence over a variable, and a variable over the file. EDGELLM_HOME moves
-all of edgellm's folders.
-
-Exit code 2 means that the file has an error."""
+Each option also has an environment variable, such as EDGELLM_CHAT_BUDGET; separate several values with commas.
+The command line takes precedence over a variable, and a variable over the file.
+EDGELLM_HOME moves all folders of edgellm. Exit code 2 means that the file has an error."""
 
 
 class Folder(enum.StrEnum):
@@ -94,7 +92,7 @@ def _tree(chosen: list[settings.Setting], origin: bool) -> dict[str, Any]:
     return tree
 
 
-config.command("path", help=taught("config path", "Print where edgellm keeps its files.", ""))(path)
+config.command("path", help=help_text("config path", "Print where edgellm keeps its files.", ""))(path)
 config.command(
-    "show", help=taught("config show", "Show which options are set, in the format of the settings file.", _FILE)
+    "show", help=help_text("config show", "Show which options are set, in the format of the settings file.", _FILE)
 )(show)

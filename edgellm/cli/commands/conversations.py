@@ -30,13 +30,12 @@ class ConversationAction(enum.StrEnum):
 def conversations(
     action: Annotated[
         ConversationAction,
-        typer.Argument(metavar="ACTION", help="list: all of them, the newest first. show: what was said in one. rm: "
-                       "remove some, or --all."),
+        typer.Argument(metavar="ACTION", help="list: all, newest first. show: print one. rm: remove some, or --all."),
     ] = ConversationAction.LIST,
     which: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="As the list has them; their beginnings will do.")
+        list[str] | None, typer.Argument(metavar="[ID]...", help="IDs from the list; their beginnings are enough.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="With rm: every conversation.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="With rm: remove all conversations.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Remove without asking.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
@@ -45,11 +44,15 @@ def conversations(
     store = Conversations()
     if action is ConversationAction.LIST:
         if which:
-            raise InvalidOption(f"The list has no use for {which[0]!r}.", "See: edgellm conversations --help")
+            raise InvalidOption(
+                f"`conversations list` takes no IDs, but {which[0]!r} is given.", "See: edgellm conversations --help"
+            )
         _list(store.all(), as_json)
         return
     if everything == bool(which) or (everything and action is not ConversationAction.RM):
-        raise InvalidOption(f"{action} needs IDs, or rm --all.", "See them with: edgellm conversations")
+        raise InvalidOption(
+            f"`conversations {action}` needs IDs (or rm --all).", "List them with: edgellm conversations"
+        )
     chosen = store.all() if everything else [store.find(one) for one in which or ()]
     if action is ConversationAction.SHOW:
         for one in chosen:
@@ -60,7 +63,7 @@ def conversations(
         return
     if chosen and not yes:
         if not is_terminal(sys.stdin):
-            raise InvalidOption(f"This would remove {_count(len(chosen))}.", "Add --yes to do it without being asked.")
+            raise InvalidOption(f"This would remove {_count(len(chosen))}.", "Add --yes to remove without asking.")
         if not typer.confirm(f"Remove {_count(len(chosen))}?", err=True):
             raise typer.Exit(1)
     for one in chosen:
@@ -79,7 +82,7 @@ def _list(found: Sequence[Conversation], as_json: bool) -> None:
         emit(json.dumps(rows, indent=2))
         return
     if not found:
-        say("There is none. `edgellm chat` begins one, while the history is on.")
+        say("There are no conversations. Those of `edgellm chat` are kept while the history is on.")
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("id", no_wrap=True, style="cyan")
@@ -89,7 +92,7 @@ def _list(found: Sequence[Conversation], as_json: bool) -> None:
     for one in found:
         table.add_row(one.id, _time(one.when), str(len(one.turns)), one_line(one.title))
     out().print(table)
-    say("Go on with one: edgellm chat -c, or edgellm chat --conversation ID", style="dim")
+    say("Continue one with: edgellm chat -c, or edgellm chat --conversation ID", style="dim")
 
 
 def conversation_ids(incomplete: str) -> list[tuple[str, str]]:

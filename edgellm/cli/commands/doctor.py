@@ -1,4 +1,4 @@
-"""`edgellm doctor`: find out what is wrong here, and what to do about it."""
+"""`edgellm doctor`: check this device and its network, and say how to fix problems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgellm.cli.views.console import emit, one_line, out, say
 if TYPE_CHECKING:
     from edgellm.diagnostics.local import Finding
 
-_LOOKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "problem": ("problem", "bold red")}
+_STATES = {"ok": ("ok", "green"), "note": ("note", "yellow"), "problem": ("problem", "bold red")}
 
 
 def doctor(
@@ -25,11 +25,11 @@ def doctor(
         str,
         typer.Option(
             "-m", "--draft", metavar="MODEL", envvar="EDGELLM_DRAFT", autocompletion=model_names,
-            help="The draft model whose vocabulary verifiers must have.",
+            help="Draft model whose vocabulary verifiers must have.",
         ),
     ] = "edgellm-draft",
     peer: Annotated[
-        list[str] | None, typer.Option(metavar="HOST:PORT", help="An address to try, too. Can be given several times.")
+        list[str] | None, typer.Option(metavar="HOST:PORT", help="Address to check too; can be given several times.")
     ] = None,
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -42,17 +42,17 @@ def doctor(
         emit(json.dumps([{"topic": one.topic, "state": one.state, "what": one.what, "next_step": one.next_step}
                          for one in findings], indent=2))  # fmt: skip
     else:
-        say("looking around; this takes some seconds ...", style="dim")
-        findings = list(_shown(found))
+        say("checking; this takes some seconds ...", style="dim")
+        findings = list(_print_findings(found))
         count = sum(one.state == "problem" for one in findings)
-        say(f"{count} problem{'' if count == 1 else 's'}." if count else "Nothing is wrong.", style="bold")
+        say(f"{count} problem{'' if count == 1 else 's'}." if count else "No problems found.", style="bold")
     return int(any(one.state == "problem" for one in findings))
 
 
-def _shown(found: Iterable[Finding]) -> Iterable[Finding]:
+def _print_findings(found: Iterable[Finding]) -> Iterable[Finding]:
     """Print each finding as it comes, and yield it."""
     for one in found:
-        word, style = _LOOKS[one.state]
+        word, style = _STATES[one.state]
         table = Table(box=None, show_header=False, pad_edge=False)
         table.add_column(no_wrap=True, min_width=8)
         table.add_column(no_wrap=True, min_width=11, style="dim")

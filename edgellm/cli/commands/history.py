@@ -1,4 +1,4 @@
-"""`edgellm history`: show, limit and remove what is kept of past conversations."""
+"""`edgellm history`: show, limit and clear what is kept of past conversations."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def history(
     action: Annotated[
         HistoryAction,
         typer.Argument(metavar="ACTION",
-                       help="show: how much is kept. path: where. clear: forget it all, with everything that was "
-                       "derived from it. off: keep and read nothing from now on. on: keep and read again. keep: for "
-                       "how long it is kept."),
+                       help="show: how much is kept. path: where. clear: delete it, with everything derived from "
+                       "it. off: stop keeping and reading it. on: keep and read it again. keep: set or print for how "
+                       "long."),
     ] = HistoryAction.SHOW,
     age: Annotated[
         str | None,
-        typer.Argument(metavar="AGE", show_default=False, help="With keep: the greatest age, such as 90d, 12w, 6m or "
-                       "2y; or forever. EDGELLM_HISTORY_KEEP comes before it."),
+        typer.Argument(metavar="AGE", show_default=False, help="With keep: maximum age, such as 90d, 12w, 6m or 2y; or "
+                       "forever. EDGELLM_HISTORY_KEEP takes precedence."),
     ] = None,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Forget without asking.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Clear without asking.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
     from edgellm.llm.pair_stats import tidy
@@ -53,11 +53,11 @@ def history(
     store = History()
     if yes and action is not HistoryAction.CLEAR:
         raise InvalidOption(
-            f"--yes means nothing to `history {action}`.", "Leave it out; it goes with `history clear`."
+            f"--yes has no meaning for `history {action}`.", "Leave it out; it belongs to `history clear`."
         )
     if age is not None and action is not HistoryAction.KEEP:
         raise InvalidOption(
-            f"{age[:40]!r} means nothing to `history {action}`.", "Leave it out; it goes with `history keep`."
+            f"{age[:40]!r} has no meaning for `history {action}`.", "Leave it out; an age belongs to `history keep`."
         )
     if action in (HistoryAction.SHOW, HistoryAction.CLEAR):
         tidy()
@@ -82,16 +82,18 @@ def _keep(age: str | None, as_json: bool) -> None:
         try:
             set_max_age(wanted)
         except OSError as error:
-            raise HistoryUnusable(f"The age cannot be set: {error}.", "Check the folder.") from None
+            raise HistoryUnusable(
+                f"The maximum age cannot be set: {error}.", "Check the permissions of the folder."
+            ) from None
         if max_age() != wanted:
-            say(f"{VARIABLE} says otherwise, and comes before it.", style="yellow")
+            say(f"{VARIABLE} sets another age, and takes precedence.", style="yellow")
         expire()
     if as_json:
         emit(json.dumps({"keep": describe_age(max_age())}))
     elif (found := max_age()) is None:
-        say("What is asked and replied is kept until you remove it.")
+        say("Conversations are kept until you clear them.")
     else:
-        say(f"What is asked and replied, and what is derived from that, is kept for {found.days} days at most.")
+        say(f"Conversations, and what is derived from them, are kept for at most {found.days} days.")
 
 
 def _clear(store: History, yes: bool, as_json: bool) -> None:
@@ -100,27 +102,27 @@ def _clear(store: History, yes: bool, as_json: bool) -> None:
     there = kept()
     if not yes and (there.total or store.facts().size):
         if not is_terminal(sys.stdin):
-            raise InvalidOption(f"This would forget {there}.", "Add --yes to do it without being asked.")
-        if not typer.confirm(f"Forget {there}?", err=True):
+            raise InvalidOption(f"This would delete {there}.", "Add --yes to delete without asking.")
+        if not typer.confirm(f"Delete {there}?", err=True):
             raise typer.Exit(1)
     gone = forget()
     if as_json:
         emit(json.dumps({"forgotten": gone.total, **asdict(gone)}))
     else:
-        say(f"forgot {gone}")
+        say(f"deleted {gone}")
 
 
 def _turn(store: History, action: HistoryAction, as_json: bool) -> None:
     if action is HistoryAction.OFF:
         store.turn_off()
         say(
-            "The history is off: what is said, and what is derived from it, is neither kept nor read. What is "
-            "there stays."
+            "The history is off: conversations, and what is derived from them, are neither kept nor read. What was "
+            "kept stays."
         )
-        say("Forget it with: edgellm history clear", style="dim")
+        say("Delete it with: edgellm history clear", style="dim")
     else:
         store.turn_on()
-        say(f"The history is on: conversations are kept in {store.path}, and later replies are drafted from them.")
+        say(f"The history is on: conversations are kept in {store.path}, and replies are drafted from them.")
     if as_json:
         emit(json.dumps({"on": store.on}))
 
@@ -141,7 +143,7 @@ def _show(facts: HistoryFacts, as_json: bool) -> None:
     table.add_column(overflow="fold")
     for name, value in (
         ("history", "on" if facts.on else "off: nothing is kept or read"),
-        ("there is", str(there)),
+        ("holds", str(there)),
         ("kept for", age),
         ("size", size(facts.size)),
         ("from", _time(facts.first)),

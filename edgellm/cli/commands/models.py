@@ -1,4 +1,4 @@
-"""`edgellm pull`, `ls`, `show`, `rm`: the models on this machine."""
+"""`edgellm pull`, `ls`, `show`, `rm`: download, list, show and remove models."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="A name from `edgellm ls`, user/repo[:quant], or a path.",
+    typer.Argument(metavar="MODEL", help="Name from `edgellm ls`, user/repo[:quant], or path.",
                    autocompletion=model_names),
 ]  # fmt: skip
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def pull(
-    name: Annotated[str, typer.Argument(metavar="USER/REPO[:QUANT]", help="What to fetch from the hub.")],
+    name: Annotated[str, typer.Argument(metavar="USER/REPO[:QUANT]", help="Model on the Hugging Face hub.")],
     as_json: AsJson = False,
 ) -> None:
     from edgellm import storage
 
     plan = storage.plan(name)
     if plan.path is not None:
-        say(f"{one_line(plan.file)} is here already ({size(plan.size)}; {plan.reason}).")
+        say(f"{one_line(plan.file)} is already on this machine ({size(plan.size)}; {plan.reason}).")
         pulled = storage.fetch(plan)
     else:
-        say(f"pulling {one_line(plan.file)} ({size(plan.size)}; {plan.reason})")
+        say(f"downloading {one_line(plan.file)} ({size(plan.size)}; {plan.reason})")
         pulled = _fetch(plan)
     if as_json:
         emit(json.dumps({"name": name, "file": plan.file, "path": str(pulled.path), "size": plan.size,
@@ -68,7 +68,7 @@ def _fetch(plan: DownloadPlan) -> PulledModel:
             nonlocal resumed
             if transfer.resumed and not resumed:
                 resumed = True
-                progress.console.print(f"going on at {size(transfer.resumed)}")
+                progress.console.print(f"resuming at {size(transfer.resumed)}")
             progress.update(task, completed=transfer.done, total=transfer.total)
 
         return storage.fetch(plan, show)
@@ -83,13 +83,13 @@ def ls(as_json: AsJson = False) -> None:
         emit(json.dumps(rows, indent=2))
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("NAME", "SIZE", "FROM"):
+    for column in ("NAME", "SIZE", "SOURCE"):
         table.add_column(column, justify="right" if column == "SIZE" else "left", no_wrap=True)
     for model in models:
         table.add_row(one_line(model.name), size(model.size), model.origin)
     out().print(table)
     if not any(model.origin == "hub" for model in models):
-        say("Fetch more with: edgellm pull user/repo", style="dim")
+        say("Download more with: edgellm pull user/repo", style="dim")
 
 
 def show(name: Name, as_json: AsJson = False) -> None:
@@ -104,12 +104,12 @@ def show(name: Name, as_json: AsJson = False) -> None:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for key, value in facts.items():
-        shown = size(value) if key == "size" and isinstance(value, int) else _shown(value)
-        table.add_row(key.replace("_", " "), shown)
+        text = size(value) if key == "size" and isinstance(value, int) else _format(value)
+        table.add_row(key.replace("_", " "), text)
     out().print(table)
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:
@@ -119,20 +119,19 @@ def _shown(value: object) -> str:
 
 def rm(
     name: Name,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Remove without asking.")] = False,
     as_json: AsJson = False,
 ) -> None:
     from edgellm import storage
 
-    going = storage.removable(name)
-    listed = ", ".join(f"{model.name} ({size(model.size)})" for model in going)
+    listed = ", ".join(f"{model.name} ({size(model.size)})" for model in storage.removable(name))
     if not yes:
         if not is_terminal(sys.stdin):
-            raise InvalidOption(f"This would remove {listed}.", "Add --yes to do it without being asked.")
+            raise InvalidOption(f"This would remove {listed}.", "Add --yes to remove without asking.")
         if not typer.confirm(f"Remove {listed}?", err=True):
             raise typer.Exit(1)
-    gone = storage.remove(name)
+    removed = storage.remove(name)
     if as_json:
-        emit(json.dumps([{"name": model.name, "path": str(model.path), "size": model.size} for model in gone]))
+        emit(json.dumps([{"name": model.name, "path": str(model.path), "size": model.size} for model in removed]))
     else:
         say(f"removed {listed}")

@@ -1,4 +1,4 @@
-"""`edgellm pair`: make two devices trust each other."""
+"""`edgellm pair`: pair two devices, so that they trust each other."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from edgellm.rpc.trust.trust import Trust
 
 
-# What each right allows, and the consequence that both devices should know.
-MEANS = {
+# what each right allows, and its consequence, which both devices should know
+RIGHTS = {
     "verify": (
-        "have drafts checked by the verifier that {host} serves",
+        "have drafts verified by {host}",
         "{host} then reads the prompts and replies of {guest}",
     ),
     "compute": (
         "have {host} compute layers of models",
-        "{host} then sees activations, from which prompts can be guessed; {guest} can keep {host} busy, or crash it",
+        "{host} then gets activations, from which prompts can be guessed; {guest} can overload or crash {host}",
     ),
     "files": (
-        "copy models from {host}, and keep layers of models on it",
-        "{guest} then sees which models {host} has, and takes room on its disk, up to a limit",
+        "copy models from {host}, and store layers of models on it",
+        "{guest} then knows which models {host} has, and uses its disk, up to a limit",
     ),
 }
 
@@ -59,41 +59,41 @@ def read_grant(text: str) -> Rights:
     known = {right.value: right for right in Right}
     for word in words:
         if word not in known:
-            raise InvalidOption(f"There is no right {word!r}.", f"There are: {', '.join(known)}; or all, or none.")
+            raise InvalidOption(f"There is no right {word!r}.", f"Choose from {', '.join(known)}; or all, or none.")
     if not words:
-        raise InvalidOption("No right is named.", f"There are: {', '.join(known)}; or all, or none.")
+        raise InvalidOption("No right is given.", f"Choose from {', '.join(known)}; or all, or none.")
     return frozenset(known[word] for word in words)
 
 
-def explained(rights: Iterable[Right], host: str, guest: str) -> Iterator[tuple[str, str]]:
-    """Yield each right that `guest` has at `host`: its name and what it allows, then "" and what follows from it."""
-    had = set(rights)
-    if not had:
+def explain_rights(rights: Iterable[Right], host: str, guest: str) -> Iterator[tuple[str, str]]:
+    """Yield each right of `guest` on `host` with what it allows, then "" with its consequence."""
+    granted = set(rights)
+    if not granted:
         yield "nothing", ""
-    for right, (allows, follows) in MEANS.items():
-        if right in had:
+    for right, (allows, consequence) in RIGHTS.items():
+        if right in granted:
             yield right, allows.format(host=host, guest=guest)
-            yield "", follows.format(host=host, guest=guest)
+            yield "", consequence.format(host=host, guest=guest)
 
 
 def right_names(incomplete: str) -> Iterator[tuple[str, str]]:
-    """Yield rights for shell completion; the last of those already typed is completed."""
+    """Yield rights for shell completion of the last one typed."""
     *before, last = incomplete.split(",")
-    for right, (allows, _) in MEANS.items():
+    for right, (allows, _) in RIGHTS.items():
         if right.startswith(last.lower()) and right not in before:
             yield ",".join([*before, right]), allows.format(host="this device", guest="it")
 
 
 PORT = 50150  # as in `edgellm.rpc.trust.pairing`, which is slow to import
-SEARCH_SECONDS = 4.0  # for the device that shows the code, before the user is told that the search goes on
+SEARCH_SECONDS = 4.0  # for the device that shows the code, before a notice
 LONGEST_SEARCH = 30.0
 
 Interfaces = Annotated[
     list[str] | None,
     typer.Option(
         "--interface", metavar="NAME|IP",
-        help="The network to use; can be given several times, or set with EDGELLM_INTERFACE.",
-        show_default="those that lead home",
+        help="Network to use; can be given several times, or set with EDGELLM_INTERFACE.",
+        show_default="those of the home",
     ),
 ]  # fmt: skip
 
@@ -101,20 +101,21 @@ Interfaces = Annotated[
 def pair(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[HOST:PORT] [CODE]", help="What the other device shows. Nothing: show a code here."),
+        typer.Argument(metavar="[HOST:PORT] [CODE]", help="What the other device shows. Default: show a code here."),
     ] = None,
     grant: Annotated[
         str,
         typer.Option(
             metavar="RIGHTS", autocompletion=right_names,
-            help="What the other device may do here: verify, compute, files (with commas), all or none.",
+            help="Rights of the other device here: verify, compute, files (separated by commas), all or none.",
         ),
     ] = "verify",
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What the other device calls this one.", show_default="its own")
+        str | None,
+        typer.Option(metavar="NAME", help="Name of this device on the other one.", show_default="the host name"),
     ] = None,
     interface: Interfaces = None,
-    port: Annotated[int, typer.Option(metavar="PORT", help="Where to wait for the other device.")] = PORT,
+    port: Annotated[int, typer.Option(metavar="PORT", help="Port to wait on for the other device.")] = PORT,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the code, then the result.")] = False,
 ) -> None:  # fmt: skip
     from edgellm.rpc.channel import DEFAULT_PORT
@@ -124,20 +125,20 @@ def pair(
     from edgellm.rpc.trust.trust import Trust
 
     rights = read_grant(grant)
-    called = checked_name(platform.node()[:40] or "a device" if name is None else name)
-    place, code = _typed(words or [])
+    own_name = checked_name(platform.node()[:40] or "a device" if name is None else name)
+    place, code = _address_and_code(words or [])
     hosts = chosen_hosts(interface or ())
-    about = About(called, rights, tuple(_listening(hosts, DEFAULT_PORT)))
+    about = About(own_name, rights, tuple(_listening(hosts, DEFAULT_PORT)))
     trust = Trust.here()
     peer = _wait(trust, about, hosts, port, as_json) if code is None else _join(trust, about, hosts, place, code)
     if as_json:
         emit(json.dumps(_row(peer)))
     else:
-        _show(peer)
+        _print_peer(peer)
 
 
-def _typed(words: list[str]) -> tuple[Address | None, Code | None]:
-    """Parse the words after `edgellm pair`: nothing, a code, or an address and a code."""
+def _address_and_code(words: list[str]) -> tuple[Address | None, Code | None]:
+    """Parse the arguments of `edgellm pair`: none, a code, or an address and a code."""
     from edgellm.rpc.address import Address
     from edgellm.rpc.trust.pairing import PAIRING_PORT, Code
 
@@ -148,9 +149,7 @@ def _typed(words: list[str]) -> tuple[Address | None, Code | None]:
         place = Address.parse(words[0] if ":" in words[0] else f"{words[0]}:{PAIRING_PORT}")
         words = words[1:]
         if not words:
-            raise InvalidOption(
-                "The code is missing.", "It stands behind the address: edgellm pair HOST:PORT 7-lamp-otter"
-            )
+            raise InvalidOption("The code is missing.", "Add it after the address: edgellm pair HOST:PORT 7-lamp-otter")
     return place, Code.parse(" ".join(words))
 
 
@@ -161,13 +160,13 @@ def _listening(hosts: Sequence[str], port: int) -> list[Address]:
 
 
 def _wait(trust: Trust, about: About, hosts: Sequence[str], port: int, as_json: bool) -> Peer:
-    """Show a code and wait until a device has tried it, or time is up."""
+    """Show a code, and wait until a device has tried it or it has expired."""
     from edgellm.rpc.discovery.mdns import ServiceKind, announced, code_number, new_instance
     from edgellm.rpc.trust.pairing import WINDOW_SECONDS, Code, Window
 
     if not hosts:
         raise PairingFailed(
-            "This machine is in no network with other devices.", "Join one, or name an interface with --interface."
+            "This machine is in no network with other devices.", "Join one, or choose an interface with --interface."
         )
     instance = new_instance()
     code = Code.new(code_number(instance))
@@ -178,19 +177,19 @@ def _wait(trust: Trust, about: About, hosts: Sequence[str], port: int, as_json: 
                 emit(json.dumps({"code": str(code), "addresses": [str(place) for place in places],
                                  "seconds": WINDOW_SECONDS, "grants": sorted(about.rights)}))  # fmt: skip
             else:
-                _invite(code, places, about.rights)
+                _print_code(code, places, about.rights)
             while True:
                 with suppress(TimeoutError):
                     return window.wait(0.5)  # in pieces, so that Ctrl-C is heard
 
 
-def _invite(code: Code, places: Sequence[Address], rights: Rights) -> None:
-    say("On the other device, type:")
+def _print_code(code: Code, places: Sequence[Address], rights: Rights) -> None:
+    say("On the other device, run:")
     err().print(Text(f"\n    edgellm pair {code}\n", style="bold cyan"))
-    say(f"or, if it does not find this one:  edgellm pair {places[0]} {code}", style="dim")
+    say(f"or, if it does not find this device:  edgellm pair {places[0]} {code}", style="dim")
     say("")
-    _grants("what it may do here", rights, "this device", "the other device")
-    say("The code is good for two minutes and for one guess. Ctrl-C takes it back.", style="dim")
+    _print_rights("rights of the other device here", rights, "this device", "the other device")
+    say("The code is valid for two minutes and one guess. Ctrl-C cancels it.", style="dim")
 
 
 def _join(trust: Trust, about: About, hosts: Sequence[str], place: Address | None, code: Code) -> Peer:
@@ -200,55 +199,55 @@ def _join(trust: Trust, about: About, hosts: Sequence[str], place: Address | Non
 
 
 def _find(code: Code, hosts: Sequence[str]) -> Address:
-    """Return where the device that shows a code with this number announces itself."""
+    """Return the address of the device that announces a code with this number."""
     from edgellm.rpc.channel import run_there
     from edgellm.rpc.discovery.interfaces import listening
     from edgellm.rpc.discovery.mdns import ServiceKind, browse
 
     say("looking for the device that shows this code ...", style="dim")
 
-    def fitting(found: Sequence[Hint]) -> list[Hint]:
+    def matching(found: Sequence[Hint]) -> list[Hint]:
         return [hint for hint in found if hint.number == code.number]
 
     def waiting(elapsed: float) -> None:
-        say(f"still looking ({elapsed:.0f} s, {LONGEST_SEARCH:.0f} s at most; Ctrl-C ends it) ...", style="dim")
+        say(f"still looking ({elapsed:.0f} s of at most {LONGEST_SEARCH:.0f} s; Ctrl-C ends it) ...", style="dim")
 
     hints = browse(
         ServiceKind.PAIRING,
         hosts,
         SEARCH_SECONDS,
-        lambda found: bool(fitting(found)),
+        lambda found: bool(matching(found)),
         longest=LONGEST_SEARCH,
         waiting=waiting,
     )
-    fit = fitting(hints)
-    if len({hint.short for hint in fit}) > 1:
+    matches = matching(hints)
+    if len({hint.short for hint in matches}) > 1:
         raise PairingFailed(
             f"Several devices show codes that begin with {code.number}.",
-            "Type the address that the right one shows, too.",
+            "Add the address that the right one shows: edgellm pair HOST:PORT CODE",
         )
-    if not fit:
-        there = f" ({len(hints)} others do)" if hints else ""
+    if not matches:
+        others = f" ({len(hints)} with other codes found)" if hints else ""
         raise PairingFailed(
-            f"No device that shows the code {code} announces itself{there}.",
-            f"Type the address from its screen, too: edgellm pair HOST:PORT {code}",
+            f"No device with the code {code} was found{others}.",
+            f"Add the address that it shows: edgellm pair HOST:PORT {code}",
         )
-    return run_there(listening(fit[0].addresses)).result()
+    return run_there(listening(matches[0].addresses)).result()
 
 
-def _show(peer: Peer) -> None:
+def _print_peer(peer: Peer) -> None:
     say("")
     err().print(Text.assemble(("paired ", "bold green"), f"with {one_line(peer.name)} ({peer.id.short})"))
-    _grants(f"what {peer.name} may do here", peer.rights, "this device", peer.name)
-    _grants("what this device may do there", peer.granted, peer.name, "this device")
+    _print_rights(f"rights of {peer.name} here", peer.rights, "this device", peer.name)
+    _print_rights("rights of this device there", peer.granted, peer.name, "this device")
     say(f"Change it with `edgellm peers grant|revoke|rename|rm {peer.id.short}`.", style="dim")
 
 
-def _grants(title: str, rights: Rights, host: str, guest: str) -> None:
+def _print_rights(title: str, rights: Rights, host: str, guest: str) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True, style="green")
     table.add_column(overflow="fold")
-    for right, meaning in explained(rights, one_line(host), one_line(guest)):
+    for right, meaning in explain_rights(rights, one_line(host), one_line(guest)):
         table.add_row(f"  {right}", Text(meaning, style="" if right else "yellow"))
     say(f"{one_line(title)}:")
     err().print(table)

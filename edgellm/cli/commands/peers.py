@@ -1,4 +1,4 @@
-"""`edgellm peers`: the paired devices, and what each of them may do here."""
+"""`edgellm peers`: the paired devices and their rights here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from edgellm.cli.commands.pair import Interfaces, read_grant
-from edgellm.cli.views.console import ago, emit, one_line, out, say, size
+from edgellm.cli.views.console import emit, format_age, one_line, out, say, size
 from edgellm.errors import EdgeError, InvalidOption
 
 if TYPE_CHECKING:
@@ -46,15 +46,15 @@ def peers(
     action: Annotated[
         PeerAction,
         typer.Argument(metavar="ACTION",
-                       help="list: who is there. rm: trust it no longer. rename, grant, revoke. path: of the file."),
+                       help="list; rm: unpair; rename; grant or revoke rights; path: print the path of the list."),
     ] = PeerAction.LIST,
     device: Annotated[
-        str | None, typer.Argument(metavar="DEVICE", help="A name, or an ID.", autocompletion=peer_names)
+        str | None, typer.Argument(metavar="DEVICE", help="Name or ID of a device.", autocompletion=peer_names)
     ] = None,
     value: Annotated[
-        str | None, typer.Argument(metavar="VALUE", help="The new name; or rights: verify, compute, files, all.")
+        str | None, typer.Argument(metavar="VALUE", help="New name; or rights: verify, compute, files, all.")
     ] = None,
-    ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask every device whether it is there.")] = True,
+    ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask each device whether it is there.")] = True,
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
@@ -62,7 +62,7 @@ def peers(
 
     store = Peers()
     if action in (PeerAction.LIST, PeerAction.PATH) and device is not None:
-        raise InvalidOption(f"`peers {action}` takes no device.", "To see one, look at the whole list: edgellm peers")
+        raise InvalidOption(f"`peers {action}` takes no device.", "Leave it out: edgellm peers")
     if action is PeerAction.PATH:
         emit(json.dumps({"path": str(store.path)}) if as_json else str(store.path))
     elif action is PeerAction.LIST:
@@ -73,26 +73,26 @@ def peers(
 
 def _change(store: Peers, action: PeerAction, device: str | None, value: str | None, as_json: bool) -> None:
     if device is None:
-        raise InvalidOption(f"`peers {action}` needs a device.", f"Such as: edgellm peers {_EXAMPLES[action]}")
+        raise InvalidOption(f"`peers {action}` needs a device.", f"For example: edgellm peers {_EXAMPLES[action]}")
     if (value is None) is not (action is PeerAction.RM):
-        what = "takes nothing more" if action is PeerAction.RM else "needs one thing more"
-        raise InvalidOption(f"`peers {action} {device}` {what}.", f"Such as: edgellm peers {_EXAMPLES[action]}")
+        what = "takes no value" if action is PeerAction.RM else "needs a value"
+        raise InvalidOption(f"`peers {action} {device}` {what}.", f"For example: edgellm peers {_EXAMPLES[action]}")
     peer = store.find(device)
     if action is PeerAction.RM:
         store.remove(peer.id)
-        say(f"{peer.name} ({peer.id.short}) is a stranger now; what it has open here ends.")
-        say("On that device, too: edgellm peers rm, if it shall not be asked any more.", style="dim")
+        say(f"{peer.name} ({peer.id.short}) is unpaired; its requests here end.")
+        say("Unpair this device there too, with edgellm peers rm, so that it is not asked any more.", style="dim")
     elif action is PeerAction.RENAME:
         new = store.rename(peer.id, value or "")
-        say(f"{peer.name} ({peer.id.short}) is called {new.name} here.")
+        say(f"{peer.name} ({peer.id.short}) is now called {new.name} here.")
     else:
         change = store.grant if action is PeerAction.GRANT else store.revoke
         new = change(peer.id, read_grant(value or ""))
-        say(f"{peer.name} ({peer.id.short}) may do here: {', '.join(sorted(new.rights)) or 'nothing'}.")
+        say(f"The rights of {peer.name} ({peer.id.short}) here: {', '.join(sorted(new.rights)) or 'none'}.")
     if as_json:
-        left = store.get(peer.id)
-        emit(json.dumps({"id": str(peer.id), "name": left.name if left else peer.name, "paired": left is not None,
-                         "may_here": sorted(left.rights) if left else []}))  # fmt: skip
+        now = store.get(peer.id)
+        emit(json.dumps({"id": str(peer.id), "name": now.name if now else peer.name, "paired": now is not None,
+                         "may_here": sorted(now.rights) if now else []}))  # fmt: skip
 
 
 def _list(store: Peers, interface: list[str] | None, ask: bool, as_json: bool) -> None:
@@ -123,14 +123,14 @@ def _table(answers: list[ProbeResult], asked: bool) -> Table:
     for answer in answers:
         peer, welcomed = answer.peer, answer.welcomed
         address = welcomed.address if welcomed is not None else next(iter(peer.addresses), None)
-        seen = "now" if welcomed is not None else ago((datetime.now(UTC) - peer.seen).total_seconds())
+        last_seen = "now" if welcomed is not None else format_age((datetime.now(UTC) - peer.seen).total_seconds())
         table.add_row(
             one_line(peer.name),
             peer.id.short,
             ", ".join(sorted(peer.rights)) or "nothing",
             ", ".join(sorted(peer.granted if welcomed is None else welcomed.rights)) or "nothing",
             str(address or "-"),
-            seen,
+            last_seen,
             f"{welcomed.seconds * 1e3:.1f} ms" if welcomed is not None else "-" if asked else "not asked",
             one_line(", ".join(f"{one.model} ({size(one.size)})" for one in welcomed.offers) or "-")
             if welcomed

@@ -1,4 +1,4 @@
-"""`edgellm profile`: measure a pair on prompts, and print the result."""
+"""`edgellm profile`: measure a pair on prompts, and print the results."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 
 
 def profile(
-    given: typer.Context,
+    ctx: typer.Context,
     prompts: Annotated[
         Path,
         typer.Option(
-            metavar="FILE", help="One prompt a line; or JSON lines: a text, or messages with role and content."
+            metavar="FILE", help="Prompts, one per line; or JSON Lines of texts or of messages with role and content."
         ),
     ],
     draft: Annotated[
         str,
         typer.Option("-m", "--draft", metavar="MODEL", envvar="EDGELLM_DRAFT", autocompletion=model_names,
-                     help="The small model."),
+                     help="Small model that drafts."),
     ] = "edgellm-draft",
     verifier: Annotated[
         str,
         typer.Option(metavar="MODEL|HOST:PORT", envvar="EDGELLM_VERIFIER", autocompletion=model_names,
-                     help="The bigger model, or where one is served."),
+                     help="Bigger model that verifies, or the address of a served one."),
     ] = "edgellm-verifier",
-    gamma: Annotated[int | None, typer.Option(metavar="N", help="Drafted tokens a chunk, where not 2.")] = None,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="The longest reply.")] = 96,
+    gamma: Annotated[int | None, typer.Option(metavar="N", help="Drafted tokens per chunk.", show_default="2")] = None,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum number of tokens in a reply.")] = 96,
     layer: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", help="A layer whose attention is importance, from 0. Can be given several times.",
-                     show_default="the one that tells most"),
+        typer.Option(metavar="N", help="Layer whose attention is importance, from 0; can be given several times.",
+                     show_default="the most informative one"),
     ] = None,
     context_lookup: Annotated[
         bool,
@@ -54,9 +54,9 @@ def profile(
     precedents: Annotated[bool | None, typer.Option("--precedents/--no-precedents", hidden=True)] = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where to write it instead.", show_default="where it is found by itself"),
+        typer.Option(metavar="FILE", help="File to write.", show_default="where chat finds it"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the profile's figures as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:  # fmt: skip
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -65,40 +65,40 @@ def profile(
     from edgellm.spec.params import FINE
 
     tidy()
-    asked = read_prompts(prompts)
+    read = read_prompts(prompts)
     gamma = FINE if gamma is None else gamma
     if gamma < 1 or max_tokens < 1:
-        raise InvalidOption("--gamma and --max-tokens are 1 or more.", f"Leave them out for {FINE} and 96.")
+        raise InvalidOption("--gamma and --max-tokens must be at least 1.", f"Leave them out to use {FINE} and 96.")
     with Loading() as loading:
         pair = Pair.open(draft, verifier, progress=loading)
     columns = (TextColumn("profiling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
     with pair:
         with Progress(*columns, console=err(), disable=not is_terminal(sys.stderr), transient=True) as bar:
-            task = bar.add_task("profiling", total=len(asked))
+            task = bar.add_task("profiling", total=len(read))
             found = pair.profile(
-                asked, gamma=gamma, max_tokens=max_tokens, layers=tuple(layer) if layer else None,
-                context_lookup=renamed(given, "precedents", precedents, "context_lookup", context_lookup),
+                read, gamma=gamma, max_tokens=max_tokens, layers=tuple(layer) if layer else None,
+                context_lookup=renamed(ctx, "precedents", precedents, "context_lookup", context_lookup),
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )  # fmt: skip
         try:
             path = _keep(pair, found, output)
         except OSError as error:
             raise InvalidOption(
-                f"The profile cannot be written: {error}.", "Name another place with --output."
+                f"The profile cannot be written: {error}.", "Choose another file with --output."
             ) from error
     if as_json:
         emit(json.dumps({"path": str(path), **figures(found)}))
         return
-    _show(found)
-    say(f"kept in {path}", style="dim")
+    _print_profile(found)
+    say(f"wrote {path}", style="dim")
 
 
 def _keep(pair: Any, found: Profile, output: Path | None) -> Path:
     from edgellm.llm.pair_stats import keep_profile
 
     if output is None:
-        kept: Path = pair.keep_profile(found)
-        return kept
+        path: Path = pair.keep_profile(found)
+        return path
     keep_profile(found, output)
     return output
 
@@ -126,26 +126,26 @@ def read_prompts(path: Path) -> list[str | list[Message]]:
             found.append(line.strip())
             continue
         try:
-            said: Any = json.loads(line)
-            said = said.get("messages", said.get("prompt")) if isinstance(said, dict) else said
-            found.append(said if isinstance(said, str) else [Message(str(m["role"]), str(m["content"])) for m in said])
+            row: Any = json.loads(line)
+            row = row.get("messages", row.get("prompt")) if isinstance(row, dict) else row
+            found.append(row if isinstance(row, str) else [Message(str(m["role"]), str(m["content"])) for m in row])
         except (ValueError, KeyError, TypeError):
             raise InvalidOption(
-                f"Line {number} of {path} is no prompt.",
+                f"Line {number} of {path} is not a prompt.",
                 'Write a text, or JSON such as {"messages": [{"role": "user", "content": "Where is my mug?"}]}.',
             ) from None
     if not found:
-        raise InvalidOption(f"There is no prompt in {path}.", "Write some dozens, one a line.")
+        raise InvalidOption(f"{path} has no prompts.", "Write a few dozen, one per line.")
     return found
 
 
 def figures(found: Profile) -> dict[str, Any]:
     """Return the figures of a profile for a script, without the chunks that it keeps."""
-    kept = ("confidence", "importance", "tokens", "perplexities", "policies")
+    left_out = ("confidence", "importance", "tokens", "perplexities", "policies")
     from edgellm.spec.gates.offload_policy import SHARES
 
     layer, why = found.best_exit()
-    return {name: value for name, value in asdict(found).items() if name not in kept} | {
+    return {name: value for name, value in asdict(found).items() if name not in left_out} | {
         "early_exit": {"layer": layer, "reason": why},
         "best_gates": {str(share): _best(found, share) for share in SHARES},
     }
@@ -158,7 +158,7 @@ def _best(found: Profile, share: float) -> dict[str, str]:
     return {"gate": name, "reason": reason}
 
 
-def _show(found: Profile) -> None:
+def _print_profile(found: Profile) -> None:
     from edgellm.spec.gates.factory import AUTO
     from edgellm.spec.gates.offload_policy import SHARES
 
@@ -168,13 +168,13 @@ def _show(found: Profile) -> None:
     facts = Table(box=None, show_header=False, pad_edge=False)
     for name, value in (
         ("profiled on", f"{found.prompts} prompts, {found.chunks} chunks of {found.gamma} tokens"),
-        ("the context is heeded", f"below a confidence of {found.hesitates:.2f}" if found.hesitates else "never"),
-        ("rejections are foretold", found.foretold),
+        ("context lookup", f"below a confidence of {found.hesitates:.2f}" if found.hesitates else "never"),
+        ("rejection model", found.foretold),
         ("c_th", f"{found.c_th:.3f}, the mean confidence of chunks accepted whole"),
         ("alpha", f"{found.alpha:.3f}, the chance that a drafted token is accepted"),
-        ("accepted up to place", f"{acceptance} (1 to {len(found.acceptance)})"),
-        ("a drafted token", f"{found.draft_seconds * 1e3:.2f} ms; for 1 / 2 / ... branches {batch} ms"),
-        ("a verification", f"{found.verify_seconds * 1e3:.2f} ms of computing"),
+        ("accepted up to token", f"{acceptance} (1 to {len(found.acceptance)})"),
+        ("drafting a token", f"{found.draft_seconds * 1e3:.2f} ms; for 1 / 2 / ... branches {batch} ms"),
+        ("verifying a chunk", f"{found.verify_seconds * 1e3:.2f} ms of computation"),
         ("early exit", found.best_exit()[1]),
     ):
         facts.add_row(name, value)
@@ -186,7 +186,7 @@ def _show(found: Profile) -> None:
     known = {key.removeprefix("auc "): value for key, value in found.evidence.items() if key.startswith("auc ")}
     for name, area in sorted(known.items(), key=lambda each: -each[1]):
         signals.add_row(name, f"{area:.2f}")
-    console.print("how well each signal tells rejected chunks from accepted ones (0.5: not at all)")
+    console.print("how well each signal separates rejected from accepted chunks (0.5: not at all)")
     console.print(signals)
     console.print()
     gates = Table(box=None, pad_edge=False)
@@ -194,8 +194,8 @@ def _show(found: Profile) -> None:
         gates.add_column(name, justify="left" if name == "gate" else "right")
     for name in AUTO:
         cells = (found.evidence.get(f"gate {name} at {share}") for share in SHARES)
-        gates.add_row(name, *("-" if right is None else f"{right:.0%}" for right in cells))
-    console.print("replies that come out as the verifier's own, at three budgets")
+        gates.add_row(name, *("-" if share is None else f"{share:.0%}" for share in cells))
+    console.print("replies equal to the verifier's own, at three budgets")
     console.print(gates)
     console.print()
     for share in SHARES:

@@ -1,4 +1,4 @@
-"""`edgellm serve`: serve a pair, a verifier or layers, and announce it so that other devices find it.
+"""`edgellm serve`: serve a pair, a verifier or layers, and announce that to other devices.
 
 Loggers have the names of their modules. No prompt, no token, no key and no pairing code is ever logged.
 """
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def hosts_of(server: Listener, interface: list[str] | None) -> list[str]:
-    """Return the hosts at which others can reach a server: its address, or all of this machine's that lead home."""
+    """Return the hosts at which others can reach a server: its address, or all those of this machine in the home."""
     from ipaddress import ip_address
 
     from edgellm.rpc.discovery.interfaces import chosen_hosts
@@ -63,8 +63,8 @@ def hosts_of(server: Listener, interface: list[str] | None) -> list[str]:
 
 
 @contextmanager
-def findable(server: Listener, interface: list[str] | None) -> Iterator[None]:
-    """Announce a server that other machines can reach, and look for a device with the identity of this one."""
+def announcing(server: Listener, interface: list[str] | None) -> Iterator[None]:
+    """Announce a server that other machines can reach, and warn of a device that has the identity of this one."""
     from edgellm.rpc.discovery.mdns import ServiceKind, announced, copies
 
     trust, address = server.trust, server.address
@@ -74,16 +74,16 @@ def findable(server: Listener, interface: list[str] | None) -> Iterator[None]:
     hosts = [host for host in hosts_of(server, interface) if _is_ipv4(host)]  # announcements are made over IPv4
     short = trust.identity.id.short
 
-    def look() -> None:
+    def warn_of_copies() -> None:
         for copy in copies(short, hosts):
-            say(f"{copy.addresses[0].host} announces the identity of this device, {copy.short}: run `edgellm doctor`.")
+            say(f"{copy.addresses[0].host} announces the identity of this device, {copy.short}. Run: edgellm doctor")
 
     with announced(ServiceKind.DEVICE, short, address.port, hosts) as begun:
         if begun:
             say(f"announced as {short} on {', '.join(hosts)}", style="dim")
-            threading.Thread(target=look, daemon=True).start()
+            threading.Thread(target=warn_of_copies, daemon=True).start()
         else:
-            say("It could not be announced; `edgellm doctor` tells why. --peer HOST:PORT works all the same.")
+            say("It cannot be announced; to find out why, run: edgellm doctor. Other devices can use --peer HOST:PORT.")
         yield
 
 
@@ -101,11 +101,11 @@ def serve_worker(
     keep: float,
     store: float | None = None,
 ) -> WorkerServer:
-    """Start a worker. It has all layers of `model`, if given, and those that others bring, for which it has `store`
-    gigabytes on disk. The limit of its `memory`, in gigabytes, is by default what is free now, less a tenth: without
-    one, other devices would decide how much it takes.
+    """Start a worker. It has all layers of `model`, if given, and those that other devices upload, up to `store`
+    gigabytes on disk. Its `memory` is limited, in gigabytes; by default to nine tenths of what is free now, since
+    otherwise other devices would decide how much it takes.
 
-    Raises what `WorkerServer` and, where the model cannot be cut, `WholeModel` raise.
+    Raises what `WorkerServer` and, if the model cannot be cut, `WholeModel` raise.
     """
     from edgellm.mesh.device_profiler import free_memory
     from edgellm.mesh.layer_sources import SeveralLayers, StoredLayers, WholeModel
@@ -117,27 +117,25 @@ def serve_worker(
 
     address = Address.of(host, port)
     trust = None if address.loopback and not paired_only else Trust.here()
-    kept = LayerStore(limit=None if store is None else int(store * 1e9))
-    brought = StoredLayers(kept)
-    own = () if model is None else (WholeModel(model, kept),)
-    layers = SeveralLayers(*own, brought)
-    room, reason = free_memory() if memory is None else (int(memory * 1e9), "--memory")
-    shelf = WeightCache(layers, memory=room, keep=keep)
-    server = WorkerServer(shelf, address, on_event=_tell, trust=trust, stored=brought)
+    layer_store = LayerStore(limit=None if store is None else int(store * 1e9))
+    stored = StoredLayers(layer_store)
+    own = () if model is None else (WholeModel(model, layer_store),)
+    layers = SeveralLayers(*own, stored)
+    limit, reason = free_memory() if memory is None else (int(memory * 1e9), "--memory")
+    cache = WeightCache(layers, memory=limit, keep=keep)
+    server = WorkerServer(cache, address, on_event=_print_event, trust=trust, stored=stored)
     server.start()
-    say(
-        f"It is {server.address} in: edgellm mesh run MODEL PROMPT --split here:1-6,{server.address}:7-12", style="bold"
-    )
-    say(f"Memory for layers and caches: {size(room)} ({reason}).", style="dim")
+    say(f"Use it with: edgellm mesh run MODEL PROMPT --split here:1-6,{server.address}:7-12", style="bold")
+    say(f"Memory for layers and caches: {size(limit)} ({reason}).", style="dim")
     return server
 
 
-def _tell(event: ServerEvent) -> None:
+def _print_event(event: ServerEvent) -> None:
     say(f"{time.strftime('%H:%M:%S')}  {event.text}")
 
 
 class LogLevel(StrEnum):
-    """Levels of logging; each includes those before it."""
+    """Log levels; each includes those before it."""
 
     off = "off"
     error = "error"
@@ -147,7 +145,7 @@ class LogLevel(StrEnum):
 
 
 def log_to_stderr(level: LogLevel) -> None:
-    """Send edgellm's own records of `level` and above to stderr, and libraries' from one level higher on."""
+    """Log edgellm's records of `level` and above to stderr, and those of libraries from one level higher."""
     if level is LogLevel.off:
         return
     number = logging.getLevelNamesMapping()[level.upper()]
@@ -159,7 +157,7 @@ def log_to_stderr(level: LogLevel) -> None:
 
 
 class _OneLine(logging.Formatter):
-    """A formatter with one line per record: no text from another device can forge a second one."""
+    """A formatter with one line per record, so that text from another device cannot forge a second one."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -171,7 +169,7 @@ PORT = 50151  # as in `edgellm.rpc.channel`, which is slow to import
 
 
 class Role(enum.StrEnum):
-    """The role of this process for others."""
+    """The role of a server."""
 
     PAIR = "pair"
     VERIFIER = "verifier"
@@ -179,51 +177,50 @@ class Role(enum.StrEnum):
 
 
 def serve(
-    given: typer.Context,
+    ctx: typer.Context,
     role: Annotated[
         Role,
         typer.Option(
-            help="What to serve: the pair answers over HTTP as `edgellm chat` would; the verifier also checks what "
-            "other devices draft; a worker computes layers of models that several devices hold together."
+            help="pair: answer over HTTP, as edgellm chat does. verifier: also verify drafts of other devices. "
+            "worker: compute layers of models that are split over devices."
         ),
     ] = Role.PAIR,
     model: Annotated[
         str | None,
         typer.Option(
-            "-m", "--model", metavar="MODEL", help="The model that verifies; of a worker, one that it has whole.",
+            "-m", "--model", metavar="MODEL", help="Verifier model; for a worker, a model that it has whole.",
             autocompletion=model_names, show_default="edgellm-verifier",
         ),
     ] = None,
     draft: Annotated[
         str,
-        typer.Option(metavar="MODEL", help="With the role pair: the small model, or 'none'.",
+        typer.Option(metavar="MODEL", help="Role pair: small model that drafts, or 'none'.",
                      autocompletion=model_names),
     ] = "edgellm-draft",
     verifier: Annotated[
         str,
-        typer.Option(metavar="MODEL|HOST:PORT|auto", help="With the role pair: the bigger model, or where it is.",
+        typer.Option(metavar="MODEL|HOST:PORT|auto", help="Role pair: bigger model that verifies, or its address.",
                      autocompletion=model_names),
     ] = "edgellm-verifier",
     peer: Annotated[
         list[str] | None,
-        typer.Option(metavar="DEVICE|HOST:PORT", help="With the role pair: a paired device that shall verify; with "
-                     "--mesh where a worker is.", autocompletion=peer_names),
+        typer.Option(metavar="DEVICE|HOST:PORT", help="Role pair: paired device to use as verifier; with --mesh "
+                     "the address of a worker.", autocompletion=peer_names),
     ] = None,
     mesh: OverDevices = None,
     host: Annotated[
         str,
         typer.Option(
-            metavar="HOST", help="Where to listen: this machine only, or one of its addresses, for paired devices."
+            metavar="HOST", help="Address to listen on: by default for this machine only, any other for paired devices."
         ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="PORT", help="The TCP port; 0 lets the system choose.")] = PORT,
+    port: Annotated[int, typer.Option(metavar="PORT", help="TCP port; 0: the system chooses.")] = PORT,
     paired_only: Annotated[
         bool,
-        typer.Option("--paired-only", help="Paired devices alone, by mutual TLS, also on this machine; HTTP asks for a "
-                     "key."),
+        typer.Option("--paired-only", help="Require pairing (mutual TLS) on this machine too, and an API key."),
     ] = False,
     announce: Annotated[
-        bool, typer.Option("--announce/--no-announce", help="Let paired devices find it by multicast DNS.")
+        bool, typer.Option("--announce/--no-announce", help="Announce the server to paired devices by multicast DNS.")
     ] = True,
     interface: Interfaces = None,
     http: Http = True,
@@ -237,19 +234,19 @@ def serve(
     plan: PlanFile = None,
     memory: Annotated[
         float | None,
-        typer.Option(metavar="GB", min=0.0, help="A worker's memory for layers, caches included.",
-                     show_default="what is free when it starts, less a tenth"),
+        typer.Option(metavar="GB", min=0.0, help="Worker: memory for layers and caches.",
+                     show_default="nine tenths of what is free at the start"),
     ] = None,
     keep: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="How long a worker keeps layers that nobody uses.")
+        float, typer.Option(metavar="SECONDS", min=0.0, help="Worker: time for which unused layers stay in memory.")
     ] = 300.0,
     store: Annotated[
         float | None,
-        typer.Option(metavar="GB", min=0.0, help="A worker's room on disk for layers that others bring.",
-                     show_default="a half of what is free"),
+        typer.Option(metavar="GB", min=0.0, help="Worker: disk space for uploaded layers.",
+                     show_default="half of what is free"),
     ] = None,
     log_level: Annotated[
-        LogLevel, typer.Option(help="What is logged to stderr: requests, connections, devices lost. Never a prompt.")
+        LogLevel, typer.Option(help="Log requests, connections and lost devices to stderr; never a prompt.")
     ] = LogLevel.off,
 ) -> None:  # fmt: skip
     from edgellm.llm.pair_stats import tidy
@@ -258,9 +255,9 @@ def serve(
     tidy()
     at_once = replies if replies is not None else {Role.PAIR: 2, Role.VERIFIER: 8, Role.WORKER: 1}[role]
     options = HTTPOptions(http, http_host, http_port, api_key_file, tls_cert, tls_key, at_once, waiting, paired_only)
-    _check_role(role, given)
+    _check_role(role, ctx)
     if role is Role.PAIR and not http:
-        raise InvalidOption("A pair is served over HTTP alone.", "Leave --no-http out, or say --role verifier.")
+        raise InvalidOption("A pair is served over HTTP only.", "Leave --no-http out, or use --role verifier.")
     with http_server(options) as server:
         if role is Role.PAIR:
             _serve_pair(server, draft, verifier, peer, plan, mesh, at_once)
@@ -278,22 +275,22 @@ _USES = {
 }
 
 _OF_A_PAIR = {
-    "model": "A pair has --draft and --verifier.",
-    "host": "For HTTP it is --http-host.",
-    "port": "For HTTP it is --http-port.",
+    "model": "Use --draft and --verifier.",
+    "host": "Use --http-host.",
+    "port": "Use --http-port.",
 }
 
 
-def _check_role(role: Role, given: typer.Context) -> None:
-    """Refuse options on the command line that have no meaning for this role."""
+def _check_role(role: Role, ctx: typer.Context) -> None:
+    """Refuse options on the command line that do not belong to this role."""
     for name in sorted(set().union(*_USES.values()) - _USES[role]):
-        source = given.get_parameter_source(name)
+        source = ctx.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             roles = [one for one, uses in _USES.items() if name in uses]
             instead = _OF_A_PAIR.get(name) if role is Role.PAIR else None
             raise InvalidOption(
-                f"--{name.replace('_', '-')} is for the role{'s' * (len(roles) > 1)} {' and '.join(roles)}.",
-                instead or "Leave it out, or choose another --role.",
+                f"--{name.replace('_', '-')} belongs to the role{'s' * (len(roles) > 1)} {' and '.join(roles)}.",
+                instead or "Leave it out, or use another --role.",
             )
 
 
@@ -308,11 +305,11 @@ def _serve_worker(
     with ExitStack() as closing:
         closing.callback(worker.close)
         if http is not None:
-            http.open_without_model("This process computes layers for other devices, and writes no replies itself.")
-            say(f"How it is: {http.url}/health", style="dim")
+            http.open_without_model("This process computes layers for other devices, and generates no text.")
+            say(f"Status: {http.url}/health", style="dim")
         if announce:
-            closing.enter_context(findable(worker, interface))
-        until_stopped([http, worker], "Ctrl-C stops it; replies go on without it where others hold its layers.")
+            closing.enter_context(announcing(worker, interface))
+        until_stopped([http, worker], "Ctrl-C stops it; replies go on if other devices hold its layers.")
 
 
 def _serve_pair(
@@ -364,13 +361,13 @@ def _serve_verifier(
     path = resolve(model)
     with Loading() as loading:
         server = serve_verifier(
-            path, host=host, port=port, paired_only=paired_only, on_event=_tell_of_devices,
+            path, host=host, port=port, paired_only=paired_only, on_event=_print_event,
             progress=partial(loading, path.name), measure=lambda loaded: curve_of(loaded, None)[0],
         )  # fmt: skip
     if server.trust is None:
-        say(f"Ask it with: edgellm chat --verifier {server.address}", style="bold")
+        say(f"Use it with: edgellm chat --verifier {server.address}", style="bold")
     else:
-        say("Ask it on a paired device with: edgellm chat --verifier auto", style="bold")
+        say("Use it on a paired device with: edgellm chat --verifier auto", style="bold")
         for one in hosts_of(server, interface):
             say(f"or, if it is not found: edgellm chat --peer {replace(server.address, host=one)}", style="dim")
     with ExitStack() as closing:
@@ -379,12 +376,8 @@ def _serve_verifier(
             http.open(ServedModel(pair, served_name(model), in_turns=False))
             print_urls(http)
         if announce:
-            closing.enter_context(findable(server, interface))
+            closing.enter_context(announcing(server, interface))
         try:
             until_stopped([http, server])
         finally:
             server.close()
-
-
-def _tell_of_devices(event: ServerEvent) -> None:
-    say(f"{time.strftime('%H:%M:%S')}  {event.text}")

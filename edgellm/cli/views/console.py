@@ -57,12 +57,12 @@ def decode(data: bytes, name: str) -> str:
         encoding = "UTF-16" if utf16 else "ISO-8859-1"
         raise InputNotText(
             f"{name} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}.",
-            f"Convert it first, such as with: iconv -f {encoding} -t UTF-8",
+            f"Convert it first: iconv -f {encoding} -t UTF-8",
         ) from error
 
 
 def size(count: int) -> str:
-    """Return a number of bytes in a suitable unit: 0 B, 12.3 kB, 4.0 MB, 1.2 GB."""
+    """Format a number of bytes in a suitable unit: 0 B, 12.3 kB, 4.0 MB, 1.2 GB."""
     amount, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if amount < 1000:
@@ -71,8 +71,8 @@ def size(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
-def ago(seconds: float) -> str:
-    """Return how long ago something was, for people to read."""
+def format_age(seconds: float) -> str:
+    """Format the time since an event for a reader: 3 days ago."""
     for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
             count = int(seconds // length)
@@ -94,13 +94,13 @@ STYLES = {
 _STYLES = {source: Style.parse(style) for source, style in STYLES.items()}
 
 MEANINGS = {
-    "draft": "the draft model wrote it, nobody checked it",
-    "accepted": "drafted, and the verifier agreed",
-    "corrected": "the verifier's own word, where it disagreed",
-    "bonus": "the verifier's own word, after it agreed with a whole chunk",
-    "retrieved": "copied from what was said before, and the verifier agreed",
-    "parallel": "drafted while the verdict was on its way",
-    "verifier": "the verifier wrote alone",
+    "draft": "written by the draft model, not verified",
+    "accepted": "drafted, and accepted by the verifier",
+    "corrected": "the verifier's own token where it rejected a draft",
+    "bonus": "the verifier's own token after it accepted a whole chunk",
+    "retrieved": "copied from earlier text, and accepted by the verifier",
+    "parallel": "drafted while a verdict was pending",
+    "verifier": "written by the verifier alone",
 }
 
 
@@ -110,20 +110,20 @@ def coloured(stream: TextIO) -> bool:
     return console.is_terminal and console.color_system is not None and not console.no_color
 
 
-class _Aside(Console):
+class _ErrorConsole(Console):
     """A console for stderr. It may be used from any thread, and a broken pipe does not stop the work."""
 
     def on_broken_pipe(self) -> None:
-        forget(sys.stderr)
+        discard(sys.stderr)
 
 
 def err() -> Console:
     """Return a console for stderr, without colours where it is no terminal. Text is printed without markup."""
-    return _console(sys.stderr, _Aside)
+    return _console(sys.stderr, _ErrorConsole)
 
 
 def out() -> Console:
-    """Return a console for stdout, for tables; a reply's tokens go through `Painter`."""
+    """Return a console for stdout, for tables; a reply's tokens go through `TokenWriter`."""
     return _console(sys.stdout, Console)
 
 
@@ -140,7 +140,7 @@ def say(text: str, style: str = "") -> None:
     try:
         err().print(harmless(text), style=style, soft_wrap=True)
     except OSError:  # the terminal is gone, or the disk is full
-        forget(sys.stderr)
+        discard(sys.stderr)
 
 
 def fail(text: str) -> None:
@@ -154,8 +154,8 @@ def emit(line: str) -> None:
     sys.stdout.flush()
 
 
-class Painter:
-    """A writer of text to stdout as it comes, coloured by source, which knows whether the cursor is within a line."""
+class TokenWriter:
+    """Writes tokens to stdout, coloured by source, and keeps track of whether the cursor is within a line."""
 
     def __init__(self) -> None:
         self._stream = sys.stdout
@@ -189,8 +189,8 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def forget(stream: TextIO) -> None:
-    """Discard what a stream still holds, and all further output: writing it failed, and would fail again."""
+def discard(stream: TextIO) -> None:
+    """Discard the buffer of a stream whose writing has failed, and all further output to it."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -204,30 +204,30 @@ def is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-PATIENCE = 1.0  # seconds
+QUIET_SECONDS = 1.0  # seconds
 
 
 class Loading:
     """A progress callback, for a model's name and the share of it that is loaded. Its `with` removes the bar."""
 
     def __init__(self, verb: str = "loading") -> None:
-        """`verb` says what is done with the model."""
+        """`verb`: what is done with the model."""
         self._verb = verb
         self._began = time.monotonic()
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
 
     def __call__(self, name: str, share: float) -> None:
-        if time.monotonic() - self._began < PATIENCE:
+        if time.monotonic() - self._began < QUIET_SECONDS:
             return
         if is_terminal(sys.stderr):
             self._bar(one_line(name), share)
-        elif name not in self._told:
-            self._told.add(name)
+        elif name not in self._printed:
+            self._printed.add(name)
             say(f"{self._verb} {name}")
 
     def _bar(self, name: str, share: float) -> None:

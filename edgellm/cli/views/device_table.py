@@ -1,4 +1,4 @@
-"""The home's devices on the screen: measured, as the commands of `edgellm mesh` need them."""
+"""The devices that hold layers: finding and measuring them with progress on the screen, and a table of them."""
 
 from __future__ import annotations
 
@@ -11,78 +11,77 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from edgellm.cli.views.console import ago, err, is_terminal, one_line, say, size
+from edgellm.cli.views.console import err, format_age, is_terminal, one_line, say, size
 
 if TYPE_CHECKING:
     from edgellm.errors import EdgeError
     from edgellm.mesh.fleet_profiler import KeptLine, MeasuredSpeed, Survey
     from edgellm.rpc.discovery.workers import Worker
 
-_PATIENCE = 1.0  # seconds, before something is said
+_QUIET_SECONDS = 1.0  # before progress is printed
 
 
-def looked(model: Path, interface: Sequence[str] | None, fresh: bool, peers: Sequence[str] = ()) -> Survey:
-    """Return what the devices can do with a model, measured where it is not known; print which are left out. `peers` as
-    for `sought`."""
-    return surveyed(model, sought(interface, peers), fresh)
+def survey_home(model: Path, interface: Sequence[str] | None, fresh: bool, peers: Sequence[str] = ()) -> Survey:
+    """Find the workers, and survey them and this device for a model. Arguments as for `find_home_workers`."""
+    return survey_workers(model, find_home_workers(interface, peers), fresh)
 
 
-def sought(interface: Sequence[str] | None, peers: Sequence[str] = ()) -> list[Worker]:
-    """Find the workers among the paired devices, and those at `peers`, [NAME=]HOST:PORT."""
+def find_home_workers(interface: Sequence[str] | None, peers: Sequence[str] = ()) -> list[Worker]:
+    """Return the workers among the paired devices, and those at the addresses `peers`, [NAME=]HOST:PORT."""
     from edgellm.mesh.home_workers import read_place, seek
     from edgellm.rpc.discovery.interfaces import chosen_hosts
 
     places = [read_place(peer) for peer in peers]
-    with doing("looking for the devices"):
+    with progress("looking for devices"):
         return seek(chosen_hosts(interface or ()), places)
 
 
-def surveyed(model: Path, workers: Sequence[Worker], fresh: bool) -> Survey:
-    """Return what this device and `workers` can do with a model, measured where unknown; print which are left out."""
+def survey_workers(model: Path, workers: Sequence[Worker], fresh: bool) -> Survey:
+    """Measure what this device and `workers` can do with a model, if unknown or `fresh`; print which are left out."""
     from edgellm.mesh.home_workers import look
 
-    with doing("asking the devices") as tell:
-        found = look(model, workers, fresh, lambda who, what: tell(f"{who}: {what}"))
-    left_out(found.left_out)
+    with progress("asking the devices") as update:
+        found = look(model, workers, fresh, lambda device, activity: update(f"{device}: {activity}"))
+    print_left_out(found.left_out)
     for sentence in found.doubts():
         say(sentence, style="yellow")
     return found
 
 
-def left_out(whom: Sequence[tuple[str, EdgeError]]) -> None:
+def print_left_out(devices: Sequence[tuple[str, EdgeError]]) -> None:
     """Print which devices cannot be used, and why."""
-    for name, trouble in whom:
+    for name, trouble in devices:
         say(f"left out: {name}: {trouble}", style="dim")
 
 
 @contextmanager
-def doing(first: str) -> Iterator[Callable[[str], None]]:
-    """Print what is being done, where it takes longer than users like to wait without a word."""
+def progress(first: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows the current activity: a spinner on a terminal, else a line each after a second."""
     began = time.monotonic()
     if is_terminal(sys.stderr):
         with err().status(one_line(first)) as status:
             yield lambda text: status.update(one_line(text))
         return
-    said: set[str] = set()
+    printed: set[str] = set()
 
-    def tell(text: str) -> None:
-        if time.monotonic() - began > _PATIENCE and text not in said:
-            said.add(text)
+    def update(text: str) -> None:
+        if time.monotonic() - began > _QUIET_SECONDS and text not in printed:
+            printed.add(text)
             say(one_line(text), style="dim")
 
-    yield tell
+    yield update
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table of the devices: what each may do, can do and has."""
-    shown = Table(box=None, pad_edge=False)
+    """Return a table of the devices: their rights, speed and layers."""
+    devices = Table(box=None, pad_edge=False)
     titles = ("NAME", "ID", "MAY HERE", "MAY THERE", "COMPUTES", "READS", "DISK", "MEMORY", "LINE", "MEASURED",
               "LAYERS")  # fmt: skip
     for title in titles:
-        shown.add_column(title, overflow="fold")
+        devices.add_column(title, overflow="fold")
     for row in rows:
-        shown.add_row(*(one_line(str(cell)) for cell in _cells(row)))
-    return shown
+        devices.add_row(*(one_line(str(cell)) for cell in _cells(row)))
+    return devices
 
 
 def _cells(row: Mapping[str, Any]) -> Iterator[str]:
@@ -103,7 +102,7 @@ def _cells(row: Mapping[str, Any]) -> Iterator[str]:
         yield "-"
     else:
         yield f"{line['round_trip_ms']:.1f} ms, {line['up_mbps']:.0f}/{line['down_mbps']:.0f} Mbit/s"
-    yield "never" if speed is None else ago(speed["age_s"]) + (", doubtful" if speed["doubt"] else "")
+    yield "never" if speed is None else format_age(speed["age_s"]) + (", doubtful" if speed["doubt"] else "")
     held = [f"{one['model']} {one['layers']}" for one in row["held"]]
     yield row["trouble"] if row["trouble"] and not held else ", ".join(held) or "none"
 
@@ -115,7 +114,7 @@ def row_of(
     line: KeptLine | None,
     held: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return a device's facts for a script; this device's where `worker` is None."""
+    """Return the facts of a device for a script; without a `worker`, of this device."""
     peer = None if worker is None else worker.peer
     there = (
         None if worker is None else sorted(worker.rights if worker.trouble is None else getattr(peer, "granted", ()))

@@ -1,4 +1,4 @@
-"""The facts that a model file states in its header, and its hash."""
+"""Facts from the header of a model file, and its hash."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def model_facts(path: Path) -> dict[str, Any]:
-    """Return the facts of a GGUF, in the order to show them. Raises what `check_gguf` raises."""
+    """Return the facts of a GGUF file in the order of printing. Raises what `check_gguf` raises."""
     from edgellm.engine.gguf.reader import GgufArray, check_gguf
     from edgellm.storage.model_names import quant_of
 
@@ -36,7 +36,7 @@ def model_facts(path: Path) -> dict[str, Any]:
 
 
 def _most_used(header: Any) -> str | None:
-    """Return the tensor type that holds most of the bytes."""
+    """Return the tensor type with the most bytes."""
     from edgellm.engine.gguf.reader import TENSOR_TYPES
 
     totals: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Printing of a reply as it is written, until the user stops it."""
+"""Printing of a reply as it is generated, until the user stops it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from edgellm.cli.views.console import Painter, emit, say
+from edgellm.cli.views.console import TokenWriter, emit, say
 from edgellm.cli.views.report import print_stats, print_summary, summary_json, token_json
 
 if TYPE_CHECKING:
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from edgellm.spec.types import Explanation, Notice, Summary
 
 
-def speak(reply: Reply, *, as_json: bool, explain: bool, stats: bool) -> Summary:
-    """Write a reply to stdout as it comes, and its figures to stderr after it.
+def print_reply(reply: Reply, *, as_json: bool, explain: bool, stats: bool) -> Summary:
+    """Print a reply on stdout as it is generated, then its figures on stderr, and return its summary.
 
-    Ctrl-C stops the reply; `finish_reason` of the summary then is `cancelled`. Errors of the reply are passed on.
+    Ctrl-C stops the reply; the summary's `finish_reason` then is `cancelled`. Raises what the reply raises.
     """
-    show = _json if as_json else _words
+    print_tokens = _print_json if as_json else _print_text
     reasons: list[Explanation] = []
     if explain:
         reply.listen(on_explain=reasons.append)
     with stoppable(reply):
-        sources = show(reply)
+        sources = print_tokens(reply)
     summary = reply.summary
     for reason in reasons:
         about = "reply" if reason.round is None else f"round {reason.round}"
@@ -44,14 +44,14 @@ def speak(reply: Reply, *, as_json: bool, explain: bool, stats: bool) -> Summary
     return summary
 
 
-def _words(reply: Reply) -> Counter[str]:
+def _print_text(reply: Reply) -> Counter[str]:
     from edgellm.spec.stream import Utf8
 
-    painter, text, sources = Painter(), Utf8(), Counter[str]()
+    writer, text, sources = TokenWriter(), Utf8(), Counter[str]()
     last = ""
 
     def notice(news: Notice) -> None:
-        painter.end_line()
+        writer.end_line()
         say(news.text, style="yellow")
 
     reply.listen(on_notice=notice)
@@ -59,16 +59,16 @@ def _words(reply: Reply) -> Counter[str]:
         for token in reply:
             last = token.source
             sources[last] += 1
-            painter.write(text.feed(token.piece), last)
-        painter.write(text.end(), last or "draft")
+            writer.write(text.feed(token.piece), last)
+        writer.write(text.end(), last or "draft")
     finally:
-        painter.end_line()
+        writer.end_line()
     return sources
 
 
-def _json(reply: Reply) -> Counter[str]:
-    """Print a JSON object per token. A token that leaves a character incomplete waits for the next one, and gets the
-    rest of the text if there is none."""
+def _print_json(reply: Reply) -> Counter[str]:
+    """Print a JSON object per token. A token is printed once the next one is there if it ends within a character; the
+    last one gets the rest of the text."""
     reply.listen(on_notice=lambda news: say(news.text))
     from edgellm.spec.stream import Utf8
 
@@ -88,11 +88,11 @@ def _json(reply: Reply) -> Counter[str]:
 
 @contextmanager
 def stoppable(reply: Reply) -> Iterator[None]:
-    """Let Ctrl-C stop the reply within the `with`, also while a prompt is read; a second Ctrl-C, if the first has no
-    effect, stops the program.
+    """Let Ctrl-C stop the reply within the `with`, even while a prompt is read. If that has no effect, a second Ctrl-C
+    stops the program.
 
-    Python calls a signal's handler once the main thread is out of llama.cpp, which may take long; but the signal is
-    written to a socket at once, and a thread listens there.
+    Python calls a signal handler only when the main thread leaves llama.cpp, which may take long; but it writes the
+    signal to a socket at once, which a thread reads.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -106,25 +106,25 @@ def stoppable(reply: Reply) -> Iterator[None]:
         pressed = True
         reply.cancel()
 
-    told, heard = socket.socketpair()
-    told.setblocking(False)
-    watch = threading.Thread(target=_watch, args=(heard, reply), name="edgellm-ctrl-c", daemon=True)
+    sender, receiver = socket.socketpair()
+    sender.setblocking(False)
+    watch = threading.Thread(target=_watch, args=(receiver, reply), name="edgellm-ctrl-c", daemon=True)
     watch.start()
-    before, woken = signal.signal(signal.SIGINT, stop), signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+    before, woken = signal.signal(signal.SIGINT, stop), signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     try:
         yield
     finally:
         signal.set_wakeup_fd(woken)
         signal.signal(signal.SIGINT, before)
-        told.close()
+        sender.close()
         watch.join()
-        heard.close()
+        receiver.close()
         if sys.exc_info()[0] is not None:
             reply.cancel()
 
 
-def _watch(heard: socket.socket, reply: Reply) -> None:
-    """Stop the reply at a SIGINT that `heard` brings; return when the other end is closed."""
-    while numbers := heard.recv(64):
+def _watch(receiver: socket.socket, reply: Reply) -> None:
+    """Cancel the reply when `receiver` gets a SIGINT; return when the other end is closed."""
+    while numbers := receiver.recv(64):
         if signal.SIGINT in numbers:
             reply.cancel()

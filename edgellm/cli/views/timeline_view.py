@@ -1,4 +1,4 @@
-"""A reply over several devices on the screen: the plan of every device, and below it what it did."""
+"""A reply over several devices on the screen: what each device was to do, and below it what it did."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from edgellm.cli.views.console import emit, err, one_line, say
-from edgellm.cli.views.plan_view import LOOKS, WIDEST, at_moment
-from edgellm.coldstart.plan import PlannedStage, PlanOption, told
+from edgellm.cli.views.plan_view import MARKS, WIDEST, activity_at
+from edgellm.coldstart.plan import PlannedStage, PlanOption, format_seconds
 from edgellm.llm.mesh_timeline import Replies, beside, planned_for
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Spans = Sequence[tuple[float, float]]
 
 
-def show(console: Console, found: Measured, plan: PlanOption | None) -> None:
+def print_timeline(console: Console, found: Measured, plan: PlanOption | None) -> None:
     """Print the reply's figures, then a Gantt chart up to the first token."""
     console.print(figures(found.way, plan))
     console.print()
@@ -36,7 +36,7 @@ def show(console: Console, found: Measured, plan: PlanOption | None) -> None:
 def figures(way: PlanOption, plan: PlanOption | None) -> Table:
     """Return a table of the stages, measured beside planned."""
     table = Table(box=None, pad_edge=False)
-    for name in ("DEVICE", "LAYERS", "LOADED", "GOT ITS INPUT", "COMPUTED FOR", "DONE"):
+    for name in ("DEVICE", "LAYERS", "LOADED", "RECEIVED", "COMPUTED FOR", "DONE"):
         left = name in ("DEVICE", "LAYERS")
         table.add_column(name, justify="left" if left else "right", no_wrap=True)
     for stage in way.stages:
@@ -49,17 +49,17 @@ def figures(way: PlanOption, plan: PlanOption | None) -> Table:
     ttft = _both(way.ttft_s, None if plan is None else plan.ttft_s)
     token = _both(way.token_s, None if plan is None else plan.token_s)
     table.add_row("first token", "", "", "", "", ttft)
-    table.add_row("a token", "", "", "", "", token)
+    table.add_row("per token", "", "", "", "", token)
     table.caption = None if plan is None else "measured (planned)"
     return table
 
 
 def _both(measured: float, planned: float | None) -> str:
-    return told(measured) if planned is None else f"{told(measured)} ({told(planned)})"
+    return format_seconds(measured) if planned is None else f"{format_seconds(measured)} ({format_seconds(planned)})"
 
 
 def gantt(found: Measured, plan: PlanOption | None, width: int) -> list[Text]:
-    """Return two lines for each device, planned and measured, on one scale of time; only the latter without a plan."""
+    """Return two lines for each device, planned and measured, on one scale; without a plan only the latter."""
     width = max(20, width)
     ends = [found.way.ttft_s, *(stage.finish_s for stage in (plan.stages if plan is not None else ()))]
     cell = (max(ends) or 1.0) / width
@@ -70,29 +70,29 @@ def gantt(found: Measured, plan: PlanOption | None, width: int) -> list[Text]:
     for name, did, stage in zip(names, found.did, found.way.stages, strict=True):
         before = planned_for(stage, plan)
         if before is not None:
-            cells = [at_moment(before, moment, cell) for moment in moments]
+            cells = [activity_at(before, moment, cell) for moment in moments]
             lines.append(_line(name.ljust(column) + "plan  ", cells, before.finish_s))
             name = ""  # noqa: PLW2901  the second line of a device
-        cells = [_did(did, stage, moment, cell, found.way.ttft_s) for moment in moments]
+        cells = [_measured_activity(did, stage, moment, cell, found.way.ttft_s) for moment in moments]
         lines.append(_line(name.ljust(column) + "run   ", cells, stage.finish_s))
     legend = Text(" " * (column + 6))
-    for what, (mark, style) in LOOKS.items():
+    for activity, (mark, style) in MARKS.items():
         legend.append(mark, style)
-        legend.append(f" {what}  ")
+        legend.append(f" {activity}  ")
     return [*lines, legend]
 
 
 def _line(head: str, cells: Sequence[str], end: float) -> Text:
     line = Text(head)
-    for what, run in groupby(cells):
-        mark, style = LOOKS.get(what, (" ", ""))
+    for activity, run in groupby(cells):
+        mark, style = MARKS.get(activity, (" ", ""))
         line.append(mark * len(list(run)), style)
-    line.append(f" {told(end)}")
+    line.append(f" {format_seconds(end)}")
     return line
 
 
-def _did(did: DeviceTimeline, stage: PlannedStage, moment: float, cell: float, until: float) -> str:
-    """Return what a device did at a moment; even what took less than a cell is shown."""
+def _measured_activity(did: DeviceTimeline, stage: PlannedStage, moment: float, cell: float, until: float) -> str:
+    """Return the activity of a device at a moment, even one shorter than a cell."""
     if moment - cell / 2.0 > max(stage.finish_s, stage.load_s) or moment > until + cell:
         return ""
     loading, computing = _within(did.loading, moment, cell), _within(did.computing, moment, cell)
@@ -109,17 +109,17 @@ def _within(spans: Spans, moment: float, cell: float) -> bool:
 
 
 class Reports:
-    """The reports of one mesh; see `Replies`."""
+    """Prints reports on the replies of one mesh; see `Replies`."""
 
     def __init__(self, opened: OpenedMesh, *, as_json: bool) -> None:
         self._replies, self._as_json = Replies(opened), as_json
 
-    def asked(self) -> None:
+    def reply_started(self) -> None:
         """Note that a reply begins."""
         self._replies.asked()
 
-    def heard(self, summary: Summary) -> None:
-        """Print what was done for the reply, which is over."""
+    def reply_finished(self, summary: Summary) -> None:
+        """Print what each device did for the reply that has ended."""
         found = self._replies.heard(summary)
         if found is None:
             return
@@ -127,6 +127,6 @@ class Reports:
         if self._as_json:
             emit(json.dumps({"mesh": beside(did.way, plan, did.disproved)}))
         else:
-            show(err(), did, plan)
+            print_timeline(err(), did, plan)
             for sentence in did.disproved:
                 say(sentence, style="yellow")

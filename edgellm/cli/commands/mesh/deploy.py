@@ -1,4 +1,4 @@
-"""`edgellm mesh deploy` and `edgellm mesh layers`: bring layers to the devices, list and remove them."""
+"""`edgellm mesh deploy` and `edgellm mesh layers`: send layers to devices, list and remove them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from edgellm.cli.commands.mesh.peers import held_by, there
+from edgellm.cli.commands.mesh.peers import held_by, paired_workers
 from edgellm.cli.commands.mesh.run import Workers
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import model_names
 from edgellm.cli.views.console import Loading, emit, err, is_terminal, one_line, out, say, size
-from edgellm.cli.views.device_table import doing, looked, sought
+from edgellm.cli.views.device_table import find_home_workers, progress, survey_home
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import HERE, LayerRange, StageShare, ranges, read_split
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from edgellm.rpc.discovery.workers import Worker
     from edgellm.storage.layers.store import LayerStore
 
-_EVERY = 5.0  # seconds between two lines where there is no bar
+_LINE_SECONDS = 5.0  # between two lines of progress, if there is no bar
 _MEGABIT = 125_000.0  # bytes
 
 
 class LayerAction(enum.StrEnum):
-    """Actions on the layers that a device has."""
+    """Actions on the layers of a device."""
 
     LIST = "list"
     CLEAN = "clean"
@@ -43,20 +43,20 @@ def deploy(
     model: Annotated[str, typer.Argument(metavar="MODEL", autocompletion=model_names, help="As for mesh plan.")],
     split: Annotated[
         str | None,
-        typer.Option(metavar="NAME:A-B,NAME:C-D", show_default="as mesh plan says",
-                     help="Who gets which layers, counted from 1: `here`, paired devices by name, or HOST:PORT."),
+        typer.Option(metavar="NAME:A-B,NAME:C-D", show_default="as mesh plan advises",
+                     help="Layers of each device, counted from 1. NAME: here, a paired device, or HOST:PORT."),
     ] = None,
-    tokens_in: Annotated[int, typer.Option(metavar="N", min=1, help="Plan for prompts of so many tokens.")] = 1024,
-    tokens_out: Annotated[int, typer.Option(metavar="N", min=0, help="And replies of so many.")] = 128,
-    reply: Annotated[bool, typer.Option("--reply", help="Plan for the end of the reply, not its first token.")] = False,
+    tokens_in: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of the prompt to plan for.")] = 1024,
+    tokens_out: Annotated[int, typer.Option(metavar="N", min=0, help="Tokens of the reply to plan for.")] = 128,
+    reply: Annotated[bool, typer.Option("--reply", help="Minimise the time to the end of the reply.")] = False,
     rate: Annotated[
-        float, typer.Option(metavar="MBIT", min=0.0, help="Mbit/s over all lines together at most; 0: no limit.")
+        float, typer.Option(metavar="MBIT", min=0.0, help="Limit over all links together, in Mbit/s; 0: none.")
     ] = 0.0,
     peer: Workers = None,
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
-    from edgellm.mesh.deploy import deploy as bring
+    from edgellm.mesh.deploy import deploy as send_layers
     from edgellm.mesh.home_workers import parts_of
     from edgellm.rpc.trust.trust import Trust
     from edgellm.storage import resolve
@@ -66,19 +66,21 @@ def deploy(
     if split is None:
         named, workers = _planned(path, tokens_in, tokens_out, reply, interface, peer or ())
         if [one.name for one in named] == [HERE]:
-            say("Nothing has to be brought anywhere: the model is here, and whole.")
+            say("There is nothing to deploy: the plan uses this device alone, which has the model.")
             if as_json:
                 emit("[]")
             return
     else:
         named = read_split(split)
         addressed = all(one.name == HERE or ":" in one.name for one in named)
-        workers = {} if addressed else {worker.name: worker for worker in sought(interface, peer or ())}
+        workers = {} if addressed else {worker.name: worker for worker in find_home_workers(interface, peer or ())}
     parts = parts_of(named, workers)
     with Loading("reading") as loading:
         recipe = recipe_of(path, lambda share: loading(path.name, share))
-    with shown(parts) as tell:
-        done = bring(path, recipe, parts, trust=Trust.here() if workers else None, rate=rate * _MEGABIT, tell=tell)
+    with transfer_progress(parts) as update:
+        done = send_layers(
+            path, recipe, parts, trust=Trust.here() if workers else None, rate=rate * _MEGABIT, tell=update
+        )
     if as_json:
         emit(json.dumps([_row(moved) for moved in done], indent=2))
     else:
@@ -98,25 +100,25 @@ def _planned(
     from edgellm.mesh.model_costs import model_of
     from edgellm.mesh.placement import of_way
 
-    found = looked(path, interface, False, peers)
+    found = survey_home(path, interface, False, peers)
     fleet = found.fleet()
-    made = plan(
+    planned = plan(
         fleet.devices, model_of(path), tokens_in, tokens_out, objective="reply" if reply else "ttft", links=fleet.links
     )
-    say(made.advice)
-    return of_way(made.advised), found.workers
+    say(planned.advice)
+    return of_way(planned.advised), found.workers
 
 
 @contextmanager
-def shown(parts: Sequence[DeployPart]) -> Iterator[Callable[[Moved], None]]:
-    """Show the progress of every device: bars on a terminal, else a line now and then."""
+def transfer_progress(parts: Sequence[DeployPart]) -> Iterator[Callable[[Moved], None]]:
+    """Yield a function that shows the progress of a device: a bar on a terminal, else a line now and then."""
     if not is_terminal(sys.stderr):
-        said: dict[str, float] = {}
+        printed: dict[str, float] = {}
 
         def line(moved: Moved) -> None:
             name, now = moved.part.name, time.monotonic()
-            if now - said.setdefault(name, now) >= _EVERY and not moved.done:
-                said[name] = now
+            if now - printed.setdefault(name, now) >= _LINE_SECONDS and not moved.done:
+                printed[name] = now
                 say(f"{name}: {size(moved.arrived)} of {size(moved.total)}, {moved.doing}", style="dim")
 
         yield line
@@ -149,35 +151,37 @@ def _row(moved: Moved) -> dict[str, Any]:
 
 def _table(done: Sequence[Moved]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for title in ("DEVICE", "LAYERS", "SIZE", "THERE BEFORE", "SENT", "TIME", "RATE", ""):
+    for title in ("DEVICE", "LAYERS", "SIZE", "HAD", "SENT", "TIME", "RATE", ""):
         table.add_column(title, justify="left" if title in ("DEVICE", "LAYERS", "") else "right", no_wrap=True)
     for moved in done:
         rate = f"{8e-6 * moved.sent / moved.seconds:.0f} Mbit/s" if moved.sent and moved.seconds else "-"
         table.add_row(
             one_line(moved.part.name), str(moved.part.layers), size(moved.total),
             size(moved.already), size(moved.sent), f"{moved.seconds:.1f} s", rate,
-            "whole" if moved.error is None else f"{size(moved.arrived)} are there",
+            "complete" if moved.error is None else f"{size(moved.arrived)} arrived",
         )  # fmt: skip
     return table
 
 
 def layers(
     action: Annotated[
-        LayerAction, typer.Argument(metavar="ACTION", help="list: what is where. clean: remove what is not in use.")
+        LayerAction,
+        typer.Argument(metavar="ACTION", help="list: layers by device. clean: remove those that are not in use."),
     ] = LayerAction.LIST,
     on: Annotated[
-        str | None, typer.Option(metavar="DEVICE", show_default="all", help="One of them: `here`, or a name.")
+        str | None, typer.Option(metavar="DEVICE", show_default="all", help="Device: here, a name, or HOST:PORT.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("-m", "--model", metavar="MODEL", show_default="all", help="Of this model alone.")
+        str | None,
+        typer.Option("-m", "--model", metavar="MODEL", show_default="all", help="Layers of this model only."),
     ] = None,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Remove without asking.")] = False,
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     from edgellm.mesh.home_workers import parts_of
 
-    workers = [] if on == HERE or (on and ":" in on) else there(interface)
+    workers = [] if on == HERE or (on and ":" in on) else paired_workers(interface)
     if on is not None:
         (part,) = parts_of([StageShare(on, LayerRange(0, 1))], {worker.name: worker for worker in workers})
         chosen: list[Worker | None] = [part.worker]
@@ -187,13 +191,13 @@ def layers(
         _list(chosen, model, as_json)
         return
     if on is None:
-        raise InvalidOption("`mesh layers clean` needs a device.", "Such as: edgellm mesh layers clean --on here")
+        raise InvalidOption("`mesh layers clean` needs a device.", "For example: edgellm mesh layers clean --on here")
     _clean(chosen[0], model, yes, as_json)
 
 
 def _list(chosen: Sequence[Worker | None], model: str | None, as_json: bool) -> None:
-    wanted = _fingerprint(model)
-    rows = [row for worker in chosen for row in _held(worker) if wanted in ("", row["fingerprint"])]
+    fingerprint = _fingerprint(model)
+    rows = [row for worker in chosen for row in _held(worker) if fingerprint in ("", row["fingerprint"])]
     if as_json:
         emit(json.dumps(rows, indent=2))
         return
@@ -209,9 +213,9 @@ def _list(chosen: Sequence[Worker | None], model: str | None, as_json: bool) -> 
     if rows:
         out().print(table)
     else:
-        say("There are no layers. Bring some with: edgellm mesh deploy MODEL")
+        say("There are no layers. Deploy some with: edgellm mesh deploy MODEL")
     for worker in chosen:
-        say(_room(worker), style="dim")
+        say(_disk_use(worker), style="dim")
 
 
 def _held(worker: Worker | None) -> Iterator[dict[str, Any]]:
@@ -231,11 +235,11 @@ def _held(worker: Worker | None) -> Iterator[dict[str, Any]]:
             "model": mine.recipe.name, "layers": ranges(mine.layers), "size": mine.size,
             "arriving": sum(mine.arriving.values()), "used": mine.used, "made": False,
         }  # fmt: skip
-    yield from _made(store)
+    yield from _derived(store)
 
 
-def _made(store: LayerStore) -> Iterator[dict[str, Any]]:
-    """Yield the files that stages here have made from a whole model or from small layers; they can be made again."""
+def _derived(store: LayerStore) -> Iterator[dict[str, Any]]:
+    """Yield the files that stages here cut from a whole model or joined from small layers."""
     from edgellm.engine import check_gguf
     from edgellm.storage.layers.store import layers_of
 
@@ -250,44 +254,42 @@ def _made(store: LayerStore) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _room(worker: Worker | None) -> str:
+def _disk_use(worker: Worker | None) -> str:
     if worker is None:
         from edgellm.storage.layers.store import LayerStore
 
         store = LayerStore()
-        return (
-            f"here: {size(store.size)} of {size(store.limit)}; {size(store.free())} are free on the disk ({store.root})"
-        )
+        return f"here: {size(store.size)} of {size(store.limit)}; {size(store.free())} free on the disk ({store.root})"
     if worker.facts is None:
         return f"{worker.name}: {worker.trouble}"
     facts = worker.facts
-    return f"{worker.name}: {size(facts.size)} of {size(facts.limit)}; {size(facts.free)} are free on the disk"
+    return f"{worker.name}: {size(facts.size)} of {size(facts.limit)}; {size(facts.free)} free on the disk"
 
 
 def _clean(worker: Worker | None, model: str | None, yes: bool, as_json: bool) -> None:
-    wanted = _fingerprint(model)
+    fingerprint = _fingerprint(model)
     name = "here" if worker is None else worker.name
-    going = [row for row in _held(worker) if wanted in ("", row["fingerprint"])]
-    listed = ", ".join(f"{row['model']} {row['layers']} ({size(row['size'])})" for row in going)
-    if going and not yes:
+    chosen = [row for row in _held(worker) if fingerprint in ("", row["fingerprint"])]
+    listed = ", ".join(f"{row['model']} {row['layers']} ({size(row['size'])})" for row in chosen)
+    if chosen and not yes:
         if not is_terminal(sys.stdin):
-            raise InvalidOption(f"This would remove on {name}: {listed}.", "Add --yes to do it without being asked.")
+            raise InvalidOption(f"This would remove on {name}: {listed}.", "Add --yes to remove without asking.")
         if not typer.confirm(f"Remove on {name}: {one_line(listed)}?", err=True):
             raise typer.Exit(1)
-    pieces, gone, in_use = (0, 0, 0) if not going and wanted else _removed(worker, wanted)
+    pieces, removed, in_use = (0, 0, 0) if not chosen and fingerprint else _remove(worker, fingerprint)
     if as_json:
-        emit(json.dumps({"device": name, "pieces": pieces, "bytes": gone, "in_use": in_use}))
+        emit(json.dumps({"device": name, "pieces": pieces, "bytes": removed, "in_use": in_use}))
         return
-    stayed = f"; {in_use} are in use and stay" if in_use else ""
-    say(f"{name}: {pieces} pieces removed, {size(gone)}{stayed}")
+    kept = f"; {in_use} in use were kept" if in_use else ""
+    say(f"{name}: removed {pieces} pieces, {size(removed)}{kept}")
 
 
-def _removed(worker: Worker | None, fingerprint: str) -> tuple[int, int, int]:
+def _remove(worker: Worker | None, fingerprint: str) -> tuple[int, int, int]:
     if worker is None:
         from edgellm.storage.layers.store import LayerStore
 
-        gone = LayerStore().clean(fingerprint or None)
-        return gone.pieces, gone.size, gone.in_use
+        removed = LayerStore().clean(fingerprint or None)
+        return removed.pieces, removed.size, removed.in_use
     from edgellm.mesh.home_workers import clean_worker
 
     return clean_worker(worker, fingerprint)
@@ -299,7 +301,7 @@ def _fingerprint(model: str | None) -> str:
         return ""
     from edgellm.storage import fingerprint, resolve
 
-    with doing(f"reading {model}"):
+    with progress(f"reading {model}"):
         try:
             return fingerprint(resolve(model))
         except OSError as error:

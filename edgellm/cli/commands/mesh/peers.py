@@ -1,4 +1,4 @@
-"""`edgellm mesh peers`: the devices that can hold layers, what they can do, and what they have."""
+"""`edgellm mesh peers`: the devices that can hold layers, with their rights, speed and layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import model_names
 from edgellm.cli.views.console import emit, out, say
-from edgellm.cli.views.device_table import doing, looked, row_of, table
+from edgellm.cli.views.device_table import progress, row_of, survey_home, table
 from edgellm.layer_range import HERE, ranges
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def peers(
     measure: Annotated[
         str | None,
         typer.Option(metavar="MODEL", autocompletion=model_names, show_default=False,
-                     help="Measure all of them now, for layers of the shape and quantisation of this model."),
+                     help="Measure all devices now, with layers of this model's shape and quantisation."),
     ] = None,
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -32,8 +32,8 @@ def peers(
     from edgellm.storage.layers.store import LayerStore
 
     if measure is not None:
-        looked(resolve(measure), interface, fresh=True)
-    workers = there(interface)
+        survey_home(resolve(measure), interface, fresh=True)
+    workers = paired_workers(interface)
     held = [{"model": one.recipe.name, "layers": ranges(one.layers), "size": one.size} for one in LayerStore().models()]
     rows = [row_of(HERE, None, known_speed(None), None, held)]
     rows += [row_of(one.name, one, known_speed(one), known_line(one), held_by(one)) for one in workers]
@@ -44,23 +44,23 @@ def peers(
     if not workers:
         say("No device is paired with this one. Pair one with: edgellm pair")
     if any(row["speed"] is None and not row["trouble"] for row in rows):
-        say("What was never measured is measured by `edgellm mesh plan MODEL`, or now with --measure MODEL.", "dim")
+        say("Measure the other devices with --measure MODEL, or by `edgellm mesh plan MODEL`.", "dim")
 
 
-def there(interface: Sequence[str] | None) -> list[Worker]:
-    """Return the paired devices, as workers."""
+def paired_workers(interface: Sequence[str] | None) -> list[Worker]:
+    """Return the paired devices as workers."""
     from edgellm.rpc.discovery.interfaces import chosen_hosts
     from edgellm.rpc.discovery.workers import find_workers
     from edgellm.rpc.trust.trust import Trust
 
     trust = Trust.here()
     known = trust.peers.all()
-    with doing("asking the devices"):
+    with progress("asking the devices"):
         return find_workers(trust, known, chosen_hosts(interface or ())) if known else []
 
 
 def held_by(worker: Worker) -> list[dict[str, Any]]:
-    """Return what a worker has of each model."""
+    """Return the layers that a worker has of each model."""
     found = []
     for one in worker.facts.models if worker.facts is not None else ():
         pieces = [one.recipe.pieces[place] for place in one.pieces]

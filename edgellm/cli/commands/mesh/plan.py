@@ -1,4 +1,4 @@
-"""`edgellm mesh`: which device of the home holds which layers of a model."""
+"""`edgellm mesh`: a model whose layers are split over devices."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from edgellm.cli.commands.mesh.deploy import deploy, layers
 from edgellm.cli.commands.mesh.peers import peers
 from edgellm.cli.commands.mesh.run import Objective, Workers, run
 from edgellm.cli.commands.pair import Interfaces
-from edgellm.cli.help_examples import model_names, taught
+from edgellm.cli.help_examples import help_text, model_names
 from edgellm.cli.views.console import emit, out, say
-from edgellm.cli.views.device_table import looked
+from edgellm.cli.views.device_table import survey_home
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     from edgellm.mesh.fleet_profiler import Survey
 
 _RUN = (
-    "Without --split and --devices, this device, the paired ones and those at --peer are measured where that was not "
-    "done before, and the best split of the layers that they have is run; it says what would be better. "
-    "All devices begin to load at once. When one is lost, the others take over its layers where they hold them, and "
-    "the text goes on. MODEL is a file that is here: its tokenizer is needed, and its layers are here too if need be."
+    "Without --split and --devices, this device, the paired ones and those at --peer are measured if that was not done "
+    "before. The best split of the layers that they have is run; a better one that needs a deployment is printed. All "
+    "devices load at once. If one is lost, others that hold its layers take over, and the reply goes on. MODEL must be "
+    "a file on this machine, for its tokenizer and for layers that no other device has."
 )
 
-mesh = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Hold one model on several machines.")
+mesh = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Split one model over several devices.")
 
-_PEERS = "Figures are kept with their age; `--json` has all of them, with the reasons."
+_PEERS = "Measurements are kept with their age; --json prints all of them, with the reasons."
 _DEPLOY = (
-    "What is there already is not sent again; what was cut off goes on where it stopped. Layers leave this machine for "
-    "paired devices alone, with the right to files here and there, and are checked by their SHA-256."
+    "Layers that a device has are not sent again, and an interrupted transfer resumes where it stopped. Layers are "
+    "sent to paired devices only, which need the right to files on both sides, and are checked by their SHA-256."
 )
 _LAYERS = (
-    "What is in use is never removed. A store has a limit; what was used least goes first, and before that what was "
-    "made here: pieces that suit a stage, cut from a whole model or joined from small layers."
+    "Layers in use are never removed. A store at its limit first removes files that it made itself, cut from a whole "
+    "model or joined from small layers, and then the layers that were not used for longest."
 )
 
 
 class Overlap(enum.StrEnum):
-    """The work that a device may do while it still loads."""
+    """Work that a device may do while it still loads."""
 
     PAPER = "paper"
     RECEIVING = "receiving"
@@ -57,46 +57,46 @@ def plan(
     model: Annotated[
         str | None,
         typer.Argument(metavar="[MODEL]", autocompletion=model_names, show_default=False,
-                       help="A name from `edgellm ls`, user/repo[:quant], or a path. Not needed where the file of "
-                       "devices or the preset describes one."),
+                       help="Name from `edgellm ls`, user/repo[:quant], or path. Not needed if the devices "
+                       "file or the preset describes a model."),
     ] = None,
     devices: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="What the devices can do; see below.", show_default=False)
+        Path | None, typer.Option(metavar="FILE.toml", help="Devices file; see above.", show_default=False)
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Devices known by name: csgo, the paper's.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="Named devices: csgo, those of the paper.", show_default=False)
     ] = None,
     tokens_in: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of the prompt.")] = 1024,
     tokens_out: Annotated[int, typer.Option(metavar="N", min=0, help="Tokens of the reply.")] = 128,
     objective: Annotated[
-        Objective, typer.Option(help="What shall be soonest: the first token (ttft) or the end of the reply.")
+        Objective, typer.Option(help="Time to minimise: to the first token (ttft), or to the end of the reply.")
     ] = Objective.TTFT,
     overlap: Annotated[
         Overlap,
-        typer.Option(help="While a device loads it does nothing else (paper), receives, or computes too (streamed)."),
+        typer.Option(help="What a device does while it loads: nothing (paper), receive, or also compute (streamed)."),
     ] = Overlap.STREAMED,
-    warm: Annotated[bool, typer.Option("--warm", help="Every device has its layers loaded already.")] = False,
+    warm: Annotated[bool, typer.Option("--warm", help="Assume that every device has its layers loaded.")] = False,
     time_limit: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="Then the best plan so far, and how good it is for sure.")
+        float, typer.Option(metavar="SECONDS", min=0.0, help="After this time use the best plan so far.")
     ] = 10.0,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure the devices now, also those that were measured before.")
+        bool, typer.Option("--measure", help="Measure all devices again.")
     ] = False,
     peer: Workers = None,
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw it: a .png or .svg file.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="Also draw the plan: a .png or .svg file.", show_default=False)
     ] = None,
 ) -> None:  # fmt: skip
     from edgellm.coldstart.plan import plan as best_plan
     from edgellm.storage import resolve
 
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
-        raise InvalidOption(f"--plot is {plot}.", "Name a file that ends in .png or .svg.")
+        raise InvalidOption(f"--plot cannot write {plot}.", "Use a file name that ends in .png or .svg.")
     home: Survey | None = None
     if devices is None and preset is None and model is not None:
-        home = looked(resolve(model), interface, measure, peer or ())
+        home = survey_home(resolve(model), interface, measure, peer or ())
     fleet = _fleet(devices, preset) if home is None else home.fleet()
     planned = _model(model, fleet)
     began = time.perf_counter()
@@ -107,41 +107,41 @@ def plan(
     milliseconds = 1e3 * (time.perf_counter() - began)
     moves = None if home is None or model is None else _moves(resolve(model), found, home)
     if plot is not None:
-        _drawn(found, planned, plot)
+        _draw(found, planned, plot)
     if as_json:
         doubts = {} if home is None else {"doubtful": home.doubts()}
         emit(json.dumps(figures(found, milliseconds, overlap.value) | _moves_row(moves) | doubts))
         return
-    from edgellm.cli.views.plan_view import show
+    from edgellm.cli.views.plan_view import print_plan
 
-    show(out(), found, planned, tokens_in, tokens_out, milliseconds, moves)
+    print_plan(out(), found, planned, tokens_in, tokens_out, milliseconds, moves)
     if plot is not None:
-        say(f"drawn: {plot}", style="dim")
+        say(f"wrote {plot}", style="dim")
 
 
 def _fleet(devices: Path | None, preset: str | None) -> Fleet:
     from edgellm.mesh import fleet_file as fleet
 
     if devices is not None and preset is not None:
-        raise InvalidOption("Both --devices and --preset are given.", "Give one of them.")
+        raise InvalidOption("--devices and --preset exclude each other.", "Leave one of them out.")
     if devices is not None:
         return fleet.read_fleet(devices)
     if preset is not None:
         return fleet.preset(preset)
     raise InvalidOption(
-        "Nothing is known of your devices yet.",
-        "Describe them in a file and name it with --devices (`edgellm mesh plan --help` shows one), try"
-        " --preset csgo, or name a MODEL, for which this device and the paired ones are then measured.",
+        "There are no devices to plan for.",
+        "Give a MODEL, to measure this device and the paired ones; or --devices with a file (see `edgellm mesh plan"
+        " --help`); or --preset csgo.",
     )
 
 
 def _moves(model: Path, found: Plan, home: Survey) -> list[tuple[str, int]]:
     """Return the bytes that each device still lacks of its layers."""
-    from edgellm.cli.views.device_table import doing
+    from edgellm.cli.views.device_table import progress
     from edgellm.llm.mesh_llm import to_bring
     from edgellm.mesh.placement import of_plan
 
-    with doing("asking who has what"):
+    with progress("asking the devices for their layers"):
         return to_bring(model, of_plan(found), home)
 
 
@@ -157,23 +157,22 @@ def _model(name: str | None, fleet: Fleet) -> ModelCosts:
         return model_of(resolve(name))
     if fleet.model is None:
         raise InvalidOption(
-            "No model is named, and the file of devices describes none.",
-            "Name one behind `mesh plan`, or write a [model] table.",
+            "There is no model to plan for.", "Give a MODEL, or add a [model] table to the devices file."
         )
     return fleet.model
 
 
-def _drawn(found: Plan, model: ModelCosts, path: Path) -> None:
+def _draw(found: Plan, model: ModelCosts, path: Path) -> None:
     from edgellm.llm.mesh_timeline import save
 
     try:
         save(found, model.name, path)
     except OSError as error:
-        raise InvalidOption(f"{path} cannot be written: {error.strerror}.", "Name another file.") from None
+        raise InvalidOption(f"{path} cannot be written: {error.strerror}.", "Choose another file.") from None
 
 
 def figures(found: Plan, milliseconds: float, overlap: str) -> dict[str, Any]:
-    """Return the plan for a script; layers counted from 1, both ends included; null where something does not fit."""
+    """Return the plan for a script. Layers are counted from 1, both ends included; what does not fit is None."""
 
     def seconds(way: PlanOption | None) -> float | None:
         return None if way is None else found.seconds(way)
@@ -184,9 +183,9 @@ def figures(found: Plan, milliseconds: float, overlap: str) -> dict[str, Any]:
         "objective": found.objective, "overlap": overlap, "planner_ms": milliseconds, "optimal": found.optimal,
         "gap": found.gap, "reason": found.reason, "advice": found.advice,
         "stages": [
-            {**{key: told[key] for key in keys}, "bytes": int(stage.size), "reason": stage.reason}
+            {**{key: row[key] for key in keys}, "bytes": int(stage.size), "reason": stage.reason}
             for stage in found.way.stages
-            for told in (stage.to_json(),)
+            for row in (stage.to_json(),)
         ],
         "unused": [{"device": device, "reason": reason} for device, reason in found.unused],
         "baselines": {
@@ -200,15 +199,19 @@ def figures(found: Plan, milliseconds: float, overlap: str) -> dict[str, Any]:
 def _help() -> str:
     from edgellm.cli.help_examples import FLEET_FILE
 
-    return taught(
-        "mesh plan", "Plan which device holds which layers, so that a cold model answers soonest.", FLEET_FILE
+    return help_text(
+        "mesh plan", "Plan which device holds which layers, for the quickest reply from a cold start.", FLEET_FILE
     )
 
 
 mesh.command("plan", help=_help())(plan)
 mesh.command(
-    "peers", help=taught("mesh peers", "See the devices that can hold layers: rights, speed, layers.", _PEERS)
+    "peers", help=help_text("mesh peers", "List the devices that can hold layers: rights, speed, layers.", _PEERS)
 )(peers)
-mesh.command("deploy", help=taught("mesh deploy", "Bring to each device the layers that it needs.", _DEPLOY))(deploy)
-mesh.command("layers", help=taught("mesh layers", "See which layers are where, and remove them.", _LAYERS))(layers)
-mesh.command("run", help=taught("mesh run", "Have one reply written by a model that several devices hold.", _RUN))(run)
+mesh.command("deploy", help=help_text("mesh deploy", "Send each device the layers that it needs.", _DEPLOY))(deploy)
+mesh.command("layers", help=help_text("mesh layers", "List the layers of each device, or remove some.", _LAYERS))(
+    layers
+)
+mesh.command("run", help=help_text("mesh run", "Generate one reply from a model that is split over devices.", _RUN))(
+    run
+)

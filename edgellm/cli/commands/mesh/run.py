@@ -1,4 +1,4 @@
-"""`edgellm mesh run`: one reply from a model that several devices hold, and what each of them did."""
+"""`edgellm mesh run`: one reply from a model that is split over devices, and what each of them did."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from edgellm.cli.commands.pair import Interfaces
 from edgellm.cli.help_examples import model_names
 from edgellm.cli.views.console import say
-from edgellm.cli.views.device_table import left_out, sought, surveyed
+from edgellm.cli.views.device_table import find_home_workers, print_left_out, survey_workers
 from edgellm.errors import InvalidOption
 from edgellm.layer_range import HERE
 
@@ -29,7 +29,7 @@ CHAT_TOKENS = 256  # of a prompt, in a conversation whose length is unknown
 
 
 class Objective(enum.StrEnum):
-    """The time that a plan minimises."""
+    """The time that a plan minimises: to the first token, or to the end of the reply."""
 
     TTFT = "ttft"
     REPLY = "reply"
@@ -38,62 +38,65 @@ class Objective(enum.StrEnum):
 Split = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME:A-B,NAME:C-D", show_default="as mesh plan says",
-        help="Who holds which layers, counted from 1: `here`, paired devices by name, or HOST:PORT.",
+        metavar="NAME:A-B,NAME:C-D", show_default="the best one",
+        help="Layers of each device, counted from 1. NAME: here, a paired device, or HOST:PORT.",
     ),
 ]  # fmt: skip
 Workers = Annotated[
     list[str] | None,
     typer.Option(
         "--peer", metavar="[NAME=]HOST:PORT", show_default=False,
-        help="Where a worker is, beside the paired ones. In a run, one that holds nothing takes over for who is lost.",
+        help="Address of a worker besides the paired ones. In a run, a worker without layers replaces a lost one.",
     ),
 ]  # fmt: skip
 Devices = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE.toml", show_default=False, help="Plan over these devices; see edgellm mesh plan --help."
+        metavar="FILE.toml", show_default=False, help="Devices file to plan for; see edgellm mesh plan --help."
     ),
 ]
 OverDevices = Annotated[
     str | None,
     typer.Option(
         metavar="SPLIT|FILE.toml|auto", show_default=False,
-        help="The verifier's layers are on several devices, as for mesh run; 'auto': wherever is best. --peer then "
-        "says where workers are.",
+        help="Split the verifier over devices, as in mesh run; 'auto': by the best split. --peer then adds workers by "
+        "their addresses.",
     ),
 ]  # fmt: skip
 
 
 def run(
     model: Annotated[str, typer.Argument(metavar="MODEL", autocompletion=model_names, help="As for mesh plan.")],
-    prompt: Annotated[list[str], typer.Argument(metavar="PROMPT", help="The question.")],
+    prompt: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Question.")],
     split: Split = None,
     devices: Devices = None,
     peer: Workers = None,
     draft: Annotated[
         str,
-        typer.Option(metavar="MODEL", autocompletion=model_names, help="A small model that drafts; 'none': nobody."),
+        typer.Option(metavar="MODEL", autocompletion=model_names, help="Small model that drafts; 'none': no drafts."),
     ] = "none",
-    system: Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system prompt.")] = None,
-    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="The longest reply.")] = 512,
-    temperature: Annotated[float, typer.Option(metavar="T", help="0 is greedy: always the likeliest token.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Repeats a sampled reply.", show_default="new")] = None,
+    system: Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="System prompt.")] = None,
+    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum tokens of the reply.")] = 512,
+    temperature: Annotated[float, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy.")] = 0.0,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Seed; the same one repeats a sampled reply.", show_default="random")
+    ] = None,
     retrieval: Annotated[
-        str, typer.Option(metavar="auto|off|SOURCES", help="Copy drafts from what was seen; see edgellm chat --help.")
+        str, typer.Option(metavar="auto|off|SOURCES", help="Sources to copy drafts from; see edgellm chat --help.")
     ] = "auto",
     context_length: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Tokens of prompt and reply.", show_default="4096 at most")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Maximum tokens of prompt and reply.", show_default="at most 4096"),
     ] = None,
     objective: Annotated[
-        Objective, typer.Option(help="Without a split: what shall be soonest, the first token or the reply's end.")
+        Objective, typer.Option(help="Without --split: time to minimise, to the first token or the reply's end.")
     ] = Objective.TTFT,
     interface: Interfaces = None,
-    f32: Annotated[bool, typer.Option("--f32", help="Send rows as 32-bit floats, twice the bytes of 16.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a token, a summary, the stages.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Say why it was done so.")] = False,
+    f32: Annotated[bool, typer.Option("--f32", help="Send activations as 32-bit, not 16-bit floats.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: each token, a summary, the stages.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Explain the split and each chunk.")] = False,
 ) -> int:  # fmt: skip
-    from edgellm.cli.views.reply_printer import speak
+    from edgellm.cli.views.reply_printer import print_reply
     from edgellm.cli.views.timeline_view import Reports
     from edgellm.llm import compose
     from edgellm.llm.mesh_llm import Options, open_mesh
@@ -102,27 +105,24 @@ def run(
 
     question = " ".join(prompt)
     if not question.strip():
-        raise InvalidOption(
-            "The question is empty.", 'Write one: edgellm mesh run MODEL "Where is my mug?" --split ...'
-        )
-    asked = ReplyOptions(max_tokens=max_tokens, temperature=temperature, seed=seed, retrieval=retrieval)
+        raise InvalidOption("The question is empty.", 'Ask something: edgellm mesh run MODEL "Where is my mug?"')
+    reply_options = ReplyOptions(max_tokens=max_tokens, temperature=temperature, seed=seed, retrieval=retrieval)
     path, fleet = resolve(model), _fleet(split, devices)
-    wanted = PlanTarget(max(1, len(question) // 4), max_tokens, objective.value, context_length)
+    target = PlanTarget(max(1, len(question) // 4), max_tokens, objective.value, context_length)
     placed: Placement | None = None
     if split is None and fleet is None:
-        split, placed = at_home(model, path, wanted, tuple(peer or ()), interface, explain=explain)
+        split, placed = place_at_home(model, path, target, tuple(peer or ()), interface, explain=explain)
     options = Options(
         split, fleet, placed, tuple(peer or ()), context_length, sessions=1, wide=f32, tokens_out=max_tokens,
-        tokens_in=wanted.tokens_in, objective=wanted.objective,
+        tokens_in=target.tokens_in, objective=target.objective,
     )  # fmt: skip
     with open_mesh(path, options, draft=draft, tell=lambda text: say(text, style="yellow")) as opened:
         if explain:
             say(opened.reason, style="dim")
         reports = Reports(opened, as_json=as_json)
-        summary = speak(
-            opened.pair.reply(compose(question, system=system), asked), as_json=as_json, explain=explain, stats=False
-        )
-        reports.heard(summary)
+        reply = opened.pair.reply(compose(question, system=system), reply_options)
+        summary = print_reply(reply, as_json=as_json, explain=explain, stats=False)
+        reports.reply_finished(summary)
         return INTERRUPTED if summary.finish_reason == "cancelled" else 0
 
 
@@ -130,26 +130,26 @@ def over_devices(
     mesh: str, model: str, peers: Sequence[str], draft: str, max_tokens: int, *, as_json: bool, explain: bool,
     sessions: int = 1, history: bool = True,
 ) -> tuple[OpenedMesh, Reports]:  # fmt: skip
-    """Open a mesh for `chat --mesh` and `serve --mesh`: `mesh` is a split, or names a file of devices, or is AUTO, the
-    measured home."""
+    """Open a mesh for `chat --mesh` and `serve --mesh`. `mesh`: a split, the name of a devices file, or AUTO for the
+    best split over the measured devices."""
     from edgellm.cli.views.timeline_view import Reports
     from edgellm.llm.mesh_llm import Options, open_mesh
     from edgellm.storage import resolve
 
     path = resolve(model)
-    # in a conversation the layers stay loaded, so that every token's time counts, and not the first one's alone
-    wanted = PlanTarget(CHAT_TOKENS, max_tokens, "reply", None)
+    # in a conversation the layers stay loaded, so the time of every token counts, not only that of the first
+    target = PlanTarget(CHAT_TOKENS, max_tokens, "reply", None)
     split: str | None = None
     fleet: Fleet | None = None
     placed: Placement | None = None
     if mesh == AUTO:
-        split, placed = at_home(model, path, wanted, peers, None, explain=explain)
+        split, placed = place_at_home(model, path, target, peers, None, explain=explain)
     elif mesh.endswith(".toml"):
         fleet = _fleet(None, Path(mesh).expanduser())
     else:
         split = mesh
     options = Options(
-        split, fleet, placed, tuple(peers), sessions=sessions, tokens_in=wanted.tokens_in, tokens_out=max_tokens
+        split, fleet, placed, tuple(peers), sessions=sessions, tokens_in=target.tokens_in, tokens_out=max_tokens
     )
     opened = open_mesh(path, options, draft=draft, history=history, tell=lambda text: say(text, style="yellow"))
     return opened, Reports(opened, as_json=as_json)
@@ -157,7 +157,7 @@ def over_devices(
 
 @dataclass(frozen=True, slots=True)
 class PlanTarget:
-    """The target of a plan: tokens of prompt and reply, the objective, and the context's length, if one is set."""
+    """The target of a plan: tokens of prompt and reply, the objective, and the context length, if set."""
 
     tokens_in: int
     tokens_out: int
@@ -165,22 +165,22 @@ class PlanTarget:
     context: int | None
 
 
-def at_home(
-    model: str, path: Path, wanted: PlanTarget, peers: Sequence[str], interface: Sequence[str] | None, *, explain: bool
+def place_at_home(
+    model: str, path: Path, target: PlanTarget, peers: Sequence[str], interface: Sequence[str] | None, *, explain: bool
 ) -> tuple[str, None] | tuple[None, Placement]:
-    """Return the best placement over the measured devices, with the layers where they are; print why, and what would be
-    better. Without another device nothing is measured: return a split that gives this one all layers."""
-    from edgellm.llm.mesh_llm import place_at_home
+    """Return the best placement of the layers that the measured devices have; print its reason, and a better one that
+    needs a deployment. Without other devices nothing is measured: return a split with all layers on this one."""
+    from edgellm.llm import mesh_llm
     from edgellm.mesh.model_costs import model_of
 
-    workers = sought(interface, peers)
+    workers = find_home_workers(interface, peers)
     if all(worker.trouble is not None for worker in workers):
-        left_out([(worker.name, worker.trouble) for worker in workers if worker.trouble is not None])
-        say("No other device can be used: this one holds all layers.", style="dim")
+        print_left_out([(worker.name, worker.trouble) for worker in workers if worker.trouble is not None])
+        say("No other device can be used, so this one holds all layers.", style="dim")
         return f"{HERE}:1-{model_of(path).shape.layers}", None
-    placed = place_at_home(
-        path, surveyed(path, workers, False), tokens_in=wanted.tokens_in, tokens_out=wanted.tokens_out,
-        objective=wanted.objective, context=wanted.context,
+    placed = mesh_llm.place_at_home(
+        path, survey_workers(path, workers, False), tokens_in=target.tokens_in, tokens_out=target.tokens_out,
+        objective=target.objective, context=target.context,
     )  # fmt: skip
     if advice := placed.advice(model):
         say(advice, style="yellow")
@@ -195,5 +195,5 @@ def _fleet(split: str | None, devices: Path | None) -> Fleet | None:
     from edgellm.mesh.fleet_file import read_fleet
 
     if split is not None and devices is not None:
-        raise InvalidOption("Both --split and --devices are given.", "Give one of them.")
+        raise InvalidOption("--split and --devices exclude each other.", "Leave one of them out.")
     return None if devices is None else read_fleet(devices)
