@@ -21,6 +21,11 @@ class LayerRange:
         """The last layer, counted from 0."""
         return self.stop - 1
 
+    @property
+    def named(self) -> str:
+        """The layers as people call them: layer 4, or layers 4-6."""
+        return f"layer{'s' if len(self) > 1 else ''} {self}"
+
     def __len__(self) -> int:
         return self.stop - self.start
 
@@ -79,3 +84,14 @@ def ranges(layers: Iterable[int]) -> str:
         else:
             runs.append([layer, layer])
     return ", ".join(f"{a + 1}" if a == b else f"{a + 1}-{b + 1}" for a, b in runs) or "none"
+
+
+def chain(ranges: Iterable[LayerRange], layers: LayerRange) -> tuple[LayerRange, ...]:
+    """Return the fewest of `ranges` that make up `layers`, one after the other; empty if none do."""
+    best: dict[int, tuple[LayerRange, ...]] = {layers.start: ()}
+    for one in sorted(ranges):
+        if one.start in best and one.stop <= layers.stop:
+            found = (*best[one.start], one)
+            if one.stop not in best or len(found) < len(best[one.stop]):
+                best[one.stop] = found
+    return best.get(layers.stop, ())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from edgellm.engine import check_cuttable, check_gguf
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import WholeModel
 
@@ -16,11 +15,10 @@ from edgellm.mesh.layer_sources import WholeModel
 def main() -> None:
     whole = WholeModel(Path(sys.argv[1]))
     for part in sys.argv[2:]:
-        layer, last = map(int, part.split("-"))
-        while layer <= last:
-            path = whole.find(whole.model, LayerRange(layer, last + 1))
-            assert path is not None, f"there is no layer {layer}"
-            layer += check_cuttable(check_gguf(path))
+        first, last = map(int, part.split("-"))
+        for file in whole.files(LayerRange(first, last + 1)):
+            with file.using():
+                pass
 
 
 if __name__ == "__main__":

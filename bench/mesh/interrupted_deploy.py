@@ -32,7 +32,7 @@ from typing import Any
 
 from bench.harness import report
 from edgellm.rpc.layers.codec import WINDOW
-from edgellm.storage.layers.manifest import Recipe, recipe_of
+from edgellm.storage.layers.manifest import Manifest, manifest_of
 from edgellm.storage.layers.store import LayerStore
 from testkit import ROOT
 from testkit.network.relay import Network, Relay
@@ -68,7 +68,7 @@ def started(module: str, *words: str, out: int = subprocess.DEVNULL) -> subproce
     )
 
 
-def sender(model: Path, recipe: Recipe, port: int) -> subprocess.Popen[str]:
+def sender(model: Path, recipe: Manifest, port: int) -> subprocess.Popen[str]:
     return started("edgellm", "mesh", "deploy", str(model), "--split", f"127.0.0.1:{port}:1-{recipe.layers}")
 
 
@@ -81,7 +81,7 @@ def on_disk(store: Path) -> int:
     return size
 
 
-def wrong(store: Path, recipe: Recipe) -> list[str]:
+def wrong(store: Path, recipe: Manifest) -> list[str]:
     """Pieces that are missing, or whose bytes have another hash."""
     keeper = LayerStore(store, 10**12)
     found = []
@@ -110,7 +110,7 @@ class Deployed:
     twice: int = 0
 
 
-def deployed(model: Path, recipe: Recipe, store: Path, network: Network, cuts: int, seed: int) -> Deployed:
+def deployed(model: Path, recipe: Manifest, store: Path, network: Network, cuts: int, seed: int) -> Deployed:
     rng = random.Random(seed)
     places = sorted(rng.randrange(recipe.size) for _ in range(cuts))
     port, kinds = free_port(), Counter[str]()
@@ -164,7 +164,7 @@ def main() -> None:
         model = folder / "model.gguf"
         shape = SHAPES["qwen2.5-0.5b"]
         write_model(model, replace(shape, n_layer=args.layers, n_vocab=8192), "Q4_0", args.seed)
-        recipe = recipe_of(model)
+        recipe = manifest_of(model)
         alone = deployed(model, recipe, folder / "alone", network, 0, args.seed)
         own = alone.carried - recipe.size
         rounds = []

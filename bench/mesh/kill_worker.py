@@ -143,8 +143,8 @@ def trial(home: Coordinator, big: Model, prompt: Ids, number: int, rng: random.R
 
     def strike(mesh: Mesh, written: list[int]) -> None:
         time.sleep(moment * seconds)
-        lanes = mesh.pipeline()[0].lanes
-        loading = not all(lane.whole for lane in lanes)
+        records = mesh.pipeline()[0].records
+        loading = not all(record.whole for record in records)
         states.append("loading" if loading else "prefill" if not written else "writing")
         home.workers[victim].hit(kind)
 

@@ -47,7 +47,7 @@ COMPANY = (1, 2, 4, 8)
 ROWS = (1, 2, 5, 8, 16)
 STAGES = (1, 2)
 # What a worker without company runs first.
-ALONE = "from edgellm.mesh import stage\nstage.COMPANY_ROWS = 1\n"
+ALONE = "from edgellm.mesh import stage\nstage.SHARED_ROWS = 1\n"
 
 
 def passes(model: Path, repeats: int) -> list[dict[str, Any]]:

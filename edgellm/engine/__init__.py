@@ -7,7 +7,7 @@ from edgellm.engine.chat_prompt import Message
 from edgellm.engine.context import Context, SeqRows
 from edgellm.engine.gguf.memory_estimate import MemoryEstimate, costs_of
 from edgellm.engine.gguf.reader import Dimensions, GgufHeader, TensorInfo, check_gguf, dimensions
-from edgellm.engine.gguf.shard import check_cuttable, cut, cut_bytes, join
+from edgellm.engine.gguf.shard import check_cuttable, cut, cut_bytes
 from edgellm.engine.gguf.writer import to_f32
 from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.layer_block import Block, Passage
@@ -62,7 +62,6 @@ __all__ = [
     "dimensions",
     "head_pays",
     "in_blocks",
-    "join",
     "known",
     "never",
     "to_f32",

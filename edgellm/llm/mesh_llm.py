@@ -1,12 +1,13 @@
-"""A model that several devices hold: where its layers go by themselves, and replies from it."""
+"""A model that several devices hold: which device takes which layers, and replies from it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Self
@@ -27,10 +28,10 @@ from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.fleet_profiler import Survey
 from edgellm.mesh.home_workers import read_place
-from edgellm.mesh.layer_sources import Layers, WholeModel
+from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import MOST_ROWS, StageSpec
 from edgellm.mesh.model_costs import model_of
-from edgellm.mesh.pipeline import LocalSeat, StageHost
+from edgellm.mesh.pipeline import LocalStageHost, StageHost
 from edgellm.mesh.placement import DeviceCapability, MemoryOverhead, Placement, missing, of_plan, place
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
@@ -39,11 +40,10 @@ from edgellm.rpc.discovery.peer_probe import roll_call
 from edgellm.rpc.discovery.workers import Worker
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.client.stage_client import Endpoint, RemoteMember
+from edgellm.services.client.stage_client import Endpoint, RemoteDevice
 from edgellm.services.client.verifier_selection import trust_for
 from edgellm.services.mesh_codec import most_rows
-from edgellm.storage.layers.manifest import quick_recipe, recipe_of
-from edgellm.storage.layers.store import together
+from edgellm.storage.layers.manifest import layers_per_piece
 
 PLAN_SECONDS = 5.0  # for the planner; then the best plan so far is taken
 
@@ -61,18 +61,18 @@ def place_at_home(
     """
     whole, fleet = WholeModel(path), home.fleet()
     model, header = model_of(path), check_gguf(path)
-    room = room_of(header, positions_of(header, context), sessions)
-    able: list[DeviceCapability] = []
+    overhead = overhead_of(header, positions_of(header, context), sessions)
+    capabilities: list[DeviceCapability] = []
     left_out = [(name, error.what) for name, error in home.left_out]
-    for name, found in _asked([device.name for device in fleet.devices], whole, home, model, room):
+    for name, found in _asked([device.name for device in fleet.devices], whole, home, model, overhead):
         if isinstance(found, DeviceCapability):
-            able.append(found)
+            capabilities.append(found)
         else:
             left_out.append((name, found.what))
     began = time.monotonic()
     return place(
-        model, fleet, home.workers, able, tokens_in=tokens_in, tokens_out=tokens_out, objective=objective,
-        left_out=left_out, room=room, stop=lambda: time.monotonic() - began > PLAN_SECONDS,
+        model, fleet, home.workers, capabilities, tokens_in=tokens_in, tokens_out=tokens_out, objective=objective,
+        left_out=left_out, overhead=overhead, stop=lambda: time.monotonic() - began > PLAN_SECONDS,
     )  # fmt: skip
 
 
@@ -84,35 +84,34 @@ def to_bring(path: Path, shares: Sequence[StageShare], home: Survey) -> list[tup
         return [(HERE, 0)]
     model = model_of(path)
     asked = _asked(names, WholeModel(path), home, model, MemoryOverhead())
-    able = [
+    capabilities = [
         found if isinstance(found, DeviceCapability) else DeviceCapability(name, frozenset()) for name, found in asked
     ]
-    lacking = {one.share.name: one.size for one in missing(model, shares, able)}
+    lacking = {one.share.name: one.size for one in missing(model, shares, capabilities)}
     return [(name, lacking.get(name, 0)) for name in names]
 
 
 def _asked(
-    names: Sequence[str], whole: WholeModel, home: Survey, model: ModelCosts, room: MemoryOverhead
+    names: Sequence[str], whole: WholeModel, home: Survey, model: ModelCosts, overhead: MemoryOverhead
 ) -> list[tuple[str, DeviceCapability | EdgeError]]:
-    """Return what each of these devices has of the model, or why it cannot be used; all are asked at once."""
-    fleet, layer_bytes = home.fleet(), max(model.layer_bytes) + room.layer
-    there = {name: home.workers[name] for name in names if name != HERE}
-    recipe = recipe_digest(whole, [place_of(worker) for worker in there.values() if worker.address is not None])
+    """Return the capability of each of these devices, or why it cannot be used. All are asked at once."""
+    fleet, layer_bytes = home.fleet(), max(model.layer_bytes) + overhead.layer
 
     def ask(name: str) -> tuple[str, DeviceCapability | EdgeError]:
-        known = like(name, fleet, model, layer_bytes)
+        known = known_costs(name, fleet, model, layer_bytes)
         try:
             if name == HERE:
-                return name, LocalMember(whole, None, known, layer_bytes).able(whole.model)
-            member = RemoteMember(
-                place_of(there[name]), like=known, layer_bytes=layer_bytes, stage_bytes=room.stage, recipe=recipe
+                return name, LocalDevice(whole, None, known, layer_bytes).capability(whole.model)
+            endpoint = endpoint_of(home.workers[name])
+            device = RemoteDevice(
+                endpoint, known=known, layer_bytes=layer_bytes, stage_bytes=overhead.stage, own=whole.own_pieces
             )
-            return name, member.able(whole.model)
+            return name, device.capability(whole.model)
         except EdgeError as error:
             return name, error
 
-    with ThreadPoolExecutor(len(names)) as at_once:
-        return list(at_once.map(ask, names))
+    with ThreadPoolExecutor(len(names)) as pool:
+        return list(pool.map(ask, names))
 
 
 SESSIONS = 4
@@ -146,23 +145,23 @@ class Options:
         return self.fleet if self.placed is None else self.placed.fleet
 
 
-class LocalMember:
+class LocalDevice:
     """This device as a member of a mesh."""
 
-    def __init__(self, layers: Layers, threads: int | None, like: DeviceCapability, layer_bytes: float) -> None:
-        """`like`: what its layers are known to cost; each takes `layer_bytes` of memory, with its cache."""
+    def __init__(self, whole: WholeModel, threads: int | None, known: DeviceCapability, layer_bytes: float) -> None:
+        """`known`: the known costs of its layers, each of which takes `layer_bytes` of memory with its cache."""
         self.name = HERE
-        self._shelf = WeightCache(layers)
-        self._threads, self._like, self._layer_bytes = threads, like, layer_bytes
+        self._whole, self._cache = whole, WeightCache(whole)
+        self._threads, self._known, self._layer_bytes = threads, known, layer_bytes
 
-    def able(self, model: str) -> DeviceCapability:
-        """See `MeshDevice.able`. It takes no more layers than there is memory free."""
-        warm = self._shelf.warm(model)
+    def capability(self, model: str) -> DeviceCapability:  # noqa: ARG002 - there is only this one
+        """See `MeshDevice.capability`. It takes only layers for which there is free memory."""
+        warm = self._cache.warm(self._whole)
         most = len(warm) + int(_SHARE * psutil.virtual_memory().available / self._layer_bytes)
-        return replace(self._like, holds=self._shelf.layers.held(model), warm=warm, most=most)
+        return replace(self._known, holds=self._whole.held, warm=warm, most=most)
 
-    def seat(self) -> StageHost:
-        return LocalSeat(self.name, self._shelf, self._threads)
+    def stage_host(self) -> StageHost:
+        return LocalStageHost(self.name, self._cache, self._threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +204,7 @@ def open_mesh(
     draft: Named | None = None,
     threads: int | None = None,
     history: bool = True,
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> OpenedMesh:
     """Let every device load its layers of the model at `path`, and open the rest meanwhile. `history` as for
     `Pair.open`.
@@ -220,8 +219,8 @@ def open_mesh(
     whole, header, model = WholeModel(path), check_gguf(path), model_of(path)
     plan, shares = _shares(model, options)
     positions = positions_of(header, options.context)
-    room = room_of(header, positions, options.sessions)
-    crew, recipe = _crew(options, [share.name for share in shares], model, whole, threads, room)
+    overhead = overhead_of(header, positions, options.sessions)
+    devices = _devices(options, [share.name for share in shares], model, whole, threads, overhead)
     fleet = options.described
     if (plan is not None or options.placed is not None) and fleet is not None:
         cut = _cut(shares, fleet)
@@ -231,11 +230,11 @@ def open_mesh(
     vocabulary = next(t.shape[-1] for t in header.tensors if t.name == "token_embd.weight")
     work = StageSpec(
         whole.model, model.name, LayerRange(0, model.shape.layers), model.shape.layers, int(model.shape.d_model),
-        vocabulary, positions, options.sessions, options.wide, recipe=recipe,
+        vocabulary, positions, options.sessions, options.wide,
     )  # fmt: skip
     closing = ExitStack()
     try:
-        mesh = Mesh(crew, shares, work, tell=tell)
+        mesh = Mesh(devices, shares, work, notify=notify)
         closing.callback(mesh.close)
         mesh.pipeline()
         text = Model.load(path, text_only=True, chat=True)
@@ -267,68 +266,56 @@ def positions_of(header: GgufHeader, asked: int | None) -> int:
     return min(asked or _POSITIONS, trained if isinstance(trained, int) and trained > 0 else _POSITIONS)
 
 
-def room_of(header: GgufHeader, context: int, sessions: int) -> MemoryOverhead:
+def overhead_of(header: GgufHeader, context: int, sessions: int) -> MemoryOverhead:
     """Return the memory of a layer and of a stage beside weights, for `sessions` replies of `context` tokens each."""
-    costs, layers = costs_of(header), dimensions(header).layers
-    size = sum(tensor.nbytes for tensor in header.tensors if tensor.name.startswith("blk.")) / layers
-    many = together(0, layers - 1, size) + 1  # layers of a block; each block has a batch of its own
-    batch = costs.batch(many, context, MOST_ROWS + 1, ends=False)
+    costs = costs_of(header)
+    per_block = min(layers_per_piece(header), dimensions(header).layers)  # layers that share one block's batch
+    batch = costs.batch(per_block, context, MOST_ROWS + 1, ends=False)
     return MemoryOverhead(
-        costs.cache(1, context, sessions) + batch / many, costs.batch(1, context, MOST_ROWS + 1, ends=True)
+        costs.cache(1, context, sessions) + batch / per_block, costs.batch(1, context, MOST_ROWS + 1, ends=True)
     )
 
 
-def _crew(
+def _devices(
     options: Options,
     names: Sequence[str],
     model: planned.ModelCosts,
     whole: WholeModel,
     threads: int | None,
-    room: MemoryOverhead,
-) -> tuple[list[MeshDevice], str]:
-    """Return the named devices, further `peers` and this one, and what `recipe_digest` returns for them. A device
-    without layers may be needed when another is lost."""
-    places = {place.name: place for place in map(_place, options.peers)}
+    overhead: MemoryOverhead,
+) -> list[MeshDevice]:
+    """Return the named devices, further `peers` and this one: a device without a share may replace a lost one."""
+    endpoints = {endpoint.name: endpoint for endpoint in map(_endpoint, options.peers)}
     if options.placed is not None:
-        places = {device.name: place_of(options.placed.workers[device.name])
+        endpoints = {device.name: endpoint_of(options.placed.workers[device.name])
                   for device in options.placed.fleet.devices if device.name != HERE}  # fmt: skip
-    places |= _met([name for name in dict.fromkeys(names) if name not in (HERE, *places)])
-    layer_bytes = max(model.layer_bytes) + room.layer
-    recipe = recipe_digest(whole, list(places.values()))
+    endpoints |= _met([name for name in dict.fromkeys(names) if name not in (HERE, *endpoints)])
+    layer_bytes = max(model.layer_bytes) + overhead.layer
     found: list[MeshDevice] = []
-    for name in dict.fromkeys((*names, *places, HERE)):
-        known = like(name, options.described, model, layer_bytes)
+    for name in dict.fromkeys((*names, *endpoints, HERE)):
+        known = known_costs(name, options.described, model, layer_bytes)
         if name == HERE:
-            found.append(LocalMember(whole, threads, known, layer_bytes))
+            found.append(LocalDevice(whole, threads, known, layer_bytes))
         else:
-            member = RemoteMember(
-                places[name], like=known, layer_bytes=layer_bytes, stage_bytes=room.stage, recipe=recipe
+            device = RemoteDevice(
+                endpoints[name], known=known, layer_bytes=layer_bytes, stage_bytes=overhead.stage, own=whole.own_pieces
             )
-            found.append(member)
-    return found, recipe
+            found.append(device)
+    if options.placed is None:  # else they were asked for their capabilities before
+        with ThreadPoolExecutor(len(found)) as pool:
+            list(pool.map(partial(_learn_pieces, whole.model), found))
+    return found
 
 
-def recipe_digest(whole: WholeModel, places: Sequence[Endpoint]) -> str:
-    """Return the digest of the recipe of this device's own file, by which devices use layers that were brought there.
-
-    It is remembered. To find it out, the whole file has to be read; that is done where it is small, or where one of the
-    devices was brought layers of it, or cannot be asked. Empty where none of them needs it.
-    """
-    if not places or (quick := quick_recipe(whole.path)) is not None:
-        return quick.digest if places and quick is not None else ""
-
-    def needs(place: Endpoint) -> bool:
-        try:
-            return RemoteMember(place).was_brought(whole.model)
-        except EdgeError:
-            return True
-
-    with ThreadPoolExecutor(len(places)) as at_once:
-        return recipe_of(whole.path).digest if any(at_once.map(needs, places)) else ""
+def _learn_pieces(model: str, device: MeshDevice) -> None:
+    """Ask a device which pieces of the model were brought to it, so that their hashes are found. If it cannot be asked,
+    the pipeline reports that."""
+    with suppress(EdgeError):
+        device.capability(model)
 
 
-def like(name: str, fleet: Fleet | None, model: planned.ModelCosts, layer_bytes: float) -> DeviceCapability:
-    """Return what a layer costs on a device, as far as that is described; with its cache it takes `layer_bytes`."""
+def known_costs(name: str, fleet: Fleet | None, model: planned.ModelCosts, layer_bytes: float) -> DeviceCapability:
+    """Return what a layer costs on a device, if it is described. A layer takes `layer_bytes` with its cache."""
     device = next((one for one in (fleet.devices if fleet is not None else ()) if one.name == name), None)
     if device is None:
         return DeviceCapability(name, frozenset())
@@ -359,13 +346,13 @@ def _cut(shares: Sequence[StageShare], fleet: Fleet) -> tuple[tuple[int, int], .
     return tuple((names.index(one.name), len(one.layers)) for one in shares)
 
 
-def _place(text: str) -> Endpoint:
+def _endpoint(text: str) -> Endpoint:
     name, address = read_place(text)
     return Endpoint(name or str(address), address, trust_for(address))
 
 
-def place_of(worker: Worker) -> Endpoint:
-    """Return where a worker that was found is. Raises the reason why it cannot be used."""
+def endpoint_of(worker: Worker) -> Endpoint:
+    """Return the endpoint of a worker that was found. Raise the reason why it cannot be used."""
     if worker.address is None:
         raise worker.trouble or NotPaired(f"Nobody knows where {worker.name} is.", "Is it on, and does it serve?")
     if worker.peer is None:
@@ -374,8 +361,9 @@ def place_of(worker: Worker) -> Endpoint:
 
 
 def _met(names: Sequence[str]) -> dict[str, Endpoint]:
-    """Return where devices are, named by an address or a paired device's name; paired ones are all asked at once."""
-    found = {name: _place(name) for name in names if ":" in name}
+    """Return the endpoints of devices, given an address or a paired device's name each. Paired ones are all asked at
+    once."""
+    found = {name: _endpoint(name) for name in names if ":" in name}
     paired = [name for name in names if name not in found]
     if not paired:
         return found

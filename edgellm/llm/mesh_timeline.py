@@ -50,7 +50,7 @@ def measured(opened: OpenedMesh, since: float, ttft: float, tokens: int, seconds
 
     `since` is when the reply began, by `perf_counter`; the first token came after `ttft` seconds, and the last of
     `tokens` after `seconds`."""
-    did = [_did(lane, since) for lane in opened.verifier.measured()]
+    did = [_did(record, since) for record in opened.verifier.measured()]
     stages: list[PlannedStage] = []
     before = 0.0
     for one in did:
@@ -68,16 +68,16 @@ def measured(opened: OpenedMesh, since: float, ttft: float, tokens: int, seconds
     return Measured(PlanOption(tuple(stages), ttft, token, seconds), tuple(did))
 
 
-def _did(lane: StageRecord, began: float) -> DeviceTimeline:
-    shift = lane.clock.began - began
+def _did(record: StageRecord, began: float) -> DeviceTimeline:
+    shift = record.clock.began - began
 
     def of(kind: str) -> tuple[tuple[float, float], ...]:
-        spans = ((span.begin + shift, span.end + shift) for span in lane.spans if span.kind == kind)
+        spans = ((span.begin + shift, span.end + shift) for span in record.spans if span.kind == kind)
         return tuple((max(0.0, begin), end) for begin, end in spans if end >= 0.0)  # it may report earlier work late
 
-    work = lane.work
+    work = record.work
     got = tuple(begin for begin, _ in of("got"))
-    return DeviceTimeline(lane.seat.name, work.layers, of("load"), of("compute"), got)
+    return DeviceTimeline(record.host.name, work.layers, of("load"), of("compute"), got)
 
 
 def planned_for(stage: PlannedStage, plan: PlanOption | None) -> PlannedStage | None:
@@ -140,8 +140,8 @@ class Replies:
     def stands(self) -> bool:
         """Whether all layers are loaded before the first request, so that its reply does not wait for them."""
         pipeline = self._opened.verifier.mesh.current()
-        lanes = [] if pipeline is None else pipeline.lanes
-        return self._since is not None and all(lane.whole for lane in lanes)
+        records = [] if pipeline is None else pipeline.records
+        return self._since is not None and all(record.whole for record in records)
 
     def asked(self, anew: bool = False) -> None:
         """Note that a reply begins. `anew`: disregard all work before it."""

@@ -1,7 +1,7 @@
-"""The coordinator of a mesh: opens the pipeline, and opens another over the remaining devices when one is gone.
+"""The coordinator of a mesh: opens the pipeline, and another one over the remaining devices when a device is lost.
 
-A lost stage takes its part of every session's cache with it, and nothing else: the text is here, so a session that
-waits for a verdict asks again, from the beginning, and gets the same verdict. No token can be lost or come twice.
+With a stage, only its part of every session's KV cache is lost: the text is here. So a session that waits for a verdict
+asks again from the beginning, and gets the same verdict. No token can be lost or come twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgellm.mesh.placement import DeviceCapability, fail_over
 from edgellm.spec.types import NO_IDS
 
 _log = logging.getLogger(__name__)
-_PLANNING = 2.0  # seconds in which a new split is improved: a reply waits for it
+_PLANNING = 2.0  # seconds for planning a new split, for which a reply waits
 _REVIVALS = 3  # of a device that comes back and is lost again, and of pipelines lost with no device at fault
 
 
@@ -33,12 +33,12 @@ class MeshDevice(Protocol):
     @property
     def name(self) -> str: ...
 
-    def able(self, model: str) -> DeviceCapability:
+    def capability(self, model: str) -> DeviceCapability:
         """Return what the device holds now. Raise an EdgeError if it cannot be asked."""
         ...
 
-    def seat(self) -> StageHost:
-        """Return a new seat for a stage."""
+    def stage_host(self) -> StageHost:
+        """Return a new host for a stage."""
         ...
 
 
@@ -56,22 +56,22 @@ class Mesh:
 
     def __init__(
         self,
-        members: Sequence[MeshDevice],
+        devices: Sequence[MeshDevice],
         shares: Sequence[StageShare],
         work: StageSpec,
         *,
-        tell: Callable[[str], None] | None = None,
+        notify: Callable[[str], None] | None = None,
     ) -> None:
-        """Check the shares. `work` is for the whole model: every stage gets its part. `tell` is called with every
+        """Check the shares. `work` is for the whole model: every stage gets its part. `notify` is called with every
         change, in words for people.
 
         Raises:
             PlanImpossible: the shares are not the layers of the model in order, or one names no member.
         """
-        self._members = {member.name: member for member in members}
+        self._devices = {device.name: device for device in devices}
         self.shares = tuple(shares)
         self.work = work
-        self.tell = tell or (lambda _text: None)
+        self.notify = notify or (lambda _text: None)
         self.generation = 0
         self.recoveries = 0
         self._pipeline: Pipeline | None = None
@@ -81,7 +81,7 @@ class Mesh:
         self._slots = [_Slot() for _ in range(work.sessions)]
         self._closed = False
         self._direct = True
-        check_shares(self.shares, work.n_layers, self._members)
+        check_shares(self.shares, work.n_layers, self._devices)
 
     def pipeline(self) -> tuple[Pipeline, int]:
         """Return the open pipeline, or open a new one; and its generation.
@@ -92,8 +92,8 @@ class Mesh:
         with self._lock:
             if self._closed:
                 raise DeviceLost("The mesh is closed.", "Open it again.")
-            if self._pipeline is not None and self._pipeline.gone is not None:
-                self._bury(self._pipeline)
+            if self._pipeline is not None and self._pipeline.lost is not None:
+                self._discard(self._pipeline)
             if self._pipeline is None:
                 self._open()
             if self._pipeline is None:
@@ -119,12 +119,12 @@ class Mesh:
             self._slots[at].taken = True
             return at
 
-    def leave(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """Free the sequence of a session that is over; its tokens may serve another session."""
         self._slots[slot].taken = False
 
     def held(self, slot: int, generation: int) -> Ids:
-        """Return the tokens that every stage's cache will hold for a sequence, once the parcels sent are computed."""
+        """Return the tokens that every stage's cache holds for a sequence once all micro-batches are computed."""
         one = self._slots[slot]
         return one.held if one.generation == generation else NO_IDS
 
@@ -132,7 +132,7 @@ class Mesh:
         """Remember the tokens that have been sent for a sequence."""
         self._slots[slot].held, self._slots[slot].generation = ids, generation
 
-    def proved(self) -> None:
+    def confirm(self) -> None:
         """Forget the losses counted so far: a verdict has come, so the pipeline has recovered."""
         self._revived.clear()
 
@@ -144,18 +144,18 @@ class Mesh:
                 self._pipeline.close()
                 self._pipeline = None
 
-    def _bury(self, pipeline: Pipeline) -> None:
+    def _discard(self, pipeline: Pipeline) -> None:
         """Close a pipeline that has lost a stage, and count the device at fault, if known, as lost."""
-        name, gone = pipeline.gone or ("", None)
+        name, lost = pipeline.lost or ("", None)
         pipeline.close()
         self._pipeline = None
-        if gone is None:
+        if lost is None:
             return
         if pipeline.silent:  # if all rows pass through this process, it can see which device does not return them
             self._direct = False
         self._revived[""] += 1
-        if gone.blamed or (self._revived[""] > _REVIVALS and not pipeline.silent):
-            self._lost[name] = gone.error
+        if lost.blamed or (self._revived[""] > _REVIVALS and not pipeline.silent):
+            self._lost[name] = lost.error
             self.recoveries += 1
 
     def _open(self) -> None:
@@ -165,54 +165,55 @@ class Mesh:
             who = ", ".join(f"{share.name} {share.layers}" for share in shares)
             why = "; ".join(f"{name}: {error.what}" for name, error in self._lost.items())
             _log.warning("a device is lost (%s), the layers are now on %s", why, who)
-            self.tell(f"A device is lost ({why}) The layers are now on {who}; the reply goes on.")
+            self.notify(f"A device is lost ({why}) The layers are now on {who}; the reply goes on.")
         self.generation += 1
         self.shares = shares
-        stages = [(self._members[share.name].seat(), replace(self.work, layers=share.layers)) for share in shares]
+        stages = [(self._devices[share.name].stage_host(), replace(self.work, layers=share.layers)) for share in shares]
         _log.info("pipeline %d over %s", self.generation, ", ".join(share.name for share in shares))
         self._pipeline = Pipeline(stages, direct=self._direct)
 
     def _replanned(self) -> tuple[StageShare, ...]:
-        """Return new shares over the remaining devices; if these cannot hold the model, also over lost ones that are
+        """Return new shares over the remaining devices; if they cannot hold the model, also over lost ones that are
         back."""
-        able: list[DeviceCapability] = []
-        for name, member in self._members.items():
+        capabilities: list[DeviceCapability] = []
+        for name, device in self._devices.items():
             if name not in self._lost:
-                self._ask(member, able)
+                self._ask(device, capabilities)
         began = time.monotonic()
 
         def late() -> bool:
             return time.monotonic() - began > _PLANNING
 
-        if (shares := fail_over(able, self.work.n_layers, stop=late)) is None:
+        if (shares := fail_over(capabilities, self.work.n_layers, stop=late)) is None:
             for name in [name for name in self._lost if self._revived[name] < _REVIVALS]:
-                if self._ask(self._members[name], able):
+                if self._ask(self._devices[name], capabilities):
                     del self._lost[name]
                     self._revived[name] += 1
-            shares = fail_over(able, self.work.n_layers, stop=late)
+            shares = fail_over(capabilities, self.work.n_layers, stop=late)
         if shares is None:
-            raise self._impossible(able)
+            raise self._impossible(capabilities)
         return shares
 
-    def _ask(self, member: MeshDevice, able: list[DeviceCapability]) -> bool:
+    def _ask(self, device: MeshDevice, capabilities: list[DeviceCapability]) -> bool:
         try:
-            able.append(member.able(self.work.model))
+            capabilities.append(device.capability(self.work.model))
         except EdgeError as error:
-            self._lost[member.name] = error
+            self._lost[device.name] = error
             return False
         return True
 
-    def _impossible(self, able: Sequence[DeviceCapability]) -> PlanImpossible:
-        there = frozenset[int]().union(*(device.holds for device in able))
+    def _impossible(self, capabilities: Sequence[DeviceCapability]) -> PlanImpossible:
+        there = frozenset[int]().union(*(one.holds for one in capabilities))
         missing = sorted(set(range(self.work.n_layers)) - there)
-        lost = ", ".join(self._lost) or "nobody"
+        lost = ", ".join(self._lost) or "none"
         why = "".join(f" {name}: {error.what}" for name, error in self._lost.items())
         if missing:
             what = f"Layers {ranges(missing)} of {self.work.name} are on no device that is left (lost: {lost}).{why}"
             return PlanImpossible(what, "Bring a lost device back, or copy these layers to one that is there.")
-        left = ", ".join(f"{device.name} {ranges(sorted(device.holds))}" for device in able)
+        left = ", ".join(f"{one.name} {ranges(sorted(one.holds))}" for one in capabilities)
         return PlanImpossible(
-            f"Who is left cannot hold {self.work.name} in one range of layers each: {left} (lost: {lost}).{why}",
+            f"The remaining devices cannot hold {self.work.name}, each in one range of layers: {left}"
+            f" (lost: {lost}).{why}",
             "Bring a lost device back, or copy more layers to one that is there.",
         )
 
@@ -222,10 +223,10 @@ def check_shares(shares: Sequence[StageShare], layers: int, names: Sequence[str]
     end = 0
     for share in shares:
         if share.name not in names:
-            raise PlanImpossible(f"Nobody is called {share.name!r}.", f"There are: {', '.join(names) or 'none'}.")
+            raise PlanImpossible(f"No device is called {share.name!r}.", f"There are: {', '.join(names) or 'none'}.")
         if share.layers.start != end or not len(share.layers):
             raise PlanImpossible(
-                f"Behind layer {end} comes the range {share.layers} of {share.name}.",
+                f"Layer {end} is followed by the range {share.layers} of {share.name}.",
                 f"Give all layers from 1 to {layers}, in order.",
             )
         end = share.layers.stop

@@ -97,7 +97,7 @@ def _path() -> Path:
 LINE_OLDEST = 86_400.0  # seconds; a device that has moved to another room since has another line
 _NO_LIMIT = 1e12  # bits/s of this device's own side: the limits are in the lines
 
-Tell = Callable[[str, str], None]
+Notify = Callable[[str, str], None]
 """Called with the device and what is being measured of it."""
 
 
@@ -181,7 +181,7 @@ def survey(
     shape: TransformerShape,
     *,
     fresh: bool = False,
-    tell: Tell = lambda _who, _what: None,
+    notify: Notify = lambda _who, _what: None,
     with_here: bool = True,
 ) -> Survey:
     """Measure what is not known, or too old, of this device and of the workers that answer; `fresh`: everything.
@@ -189,15 +189,15 @@ def survey(
     The devices measure themselves at the same time, the lines one after the other. A device that fails does not raise:
     if it cannot be measured, it is left out.
     """
-    return run_there(_Surveying(trust, blocks, model, shape, fresh, tell).all(workers, with_here)).result()
+    return run_there(_Surveying(trust, blocks, model, shape, fresh, notify).all(workers, with_here)).result()
 
 
 class _Surveying:
     def __init__(
-        self, trust: Trust, blocks: Blocks, model: str, shape: TransformerShape, fresh: bool, tell: Tell
+        self, trust: Trust, blocks: Blocks, model: str, shape: TransformerShape, fresh: bool, notify: Notify
     ) -> None:
         self._trust, self._blocks, self._model, self._shape = trust, blocks, model, shape
-        self._fresh, self._tell = fresh, tell
+        self._fresh, self._notify = fresh, notify
         self._left: list[tuple[str, EdgeError]] = []
         self._lines = read_lines()
         self._doubts = read_doubts()
@@ -228,10 +228,12 @@ class _Surveying:
         name = HERE if worker is None else worker.name
         try:
             if worker is None:
-                said = await asyncio.to_thread(figures_here, self._blocks, oldest, lambda what: self._tell(HERE, what))
+                said = await asyncio.to_thread(
+                    figures_here, self._blocks, oldest, lambda what: self._notify(HERE, what)
+                )
             else:
                 _may_compute(worker)
-                self._tell(name, "measuring itself")
+                self._notify(name, "measuring itself")
                 async with await reach_worker(self._trust, worker) as channel:
                     said = await measure(channel, name, self._blocks, oldest)
         except EdgeError as error:
@@ -247,7 +249,7 @@ class _Surveying:
         key = (HERE, _key(worker))
         if (known := self._known(key)) is not None:
             return known
-        self._tell(worker.name, "the line from here")
+        self._notify(worker.name, "the line from here")
         try:
             async with await reach_worker(self._trust, worker) as channel:
                 waiting = CpuWait()
@@ -263,7 +265,7 @@ class _Surveying:
         known = self._known(key)
         if known is not None or one.peer is None or other.peer is None:
             return known
-        self._tell(one.name, f"the line to {other.name}")
+        self._notify(one.name, f"the line to {other.name}")
         with suppress(EdgeError):
             async with await reach_worker(self._trust, one) as channel:
                 return self._keep(key, await ask_line(channel, one.name, other.peer.id, other.address))

@@ -1,4 +1,4 @@
-"""From names and a plan to devices: which are there, what they can do, and which layers each needs."""
+"""The home's workers: those that are there, what they can do, and the parts of a split for each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.errors import InvalidOption, NotPaired
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.deploy import DeployPart
-from edgellm.mesh.fleet_profiler import Survey, Tell, survey
+from edgellm.mesh.fleet_profiler import Notify, Survey, survey
 from edgellm.mesh.model_costs import model_of
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_there
@@ -19,31 +19,31 @@ from edgellm.rpc.trust.trust import Trust
 
 
 def seek(hosts: Sequence[str], places: Sequence[tuple[str, Address]] = ()) -> list[Worker]:
-    """Return the workers found, those that cannot be used with the reason.
+    """Return the workers of the home; those that cannot be used have the reason as `trouble`.
 
-    `hosts` are this device's addresses to look for announcements at; `places`: addresses of further workers, or of
-    paired ones that are not found, each with its name, or an empty one.
+    `hosts` are this device's addresses at which to listen for announcements. `places` are addresses of further workers,
+    or of paired ones that do not announce themselves, each with a name or an empty one.
 
     Raises:
         InvalidOption: two workers have the same name.
     """
     trust = Trust.here()
-    said = [worker_there(trust, name, address) for name, address in places]
-    there = {worker.peer.id for worker in said if worker.peer is not None}
-    found = [*said, *find_workers(trust, [peer for peer in trust.peers.all() if peer.id not in there], hosts)]
+    named = [worker_there(trust, name, address) for name, address in places]
+    there = {worker.peer.id for worker in named if worker.peer is not None}
+    found = [*named, *find_workers(trust, [peer for peer in trust.peers.all() if peer.id not in there], hosts)]
     names = [worker.name for worker in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InvalidOption(f"Two devices are called {twice!r}.", "Give the other another name: --peer NAME=HOST:PORT")
     return found
 
 
-def look(model: Path, workers: Sequence[Worker], fresh: bool, tell: Tell) -> Survey:
-    """Return what this device and these workers can do with a model; `fresh`: measure again, whatever is known.
+def look(model: Path, workers: Sequence[Worker], fresh: bool, notify: Notify) -> Survey:
+    """Measure this device and these workers for a model; `fresh`: also where figures are known.
 
     Raises what `blocks_of` and `model_of` raise.
     """
     planned = model_of(model)
-    return survey(Trust.here(), workers, blocks_of(model), planned.name, planned.shape, fresh=fresh, tell=tell)
+    return survey(Trust.here(), workers, blocks_of(model), planned.name, planned.shape, fresh=fresh, notify=notify)
 
 
 def read_place(text: str) -> tuple[str, Address]:

@@ -1,293 +1,223 @@
-"""The sources from which a stage gets its layers: a whole model, or pieces that were brought to this device."""
+"""The sources from which a stage gets its layers: a whole model, or pieces that were brought to this device.
+
+llama.cpp loads files as a whole, so a part of a model file is cut into pieces before it is loaded. They are kept in the
+store of layers, as far as its limit allows, and found there the next time.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Protocol
 
-from edgellm.engine import GgufHeader, check_gguf, cut, join
-from edgellm.engine.gguf.shard import check_cuttable
-from edgellm.errors import DiskFull, LayersMissing, StoreFull
-from edgellm.layer_range import LayerRange, ranges
+from edgellm.engine import GgufHeader, check_gguf
+from edgellm.engine.gguf.shard import BLOCK, check_cuttable
+from edgellm.errors import LayersMissing
+from edgellm.layer_range import LayerRange, chain, ranges
 from edgellm.mesh.messages import StageSpec
 from edgellm.storage import fingerprint
-from edgellm.storage.layers.manifest import LayerPiece, Recipe
-from edgellm.storage.layers.store import LayerStore, together
+from edgellm.storage.layers.manifest import LayerPiece, grid, known_pieces, layers_per_piece, pieces_of
+from edgellm.storage.layers.store import LayerStore
+
+_READ_MOST = 4  # times that the own file is read because of what another device says
 
 
 @dataclass(frozen=True, slots=True)
-class CutPoints:
-    """The layers with which a stage may begin, and those with which it may end."""
+class LayerFile:
+    """Consecutive layers of a model, in a file of about `size` bytes.
 
-    begins: frozenset[int]
-    ends: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadableLayers:
-    """Layers as `find` gives them, of about `size` bytes."""
+    `key` and `layers` identify its content: `key` is the SHA-256 of the file, or of the model file that it is cut from.
+    `using` yields the path, and keeps the file from being removed until the `with` ends. It raises LayersMissing if the
+    file is no longer there.
+    """
 
     layers: LayerRange
     size: int
+    key: str
+    using: Callable[[], AbstractContextManager[Path]] = field(compare=False)
 
 
-class Layers(Protocol):
-    """Layers of models, in files of one layer (`engine.cut`) or several in a row: the first layer carries the embedding
-    and the tokenizer, the last one norm and head. A model is known by the SHA-256 of its whole file if this device has
-    that file, and by the digest of its recipe if pieces were copied here; both in hex."""
+class ModelLayers(Protocol):
+    """The layers of one model that are on this device."""
 
-    def find(self, model: str, layers: LayerRange) -> Path | None:
-        """Return a file that begins with the first of `layers`, and ends with the last of them or before it; None if it
-        is not here, or not whole. The file is not removed until `tidy` is told that it is not loaded."""
+    @property
+    def held(self) -> frozenset[int]:
+        """The layers that are here."""
         ...
 
-    def held(self, model: str) -> frozenset[int]:
-        """Return the layers that are here."""
+    @property
+    def pieces(self) -> tuple[LayerRange, ...] | None:
+        """The pieces with which stages begin and end, none of which overlap; None if a stage may hold any layers."""
         ...
 
-    def bounds(self, model: str) -> CutPoints:
-        """Return the layers at which a stage may begin and end, so that no piece has to be cut in two."""
+    @property
+    def keys(self) -> Collection[str]:
+        """The keys of the files that `files` may return."""
         ...
 
-    def pieces(self, model: str, layers: LayerRange) -> Sequence[LoadableLayers]:
-        """Return what `find` would give for these layers, one after the other, up to the first that is not here."""
+    def files(self, layers: LayerRange) -> Sequence[LayerFile]:
+        """Return the files that make up these layers, in order; none if the layers are not here, or not by
+        themselves."""
         ...
 
-    def header(self, model: str) -> GgufHeader | None:
-        """Return the header of the whole model, or of some of its layers; None if nothing of the model is here."""
-        ...
-
-    def tidy(self, loaded: Collection[Path]) -> None:
-        """Release the files that were found and are not `loaded`, or no longer."""
+    def header(self) -> GgufHeader:
+        """Return the header of the whole model, or of a part of it."""
         ...
 
 
-def known_as(layers: Layers, model: str, recipe: str) -> str:
-    """Return the key by which `layers` know a model: `model`, the SHA-256 of the coordinator's file, or the digest of
-    its `recipe`. A whole file on this device goes before pieces copied to it."""
-    return model if layers.held(model) or not recipe else recipe
+class LayerSource(Protocol):
+    """Layers of models on this device."""
+
+    def open(self, model: str, pieces: Collection[LayerPiece] = ()) -> ModelLayers | None:
+        """Return the layers of a model, or None if none are here.
+
+        `model` is the SHA-256 of the model's whole file, and `pieces` those pieces of that very file that may be used
+        where only pieces are here.
+        """
+        ...
 
 
-class InUse:
-    """Files that must not be removed because they are loaded. Thread-safe."""
+class SeveralSources:
+    """The first of several sources that has layers of a model."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held: dict[Path, ExitStack] = {}
+    def __init__(self, *sources: LayerSource) -> None:
+        self._sources = sources
 
-    def keep(self, using: AbstractContextManager[Path]) -> Path:
-        """Enter `using` and return its file; keep the context open until `tidy`. Raise what `using` raises."""
-        with ExitStack() as held:
-            path = held.enter_context(using)
-            with self._lock:
-                if path not in self._held:
-                    self._held[path] = held.pop_all()
-        return path
-
-    def tidy(self, loaded: Collection[Path]) -> None:
-        """See `Layers.tidy`."""
-        with self._lock:
-            for path in [path for path in self._held if path not in loaded]:
-                self._held.pop(path).close()
-
-
-class SeveralLayers:
-    """Layers from several places; for each model, at most one place has pieces of several layers that it cannot cut."""
-
-    def __init__(self, *places: Layers) -> None:
-        self._places = places
-
-    def find(self, model: str, layers: LayerRange) -> Path | None:
-        return next((path for place in self._places if (path := place.find(model, layers)) is not None), None)
-
-    def held(self, model: str) -> frozenset[int]:
-        return frozenset().union(*(place.held(model) for place in self._places))
-
-    def bounds(self, model: str) -> CutPoints:
-        every = [place.bounds(model) for place in self._places]
-        return CutPoints(
-            frozenset().union(*(one.begins for one in every)), frozenset().union(*(one.ends for one in every))
-        )
-
-    def pieces(self, model: str, layers: LayerRange) -> Sequence[LoadableLayers]:
-        found: list[LoadableLayers] = []
-        while len(layers):
-            row = next((row for place in self._places if (row := place.pieces(model, layers))), ())
-            if not row:
-                break
-            found.append(row[0])
-            layers = LayerRange(row[0].layers.stop, layers.stop)
-        return found
-
-    def header(self, model: str) -> GgufHeader | None:
-        return next((header for place in self._places if (header := place.header(model)) is not None), None)
-
-    def tidy(self, loaded: Collection[Path]) -> None:
-        for place in self._places:
-            place.tidy(loaded)
+    def open(self, model: str, pieces: Collection[LayerPiece] = ()) -> ModelLayers | None:
+        return next((found for source in self._sources if (found := source.open(model, pieces)) is not None), None)
 
 
 class WholeModel:
-    """A model file of this device. Pieces are cut from it on demand, and kept in a store of layers for the next time,
-    as far as the store's limit allows. Small layers go together (`edgellm.storage.layers.store`)."""
+    """A model file of this device, from which pieces are cut when a stage loads them. Thread-safe."""
 
     def __init__(self, path: Path, store: LayerStore | None = None) -> None:
         """Check that the file can be cut. `store` defaults to the user's own.
 
-        Raises ModelNotFound, ModelCorrupt or ModelUnsupported if the file cannot be cut, and OSError if it cannot be
-        read."""
+        Raises:
+            ModelNotFound, ModelCorrupt, ModelUnsupported: the file cannot be cut.
+            OSError: the file cannot be read.
+        """
         header = check_gguf(path)
         self.path, self.model, self.n_layers = path, fingerprint(path), check_cuttable(header)
-        tensors = header.tensors
-        self._size = sum(tensor.nbytes for tensor in tensors if tensor.name.startswith("blk.")) / self.n_layers
-        self._ends = sum(tensor.nbytes for tensor in tensors if not tensor.name.startswith("blk."))
-        self._store, self._used = store or LayerStore(), InUse()
+        self.held, self.pieces, self.keys = frozenset(range(self.n_layers)), None, (self.model,)
+        self._per_piece, self._store, self._hashing = layers_per_piece(header), store or LayerStore(), threading.Lock()
+        self._sizes, self._others = [0] * self.n_layers, 0
+        for tensor in header.tensors:
+            block = BLOCK.fullmatch(tensor.name)
+            if block is None:
+                self._others += tensor.nbytes
+            elif int(block[1]) < self.n_layers:
+                self._sizes[int(block[1])] += tensor.nbytes
 
-    def find(self, model: str, layers: LayerRange) -> Path | None:
-        if model != self.model or not 0 <= layers.start < layers.stop <= self.n_layers:
-            return None
-        piece = self._piece(layers)
-        first, last = piece.layers.start, piece.layers.last
+    def open(self, model: str, pieces: Collection[LayerPiece] = ()) -> WholeModel | None:  # noqa: ARG002
+        return self if model == self.model else None
 
-        def make(path: Path) -> None:
-            cut(self.path, path, first, last, head=piece.layers.stop == self.n_layers)
+    def files(self, layers: LayerRange) -> Sequence[LayerFile]:
+        return [
+            LayerFile(one, self._size(one), self.model, partial(self._using, one))
+            for one in grid(layers, self._per_piece)
+            if one.stop <= self.n_layers
+        ]
 
-        return self._used.keep(self._store.made.using(model, first, last, piece.size, make))
+    def header(self) -> GgufHeader:
+        return check_gguf(self.path)
 
-    def _piece(self, layers: LayerRange) -> LoadableLayers:
-        found = LayerRange(layers.start, together(layers.start, layers.last, self._size) + 1)
-        at_an_end = found.start == 0 or found.stop == self.n_layers
-        return LoadableLayers(found, int(len(found) * self._size) + at_an_end * self._ends)
+    def own_pieces(self, wanted: Collection[LayerRange] = ()) -> tuple[LayerPiece, ...]:
+        """Return the pieces of this file whose hashes are known, and those of the `wanted` layers, which may be hashed
+        now.
 
-    def held(self, model: str) -> frozenset[int]:
-        return frozenset(range(self.n_layers)) if model == self.model else frozenset()
+        Layers that the file lacks are left out, and those for which it would be read more than _READ_MOST times.
+        """
+        with self._hashing:  # so that several devices with the same pieces have them hashed once
+            known, left, missing = known_pieces(self.model), _READ_MOST * self.n_layers, list[LayerRange]()
+            for one in sorted(set(wanted) - {piece.layers for piece in known}):
+                if 0 <= one.start < one.stop <= self.n_layers and len(one) <= left:
+                    missing.append(one)
+                    left -= len(one)
+            return (*known, *pieces_of(self.path, missing).pieces) if missing else known
 
-    def bounds(self, model: str) -> CutPoints:
-        return CutPoints(self.held(model), self.held(model))
+    @contextmanager
+    def _using(self, layers: LayerRange) -> Iterator[Path]:
+        """Yield a piece's file, which is cut if it is not in the store."""
+        with ExitStack() as held:
+            path: Path | None = None
+            while path is None:
+                known = {piece.layers: piece for piece in known_pieces(self.model)}.get(layers)
+                if known is None or self._store.find(known) is None:
+                    known = self._store.cut(self.path, layers, self._size(layers))
+                with suppress(LayersMissing):  # it has just been removed
+                    (path,) = held.enter_context(self._store.using([known]))
+            yield path
 
-    def pieces(self, model: str, layers: LayerRange) -> Sequence[LoadableLayers]:
-        found: list[LoadableLayers] = []
-        while model == self.model and len(layers):
-            found.append(self._piece(layers))
-            layers = LayerRange(found[-1].layers.stop, layers.stop)
-        return found
-
-    def header(self, model: str) -> GgufHeader | None:
-        return check_gguf(self.path) if model == self.model else None
-
-    def tidy(self, loaded: Collection[Path]) -> None:
-        self._used.tidy(loaded)
-
-
-def require(source: Layers, work: StageSpec) -> None:
-    """Raise LayersMissing if one of the stage's layers is not here."""
-    missing, name = sorted(set(work.layers) - source.held(work.model)), work.name
-    if missing:
-        raise LayersMissing(
-            f"Layer{'s' if len(missing) > 1 else ''} {ranges(missing)} of {name} {'are' if len(missing) > 1 else 'is'}"
-            " not on this device.",
-            "Bring them there first, or start the worker with the whole model: edgellm serve --role worker -m MODEL",
-        )
+    def _size(self, layers: LayerRange) -> int:
+        at_an_end = layers.start == 0 or layers.stop == self.n_layers
+        return sum(self._sizes[layers.start : layers.stop]) + at_an_end * self._others
 
 
 class StoredLayers:
-    """The layers in a store. Models are known by the digest of their pieces' recipe, which names the exact bytes.
-
-    The SHA-256 of a whole model's file finds nothing here. Layers count from 0. Thread-safe.
-
-    Layers arrive and are kept one by one, so that any later plan can use them; small ones are joined where a stage
-    wants several in a row, because each block has a cost in every pass.
-    """
+    """The layers in a store. They are found by the hashes of their pieces, and not by the hash of a whole model."""
 
     def __init__(self, store: LayerStore) -> None:
         self.store = store
-        self._used = InUse()
 
-    def find(self, model: str, layers: LayerRange) -> Path | None:
-        """See `Layers.find`."""
-        recipe = self._recipe(model)
-        row = [] if recipe is None else self._row(recipe, layers)
-        if recipe is None or not row:
-            return None
-        try:
-            try:
-                return self._used.keep(self._file(recipe, row))
-            except (StoreFull, DiskFull):  # no room for a joined file: the first piece can be loaded as it is
-                return self._used.keep(self._file(recipe, row[:1]))
-        except LayersMissing:  # a piece has just been removed
-            return None
+    def open(self, model: str, pieces: Collection[LayerPiece] = ()) -> StoredModelLayers | None:  # noqa: ARG002
+        here = self.store.here(pieces)
+        return StoredModelLayers(self.store, here) if here else None
 
-    def held(self, model: str) -> frozenset[int]:
-        """Return the layers that are here."""
-        return frozenset(layer for piece in self._here(model) for layer in piece.layers)
 
-    def bounds(self, model: str) -> CutPoints:
-        """Return the layers at which a stage may begin and end: those at which pieces do."""
-        here = self._here(model)
-        return CutPoints(frozenset(piece.first for piece in here), frozenset(piece.last for piece in here))
+class StoredModelLayers:
+    """Pieces of one model that are in a store. See `ModelLayers`."""
 
-    def pieces(self, model: str, layers: LayerRange) -> Sequence[LoadableLayers]:
-        """See `Layers.pieces`."""
-        recipe, found = self._recipe(model), []
-        while recipe is not None and len(layers) and (row := self._row(recipe, layers)):
-            stop = row[-1].last + 1
-            found.append(LoadableLayers(LayerRange(layers.start, stop), sum(piece.size for piece in row)))
-            layers = LayerRange(stop, layers.stop)
-        return found
+    def __init__(self, store: LayerStore, pieces: Sequence[LayerPiece]) -> None:
+        """Plans use pieces that do not overlap: the first ones of `pieces`. A stage may use all of them."""
+        self._store, self._pieces = store, {piece.layers: piece for piece in pieces}
+        self.keys = frozenset(piece.sha256 for piece in pieces)
+        chosen, held = list[LayerRange](), set[int]()
+        for layers in self._pieces:
+            if held.isdisjoint(layers):
+                chosen.append(layers)
+                held.update(layers)
+        self.held = frozenset(held)
+        self.pieces = tuple(sorted(chosen)) if any(len(layers) > 1 for layers in chosen) else None
 
-    def header(self, model: str) -> GgufHeader | None:
-        """See `Layers.header`. The last layer's header is preferred: it gives the size of the vocabulary, while the
-        first layer's lists every token."""
-        recipe, here = self._recipe(model), self._here(model)
-        if recipe is None or not here:
-            return None
-        last = here[-1].last == recipe.layers - 1
-        path = self.store.find(here[-1 if last else 0])
-        return None if path is None else check_gguf(path)
+    def files(self, layers: LayerRange) -> Sequence[LayerFile]:
+        found = [self._pieces[one] for one in chain(self._pieces, layers)]
+        return [LayerFile(one.layers, one.size, one.sha256, partial(self._using, one)) for one in found]
 
-    def tidy(self, loaded: Collection[Path]) -> None:
-        """Release the files that are not loaded, or no longer."""
-        self._used.tidy(loaded)
-
-    def _row(self, recipe: Recipe, layers: LayerRange) -> list[LayerPiece]:
-        """Return the pieces at the beginning of `layers` that are loaded as one file."""
-        layer, last = layers.start, layers.last
-        end = together(layer, last, median(piece.size / len(piece.layers) for piece in recipe.pieces))
-        row: list[LayerPiece] = []
-        for piece in recipe.pieces:
-            if piece.first == (row[-1].last + 1 if row else layer):
-                if piece.last > (end if row else last) or self.store.find(piece) is None:
-                    break
-                row.append(piece)
-        return row
+    def header(self) -> GgufHeader:
+        """Return the header of the last piece: it gives the size of the vocabulary, while the first one's may list
+        every token."""
+        with self._using(max(self._pieces.values(), key=lambda piece: piece.last)) as path:
+            return check_gguf(path)
 
     @contextmanager
-    def _file(self, recipe: Recipe, row: Sequence[LayerPiece]) -> Iterator[Path]:
-        """Yield a row of pieces as one file. Raise LayersMissing if a piece is gone, and what joining them raises."""
-        with self.store.using(row) as paths:
-            if len(paths) == 1:
-                yield paths[0]
-                return
-            first, last = row[0].first, row[-1].last
+    def _using(self, piece: LayerPiece) -> Iterator[Path]:
+        with self._store.using([piece]) as (path,):
+            yield path
 
-            def make(path: Path) -> None:
-                join(paths, path, start=first == 0, head=last == recipe.layers - 1)
 
-            size = sum(piece.size for piece in row)
-            with self.store.made.using(recipe.fingerprint, first, last, size, make, recipe.digest) as path:
-                yield path
+def require(source: LayerSource, work: StageSpec) -> tuple[ModelLayers, Sequence[LayerFile]]:
+    """Return the layers of a stage's model, and the files that make up the stage.
 
-    def _here(self, model: str) -> list[LayerPiece]:
-        recipe = self._recipe(model)
-        return [] if recipe is None else [piece for piece in recipe.pieces if self.store.find(piece) is not None]
-
-    def _recipe(self, model: str) -> Recipe | None:
-        try:
-            return self.store.recipe(model)
-        except LayersMissing:
-            return None
+    Raises:
+        LayersMissing: one of the stage's layers is not here, or not without others.
+    """
+    found = source.open(work.model, work.pieces)
+    if found is not None and (files := found.files(work.layers)):
+        return found, files
+    missing = sorted(set(work.layers) - (frozenset[int]() if found is None else found.held))
+    if found is None or missing:
+        what, verb = (f"Layers {ranges(missing)}", "are") if len(missing) > 1 else (f"Layer {ranges(missing)}", "is")
+        raise LayersMissing(
+            f"{what} of {work.name} {verb} not on this device.",
+            "Bring them there first, or start the worker with the whole model: edgellm serve --role worker -m MODEL",
+        )
+    pieces = ", ".join(map(str, found.pieces or ()))
+    raise LayersMissing(
+        f"Layers {work.layers} of {work.name} are in pieces on this device that begin and end elsewhere: {pieces}.",
+        "Bring these layers there by themselves, with edgellm mesh deploy, or split the model where pieces end.",
+    )

@@ -9,21 +9,21 @@ from edgellm.engine import Floats, Ids
 from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange
 from edgellm.spec.types import Verdict
+from edgellm.storage.layers.manifest import LayerPiece
 from edgellm.verifier.requests import VerifyRequest
 
 MOST_ROWS = 256
-"""Rows of a parcel, and one more: more would not be computed faster, and later stages would wait for them."""
+"""The most rows of a micro-batch, which may have one more: longer ones are no faster, and stages wait for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
     """The task of one stage: these `layers` of the model's `n_layers`.
 
-    `model` is the SHA-256 of the whole model's file in hex, and `recipe` the digest of the recipe of that file's pieces
-    (`edgellm.storage.layers.manifest`), empty if no device needs it: a device without the file computes with pieces of
-    that very recipe, or not at all. Rows have `n_embd` numbers, ids lie below `n_vocab`. `sessions` replies of
-    `context` tokens each are held at once. `wide`: rows travel as 32-bit floats, not 16. `stages` is the number of
-    stages in the pipeline.
+    `model` is the SHA-256 of the whole model's file in hex, and `pieces` are known pieces of that file: a device
+    without the file computes with some of these very pieces, or not at all. Rows have `n_embd` numbers, ids lie below
+    `n_vocab`. `sessions` replies of `context` tokens each are held at once. `wide`: rows travel as 32-bit floats, not
+    16. `stages` is the number of stages in the pipeline.
     """
 
     model: str
@@ -36,11 +36,11 @@ class StageSpec:
     sessions: int = 4
     wide: bool = False
     stages: int = 1
-    recipe: str = ""
+    pieces: tuple[LayerPiece, ...] = ()
 
     @property
     def ends(self) -> bool:
-        """Whether this is the last stage, which has the head and judges."""
+        """Whether this is the last stage, which has the head and judges drafts."""
         return self.layers.stop == self.n_layers
 
 
@@ -48,8 +48,8 @@ class StageSpec:
 class MicroBatch:
     """Positions of a session from `start` on, on their way through the stages: as ids (n,), later as rows (n, n_embd).
 
-    They replace all that the session had from `start` on. `number` grows with every parcel of a pipeline. If there is a
-    `request`, the last rows are judged: those of its draft, and the row before them.
+    They replace everything that the session had from `start` on. `number` grows with every micro-batch of a pipeline.
+    If there is a `request`, the last rows are judged: those of its draft, and the row before them.
     """
 
     session: int
@@ -65,9 +65,10 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
-    """A stage's activity from `begin` to `end`, in seconds on its clock: `load` a layer, `compute`, or `got` a parcel.
+    """A stage's activity from `begin` to `end`, in seconds on its clock.
 
-    `what` is the layer, or the number of the parcel.
+    `kind` is `load`, `compute`, or `got` (a micro-batch has arrived); `what` is the first layer loaded, or the number
+    of the micro-batch.
     """
 
     kind: str
@@ -86,15 +87,17 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Rows that are to be given to the next stage."""
+    """Rows for the next stage."""
 
-    parcel: MicroBatch
+    batch: MicroBatch
 
 
 @dataclass(frozen=True, slots=True)
 class StageAnswer:
-    """The verdict on the parcel with this number, `at` seconds on the stage's clock, with the logits, (len(draft) + 1,
-    n_vocab), if they were requested."""
+    """The verdict on the micro-batch with this number, given `at` seconds on the stage's clock.
+
+    `logits`, (len(draft) + 1, n_vocab), are there if they were requested.
+    """
 
     session: int
     number: int
@@ -105,7 +108,7 @@ class StageAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A parcel could not be computed. The stage goes on; the session has to start again."""
+    """A micro-batch could not be computed. The stage goes on; the session has to start again."""
 
     session: int
     number: int
@@ -114,8 +117,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class StageTrace:
-    """The stage's spans since the last request, merged where one follows another at once; sent `at` seconds on its
-    clock."""
+    """The stage's spans since the last trace, adjacent ones merged; posted `at` seconds on its clock."""
 
     session: int
     spans: tuple[TraceSpan, ...]
@@ -124,7 +126,7 @@ class StageTrace:
 
 @dataclass(frozen=True, slots=True)
 class StageLost:
-    """The stage is no more. `blamed`: its device is not to be counted on; else it may be asked again."""
+    """The stage has ended. `blamed`: its device is at fault; else it may be asked again."""
 
     error: EdgeError
     blamed: bool = True

@@ -175,60 +175,62 @@ def deploy_command(model: str, lacking: Iterable[MissingLayers], workers: Mappin
 
 
 def place(
-    model: ModelCosts, home: Fleet, workers: Mapping[str, Worker], able: Sequence[DeviceCapability], *,
+    model: ModelCosts, home: Fleet, workers: Mapping[str, Worker], capabilities: Sequence[DeviceCapability], *,
     tokens_in: int, tokens_out: int,
-    room: MemoryOverhead = MemoryOverhead(), objective: Objective = "ttft", left_out: Sequence[tuple[str, str]] = (),
-    stop: Stop = never,
+    overhead: MemoryOverhead = MemoryOverhead(), objective: Objective = "ttft",
+    left_out: Sequence[tuple[str, str]] = (), stop: Stop = never,
 ) -> Placement:  # fmt: skip
-    """Return the best split over the layers that the devices of the `home` have. `able`: the usable devices, with what
-    each holds now; `room`: bytes of a stage beside weights; the rest as for `edgellm.coldstart.plan.plan`.
+    """Return the best split over the layers that the devices of the `home` have. `capabilities` are those of the usable
+    devices; `overhead`: bytes of a stage beside weights; the rest as for `edgellm.coldstart.plan.plan`.
 
     Raises:
         PlanImpossible: the layers are not where there is memory for them; says what to copy where, if that helps.
     """
-    fleet = _fleet(home, able, model, room.stage)
+    fleet = _fleet(home, capabilities, model, overhead.stage)
     planned = partial(
         best_plan, fleet.devices, model, tokens_in, tokens_out, objective=objective, links=fleet.links,
-        reserved=room.layer, stop=stop,
+        reserved=overhead.layer, stop=stop,
     )  # fmt: skip
     best: Plan | None = None
-    trouble: PlanImpossible | None = None
+    impossible: PlanImpossible | None = None
     try:
-        best = planned(kept={one.name: LayersOnDevice(None, one.warm) for one in able})
+        best = planned(kept={one.name: LayersOnDevice(None, one.warm) for one in capabilities})
     except PlanImpossible as error:
-        trouble = error
-    lacking = () if best is None else tuple(missing(model, of_way(best.advised), able))
+        impossible = error
+    lacking = () if best is None else tuple(missing(model, of_way(best.advised), capabilities))
     finish = partial(
-        Placement, best=best, lacking=lacking, fleet=_with_loaded(fleet, able, model), workers=workers,
+        Placement, best=best, lacking=lacking, fleet=_with_loaded(fleet, capabilities, model), workers=workers,
         left_out=tuple(left_out),
     )  # fmt: skip
-    if best is not None and not lacking and _whole(of_way(best.advised), able):
+    if best is not None and not lacking and _whole(of_way(best.advised), capabilities):
         return finish(of_way(best.advised), best.advised, best.advice, unused=best.unused)
     try:
-        now = planned(kept={one.name: LayersOnDevice(one.holds, one.warm, one.begins, one.ends) for one in able})
+        now = planned(
+            kept={one.name: LayersOnDevice(one.holds, one.warm, one.begins, one.ends) for one in capabilities}
+        )
     except PlanImpossible as error:
-        if trouble is not None:
-            raise trouble from None
+        if impossible is not None:
+            raise impossible from None
         command = deploy_command("MODEL", lacking, workers) if lacking else _DEPLOY
         raise PlanImpossible(error.what, f"Bring them there: {command}") from None
     return finish(of_way(now.advised), now.advised, f"Of what the devices have: {now.advice}", unused=now.unused)
 
 
-def _fleet(home: Fleet, able: Sequence[DeviceCapability], model: ModelCosts, taken: float) -> Fleet:
+def _fleet(home: Fleet, capabilities: Sequence[DeviceCapability], model: ModelCosts, reserved: float) -> Fleet:
     """Return the usable devices, each with its memory beside the layers of the model that it has loaded, less the
-    `taken` bytes of any stage."""
-    gives = {one.name: one.memory - _loaded(one, model) if one.memory else math.inf for one in able}
+    `reserved` bytes of any stage."""
+    gives = {one.name: one.memory - _loaded(one, model) if one.memory else math.inf for one in capabilities}
     devices = tuple(
-        replace(device, memory=max(1.0, min(device.memory, gives[device.name]) - taken))
+        replace(device, memory=max(1.0, min(device.memory, gives[device.name]) - reserved))
         for device in home.devices
         if device.name in gives
     )
     return Fleet(devices, home.links)
 
 
-def _with_loaded(fleet: Fleet, able: Sequence[DeviceCapability], model: ModelCosts) -> Fleet:
+def _with_loaded(fleet: Fleet, capabilities: Sequence[DeviceCapability], model: ModelCosts) -> Fleet:
     """Return the fleet with each device's memory for layers in all, including those that it has loaded."""
-    loaded = {one.name: _loaded(one, model) for one in able}
+    loaded = {one.name: _loaded(one, model) for one in capabilities}
     devices = tuple(replace(device, memory=device.memory + loaded[device.name]) for device in fleet.devices)
     return Fleet(devices, fleet.links)
 
@@ -238,10 +240,10 @@ def _loaded(one: DeviceCapability, model: ModelCosts) -> float:
 
 
 def missing(
-    model: ModelCosts, shares: Sequence[StageShare], able: Sequence[DeviceCapability]
+    model: ModelCosts, shares: Sequence[StageShare], capabilities: Sequence[DeviceCapability]
 ) -> Iterable[MissingLayers]:
     """Yield the layers that each device lacks of its share."""
-    holds = {one.name: one.holds for one in able}
+    holds = {one.name: one.holds for one in capabilities}
     for share in shares:
         layers = sorted(set(share.layers) - holds[share.name])
         if layers:
@@ -250,8 +252,8 @@ def missing(
             yield MissingLayers(share, tuple(layers), int(size))
 
 
-def _whole(shares: Sequence[StageShare], able: Sequence[DeviceCapability]) -> bool:
-    named = {one.name: one for one in able}
+def _whole(shares: Sequence[StageShare], capabilities: Sequence[DeviceCapability]) -> bool:
+    named = {one.name: one for one in capabilities}
     return all(named[share.name].takes(share.layers) for share in shares)
 
 

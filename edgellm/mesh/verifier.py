@@ -1,4 +1,4 @@
-"""A mesh as a verifier: drafts cross all stages in one parcel, so one traversal brings several tokens."""
+"""A mesh as a verifier: drafts cross all stages in one micro-batch, so one traversal brings several tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MeshVerifier(Verifier):
     """See `Verifier`. `mesh` is closed with it."""
 
     def __init__(self, mesh: Mesh, is_eog: Callable[[int], bool], rows: int = MOST_ROWS) -> None:
-        """Send prompts through the stages in parcels of `rows` rows."""
+        """Send prompts through the stages in micro-batches of `rows` rows."""
         self.mesh, self.rows = mesh, rows
         self._is_eog = is_eog
 
@@ -46,7 +46,7 @@ class MeshVerifier(Verifier):
         return MeshSession(self.mesh, state, self.rows, self._is_eog)
 
     def measured(self, session: int = 0) -> list[StageRecord]:
-        """Return the lanes with every stage's spans since the last call; empty if no pipeline is open."""
+        """Return the records with every stage's spans since the last call; empty if no pipeline is open."""
         pipeline = self.mesh.current()
         return [] if pipeline is None else pipeline.measured(session)
 
@@ -68,7 +68,7 @@ class MeshSession(VerifierSession):
 
     @property
     def stopped(self) -> ShouldStop:
-        """A callable that tells whether the reply was cancelled. Parcels already sent cross the stages all the same."""
+        """Returns whether the reply was cancelled. Micro-batches that were sent cross the stages all the same."""
         return self._state.stopped
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> MeshPending:
@@ -92,19 +92,19 @@ class MeshSession(VerifierSession):
                 "Shorten the prompt, or open the mesh with a longer context.",
             )
         pipeline, generation = self._mesh.pipeline()
-        # parcels of a session never overtake each other: earlier ones will be there, whatever became of their verdicts
+        # a session's micro-batches stay in order: the stages will have earlier ones, even without their verdicts
         start = common_prefix(self._mesh.held(self._slot, generation), prefix[:-1])
         ids = np.concatenate((prefix, chunk.ids)).astype(np.int32)
         self._mesh.hold(self._slot, generation, ids)
         request = VerifyRequest(self._slot, self._state.sampling, len(prefix), NO_IDS, chunk)
         return pipeline.ask(self._slot, start, ids[start:], request, self._rows)
 
-    def proved(self) -> None:
+    def confirm(self) -> None:
         """Tell the mesh that a verdict has come, so the pipeline works."""
-        self._mesh.proved()
+        self._mesh.confirm()
 
     def forget(self) -> None:
-        """Forget what the stages hold, which is unknown now: the next parcels start from the beginning."""
+        """Forget what the stages hold, which is unknown now: the next micro-batches start from the beginning."""
         if self._slot is not None:
             self._mesh.hold(self._slot, -1, NO_IDS)
 
@@ -115,7 +115,7 @@ class MeshSession(VerifierSession):
     def close(self) -> None:
         self._closed = True
         if self._slot is not None:
-            self._mesh.leave(self._slot)
+            self._mesh.release(self._slot)
             self._slot = None
 
 
@@ -152,7 +152,7 @@ class MeshPending:
         while True:
             try:
                 verdict = settled(future, self._session.stopped).verdict
-                self._session.proved()
+                self._session.confirm()
                 return verdict
             except DeviceLost:
                 pass  # a pipeline over the others, which hold nothing of this session

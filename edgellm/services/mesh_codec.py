@@ -25,6 +25,7 @@ from edgellm.mesh.messages import (
     TraceSpan,
 )
 from edgellm.rpc.channel import MAX_MESSAGE
+from edgellm.rpc.layers.codec import read_pieces, write_pieces
 from edgellm.rpc.protos import edgellm_pb2 as words
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.services import verification_codec
@@ -38,7 +39,7 @@ from edgellm.services.verification_codec import (
 )
 from edgellm.verifier.requests import VerifyRequest
 
-MESH = 2
+MESH = 3
 """Version of `mesh.proto`."""
 ENGINE = version("llama-cpp-python")
 _KINDS = ("compute", "load", "got")
@@ -50,7 +51,7 @@ _TEXT_MOST = 500
 
 
 def most_rows(n_embd: int) -> int:
-    """Return how many rows of a parcel surely fit a message."""
+    """Return how many rows of a micro-batch surely fit a message."""
     return max(1, min(MOST_ROWS, MAX_MESSAGE // 2 // (4 * n_embd)))
 
 
@@ -58,7 +59,8 @@ def write_work(work: StageSpec, stage: bytes) -> pb.Prepare:
     return pb.Prepare(
         protocol=MESH, model=bytes.fromhex(work.model), name=work.name, first=work.layers.start, last=work.layers.last,
         layers=work.n_layers, n_embd=work.n_embd, n_vocab=work.n_vocab, context=work.context, sessions=work.sessions,
-        wide=work.wide, stage=stage, version=ENGINE, stages=work.stages, recipe=bytes.fromhex(work.recipe),
+        wide=work.wide, stage=stage, version=ENGINE, stages=work.stages,
+        pieces=write_pieces(work.pieces),
     )  # fmt: skip
 
 
@@ -67,6 +69,7 @@ def read_work(message: pb.Prepare) -> StageSpec:
 
     Raises:
         ProtocolError: it cannot be meant, or comes from a coordinator that speaks or computes otherwise.
+        LayersRefused: it names pieces that cannot be.
     """
     if message.protocol != MESH:
         _refuse(f"The coordinator speaks version {message.protocol} of the mesh, and this device version {MESH}.")
@@ -75,7 +78,7 @@ def read_work(message: pb.Prepare) -> StageSpec:
             f"The coordinator computes with llama-cpp-python {message.version[:40]}, and this device with {ENGINE}:"
             " a text that went from one to the other might change."
         )
-    if len(message.model) != 32 or len(message.stage) != 16 or len(message.recipe) not in (0, 32):
+    if len(message.model) != 32 or len(message.stage) != 16:
         _refuse("A stage is prepared without a model, or without a name.")
     if not (message.first <= message.last < message.layers <= _LAYERS_MOST):
         _refuse(f"Layers {message.first} to {message.last} of {message.layers} are asked for.")
@@ -87,28 +90,28 @@ def read_work(message: pb.Prepare) -> StageSpec:
         message.model.hex(), message.name[:_TEXT_MOST], LayerRange(message.first, message.last + 1), message.layers,
         message.n_embd,
         message.n_vocab, message.context, message.sessions, message.wide, max(1, message.stages),
-        message.recipe.hex(),
+        read_pieces(message.pieces),
     )  # fmt: skip
 
 
-def write_parcel(parcel: MicroBatch, wide: bool) -> pb.MeshParcel:
+def write_micro_batch(batch: MicroBatch, wide: bool) -> pb.MeshParcel:
     """`wide` rows, and those that exceed 16 bits, travel as 32-bit floats."""
-    message = pb.MeshParcel(session=parcel.session, number=parcel.number, start=parcel.start)
-    data = parcel.data
+    message = pb.MeshParcel(session=batch.session, number=batch.number, start=batch.start)
+    data = batch.data
     if data.ndim == 1:
         message.ids.extend(data.tolist())
     else:
         message.wide = wide or not float(np.abs(data).max()) <= _F16_MOST
         message.rows = data.astype("<f4" if message.wide else "<f2").tobytes()
-    if (request := parcel.request) is not None:
-        message.ask.CopyFrom(write_verify(replace(request, round=parcel.number)).verify)
+    if (request := batch.request) is not None:
+        message.ask.CopyFrom(write_verify(replace(request, round=batch.number)).verify)
         message.sampling.CopyFrom(verification_codec.write_sampling(request.sampling))
         message.logits = request.logits
     return message
 
 
-def read_parcel(message: pb.MeshParcel, work: StageSpec) -> MicroBatch:
-    """Return a parcel for a stage of `work`; the stage checks the rest.
+def read_micro_batch(message: pb.MeshParcel, work: StageSpec) -> MicroBatch:
+    """Return a micro-batch for a stage of `work`; the stage checks the rest.
 
     Raises:
         ProtocolError: it breaks the contract.
@@ -116,7 +119,7 @@ def read_parcel(message: pb.MeshParcel, work: StageSpec) -> MicroBatch:
     if message.rows:
         kind = np.dtype("<f4" if message.wide else "<f2")
         if message.ids or len(message.rows) % (kind.itemsize * work.n_embd):
-            _refuse(f"A parcel has {len(message.ids)} ids, and {len(message.rows)} bytes of rows.")
+            _refuse(f"A micro-batch has {len(message.ids)} ids, and {len(message.rows)} bytes of rows.")
         data: Ids | Floats = np.frombuffer(message.rows, kind).reshape(-1, work.n_embd).astype(np.float32)
     else:
         data = verification_codec.read_ids(message.ids, work.n_vocab)
@@ -125,7 +128,7 @@ def read_parcel(message: pb.MeshParcel, work: StageSpec) -> MicroBatch:
         bounds, sampling = RequestLimits(work.n_vocab, work.context), read_sampling(message.sampling)
         request = read_verify(message.ask, bounds, message.session, sampling)
         if len(request.prefix) or request.extra or request.position + len(request.draft) != message.start + len(data):
-            _refuse("What is asked for is not what the parcel holds.")
+            _refuse("What is asked for is not what the micro-batch holds.")
         request.logits = message.logits
     return MicroBatch(message.session, message.number, message.start, data, request)
 
@@ -135,7 +138,7 @@ def write_event(event: Event, wide: bool) -> pb.Report | None:
     if isinstance(event, Loaded):
         return pb.Report(loaded=pb.StageLoaded(layers=event.layers, at=event.at))
     if isinstance(event, Forward):
-        return pb.Report(onward=write_parcel(event.parcel, wide))
+        return pb.Report(onward=write_micro_batch(event.batch, wide))
     if isinstance(event, StageAnswer):
         logits = b"" if event.logits is None else event.logits.astype("<f4").tobytes()
         verdict = write_verdict(event.number, event.verdict).verdict
@@ -155,7 +158,7 @@ def write_event(event: Event, wide: bool) -> pb.Report | None:
 
 
 def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyRequest]) -> Event | None:
-    """Return the event in a stage's report, checked against the `asked` parcels; None for a sign of life.
+    """Return the event in a stage's report, checked against the `asked` micro-batches; None for a sign of life.
 
     Raises:
         ProtocolError: it breaks the contract.
@@ -166,7 +169,7 @@ def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyReque
             _refuse(f"A stage has loaded {message.loaded.layers} layers at {message.loaded.at} seconds.")
         return Loaded(message.loaded.layers, message.loaded.at)
     if kind == "onward":
-        return Forward(read_parcel(message.onward, work))
+        return Forward(read_micro_batch(message.onward, work))
     if kind == "answer":
         return _answer(message.answer, work, asked)
     if kind == "failed":

@@ -20,11 +20,11 @@ Lie = Callable[[Event], list[Event]]
 
 
 def _rows(change: Callable[[Floats], Floats]) -> Lie:
-    return _parcel(lambda parcel: replace(parcel, data=change(np.atleast_2d(parcel.data).astype(np.float32))))
+    return _batch(lambda batch: replace(batch, data=change(np.atleast_2d(batch.data).astype(np.float32))))
 
 
-def _parcel(change: Callable[[MicroBatch], MicroBatch]) -> Lie:
-    return lambda event: [Forward(change(event.parcel))] if isinstance(event, Forward) else [event]
+def _batch(change: Callable[[MicroBatch], MicroBatch]) -> Lie:
+    return lambda event: [Forward(change(event.batch))] if isinstance(event, Forward) else [event]
 
 
 def _verdict(change: Callable[[Verdict], Verdict]) -> Lie:
@@ -32,7 +32,7 @@ def _verdict(change: Callable[[Verdict], Verdict]) -> Lie:
 
 
 def _number(event: Event) -> int:
-    return event.parcel.number if isinstance(event, Forward) else event.number if isinstance(event, StageAnswer) else 0
+    return event.batch.number if isinstance(event, Forward) else event.number if isinstance(event, StageAnswer) else 0
 
 
 def _tokens(*ids: int) -> Lie:
@@ -46,11 +46,11 @@ MIDDLE: dict[str, Lie] = {
     "more rows": _rows(lambda rows: np.vstack([rows, rows])),
     "wider rows": _rows(lambda rows: np.hstack([rows, rows])),
     "odd rows": _rows(lambda rows: rows[:, :-1]),
-    "ids for rows": _parcel(lambda parcel: replace(parcel, data=np.zeros(len(parcel.data), np.int32))),
-    "another session": _parcel(lambda parcel: replace(parcel, session=parcel.session ^ 1)),
-    "no such session": _parcel(lambda parcel: replace(parcel, session=1000)),
-    "another number": _parcel(lambda parcel: replace(parcel, number=parcel.number + 1000)),
-    "another place": _parcel(lambda parcel: replace(parcel, start=parcel.start + 7)),
+    "ids for rows": _batch(lambda batch: replace(batch, data=np.zeros(len(batch.data), np.int32))),
+    "another session": _batch(lambda batch: replace(batch, session=batch.session ^ 1)),
+    "no such session": _batch(lambda batch: replace(batch, session=1000)),
+    "another number": _batch(lambda batch: replace(batch, number=batch.number + 1000)),
+    "another place": _batch(lambda batch: replace(batch, start=batch.start + 7)),
     "twice": lambda event: [event, event],
     "endless": lambda event: [event] * FLOOD,
     "nothing": lambda _event: [],
@@ -87,15 +87,15 @@ class LyingStage(Stage):
 
     lie = ""
 
-    def _leave(self, moving: InFlight, event: Event | None) -> None:
+    def _remove(self, moving: InFlight, event: Event | None) -> None:
         if self.lie == "works for ever":
             while not self._closed:
                 self._steps += 1
                 time.sleep(0.1)
         if event is None or self.lie in EITHER:
-            super()._leave(moving, event)
+            super()._remove(moving, event)
             return
-        super()._leave(moving, None)
+        super()._remove(moving, None)
         for said in (MIDDLE | LAST).get(self.lie, _truth)(event):
             self._post(said)
 

@@ -1,4 +1,4 @@
-"""Layers that are not what their recipe says: other weights, or some that llama.cpp does not survive."""
+"""Layers that are not what their manifest says: other weights, or some that llama.cpp does not survive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgellm.engine import check_gguf
-from edgellm.storage.layers.manifest import LayerPiece, Recipe, cut_piece
+from edgellm.storage.layers.manifest import LayerPiece, Manifest, cut_piece
 
 FIRST, LAST = 6, 11  # the layers of the worker, counted from 0
 
@@ -21,12 +21,12 @@ _I32 = 26  # a type of tensors that llama.cpp cannot use for a norm
 Bytes = dict[LayerPiece, bytes]
 
 
-def honest(recipe: Recipe, model: Path) -> Bytes:
-    return {piece: b"".join(map(bytes, cut_piece(model, recipe.layers, piece.first, piece.last)))
-            for piece in recipe.pieces}  # fmt: skip
+def honest(manifest: Manifest, model: Path) -> Bytes:
+    return {piece: b"".join(map(bytes, cut_piece(model, manifest.layers, piece.layers)))
+            for piece in manifest.pieces}  # fmt: skip
 
 
-def garbled(recipe: Recipe, model: Path) -> Bytes:
+def garbled(manifest: Manifest, model: Path) -> Bytes:
     """Return layers with other weights, which load and compute nonsense."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy.gguf"
@@ -36,12 +36,12 @@ def garbled(recipe: Recipe, model: Path) -> Bytes:
                 if tensor.name.endswith(("ffn_down.weight", "attn_output.weight")):
                     file.seek(tensor.offset)
                     file.write(bytes(tensor.nbytes))
-        return honest(recipe, copy)
+        return honest(manifest, copy)
 
 
-def deadly(recipe: Recipe, model: Path) -> Bytes:
+def deadly(manifest: Manifest, model: Path) -> Bytes:
     """Return layers with a norm of whole numbers, with which llama.cpp ends the process."""
-    return {piece: _retyped(data, "blk.0.attn_norm.weight", _I32) for piece, data in honest(recipe, model).items()}
+    return {piece: _retyped(data, "blk.0.attn_norm.weight", _I32) for piece, data in honest(manifest, model).items()}
 
 
 def _retyped(data: bytes, tensor: str, kind: int) -> bytes:
@@ -51,9 +51,9 @@ def _retyped(data: bytes, tensor: str, kind: int) -> bytes:
     return data[:at] + struct.pack("<I", kind) + data[at + 4 :]
 
 
-def claimed(recipe: Recipe, pieces: Bytes) -> tuple[Recipe, Bytes]:
-    """Return the recipe that says of other bytes that they are the layers of the same model, and its pieces."""
+def claimed(manifest: Manifest, pieces: Bytes) -> tuple[Manifest, Bytes]:
+    """Return the manifest that says of other bytes that they are the layers of the same model, and its pieces."""
     made = {
         replace(piece, size=len(data), sha256=hashlib.sha256(data).hexdigest()): data for piece, data in pieces.items()
     }
-    return replace(recipe, pieces=tuple(made)), made
+    return replace(manifest, pieces=tuple(made)), made

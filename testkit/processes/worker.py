@@ -14,7 +14,7 @@ import psutil
 
 from edgellm.errors import EdgeError
 from edgellm.rpc.address import Address
-from edgellm.services.client.stage_client import Endpoint, RemoteMember
+from edgellm.services.client.stage_client import Endpoint, RemoteDevice
 from testkit import ROOT
 
 _SERVE = """
@@ -25,8 +25,8 @@ from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.server.servers import WorkerServer
 model, port, threads, keep = sys.argv[1:]
-shelf = WeightCache(WholeModel(Path(model)), keep=float(keep))
-server = WorkerServer(shelf, Address("127.0.0.1", int(port)), threads=int(threads) or None)
+cache = WeightCache(WholeModel(Path(model)), keep=float(keep))
+server = WorkerServer(cache, Address("127.0.0.1", int(port)), threads=int(threads) or None)
 server.start()
 server.wait()
 """
@@ -71,7 +71,7 @@ class WorkerProcess:
         end = time.monotonic() + 60
         while True:
             try:
-                self.member("it").able("0" * 64)
+                self.member("it").capability("0" * 64)
             except EdgeError:
                 if time.monotonic() > end:
                     raise
@@ -79,5 +79,5 @@ class WorkerProcess:
             else:
                 return
 
-    def member(self, name: str, direct: bool = True) -> RemoteMember:
-        return RemoteMember(Endpoint(name, Address("127.0.0.1", self.port)), direct=direct)
+    def member(self, name: str, direct: bool = True) -> RemoteDevice:
+        return RemoteDevice(Endpoint(name, Address("127.0.0.1", self.port)), direct=direct)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -14,16 +15,18 @@ import pytest
 import edgellm.llm
 from edgellm.engine import Message
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.layer_sources import SeveralLayers, StoredLayers, WholeModel
+from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import WorkerServer
-from edgellm.storage.layers.store import LayerStore, cut_layers
+from edgellm.storage import fingerprint, resolve
+from edgellm.storage.layers.store import LayerStore
 from tests.cli.conftest import Done
 from tests.cli.test_serve_command import Served
 from tests.mesh.test_fleet_file import DESKTOP, LAPTOP
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE
+from tests.storage.pieces import cut_singly
 
 Edge = Callable[..., Done]
 QUESTION = "Where is my mug?"
@@ -31,8 +34,8 @@ QUESTION = "Where is my mug?"
 
 @pytest.fixture
 def worker(verifier_path: Path, tmp_path: Path) -> Iterator[WorkerServer]:
-    shelf = WeightCache(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
-    with WorkerServer(shelf, ANYWHERE, threads=1) as running:
+    cache = WeightCache(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
+    with WorkerServer(cache, ANYWHERE, threads=1) as running:
         yield running
 
 
@@ -146,7 +149,7 @@ def test_a_worker_that_is_served_by_the_command(edge: Edge) -> None:
 def measurable(verifier_path: Path, tmp_path: Path, quick_figures: None) -> Iterator[WorkerServer]:
     """A worker with the layers 7 to 12 in its store, that can be measured."""
     store = LayerStore(tmp_path / "store", 10**9)
-    cut_layers(verifier_path, store, layers=LayerRange(6, 12))
+    cut_singly(verifier_path, store, layers=LayerRange(6, 12))
     stored = StoredLayers(store)
     with WorkerServer(WeightCache(stored), ANYWHERE, threads=1, stored=stored) as running:
         yield running
@@ -203,20 +206,50 @@ def test_what_it_says_to_bring_makes_it_run_over_a_paired_device(
         assert "mesh deploy" not in done.err
 
 
-def test_what_a_stage_has_made_is_listed_and_removed(edge: Edge) -> None:
+def test_each_plan_that_is_deployed_runs_with_few_pieces(edge: Edge, tmp_path: Path) -> None:
+    """The bundled model is small: each stage is one piece, so another plan needs others."""
+    stores = [LayerStore(tmp_path / name, 10**9) for name in ("one", "two")]
+    words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "4", "--retrieval", "off")
+    alone = edge(*words, "--split", "here:1-12")
+    with ExitStack() as running:
+        one, two = (
+            running.enter_context(
+                WorkerServer(WeightCache(StoredLayers(store)), ANYWHERE, threads=1, stored=StoredLayers(store))
+            ).address
+            for store in stores
+        )
+        for at in (5, 8):
+            split = f"{one}:1-{at},{two}:{at + 1}-12"
+            rows = edge("mesh", "deploy", "edgellm-verifier", "--split", split, "--json").answer
+            assert all(row["sent"] == row["bytes"] for row in rows)
+            assert all(row["sent"] == 0 for row in edge("mesh", "deploy", "edgellm-verifier", "--split", split,
+                                                        "--json").answer)  # fmt: skip
+            done = edge(*words, "--split", split)
+            assert (done.code, done.out, "lost" in done.err) == (0, alone.out, False)
+        digest = fingerprint(resolve("edgellm-verifier"))
+        assert [sorted(str(piece.layers) for piece in store.pieces(digest)) for store in stores] == [
+            ["1-5", "1-8"], ["6-12", "9-12"],
+        ]  # fmt: skip
+        assert edge(*words, "--split", f"{one}:1-5,{two}:6-12").out == alone.out  # what was brought before is there
+        refused = edge(*words, "--split", f"{one}:1-6,{two}:7-12")
+        assert "are in pieces on this device that begin and end elsewhere: 1-8" in " ".join(refused.err.split())
+
+
+def test_what_was_cut_for_a_stage_is_listed_and_removed(edge: Edge) -> None:
     words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "2", "--retrieval", "off")
     assert edge(*words, "--split", "here:1-12").code == 0
     (row,) = edge("mesh", "layers", "--on", "here", "--json").answer
     assert (row["made"], row["model"]) == (True, "edgellm verifier")
-    pieces = row["layers"].split(", ")
-    assert (pieces[0].split("-")[0], pieces[-1].split("-")[-1]) == ("1", "12")
-    assert "made here" in edge("mesh", "layers", "--on", "here").out
+    assert "1-12 of 12, cut here" in edge("mesh", "layers", "--on", "here").out
     gone = edge("mesh", "layers", "clean", "--on", "here", "-m", "edgellm-verifier", "--yes", "--json").answer
-    assert gone["pieces"] + gone["in_use"] == len(pieces)  # the stage may still be closing
+    assert gone["pieces"] + gone["in_use"] == 1  # the stage may still be closing
     assert edge(*words, "--split", "here:1-12").code == 0
 
 
-def test_a_worker_given_by_address_is_planned_for_and_brought_layers(edge: Edge, measurable: WorkerServer) -> None:
+def test_a_worker_given_by_address_is_planned_for_and_brought_layers(
+    edge: Edge, measurable: WorkerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.storage.layers.manifest.PIECE_BYTES", 1)  # each layer alone, as those of a large model
     peer = ("--peer", f"desk={measurable.address}")
     plan = edge("mesh", "plan", "edgellm-verifier", *peer, "--json").answer
     assert {"here", "desk"} == {one["device"] for part in ("stages", "unused") for one in plan[part]}
@@ -229,7 +262,7 @@ def test_what_a_worker_has_of_a_model_of_its_own_need_not_be_moved(
 ) -> None:
     monkeypatch.setattr("edgellm.mesh.device_profiler.free_memory", lambda: (5_000_000, "a test"))
     store = LayerStore(tmp_path / "store", 10**9)
-    layers = SeveralLayers(StoredLayers(store), WholeModel(verifier_path, store))
+    layers = SeveralSources(StoredLayers(store), WholeModel(verifier_path, store))
     with WorkerServer(WeightCache(layers), ANYWHERE, threads=1, stored=StoredLayers(store)) as running:
         words = ("mesh", "plan", "edgellm-verifier", "--tokens-in", "16", "--tokens-out", "4")
         plan = edge(*words, "--peer", f"desk={running.address}", "--json").answer

@@ -10,18 +10,20 @@ from pathlib import Path
 import pytest
 
 from edgellm.errors import EdgeError, LayersCorrupt
-from edgellm.mesh.layer_sources import SeveralLayers, StoredLayers, WholeModel
+from edgellm.layer_range import LayerRange
+from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel, run_there
-from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, put
+from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, upload
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import WorkerServer
-from edgellm.storage.layers.manifest import LayerPiece, Recipe, forget_recipe, recipe_of
+from edgellm.storage.layers.manifest import LayerPiece, Manifest, forget, known_pieces, manifest_of
 from edgellm.storage.layers.store import LayerStore
 from testkit.hostile.poisoned_layers import claimed, deadly, garbled
 from tests.cli.conftest import Done
 from tests.rpc.strangers import befriend, device
+from tests.storage.pieces import cut_singly, layerwise
 
 Edge = Callable[..., Done]
 SPLIT = "here:1-6,desk:7-12"
@@ -38,18 +40,20 @@ class Home:
         self.store = LayerStore(folder / "store", 10**9)
         stored = StoredLayers(self.store)
         places = () if own is None else (WholeModel(own, self.store),)
-        shelf = WeightCache(SeveralLayers(*places, stored), keep=0.0)
-        self.worker = WorkerServer(shelf, Address("127.0.0.1", 0), threads=1, trust=self.worker_trust, stored=stored)
+        cache = WeightCache(SeveralSources(*places, stored), keep=0.0)
+        self.worker = WorkerServer(cache, Address("127.0.0.1", 0), threads=1, trust=self.worker_trust, stored=stored)
 
-    def attack(self, recipe: Recipe, bad: Recipe, pieces: dict[LayerPiece, bytes]) -> None:
+    def attack(self, manifest: Manifest, bad: Manifest, pieces: dict[LayerPiece, bytes]) -> None:
         """Removes what can be removed, and brings the other layers 7 to 12."""
+
+        places = [at for at, piece in enumerate(bad.pieces) if piece.first >= 6]
 
         async def work() -> None:
             async with open_channel(self.worker.address, self.other) as channel:
                 with pytest.raises(EdgeError):
-                    await clean(channel, "desk", recipe.fingerprint)
+                    await clean(channel, "desk", manifest.fingerprint)
                 cut: Cut = lambda piece: iter([pieces[piece]])  # noqa: E731
-                await put(channel, "desk", bad, range(6, 12), cut, RateLimiter(), lambda _carried: None)
+                await upload(channel, "desk", bad, places, cut, RateLimiter(), lambda _carried: None)
 
         run_there(asyncio.wait_for(work(), 30)).result()
 
@@ -68,19 +72,21 @@ def written(edge: Edge, split: str = SPLIT) -> Done:
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["brought", "its own"])
+@pytest.mark.parametrize("alike", [False, True], ids=["each layer", "as deployed"])
 def test_other_layers_under_the_same_model_are_not_computed(
-    edge: Edge, verifier_path: Path, tmp_path: Path, own: bool
+    edge: Edge, verifier_path: Path, tmp_path: Path, own: bool, alike: bool
 ) -> None:
-    recipe = recipe_of(verifier_path)
-    bad, pieces = claimed(recipe, garbled(recipe, verifier_path))
+    deployed = manifest_of(verifier_path, [LayerRange(0, 6), LayerRange(6, 12)])
+    manifest = deployed if alike else layerwise(verifier_path)
+    bad, pieces = claimed(manifest, garbled(manifest, verifier_path))
     with home(tmp_path, verifier_path if own else None) as there:
         if not own:
             assert edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:7-12").code == 0
         before = written(edge)
         assert before.code == 0, before.err
         assert before.out == written(edge, "here:1-12").out
-        there.attack(recipe, bad, pieces)
-        assert there.store.recipe(bad.digest) == bad
+        there.attack(manifest, bad, pieces)
+        assert {piece for piece in bad.pieces if piece.first >= 6} <= there.store.pieces(manifest.fingerprint)
         after = written(edge)
         assert (after.code, after.out, "lost" in after.err) == (0, before.out, False)
 
@@ -88,47 +94,55 @@ def test_other_layers_under_the_same_model_are_not_computed(
 def test_who_has_other_layers_refuses_and_the_coordinator_says_so(
     edge: Edge, verifier_path: Path, tmp_path: Path
 ) -> None:
-    recipe = recipe_of(verifier_path)
-    bad, pieces = claimed(recipe, garbled(recipe, verifier_path))
+    manifest = layerwise(verifier_path)
+    bad, pieces = claimed(manifest, garbled(manifest, verifier_path))
     with home(tmp_path) as there:
-        there.attack(recipe, bad, pieces)
+        there.attack(manifest, bad, pieces)
         refused = written(edge)
         said = " ".join(refused.err.split())
-        assert (
-            f"are those of the recipe {bad.digest[:16]}, and the coordinator names the recipe {recipe.digest[:16]}"
-            in said
-        )
+        assert "brought to this device are not those of the coordinator's own file" in said
         assert "The layers are now on here 1-12" in said
         assert refused.out == written(edge, "here:1-12").out
         assert edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:7-12").code == 0
         assert written(edge).out == written(edge, "here:1-12").out
 
 
-def test_a_coordinator_that_does_not_know_its_recipe_yet_finds_it_out(
+def test_a_coordinator_that_does_not_know_its_hashes_yet_finds_them_out(
     edge: Edge, verifier_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a large file that is read only where a device was brought layers of it."""
-    monkeypatch.setattr("edgellm.storage.layers.manifest.QUICK", 0)
-    recipe = recipe_of(verifier_path)
+    """Its file is read only as far as a device was brought layers of it."""
+    manifest = layerwise(verifier_path)
     with home(tmp_path / "a") as there:
         assert edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:7-12").code == 0
-        forget_recipe(recipe)
+        forget(manifest.fingerprint)
         assert written(edge).code == 0
+        assert LayerRange(6, 12) in [piece.layers for piece in known_pieces(manifest.fingerprint)]
         there.owner.peers.remove(there.worker_trust.identity.id)
-    forget_recipe(recipe)
-    monkeypatch.setattr("edgellm.llm.mesh_llm.recipe_of", None)
+    forget(manifest.fingerprint)
+    monkeypatch.setattr("edgellm.mesh.layer_sources.pieces_of", None)
     with home(tmp_path / "b", verifier_path):
         assert written(edge).code == 0
+
+
+def test_layers_that_an_earlier_version_brought_are_still_used(edge: Edge, verifier_path: Path, tmp_path: Path) -> None:
+    """Each layer alone, and this device has forgotten their hashes."""
+    manifest = layerwise(verifier_path)
+    with home(tmp_path) as there:
+        cut_singly(verifier_path, there.store, layers=LayerRange(6, 12))
+        forget(manifest.fingerprint)
+        done = written(edge)
+        assert (done.code, "lost" in done.err) == (0, False)
+        assert done.out == written(edge, "here:1-12").out
 
 
 def test_layers_that_would_end_the_process_are_never_loaded_for_another(
     edge: Edge, verifier_path: Path, tmp_path: Path
 ) -> None:
-    recipe = recipe_of(verifier_path)
-    bad, pieces = claimed(recipe, deadly(recipe, verifier_path))
+    manifest = layerwise(verifier_path)
+    bad, pieces = claimed(manifest, deadly(manifest, verifier_path))
     with home(tmp_path) as there:
         assert edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:7-12").code == 0
         before = written(edge)
         with suppress(LayersCorrupt):  # the check of files may refuse them as they come
-            there.attack(recipe, bad, pieces)
+            there.attack(manifest, bad, pieces)
         assert written(edge).out == before.out

@@ -112,8 +112,8 @@ def test_a_pair_may_have_its_verifier_elsewhere(start: Start) -> None:
 def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
     start: Start, edge: Callable[..., Done], verifier_path: Path, tmp_path: Path
 ) -> None:
-    shelf = WeightCache(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
-    with WorkerServer(shelf, ANYWHERE, threads=1) as worker:
+    cache = WeightCache(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
+    with WorkerServer(cache, ANYWHERE, threads=1) as worker:
         process, url = start("--mesh", f"here:1-5,{worker.address}:6-12")
         reply = ask(f"{url}/chat/completions", messages=QUESTION, model="edgellm-verifier", max_tokens=8)
         near = edge("chat", "--json", "Where is my mug?", "--max-tokens", "8").lines

@@ -42,8 +42,8 @@ def opened(verifier_path: Path, draft_path: Path, tmp_path: Path, split: str | N
     """Two devices that are described in a file, whatever they can really do."""
     home = tmp_path / "home.toml"
     home.write_text((DESKTOP + LAPTOP).replace('"desktop"', '"here"'), encoding="utf-8")
-    shelf = WeightCache(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
-    with WorkerServer(shelf, ANYWHERE, threads=1) as worker:
+    weights = WeightCache(WholeModel(verifier_path, LayerStore(tmp_path / "layers", 10**9)))
+    with WorkerServer(weights, ANYWHERE, threads=1) as worker:
         options = Options(split, read_fleet(home), peers=(f"laptop={worker.address}",), sessions=2)
         with open_mesh(verifier_path, options, draft=draft_path, threads=1) as mesh:
             yield mesh

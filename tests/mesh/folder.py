@@ -1,46 +1,34 @@
-"""Layers of models in a folder, one file each: where the tests keep them."""
+"""Layers of models in a folder: where the tests keep them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from edgellm.engine import GgufHeader, check_gguf, cut
+from edgellm.engine import GgufHeader, Model, check_gguf, cut
 from edgellm.engine.gguf.shard import check_cuttable
-from edgellm.layer_range import LayerRange
-from edgellm.mesh.layer_sources import CutPoints, LoadableLayers
+from edgellm.layer_range import LayerRange, chain
+from edgellm.mesh.layer_sources import LayerFile, require
+from edgellm.mesh.messages import StageSpec
+from edgellm.mesh.weight_cache import MemoryReservation, WeightCache
 from edgellm.storage import fingerprint
+from edgellm.storage.layers.manifest import LayerPiece
 
 
 class FolderLayers:
-    """A folder with a folder for each model, in which layers lie as 0000.gguf, 0001.gguf and so on."""
+    """A folder with a folder for each model, in which layers lie as 0000.gguf, 0001.gguf and so on, or several in each
+    file, named by the first. `before` is called with the layers of a file that is used."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, per_file: int = 1, before: Callable[[LayerRange], None] = lambda _layers: None
+    ) -> None:
+        self.folder, self.per_file, self.before = folder, per_file, before
 
-    def find(self, model: str, layers: LayerRange) -> Path | None:
-        path = self.path(model, layers.start)
-        return path if path.is_file() else None
-
-    def held(self, model: str) -> frozenset[int]:
-        found = (self.folder / model).glob("*.gguf")
-        return frozenset(int(path.stem) for path in found if path.stem.isdecimal())
-
-    def bounds(self, model: str) -> CutPoints:
-        return CutPoints(self.held(model), self.held(model))
-
-    def tidy(self, loaded: Collection[Path]) -> None:
-        """Nobody removes them."""
-
-    def pieces(self, model: str, layers: LayerRange) -> Sequence[LoadableLayers]:
-        there = self.held(model)
-        return [
-            LoadableLayers(LayerRange(layer, layer + 1), self.path(model, layer).stat().st_size)
-            for layer in layers if layer in there
-        ]  # fmt: skip
-
-    def header(self, model: str) -> GgufHeader | None:
-        return check_gguf(self.path(model, min(self.held(model)))) if self.held(model) else None
+    def open(self, model: str, pieces: Collection[LayerPiece] = ()) -> FolderModel | None:
+        found = FolderModel(self, model)
+        return found if found.held else None
 
     def path(self, model: str, layer: int) -> Path:
         """Where a layer lies, or would."""
@@ -50,9 +38,51 @@ class FolderLayers:
         """Cuts `layers` of a model file, by default all, where they are not here yet; returns the model's hash."""
         n = check_cuttable(check_gguf(model))
         digest = fingerprint(model)
-        for layer in range(n) if layers is None else layers:
+        for layer in range(0, n, self.per_file) if layers is None else layers:
             path = self.path(digest, layer)
             if not path.is_file():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                cut(model, path, layer, layer, head=layer == n - 1)
+                last = layer + self.per_file - 1
+                cut(model, path, layer, last, head=last == n - 1)
         return digest
+
+
+class FolderModel:
+    def __init__(self, folder: FolderLayers, model: str) -> None:
+        self._folder, self._model = folder, model
+        starts = [int(path.stem) for path in (folder.folder / model).glob("*.gguf")]
+        self._ranges = {LayerRange(at, at + folder.per_file): folder.path(model, at) for at in sorted(starts)}
+        self.held = frozenset(layer for layers in self._ranges for layer in layers)
+        self.pieces = None if folder.per_file == 1 else tuple(self._ranges)
+        self.keys = (model,)
+
+    def files(self, layers: LayerRange) -> Sequence[LayerFile]:
+        return [
+            LayerFile(one, self._ranges[one].stat().st_size, self._model, partial(self._using, one))
+            for one in chain(self._ranges, layers)
+        ]
+
+    def header(self) -> GgufHeader:
+        return check_gguf(min(self._ranges.values()))
+
+    @contextmanager
+    def _using(self, layers: LayerRange) -> Iterator[Path]:
+        self._folder.before(layers)
+        yield self._ranges[layers]
+
+
+def take(weights: WeightCache, model: str, first: int, stop: int | None = None) -> Model:
+    """The first file of a stage with these layers, loaded."""
+    found = weights.layers.open(model)
+    assert found is not None
+    return weights.take(found.files(LayerRange(first, first + 1 if stop is None else stop))[0])
+
+
+def warm(weights: WeightCache, model: str) -> frozenset[int]:
+    found = weights.layers.open(model)
+    assert found is not None
+    return weights.warm(found)
+
+
+def reserve(weights: WeightCache, work: StageSpec) -> MemoryReservation:
+    return weights.reserve(work, *require(weights.layers, work))

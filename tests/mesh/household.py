@@ -12,9 +12,9 @@ import numpy as np
 from edgellm.engine import Context, Floats, Ids, Model
 from edgellm.errors import DeviceLost, EdgeError
 from edgellm.layer_range import LayerRange, StageShare
-from edgellm.mesh.layer_sources import Layers
+from edgellm.mesh.layer_sources import LayerSource
 from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
-from edgellm.mesh.pipeline import LocalSeat, Pipeline, Post, StageHost
+from edgellm.mesh.pipeline import LocalStageHost, Pipeline, Post, StageHost
 from edgellm.mesh.placement import DeviceCapability
 from edgellm.mesh.verifier import MeshSession, MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
@@ -48,19 +48,22 @@ def cut_model(path: Path, folder: Path, context: int = 256, sessions: int = 2) -
 class Device:
     """A member of a mesh in this process, which can be lost."""
 
-    def __init__(self, name: str, layers: Layers, only: Sequence[int] | None = None) -> None:
-        self.name, self.shelf = name, WeightCache(layers)
+    def __init__(self, name: str, layers: LayerSource, only: Sequence[int] | None = None) -> None:
+        self.name, self.cache = name, WeightCache(layers)
         self.only, self.lost = only, False
         self.posts: list[Post] = []
 
-    def able(self, model: str) -> DeviceCapability:
+    def capability(self, model: str) -> DeviceCapability:
         if self.lost:
             raise DeviceLost(f"{self.name} is off.", "Switch it on.")
-        held = self.shelf.layers.held(model)
-        return DeviceCapability(self.name, held if self.only is None else held & set(self.only), self.shelf.warm(model))
+        found = self.cache.layers.open(model)
+        if found is None:
+            return DeviceCapability(self.name, frozenset())
+        held = found.held if self.only is None else found.held & set(self.only)
+        return DeviceCapability(self.name, held, self.cache.warm(found))
 
-    def seat(self) -> StageHost:
-        return DeviceSeat(self)
+    def stage_host(self) -> StageHost:
+        return DeviceStageHost(self)
 
     def lose(self, error: EdgeError | None = None) -> None:
         """It is gone from now on, with all its stages."""
@@ -69,9 +72,9 @@ class Device:
             post(StageLost(error or DeviceLost("the plug was pulled.", "Put it back.")))
 
 
-class DeviceSeat(LocalSeat):
+class DeviceStageHost(LocalStageHost):
     def __init__(self, device: Device) -> None:
-        super().__init__(device.name, device.shelf, 1)
+        super().__init__(device.name, device.cache, 1)
         self._device = device
 
     def begin(self, work: StageSpec, post: Post, after: StageHost | None, waiting: Callable[[], bool]) -> None:
@@ -81,9 +84,9 @@ class DeviceSeat(LocalSeat):
         self._device.posts.append(post)
         super().begin(work, lambda event: None if self._device.lost else post(event), after, waiting)
 
-    def put(self, parcel: MicroBatch) -> None:
+    def put(self, batch: MicroBatch) -> None:
         if not self._device.lost:
-            super().put(parcel)
+            super().put(batch)
 
 
 def even(work: StageSpec, names: Sequence[str]) -> tuple[StageShare, ...]:

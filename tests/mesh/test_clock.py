@@ -20,25 +20,25 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_the_message_that_took_least_tells_when_a_clock_began_and_not_when_it_was_asked_for(now: list[float]) -> None:
     clock = StageClock()
     for now[0], at in ((105.2, 2.0), (106.05, 3.0), (109.0, 4.0)):  # made at 103; 0.2, 0.05, 2 s on the way
-        clock.heard(at)
+        clock.observe(at)
     assert clock.began == pytest.approx(103.05, abs=1e-3)
 
 
 def test_an_answer_tells_from_both_sides(now: list[float]) -> None:
     clock = StageClock()
     now[0] = 104.0
-    clock.heard(0.1)  # made at 103.0, and 0.9 s on the way
+    clock.observe(0.1)  # made at 103.0, and 0.9 s on the way
     now[0] = 106.4
-    clock.heard(3.2, 106.0)  # asked at 106.0, written at 106.2
+    clock.observe(3.2, 106.0)  # asked at 106.0, written at 106.2
     assert clock.began == pytest.approx(103.0)  # between 102.8 and 103.2
 
 
 def test_two_clocks_may_part(now: list[float]) -> None:
     clock = StageClock()
     now[0] = 103.0
-    clock.heard(0.0, 103.0)
+    clock.observe(0.0, 103.0)
     now[0] = 3703.3
-    clock.heard(3600.0, 3703.2)  # it goes slow by a third of a second an hour
+    clock.observe(3600.0, 3703.2)  # it goes slow by a third of a second an hour
     assert clock.began == pytest.approx(103.25)
 
 
@@ -46,8 +46,8 @@ def test_two_clocks_may_part(now: list[float]) -> None:
 def test_a_time_that_cannot_be_moves_it_no_further_than_it_can_be(now: list[float], at: float) -> None:
     clock = StageClock()
     now[0] = 101.0
-    clock.heard(at)
-    clock.heard(at, 100.5)
+    clock.observe(at)
+    clock.observe(at, 100.5)
     assert 100.0 <= clock.began <= 101.0
 
 
@@ -62,6 +62,6 @@ def test_what_was_answered_lies_between_the_question_and_its_answer(trips: list[
             sent = moment[0]
             written = sent + there + work
             moment[0] = written + back
-            clock.heard(written - made, sent)
+            clock.observe(written - made, sent)
             told = written - made + clock.began
             assert sent - 1e-2 <= told <= moment[0] + 1e-2

@@ -32,7 +32,7 @@ class Home:
         self.devices = {name: Device(name, cut.layers, only) for name, only in holds.items()}
         self.told: list[str] = []
         self.mesh = Mesh(
-            list(self.devices.values()), shares or even(cut.work, list(holds)), cut.work, tell=self.told.append
+            list(self.devices.values()), shares or even(cut.work, list(holds)), cut.work, notify=self.told.append
         )
         self.verifier = MeshVerifier(self.mesh, lambda _token: False, rows=16)
 
@@ -100,14 +100,14 @@ def test_a_device_that_is_lost_again_and_again_is_given_up(verifier_cut: Cut) ->
     home = Home(verifier_cut, {"a": range(6), "b": range(6, 12)})
     session = home.verifier.open(GenerationState())
     device = home.devices["b"]
-    seat = device.seat
+    host = device.stage_host
 
     def broken() -> object:
-        made = seat()
+        made = host()
         made.begin = lambda work, post, after, waiting: post(StageLost(DeviceLost("it broke.", "")))  # type: ignore[method-assign]
         return made
 
-    device.seat = broken  # type: ignore[assignment,method-assign]
+    device.stage_host = broken  # type: ignore[assignment,method-assign]
     device.lose()
     device.lost = False
     with pytest.raises(MeshBroken, match="Layers 7-12"):
@@ -203,7 +203,7 @@ def test_who_finds_no_sequence_is_told_that_the_mesh_is_busy(home: Home, whole: 
     home.verifier.close()
 
 
-def able(name: str, first: int, last: int, **more: float) -> DeviceCapability:
+def capability(name: str, first: int, last: int, **more: float) -> DeviceCapability:
     return DeviceCapability(name, frozenset(range(first, last + 1)), **more)  # type: ignore[arg-type]
 
 
@@ -269,7 +269,7 @@ def test_who_has_its_layers_loaded_keeps_them() -> None:
     [
         ([StageShare("a", LayerRange(0, 4)), StageShare("b", LayerRange(5, 8))], "range 6-8 of b"),
         ([StageShare("a", LayerRange(0, 4))], "ends with layer 4"),
-        ([StageShare("a", LayerRange(0, 4)), StageShare("x", LayerRange(4, 8))], "Nobody is called 'x'"),
+        ([StageShare("a", LayerRange(0, 4)), StageShare("x", LayerRange(4, 8))], "No device is called 'x'"),
         ([StageShare("a", LayerRange(0, 4)), StageShare("a", LayerRange(4, 8))], "given two ranges"),
         ([StageShare("b", LayerRange(3, 8))], "range 4-8 of b"),
     ],

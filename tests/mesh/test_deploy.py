@@ -14,7 +14,7 @@ import pytest
 from edgellm.errors import DeployFailed, LayersCorrupt, NotPermitted, PairingRequired, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.mesh import deploy as deploying
-from edgellm.mesh.deploy import DeployPart, Moved, deploy
+from edgellm.mesh.deploy import DeployPart, DeployProgress, deploy
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_there
 from edgellm.rpc.discovery.workers import Worker, find_workers, worker_at, worker_there
@@ -22,11 +22,12 @@ from edgellm.rpc.layers.codec import WINDOW
 from edgellm.rpc.layers.upload import RateLimiter
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.storage.layers.manifest import Recipe, recipe_of
+from edgellm.storage.layers.manifest import Manifest
 from edgellm.storage.layers.store import LayerStore
 from testkit.network.relay import Network, Relay
 from tests.rpc.layering import device_taking
 from tests.rpc.strangers import befriend, device
+from tests.storage.pieces import layerwise
 
 PLENTY = 10**9
 
@@ -60,16 +61,16 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 @pytest.fixture(scope="module")
-def recipe(verifier_path: Path) -> Recipe:
-    return recipe_of(verifier_path)
+def manifest(verifier_path: Path) -> Manifest:
+    return layerwise(verifier_path)
 
 
-def size(recipe: Recipe, first: int, last: int) -> int:
-    return sum(piece.size for piece in recipe.covering(LayerRange(first, last + 1)))
+def size(manifest: Manifest, first: int, last: int) -> int:
+    return sum(piece.size for piece in manifest.covering(LayerRange(first, last + 1)))
 
 
 def test_each_device_gets_its_layers_and_a_new_plan_moves_only_what_is_missing(
-    home: Home, verifier_path: Path, recipe: Recipe
+    home: Home, verifier_path: Path, manifest: Manifest
 ) -> None:
     found = home.workers()
     parts = [
@@ -77,14 +78,14 @@ def test_each_device_gets_its_layers_and_a_new_plan_moves_only_what_is_missing(
         DeployPart(found["desk"], LayerRange(3, 8)),
         DeployPart(found["phone"], LayerRange(8, 12)),
     ]
-    heard: list[Moved] = []
-    done = deploy(verifier_path, recipe, parts, trust=home.owner, store=home.here, tell=heard.append)
+    heard: list[DeployProgress] = []
+    done = deploy(verifier_path, manifest, parts, trust=home.owner, store=home.here, notify=heard.append)
     assert [moved.error for moved in done] == [None] * 3
-    assert [moved.sent for moved in done] == [0, size(recipe, 3, 7), size(recipe, 8, 11)]
+    assert [moved.sent for moved in done] == [0, size(manifest, 3, 7), size(manifest, 8, 11)]
     assert [moved.arrived for moved in done] == [moved.total for moved in done]
     assert {moved.part.name for moved in heard} == {"here", "desk", "phone"}
     for name, part in zip(("desk", "phone"), parts[1:], strict=True):
-        with home.stores[name].using(recipe.covering(part.layers)):
+        with home.stores[name].using(manifest.covering(part.layers)):
             pass
 
     found = home.workers()
@@ -93,9 +94,9 @@ def test_each_device_gets_its_layers_and_a_new_plan_moves_only_what_is_missing(
         DeployPart(found["desk"], LayerRange(4, 10)),
         DeployPart(found["phone"], LayerRange(10, 12)),
     ]
-    done = deploy(verifier_path, recipe, parts, trust=home.owner, store=home.here)
-    assert [moved.sent for moved in done] == [0, size(recipe, 8, 9), 0]
-    assert [moved.already for moved in done] == [size(recipe, 0, 2), size(recipe, 4, 7), size(recipe, 10, 11)]
+    done = deploy(verifier_path, manifest, parts, trust=home.owner, store=home.here)
+    assert [moved.sent for moved in done] == [0, size(manifest, 8, 9), 0]
+    assert [moved.already for moved in done] == [size(manifest, 0, 2), size(manifest, 4, 7), size(manifest, 10, 11)]
 
 
 def through(home: Home, name: str, relay: Relay) -> Worker:
@@ -122,34 +123,34 @@ def cutting(relay: Relay, places: list[int]) -> threading.Thread:
 
 
 def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_window(
-    home: Home, verifier_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    home: Home, verifier_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deploying, "FIRST_PAUSE", 0.01)
-    total, rng = recipe.size, random.Random(5)
+    total, rng = manifest.size, random.Random(5)
     places = sorted(rng.randrange(total) for _ in range(6))
     with Relay(home.addresses["desk"].port, Network(80.0, 0.002)) as relay:
         thread = cutting(relay, places)
         (done,) = deploy(
-            verifier_path, recipe, [DeployPart(through(home, "desk", relay), LayerRange(0, 12))], trust=home.owner
+            verifier_path, manifest, [DeployPart(through(home, "desk", relay), LayerRange(0, 12))], trust=home.owner
         )
         thread.stop()  # type: ignore[attr-defined]
         thread.join()
     assert done.error is None
     assert done.attempts > 1
     assert total <= done.sent <= total + (done.attempts - 1) * WINDOW
-    with home.stores["desk"].using(recipe.pieces) as paths:
+    with home.stores["desk"].using(manifest.pieces) as paths:
         assert len(paths) == 12
     assert not list(home.stores["desk"].root.rglob("*.partial"))
 
 
 def test_a_device_that_is_gone_is_given_time_and_then_said_to_be_so(
-    home: Home, verifier_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    home: Home, verifier_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deploying, "FIRST_PAUSE", 0.01)
     found = home.workers()
     nowhere = Worker("desk", found["desk"].peer, Address("127.0.0.1", 1))
     parts = [DeployPart(nowhere, LayerRange(0, 6)), DeployPart(found["phone"], LayerRange(6, 12))]
-    gone, done = deploy(verifier_path, recipe, parts, trust=home.owner)
+    gone, done = deploy(verifier_path, manifest, parts, trust=home.owner)
     assert isinstance(gone.error, DeployFailed)
     assert "0 of" in str(gone.error)
     assert gone.attempts == deploying.ATTEMPTS
@@ -157,7 +158,7 @@ def test_a_device_that_is_gone_is_given_time_and_then_said_to_be_so(
 
 
 def test_nothing_leaves_for_a_device_without_the_right_to_files(
-    home: Home, verifier_path: Path, recipe: Recipe
+    home: Home, verifier_path: Path, manifest: Manifest
 ) -> None:
     found = home.workers()
     phone = found["phone"].peer
@@ -168,16 +169,16 @@ def test_nothing_leaves_for_a_device_without_the_right_to_files(
         DeployPart(home.workers()["phone"], LayerRange(6, 12)),
     ]
     with pytest.raises(NotPermitted, match="edgellm peers grant"):
-        deploy(verifier_path, recipe, parts, trust=home.owner)
+        deploy(verifier_path, manifest, parts, trust=home.owner)
     assert not home.stores["desk"].size
 
 
-def test_what_one_device_refuses_stops_no_other(home: Home, verifier_path: Path, recipe: Recipe) -> None:
+def test_what_one_device_refuses_stops_no_other(home: Home, verifier_path: Path, manifest: Manifest) -> None:
     home.stores["desk"].limit = 10**6
     found = home.workers()
     full, done = deploy(
         verifier_path,
-        recipe,
+        manifest,
         [DeployPart(found["desk"], LayerRange(0, 6)), DeployPart(found["phone"], LayerRange(6, 12))],
         trust=home.owner,
     )
@@ -185,25 +186,27 @@ def test_what_one_device_refuses_stops_no_other(home: Home, verifier_path: Path,
     assert done.error is None
 
 
-def test_a_remembered_recipe_that_is_wrong_is_forgotten(
-    home: Home, verifier_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+def test_a_remembered_manifest_that_is_wrong_is_forgotten(
+    home: Home, verifier_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forgotten: list[Recipe] = []
-    monkeypatch.setattr(deploying, "forget_recipe", forgotten.append)
+    forgotten: list[str] = []
+    monkeypatch.setattr(deploying, "forget", forgotten.append)
     monkeypatch.setattr(deploying, "cut_piece", lambda *_: iter([b"other bytes"]))
-    (failed,) = deploy(verifier_path, recipe, [DeployPart(home.workers()["desk"], LayerRange(1, 2))], trust=home.owner)
+    (failed,) = deploy(
+        verifier_path, manifest, [DeployPart(home.workers()["desk"], LayerRange(1, 2))], trust=home.owner
+    )
     assert isinstance(failed.error, LayersCorrupt)
-    assert forgotten == [recipe]
+    assert forgotten == [manifest.fingerprint]
 
 
-def test_a_worker_of_this_machine_needs_no_pairing(tmp_path: Path, verifier_path: Path, recipe: Recipe) -> None:
+def test_a_worker_of_this_machine_needs_no_pairing(tmp_path: Path, verifier_path: Path, manifest: Manifest) -> None:
     store = LayerStore(tmp_path, PLENTY)
     with device_taking(store) as address:
         worker = run_there(worker_at(address)).result(60)
-        (done,) = deploy(verifier_path, recipe, [DeployPart(worker, LayerRange(4, 6))])
-        assert (done.error, done.sent) == (None, size(recipe, 4, 5))
+        (done,) = deploy(verifier_path, manifest, [DeployPart(worker, LayerRange(4, 6))])
+        assert (done.error, done.sent) == (None, size(manifest, 4, 5))
         elsewhere = Worker("elsewhere", None, Address("192.0.2.1", 50151))
-        (refused,) = deploy(verifier_path, recipe, [DeployPart(elsewhere, LayerRange(4, 6))])
+        (refused,) = deploy(verifier_path, manifest, [DeployPart(elsewhere, LayerRange(4, 6))])
         assert isinstance(refused.error, PairingRequired)
 
 
@@ -223,7 +226,7 @@ def test_workers_are_found_and_what_is_in_the_way_is_said(home: Home, tmp_path: 
 
 
 def test_the_rate_holds_for_all_lines_together(
-    home: Home, verifier_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    home: Home, verifier_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
     taken: Callable[..., object] = RateLimiter.take
@@ -236,7 +239,7 @@ def test_the_rate_holds_for_all_lines_together(
     found = home.workers()
     done = deploy(
         verifier_path,
-        recipe,
+        manifest,
         [DeployPart(found["desk"], LayerRange(1, 3)), DeployPart(found["phone"], LayerRange(3, 5))],
         trust=home.owner,
         rate=4e6,

@@ -161,7 +161,7 @@ def test_a_kept_figure_that_no_device_can_have_is_measured_again(blocks: Blocks,
         json.dumps({**found, "waited": 0.0, "seconds": [found["seconds"][0], factor * found["seconds"][1]]})
     )
     again = figures_here(blocks, folder=tmp_path, threads=1)
-    assert again.reason == "no device can take such times"
+    assert again.reason == "no device can have such times"
     assert again.seconds[1] < 20.0 * first.seconds[1]
 
 

@@ -22,7 +22,7 @@ def pieces(draw: st.DrawFn) -> list[tuple[int, int]]:
     return draw(st.lists(st.sampled_from(every), unique=True))
 
 
-def able(name: str, held: list[tuple[int, int]], hop: float) -> DeviceCapability:
+def capability(name: str, held: list[tuple[int, int]], hop: float) -> DeviceCapability:
     layers = frozenset(layer for first, last in held for layer in range(first, last + 1))
     begins, ends = frozenset(first for first, _ in held), frozenset(last for _, last in held)
     return DeviceCapability(name, layers, hop=hop, begins=begins, ends=ends)
@@ -40,7 +40,7 @@ def in_whole_pieces(held: list[tuple[int, int]], first: int, last: int) -> bool:
 @given(st.lists(st.tuples(pieces(), st.floats(0.0, 0.1)), min_size=1, max_size=3))
 @settings(max_examples=200)
 def test_no_range_cuts_a_piece_and_none_is_missed(held: list[tuple[list[tuple[int, int]], float]]) -> None:
-    devices = [able("abc"[at], some, hop) for at, (some, hop) in enumerate(held)]
+    devices = [capability("abc"[at], some, hop) for at, (some, hop) in enumerate(held)]
     found = fail_over(devices, LAYERS)
     if found is None:
         assert not any(_possible(order, 0) for order in permutations([some for some, _ in held]))
@@ -63,10 +63,10 @@ def _possible(order: tuple[list[tuple[int, int]], ...], at: int) -> bool:
 
 def test_who_does_not_say_may_begin_and_end_anywhere() -> None:
     old = DeviceCapability("old", frozenset(range(3, LAYERS)))
-    found = fail_over([old, able("new", [(0, 3), (4, 7)], 0.01)], LAYERS)
+    found = fail_over([old, capability("new", [(0, 3), (4, 7)], 0.01)], LAYERS)
     assert found is not None
     assert found == (StageShare("new", LayerRange(0, 4)), StageShare("old", LayerRange(4, 8)))  # both load at once
     old = DeviceCapability("old", frozenset(range(4, LAYERS)))
-    found = fail_over([old, able("new", [(0, 3), (4, 5)], 0.01)], LAYERS)
+    found = fail_over([old, capability("new", [(0, 3), (4, 5)], 0.01)], LAYERS)
     assert found is not None
     assert [share.name for share in found] == ["new", "old"]

@@ -71,7 +71,7 @@ def look(owner: Trust, blocks: Blocks, model: Path, fresh: bool = False) -> tupl
     heard: list[tuple[str, str]] = []
     shape = model_of(model).shape
     done = survey(
-        owner, found(owner), blocks, "verifier", shape, fresh=fresh, tell=lambda who, what: heard.append((who, what))
+        owner, found(owner), blocks, "verifier", shape, fresh=fresh, notify=lambda who, what: heard.append((who, what))
     )
     return done, heard
 

@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 from edgellm.layer_range import LayerRange
 from edgellm.mesh import stage as waiting
 from edgellm.mesh.messages import MicroBatch, StageSpec
-from edgellm.mesh.stage import COMPANY_ROWS, StageQueue
+from edgellm.mesh.stage import SHARED_ROWS, StageQueue
 
 WORK = StageSpec("ab" * 32, "a model", LayerRange(0, 6), 6, 8, 100, 512, sessions=8)
 
 
-def parcel(session: int, number: int, rows: int = 1) -> MicroBatch:
+def batch(session: int, number: int, rows: int = 1) -> MicroBatch:
     return MicroBatch(session, number, 0, np.zeros(rows, dtype=np.int32))
 
 
 def line(*came: tuple[int, int], stages: int = 1) -> StageQueue:
-    """Parcels of (session, rows), numbered from 0."""
+    """Micro-batches of (session, rows), numbered from 0."""
     made = StageQueue(replace(WORK, stages=stages))
     for number, (session, rows) in enumerate(came):
-        made.put(parcel(session, number, rows))
+        made.put(batch(session, number, rows))
     return made
 
 
 def numbers(waiting: StageQueue, blocks: int = 1) -> list[int]:
-    return [moving.parcel.number for moving in waiting.next(blocks)]
+    return [entry.batch.number for entry in waiting.next(blocks)]
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def numbers(waiting: StageQueue, blocks: int = 1) -> list[int]:
         ([(0, 5), (1, 5), (2, 1)], [0, 1]),
         ([(0, 1), (2, 1), (3, 1)], [0]),  # of the others, none follows
         ([(3, 1), (5, 1), (0, 1), (4, 1), (2, 1)], [0, 3, 1, 4]),
-        ([(0, 1), (0, 1), (1, 1)], [0, 2]),  # a session's own parcels follow each other
-        ([(0, COMPANY_ROWS // 2), (1, COMPANY_ROWS // 2), (2, COMPANY_ROWS // 2)], [0, 1]),
-        ([(0, COMPANY_ROWS // 2 + 1), (1, COMPANY_ROWS // 2 + 1)], [0]),
+        ([(0, 1), (0, 1), (1, 1)], [0, 2]),  # a session's own micro-batches follow each other
+        ([(0, SHARED_ROWS // 2), (1, SHARED_ROWS // 2), (2, SHARED_ROWS // 2)], [0, 1]),
+        ([(0, SHARED_ROWS // 2 + 1), (1, SHARED_ROWS // 2 + 1)], [0]),
         ([(0, 256), (1, 256)], [0]),
         ([(0, 256), (1, 1)], [0]),
     ],
@@ -66,28 +66,28 @@ def test_who_goes_together(came: list[tuple[int, int]], go: list[int]) -> None:
     ],
 )
 def test_where_few_rows_do_not_pay_the_oldest_goes_alone(came: list[tuple[int, int]], go: int) -> None:
-    assert [moving.parcel.number for moving in line(*came).next(1, least=4)] == list(range(go))
+    assert [entry.batch.number for entry in line(*came).next(1, least=4)] == list(range(go))
 
 
 def test_a_token_waits_for_one_part_of_a_prompt_and_a_part_for_one_token() -> None:
     made, order = line(*((0, 256) for _ in range(4))), []
     for number in range(4, 12):  # before each step comes a token, of one of two sessions
-        made.put(parcel(1 + number % 2, number))
-        (moving,) = made.next(1, least=4)
-        made.leave(moving)
-        order.append(moving.parcel.number)
+        made.put(batch(1 + number % 2, number))
+        (entry,) = made.next(1, least=4)
+        made.remove(entry)
+        order.append(entry.batch.number)
     assert order == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 def test_a_token_goes_ahead_of_a_part_that_is_under_way_but_once() -> None:
     made, order = line((0, 256), (0, 256)), []
-    made.put(parcel(1, 2))
+    made.put(batch(1, 2))
     for _ in range(9):
-        (moving,) = made.next(3)
-        moving.passed()
-        order.append(moving.parcel.number)
-        if moving.at == 3:
-            made.leave(moving)
+        (entry,) = made.next(3)
+        entry.advance()
+        order.append(entry.batch.number)
+        if entry.at == 3:
+            made.remove(entry)
     assert order == [0, 0, 0, 2, 2, 2, 1, 1, 1]
 
 
@@ -97,9 +97,9 @@ def test_nobody_goes_where_no_block_is_there() -> None:
 
 def test_who_is_further_goes_first_and_who_is_not_at_its_block_stays() -> None:
     made = line((0, 1), (1, 1))
-    for moving in made.next(2):
-        moving.passed()
-    made.put(parcel(2, 2))
+    for entry in made.next(2):
+        entry.advance()
+    made.put(batch(2, 2))
     assert numbers(made, blocks=2) == [0, 1]
     assert numbers(made, blocks=1) == [2]  # the second block is still loading
 
@@ -112,21 +112,21 @@ def test_every_stage_gets_a_share_of_the_sessions(stages: int, go: int) -> None:
 
 def test_sessions_that_are_elsewhere_count() -> None:
     made = line(*((session, 1) for session in range(8)), stages=2)
-    for moving in made.next(1):
-        made.leave(moving)  # four of them are in the next stage now
+    for entry in made.next(1):
+        made.remove(entry)  # four of them are in the next stage now
     assert len(made.next(1)) == 4
     for _ in range(WORK.sessions):  # and when they come no more, the others may go together
-        for moving in made.next(1):
-            made.leave(moving)
-            made.put(moving.parcel)
+        for entry in made.next(1):
+            made.remove(entry)
+            made.put(entry.batch)
     assert len(made.next(1)) == 2
 
 
 def test_one_that_has_been_cleared_may_leave() -> None:
     made = line((0, 1))
-    (moving,) = made.next(1)
+    (entry,) = made.next(1)
     made.clear()
-    made.leave(moving)
+    made.remove(entry)
     assert len(made) == 0
 
 
@@ -135,21 +135,21 @@ came = st.tuples(st.integers(0, 7), st.sampled_from([1, 1, 1, 2, 5, 20, 256]))
 
 @given(st.lists(st.one_of(came, st.integers(1, 3)), max_size=60), st.integers(1, 4))
 def test_whatever_comes_nobody_overtakes_and_nobody_is_left(steps: list[tuple[int, int] | int], stages: int) -> None:
-    """Parcels come, and go through up to three blocks, of which ever more are there."""
+    """Micro-batches come, and go through up to three blocks, of which ever more are there."""
     made, blocks, expected = line(stages=stages), 1, dict[int, list[int]]()
     done: dict[int, list[int]] = {}
 
     def move() -> bool:
         group = made.next(blocks)
-        for moving in group:
-            moving.passed()
-            if moving.at == 3:
-                made.leave(moving)
-                done.setdefault(moving.parcel.session, []).append(moving.parcel.number)
-        sessions = sorted(moving.parcel.session for moving in group)
-        assert len({(moving.at, len(moving.data)) for moving in group}) <= 1
+        for entry in group:
+            entry.advance()
+            if entry.at == 3:
+                made.remove(entry)
+                done.setdefault(entry.batch.session, []).append(entry.batch.number)
+        sessions = sorted(entry.batch.session for entry in group)
+        assert len({(entry.at, len(entry.data)) for entry in group}) <= 1
         assert sessions == list(range(sessions[0], sessions[0] + len(sessions))) if group else True
-        assert len(group) < 2 or len(group) * len(group[0].data) <= COMPANY_ROWS
+        assert len(group) < 2 or len(group) * len(group[0].data) <= SHARED_ROWS
         return bool(group)
 
     for number, step in enumerate(steps):
@@ -157,7 +157,7 @@ def test_whatever_comes_nobody_overtakes_and_nobody_is_left(steps: list[tuple[in
             blocks = max(blocks, step)
             move()
         else:
-            made.put(parcel(step[0], number, step[1]))
+            made.put(batch(step[0], number, step[1]))
             expected.setdefault(step[0], []).append(number)
     blocks = 3
     while move():
@@ -167,5 +167,5 @@ def test_whatever_comes_nobody_overtakes_and_nobody_is_left(steps: list[tuple[in
 
 
 def test_without_company_each_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "COMPANY_ROWS", 1)  # as `bench.mesh.micro_batching` does
+    monkeypatch.setattr(waiting, "SHARED_ROWS", 1)  # as `bench.mesh.micro_batching` does
     assert numbers(line((0, 1), (1, 1))) == [0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,15 +13,14 @@ import pytest
 from edgellm.engine import Model, cut
 from edgellm.errors import EdgeError, InvalidOption, LayersMissing, ProtocolError
 from edgellm.layer_range import LayerRange, ranges
-from edgellm.mesh.layer_sources import CutPoints, LoadableLayers
 from edgellm.mesh.messages import Event, Loaded, MicroBatch, StageLost, StageSpec, StageTrace, TraceSpan
-from edgellm.mesh.pipeline import LocalSeat, Pipeline, StageHost
+from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
 from edgellm.mesh.stage import Stage, check
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.spec.types import GREEDY, Chunk, Sampling
 from edgellm.spec.verification import judge
 from tests.engine.logits import some_ids
-from tests.mesh.folder import FolderLayers
+from tests.mesh.folder import FolderLayers, take, warm
 from tests.mesh.household import NOTHING, Cut, Whole, even, logits_of
 from tests.verifier.asking import judged
 
@@ -32,7 +31,7 @@ def opened(cut: Cut, n: int, **changes: object) -> Pipeline:
     shares = even(cut.work, [f"device {at}" for at in range(n)])
     work = replace(cut.work, **changes)  # type: ignore[arg-type]
     stages: list[tuple[StageHost, StageSpec]] = [
-        (LocalSeat(share.name, WeightCache(cut.layers), 1), replace(work, layers=share.layers)) for share in shares
+        (LocalStageHost(share.name, WeightCache(cut.layers), 1), replace(work, layers=share.layers)) for share in shares
     ]
     return Pipeline(stages)
 
@@ -61,10 +60,10 @@ def test_sessions_do_not_see_each_other(verifier_cut: Cut, whole: Whole) -> None
     texts = [some_ids(30, 2000, seed) for seed in (1, 2)]
     asked = [
         [
-            pipeline.ask(seat, at, text[at : at + 5], judged(NOTHING, GREEDY, at + 5, logits=True))
+            pipeline.ask(host, at, text[at : at + 5], judged(NOTHING, GREEDY, at + 5, logits=True))
             for at in range(0, 30, 5)
         ]
-        for seat, text in enumerate(texts)
+        for host, text in enumerate(texts)
     ]
     for text, futures in zip(texts, asked, strict=True):
         whole.context.clear()
@@ -90,21 +89,19 @@ def test_a_chunk_is_judged_as_the_whole_model_would(verifier_cut: Cut, whole: Wh
     pipeline.close()
 
 
-class SlowLayers:
+class SlowLayers(FolderLayers):
     """Layers, the last of which are there only when they are let go."""
 
     def __init__(self, layers: FolderLayers, slow: int) -> None:
-        self._layers, self._slow = layers, slow
+        super().__init__(layers.folder, layers.per_file, self._wait)
+        self._slow = slow
         self.go = threading.Event()
         self.asked = threading.Event()
-        self.held, self.bounds, self.tidy = layers.held, layers.bounds, layers.tidy
-        self.pieces, self.header = layers.pieces, layers.header
 
-    def find(self, model: str, layers: LayerRange) -> Path | None:
+    def _wait(self, layers: LayerRange) -> None:
         if layers.start >= self._slow:
             self.asked.set()
             assert self.go.wait(60)
-        return self._layers.find(model, layers)
 
 
 class Posted:
@@ -135,7 +132,7 @@ def test_the_first_layers_compute_while_the_last_ones_load(verifier_cut: Cut) ->
         stage.put(MicroBatch(0, at, at, ids[at : at + 16], ask))
     assert slow.asked.wait(60)
     moved = threading.Event()
-    for _ in range(600):  # all four parcels go through the eight layers that are there, and wait before the ninth
+    for _ in range(600):  # all four micro-batches go through the eight layers that are there, and wait before the ninth
         if stage.progress[1] == 32:
             break
         moved.wait(0.05)
@@ -143,7 +140,7 @@ def test_the_first_layers_compute_while_the_last_ones_load(verifier_cut: Cut) ->
     assert (int(loaded), steps, waiting) == (8, 32, 4)
     slow.go.set()
     posted.wait(lambda event: not isinstance(event, Loaded))
-    stage.tell(0)
+    stage.post_trace(0)
     times = posted.wait(lambda event: isinstance(event, StageTrace))
     assert isinstance(times, StageTrace)
     loads = [span for span in times.spans if span.kind == "load"]
@@ -153,54 +150,34 @@ def test_the_first_layers_compute_while_the_last_ones_load(verifier_cut: Cut) ->
     stage.close()
 
 
-class Pairs:
-    """Two layers in each file."""
-
-    def __init__(self, path: Path, folder: Path) -> None:
-        self._path, self._folder = path, folder
-
-    def find(self, model: str, layers: LayerRange) -> Path:
-        layer = layers.start
-        path = self._folder / f"{layer}.gguf"
-        cut(self._path, path, layer, layer + 1, head=layer == 10)
-        return path
-
-    def held(self, model: str) -> frozenset[int]:
-        return frozenset(range(12))
-
-    def bounds(self, model: str) -> CutPoints:
-        return CutPoints(frozenset(range(0, 12, 2)), frozenset(range(1, 12, 2)))
-
-    def pieces(self, model: str, layers: LayerRange) -> list[LoadableLayers]:
-        return [LoadableLayers(LayerRange(layer, layer + 2), 1) for layer in range(layers.start, layers.last, 2)]
-
-    def header(self, model: str) -> None:
-        return None
-
-    def tidy(self, loaded: Collection[Path]) -> None:
-        pass
-
-
 def test_a_piece_may_hold_several_layers(verifier_cut: Cut, whole: Whole, tmp_path: Path) -> None:
-    work, layers = verifier_cut.work, Pairs(verifier_cut.path, tmp_path)
-    shelf = WeightCache(layers)
+    work, layers = verifier_cut.work, FolderLayers(tmp_path, 2)
+    layers.cut(verifier_cut.path)
+    cache = WeightCache(layers)
     stages: list[tuple[StageHost, StageSpec]] = [
-        (LocalSeat(str(first), shelf, 1), replace(work, layers=LayerRange(first, last + 1)))
+        (LocalStageHost(str(first), cache, 1), replace(work, layers=LayerRange(first, last + 1)))
         for first, last in ((0, 3), (4, 11))
     ]
     pipeline, ids = Pipeline(stages), some_ids(20, 2000)
     whole.context.clear()
     assert np.abs(logits_of(pipeline, 0, 0, ids, 1) - whole.context.decode(ids)).max() < CLOSE
-    assert [lane.loaded for lane in pipeline.lanes] == [4, 8]
-    assert [lane.work.stages for lane in pipeline.lanes] == [2, 2]
-    assert shelf.warm(work.model) == set(range(12))
+    assert [record.loaded for record in pipeline.records] == [4, 8]
+    assert [record.work.stages for record in pipeline.records] == [2, 2]
+    assert warm(cache, work.model) == set(range(12))
     pipeline.close()
-    posted = Posted()
-    stage = Stage(replace(work, layers=LayerRange(0, 5)), shelf, posted, threads=1)
+    with pytest.raises(LayersMissing, match=r"Layers 1-5 of .* begin and end elsewhere: 1-2, 3-4, 5-6"):
+        Stage(replace(work, layers=LayerRange(0, 5)), cache, lambda _: None)
+
+
+def test_a_file_with_other_layers_than_it_says_ends_the_stage(verifier_cut: Cut, tmp_path: Path) -> None:
+    layers, posted = FolderLayers(tmp_path, 2), Posted()
+    layers.cut(verifier_cut.path)
+    cut(verifier_cut.path, layers.path(verifier_cut.work.model, 4), 4, 6, head=False)
+    stage = Stage(verifier_cut.work, WeightCache(layers), posted, threads=1)
     stage.start()
     gone = posted.wait(lambda event: isinstance(event, StageLost))
     assert isinstance(gone, StageLost)
-    assert "Layers 5-6" in gone.error.what
+    assert "The file with layers 5-6" in gone.error.what
     stage.close()
 
 
@@ -224,7 +201,9 @@ def test_what_fails_in_one_parcel_leaves_the_stage_as_it_was(verifier_cut: Cut, 
 
 def test_what_fails_fails_the_question_that_it_belongs_to_and_no_other(verifier_cut: Cut) -> None:
     pipeline, ids = opened(verifier_cut, 2), some_ids(30, 2000)
-    lost = pipeline.ask(0, 9, ids, judged(NOTHING, GREEDY, 39), rows=8)  # four parcels, none of which can be placed
+    lost = pipeline.ask(
+        0, 9, ids, judged(NOTHING, GREEDY, 39), rows=8
+    )  # four micro-batches, none of which can be placed
     good = pipeline.ask(1, 0, ids, judged(NOTHING, GREEDY, 30), rows=8)
     with pytest.raises(InvalidOption):
         lost.result(60)
@@ -249,7 +228,7 @@ ROWS = np.zeros((3, 192), dtype=np.float32)
 
 
 @pytest.mark.parametrize(
-    ("first", "parcel", "says"),
+    ("first", "batch", "says"),
     [
         (0, MicroBatch(2, 1, 0, some_ids(3)), "no session 2"),
         (0, MicroBatch(0, 1, 254, some_ids(3)), "3 positions from 254"),
@@ -258,34 +237,34 @@ ROWS = np.zeros((3, 192), dtype=np.float32)
         (0, MicroBatch(0, 1, 0, np.array([-1], np.int32)), "ids of the vocabulary"),
         (0, MicroBatch(0, 1, 0, ROWS), "ids of the vocabulary"),
         (4, MicroBatch(0, 1, 0, ROWS[:, :191]), "have the shape"),
-        (4, MicroBatch(0, 1, 0, np.full_like(ROWS, np.nan)), "no number"),
-        (4, MicroBatch(0, 1, 0, np.full_like(ROWS, np.inf)), "no number"),
-        (4, MicroBatch(0, 1, 0, ROWS, judged(Chunk(some_ids(3)), GREEDY, 1)), "4 are to be judged"),
+        (4, MicroBatch(0, 1, 0, np.full_like(ROWS, np.nan)), "NaN or infinity"),
+        (4, MicroBatch(0, 1, 0, np.full_like(ROWS, np.inf)), "NaN or infinity"),
+        (4, MicroBatch(0, 1, 0, ROWS, judged(Chunk(some_ids(3)), GREEDY, 1)), "4 of 3 positions"),
     ],
 )
-def test_what_no_stage_before_would_send(verifier_cut: Cut, first: int, parcel: MicroBatch, says: str) -> None:
+def test_what_no_stage_before_would_send(verifier_cut: Cut, first: int, batch: MicroBatch, says: str) -> None:
     work = replace(verifier_cut.work, layers=LayerRange(first, verifier_cut.work.n_layers))
     with pytest.raises(ProtocolError, match=says):
-        check(parcel, work)
+        check(batch, work)
 
 
 def test_what_follows_at_once_is_told_as_one(verifier_cut: Cut) -> None:
     stage = Stage(verifier_cut.work, WeightCache(verifier_cut.layers), lambda _: None)
     for at in range(5):
-        stage._note(TraceSpan("compute", at, at * 1e-3, at * 1e-3 + 5e-4))
-    stage._note(TraceSpan("compute", 9, 1.0, 2.0))
+        stage._record(TraceSpan("compute", at, at * 1e-3, at * 1e-3 + 5e-4))
+    stage._record(TraceSpan("compute", 9, 1.0, 2.0))
     assert [span.what for span in stage._spans] == [0, 9]
     assert [span.end for span in stage._spans] == pytest.approx([4.5e-3, 2.0])
 
 
 def test_models_close_only_with_their_last_user(verifier_cut: Cut) -> None:
-    shelf = WeightCache(verifier_cut.layers)
+    cache = WeightCache(verifier_cut.layers)
     model = verifier_cut.work.model
-    one, other = shelf.take(model, LayerRange(3, 6)), shelf.take(model, LayerRange(3, 4))
+    one, other = take(cache, model, 3, 6), take(cache, model, 3)
     assert one is other
-    shelf.give(one)
-    assert shelf.tidy(everything=True) == 0
+    cache.give(one)
+    assert cache.tidy(everything=True) == 0
     assert isinstance(one, Model)
-    shelf.give(other)
-    assert shelf.tidy(everything=True) == 1
-    assert shelf.size == 0
+    cache.give(other)
+    assert cache.tidy(everything=True) == 1
+    assert cache.size == 0

@@ -2,109 +2,77 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from edgellm.engine import Model, check_gguf
+from edgellm.errors import LayersMissing
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.layer_sources import CutPoints, StoredLayers
-from edgellm.storage.layers.manifest import LayerPiece, cut_piece, recipe_of
-from edgellm.storage.layers.store import LayerStore, cut_layers
+from edgellm.mesh.layer_sources import StoredLayers
+from edgellm.mesh.weight_cache import WeightCache
+from edgellm.storage.layers.manifest import pieces_of
+from edgellm.storage.layers.store import LayerStore
+from tests.storage.pieces import cut_layers
 
 PLENTY = 10**9
 
 
 def test_a_layer_that_is_loaded_stays(draft_path: Path, tmp_path: Path) -> None:
     store = LayerStore(tmp_path, PLENTY)
-    recipe = cut_layers(draft_path, store, layers=LayerRange(2, 5))
-    layers, model = StoredLayers(store), recipe.digest
-    assert layers.held(model) == {2, 3, 4}
-    assert layers.held("0" * 64) == frozenset()
-    path = layers.find(model, LayerRange(3, 4))
-    assert path is not None
-    assert path == store.find(recipe.pieces[3])
-    assert layers.find(model, LayerRange(3, 4)) == path
-    assert layers.find(model, LayerRange(0, 1)) is None
-    assert layers.find("0" * 64, LayerRange(3, 4)) is None
+    pieces = [cut_layers(draft_path, store, LayerRange(at, at + 1)).pieces[0] for at in (2, 3, 4)]
+    source, weights = StoredLayers(store), WeightCache(StoredLayers(store))
+    found = source.open("0" * 64, pieces)
+    assert found is not None
+    assert (set(found.held), found.pieces) == ({2, 3, 4}, None)
+    (file,) = found.files(LayerRange(3, 4))
+    loaded = weights.take(file)
+    assert weights.warm(found) == {3}
     assert store.clean().in_use == 1
-    assert layers.held(model) == {3}
-    layers.tidy([path])
-    assert store.clean().in_use == 1
-    layers.tidy([])
+    assert (rest := source.open("0" * 64, pieces)) is not None
+    assert rest.held == {3}
+    weights.give(loaded)
+    assert weights.tidy(everything=True) == 1
     assert store.clean().in_use == 0
-    assert layers.find(model, LayerRange(3, 4)) is None
+    assert source.open("0" * 64, pieces) is None
+    with pytest.raises(LayersMissing):
+        weights.take(file)
+    assert weights.size == 0
 
 
-def test_small_layers_in_a_row_are_joined_and_what_they_are_made_of_stays(draft_path: Path, tmp_path: Path) -> None:
+def test_a_piece_counts_for_whoever_names_its_hash(draft_path: Path, tmp_path: Path) -> None:
     store = LayerStore(tmp_path, PLENTY)
-    recipe = cut_layers(draft_path, store, layers=LayerRange(2, 8))
-    layers, model = StoredLayers(store), recipe.digest
-    path = layers.find(model, LayerRange(3, 7))
-    assert path is not None
-    assert check_gguf(path).metadata["llama.block_count"] == 4
-    assert layers.find(model, LayerRange(3, 7)) == path
-    end = layers.find(model, LayerRange(6, 8))
-    assert end is not None
-    with Model.load(end) as loaded:  # with the head
-        assert (loaded.n_layer, loaded.n_vocab) == (2, Model.load(draft_path, text_only=True).n_vocab)
-    assert store.size == sum(path.stat().st_size for path in tmp_path.rglob("*.gguf"))
-    assert store.clean().in_use == 7  # what is joined, and what of
-    layers.tidy([])
-    assert (store.clean().pieces, store.size) == (7, 0)
+    manifest = cut_layers(draft_path, store, LayerRange(2, 5))
+    source = StoredLayers(store)
+    assert source.open(manifest.fingerprint) is None
+    assert source.open(manifest.fingerprint, pieces_of(draft_path, [LayerRange(2, 4)]).pieces) is None
+    found = source.open(manifest.fingerprint, manifest.pieces)
+    assert found is not None
+    assert found.held == {2, 3, 4}
 
 
-def test_where_there_is_no_room_to_join_layers_they_are_loaded_as_they_are(draft_path: Path, tmp_path: Path) -> None:
-    store = LayerStore(tmp_path, PLENTY)
-    recipe = cut_layers(draft_path, store, layers=LayerRange(2, 5))
-    store.limit = store.size
-    path = StoredLayers(store).find(recipe.digest, LayerRange(2, 5))
-    assert path == store.find(recipe.pieces[2])
-    assert store.size == store.limit
-
-
-def test_pieces_end_where_those_of_other_plans_do(
-    draft_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = LayerStore(tmp_path, PLENTY)
-    recipe = cut_layers(draft_path, store)
-    size = sorted(piece.size for piece in recipe.pieces)[4]
-    monkeypatch.setattr("edgellm.storage.layers.store.ENOUGH", 3 * size)
-    layers, at, found = StoredLayers(store), 1, []
-    while at < 8:
-        path = layers.find(recipe.digest, LayerRange(at, 7))
-        if path is None:
-            break
-        count = check_gguf(path).metadata["llama.block_count"]
-        assert isinstance(count, int)
-        found.append((at, at + count - 1))
-        at += count
-    assert found == [(1, 2), (3, 5), (6, 6)]
-
-
-def test_pieces_of_several_layers_say_where_a_stage_may_begin_and_end(draft_path: Path, tmp_path: Path) -> None:
-    store = LayerStore(tmp_path, PLENTY)
-    single = recipe_of(draft_path)
-    ends = [(0, 2), (3, 4), (5, 7)]
-    pieces = []
-    for first, last in ends:
-        data = b"".join(bytes(portion) for portion in cut_piece(draft_path, 8, first, last))
-        pieces.append(LayerPiece(first, last, len(data), hashlib.sha256(data).hexdigest()))
-    recipe = replace(single, pieces=tuple(pieces))
-    with store.receiving(recipe, pieces[:2]) as receiving:
-        for piece in pieces[:2]:
-            with receiving.piece(piece) as partial:
-                for portion in cut_piece(draft_path, 8, piece.first, piece.last):
-                    partial.append(portion)
-                partial.finish()
-    layers, model = StoredLayers(store), recipe.digest
-    assert layers.held(model) == set(range(5))
-    assert layers.bounds(model) == CutPoints(frozenset({0, 3}), frozenset({2, 4}))
-    assert layers.find(model, LayerRange(0, 2)) is None
-    assert layers.find(model, LayerRange(1, 5)) is None
-    assert layers.find(model, LayerRange(0, 4)) == store.find(pieces[0])
-    joined = layers.find(model, LayerRange(0, 5))
-    assert joined is not None
-    assert check_gguf(joined).metadata["llama.block_count"] == 5
+def test_pieces_of_several_cuts_make_up_a_stage_with_as_few_as_possible(draft_path: Path, tmp_path: Path) -> None:
+    """A device was given single layers by one version, and pieces for two plans by the next."""
+    store, source = LayerStore(tmp_path, PLENTY), StoredLayers(LayerStore(tmp_path, PLENTY))
+    brought = [*[LayerRange(at, at + 1) for at in range(3)], LayerRange(0, 3), LayerRange(3, 6), LayerRange(2, 8)]
+    for layers in brought:
+        cut_layers(draft_path, store, layers)
+    found = source.open("0" * 64, pieces_of(draft_path, brought).pieces)
+    assert found is not None
+    assert found.pieces == (LayerRange(0, 1), LayerRange(1, 2), LayerRange(2, 8))  # the latest, as far as none overlap
+    assert found.held == set(range(8))
+    for layers, files in (
+        (LayerRange(0, 8), [LayerRange(0, 1), LayerRange(1, 2), LayerRange(2, 8)]),
+        (LayerRange(0, 6), [LayerRange(0, 3), LayerRange(3, 6)]),
+        (LayerRange(1, 3), [LayerRange(1, 2), LayerRange(2, 3)]),
+        (LayerRange(4, 6), []),
+        (LayerRange(0, 7), []),
+    ):
+        assert [file.layers for file in found.files(layers)] == files
+    with ExitStack() as held:
+        paths = [held.enter_context(file.using()) for file in found.files(LayerRange(0, 8))]
+        assert [check_gguf(path).metadata["llama.block_count"] for path in paths] == [1, 1, 6]
+        with Model.load(paths[-1]) as loaded:  # with the head
+            assert loaded.n_vocab == Model.load(draft_path, text_only=True).n_vocab
+        assert store.clean().in_use == 3

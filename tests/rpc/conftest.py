@@ -9,10 +9,11 @@ import pytest
 from edgellm.rpc.layers.upload import Cut
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Trust
-from edgellm.storage.layers.manifest import Recipe, recipe_of
+from edgellm.storage.layers.manifest import Manifest
 from edgellm.storage.layers.store import LayerStore
 from tests.rpc.layering import cutter
 from tests.rpc.strangers import befriend, certified, device
+from tests.storage.pieces import layerwise
 
 
 @pytest.fixture
@@ -35,13 +36,13 @@ def authority(tmp_path: Path) -> Identity:
 
 
 @pytest.fixture(scope="module")
-def recipe(verifier_path: Path) -> Recipe:
-    return recipe_of(verifier_path)
+def manifest(verifier_path: Path) -> Manifest:
+    return layerwise(verifier_path)
 
 
 @pytest.fixture(scope="module")
-def cut(verifier_path: Path, recipe: Recipe) -> Cut:
-    return cutter(verifier_path, recipe)
+def cut(verifier_path: Path, manifest: Manifest) -> Cut:
+    return cutter(verifier_path, manifest)
 
 
 @pytest.fixture

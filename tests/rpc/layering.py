@@ -13,11 +13,11 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind, new_server, open_channel, run_there
 from edgellm.rpc.layers.benchmark_service import Measurer
 from edgellm.rpc.layers.service import layer_handlers
-from edgellm.rpc.layers.upload import Cut, RateLimiter, UploadProgress, put
+from edgellm.rpc.layers.upload import Cut, RateLimiter, UploadProgress, upload
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.handshake import welcome_handlers
 from edgellm.rpc.trust.trust import Trust
-from edgellm.storage.layers.manifest import LayerPiece, Recipe, cut_piece
+from edgellm.storage.layers.manifest import LayerPiece, Manifest, cut_piece
 from edgellm.storage.layers.store import LayerStore
 
 
@@ -62,20 +62,20 @@ def device_taking(
         run_there(running.__aexit__(None, None, None)).result(120)
 
 
-def cutter(model: Path, recipe: Recipe) -> Cut:
+def cutter(model: Path, manifest: Manifest) -> Cut:
     def cut(piece: LayerPiece) -> Iterator[bytes | memoryview]:
-        return cut_piece(model, recipe.layers, piece.first, piece.last)
+        return cut_piece(model, manifest.layers, piece.layers)
 
     return cut
 
 
 async def bring(
-    address: Address, recipe: Recipe, wanted: list[int], cut: Cut, trust: Trust | None = None, rate: float = 0.0
+    address: Address, manifest: Manifest, wanted: list[int], cut: Cut, trust: Trust | None = None, rate: float = 0.0
 ) -> tuple[UploadProgress, list[UploadProgress]]:
     """What was carried, and all that was told on the way."""
     told: list[UploadProgress] = []
     channel: grpc.aio.Channel = open_channel(address, trust)
     try:
-        return await put(channel, "desk", recipe, wanted, cut, RateLimiter(rate), told.append), told
+        return await upload(channel, "desk", manifest, wanted, cut, RateLimiter(rate), told.append), told
     finally:
         await channel.close(None)

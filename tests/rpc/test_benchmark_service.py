@@ -142,7 +142,7 @@ def test_a_device_measures_its_line_to_another_that_both_know(
                 with pytest.raises(MeasureFailed, match="cannot be measured from here"):
                     await ask_line(channel, "desk", phone.identity.id, at_phone)
             async with taking(store) as alone, open_channel(alone) as channel:
-                with pytest.raises(MeasureFailed, match="no lines to others"):
+                with pytest.raises(MeasureFailed, match="no connections to others"):
                     await ask_line(channel, "alone", phone.identity.id, at_phone)
 
     run(work)

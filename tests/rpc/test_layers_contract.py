@@ -9,25 +9,25 @@ import pytest
 
 from edgellm.rpc.channel import open_channel
 from edgellm.rpc.layers import service
-from edgellm.rpc.layers.codec import method, write_recipe
+from edgellm.rpc.layers.codec import method, write_manifest
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.storage.layers.manifest import Recipe
+from edgellm.storage.layers.manifest import Manifest
 from edgellm.storage.layers.store import LayerStore
 from tests.rpc.doors import run
 from tests.rpc.layering import taking
 
 
-def wanted(recipe: pb.Recipe, *places: int, protocol: int = 1) -> pb.PutFrame:
-    return pb.PutFrame(wanted=pb.Wanted(protocol=protocol, recipe=recipe, pieces=places))
+def wanted(manifest: pb.Recipe, *places: int, protocol: int = 1) -> pb.PutFrame:
+    return pb.PutFrame(wanted=pb.Wanted(protocol=protocol, recipe=manifest, pieces=places))
 
 
 def portion(place: int, offset: int, data: bytes) -> pb.PutFrame:
     return pb.PutFrame(portion=pb.Portion(piece=place, offset=offset, data=data))
 
 
-def test_whoever_breaks_the_contract_is_told_how(store: LayerStore, recipe: Recipe) -> None:
-    good = write_recipe(recipe)
-    strange, escaping = write_recipe(recipe), write_recipe(recipe)
+def test_whoever_breaks_the_contract_is_told_how(store: LayerStore, manifest: Manifest) -> None:
+    good = write_manifest(manifest)
+    strange, escaping = write_manifest(manifest), write_manifest(manifest)
     strange.pieces[1].size = 2**62
     escaping.pieces[1].sha256 = b"../../../etc"
     first = wanted(good, 1)
@@ -40,13 +40,13 @@ def test_whoever_breaks_the_contract_is_told_how(store: LayerStore, recipe: Reci
         ([wanted(strange, 1)], "INVALID_ARGUMENT There cannot be a piece of"),
         ([wanted(escaping, 1)], "INVALID_ARGUMENT There cannot be a piece with the hash"),
         ([b"\xff\xff\xff"], "INVALID_ARGUMENT A PutFrame is not what the contract describes"),
-        ([first, portion(2, 0, b"x")], "INVALID_ARGUMENT A portion of piece 2 at 0 comes where 1 at 0 is due"),
+        ([first, portion(2, 0, b"x")], "INVALID_ARGUMENT A portion of piece 2 at 0 arrives where 1 at 0 is due"),
         ([first, portion(1, 5, b"x")], "INVALID_ARGUMENT A portion of piece 1 at 5"),
         ([first, portion(1, 0, b"")], "INVALID_ARGUMENT A portion has 0 bytes"),
         ([first, portion(1, 0, bytes(2**20 + 1))], "INVALID_ARGUMENT A portion has 1048577 bytes"),
         ([first, first], "INVALID_ARGUMENT A portion of piece 0 at 0"),
-        ([first, portion(1, 0, bytes(recipe.pieces[1].size + 1))], "INVALID_ARGUMENT Layer 2 was announced with"),
-        ([first, portion(1, 0, bytes(recipe.pieces[1].size))], "DATA_LOSS What arrived is not layer 2"),
+        ([first, portion(1, 0, bytes(manifest.pieces[1].size + 1))], "INVALID_ARGUMENT Layer 2 was announced with"),
+        ([first, portion(1, 0, bytes(manifest.pieces[1].size))], "DATA_LOSS The bytes that arrived are not layer 2"),
         ([first], "INVALID_ARGUMENT The stream ends before every piece is whole"),
     ]
 
@@ -74,18 +74,18 @@ async def ended(call: Any, frames: list[pb.PutFrame | bytes], close: bool = True
 
 
 def test_a_sender_that_falls_silent_does_not_block_the_store(
-    store: LayerStore, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    store: LayerStore, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "SILENT_SECONDS", 0.2)
-    monkeypatch.setattr(service, "HEARD_OUT_SECONDS", 0.2)
+    monkeypatch.setattr(service, "DRAIN_SECONDS", 0.2)
 
     async def work() -> None:
         async with taking(store) as address, open_channel(address) as channel:
             call: Any = channel.stream_stream
             running = call(method("Put"))()
-            await running.write(wanted(write_recipe(recipe), 1).SerializeToString())
-            assert "No portion has come" in await ended(running, [], close=False)
-            with store.receiving(recipe, recipe.pieces[1:2]):
+            await running.write(wanted(write_manifest(manifest), 1).SerializeToString())
+            assert "No portion has arrived" in await ended(running, [], close=False)
+            with store.receiving(manifest, manifest.pieces[1:2]):
                 pass
 
     run(work)

@@ -18,25 +18,25 @@ from edgellm.rpc.layers.codec import WINDOW
 from edgellm.rpc.layers.upload import Cut
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.storage.layers.incoming_piece import Partial
-from edgellm.storage.layers.manifest import Recipe
+from edgellm.storage.layers.manifest import Manifest
 from edgellm.storage.layers.store import LayerStore
 from tests.rpc.doors import run
 from tests.rpc.layering import bring, taking
 
 
-def test_no_more_is_on_the_way_than_agreed(store: LayerStore, recipe: Recipe, cut: Cut) -> None:
+def test_no_more_is_on_the_way_than_agreed(store: LayerStore, manifest: Manifest, cut: Cut) -> None:
     """The sender stops where nothing is acknowledged, and what is not acknowledged is sent again at most once."""
 
     async def work() -> None:
         async with silent(arrived=0) as (address, frames):
-            task = asyncio.create_task(bring(address, recipe, [0], cut))
+            task = asyncio.create_task(bring(address, manifest, [0], cut))
             async with asyncio.timeout(60):
                 while sum(len(frame.portion.data) for frame in frames) < WINDOW:
                     await asyncio.sleep(0.01)
             await asyncio.sleep(0.3)  # in which more would come
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        assert sum(len(frame.portion.data) for frame in frames) == WINDOW <= recipe.pieces[0].size
+        assert sum(len(frame.portion.data) for frame in frames) == WINDOW <= manifest.pieces[0].size
 
     run(work)
 
@@ -69,21 +69,21 @@ class silent:  # noqa: N801  # used as a function
         await self._server.stop(None)
 
 
-def test_who_gives_no_sign_of_life_is_lost(recipe: Recipe, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgellm.rpc.layers.upload.PATIENCE_SECONDS", 0.2)
+def test_who_gives_no_sign_of_life_is_lost(manifest: Manifest, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgellm.rpc.layers.upload.REPLY_SECONDS", 0.2)
 
     async def work() -> None:
         async with silent(arrived=0) as (address, _frames):
             with pytest.raises(DeviceLost, match="no sign of life"):
-                await bring(address, recipe, [0], cut)
+                await bring(address, manifest, [0], cut)
         with pytest.raises(DeviceLost, match="gone"):
-            await bring(address, recipe, [0], cut)
+            await bring(address, manifest, [0], cut)
 
     run(work)
 
 
 def test_signs_of_life_are_given_while_the_disk_is_read(
-    store: LayerStore, recipe: Recipe, cut: Cut, monkeypatch: pytest.MonkeyPatch
+    store: LayerStore, manifest: Manifest, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So a sender that waits a shorter time than the device needs does not give up."""
     finish = Partial.finish
@@ -94,11 +94,11 @@ def test_signs_of_life_are_given_while_the_disk_is_read(
 
     monkeypatch.setattr(Partial, "finish", slow)
     monkeypatch.setattr(service, "BEAT_SECONDS", 0.05)
-    monkeypatch.setattr("edgellm.rpc.layers.upload.PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr("edgellm.rpc.layers.upload.REPLY_SECONDS", 2.0)
 
     async def work() -> None:
         async with taking(store) as address:
-            done, _ = await bring(address, recipe, [1], cut)
+            done, _ = await bring(address, manifest, [1], cut)
             assert done.arrived == done.total
 
     run(work)

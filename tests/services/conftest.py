@@ -86,4 +86,4 @@ def local(exact: Model) -> Iterator[LocalVerifier]:
 
 @pytest.fixture(scope="session")
 def prompt(exact: Model) -> Ids:
-    return exact.tokenize("The red mug is on the shelf in the kitchen. Where is the mug?")
+    return exact.tokenize("The red mug is on the cache in the kitchen. Where is the mug?")

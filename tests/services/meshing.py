@@ -10,7 +10,7 @@ from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.services.client.stage_client import Endpoint, RemoteMember
+from edgellm.services.client.stage_client import Endpoint, RemoteDevice
 from edgellm.services.server.servers import WorkerServer
 from tests.engine.logits import some_ids
 from tests.mesh.household import Cut, even
@@ -31,6 +31,6 @@ def workers(verifier_cut: Cut) -> Iterator[list[WorkerServer]]:
 
 
 def meshed(workers: Sequence[WorkerServer], work: StageSpec, told: Callable[[str], None] | None = None) -> MeshVerifier:
-    members = [RemoteMember(Endpoint(name, worker.address)) for name, worker in zip("abc", workers, strict=False)]
-    mesh = Mesh(members, even(work, [member.name for member in members]), work, tell=told)
+    members = [RemoteDevice(Endpoint(name, worker.address)) for name, worker in zip("abc", workers, strict=False)]
+    mesh = Mesh(members, even(work, [member.name for member in members]), work, notify=told)
     return MeshVerifier(mesh, lambda _token: False, rows=16)

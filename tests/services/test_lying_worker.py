@@ -9,7 +9,7 @@ from edgellm.mesh import pipeline
 from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.services.client.stage_client import Endpoint, RemoteMember
+from edgellm.services.client.stage_client import Endpoint, RemoteDevice
 from edgellm.services.server import mesh_service
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState
@@ -25,8 +25,8 @@ __all__ = ["verifier_cut", "whole"]
 @pytest.mark.parametrize(
     ("lie", "last", "says"),
     [
-        ("rows of NaN", False, "Of 16 positions come 16 rows, or numbers that are none"),
-        ("fewer rows", False, "Of 16 positions come 15 rows"),
+        ("rows of NaN", False, "16 positions have 16 rows, or rows with NaN"),
+        ("fewer rows", False, "16 positions have 15 rows"),
         ("another number", False, "was never sent that way"),
         ("nothing", False, "no answer has come in time"),
         ("works for ever", False, "no answer has come in time"),
@@ -44,7 +44,7 @@ def test_the_others_take_over_from_one_that_lies(
     told: list[str] = []
     with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE, threads=1) as worker:
         members: list[MeshDevice] = [
-            RemoteMember(Endpoint("liar", worker.address)),
+            RemoteDevice(Endpoint("liar", worker.address)),
             Device("here", verifier_cut.layers),
         ]
         names = ("here", "liar") if last else ("liar", "here")
@@ -52,7 +52,7 @@ def test_the_others_take_over_from_one_that_lies(
             members,
             [StageShare(names[0], LayerRange(0, 6)), StageShare(names[1], LayerRange(6, 12))],
             verifier_cut.work,
-            tell=told.append,
+            notify=told.append,
         )
         verifier = MeshVerifier(mesh, lambda _token: False, rows=16)
         session = verifier.open(GenerationState())
@@ -71,7 +71,7 @@ def test_who_gives_nothing_back_is_found_where_two_might_be_to_blame(
         monkeypatch.setattr(mesh_service, "Stage", _stage_of({6: "nothing"}))
         with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE, threads=1) as liar:
             places = {"a": honest, "liar": liar, "c": honest}
-            members = [RemoteMember(Endpoint(name, worker.address)) for name, worker in places.items()]
+            members = [RemoteDevice(Endpoint(name, worker.address)) for name, worker in places.items()]
             shares = [
                 StageShare("a", LayerRange(0, 6)),
                 StageShare("liar", LayerRange(6, 9)),

@@ -29,10 +29,10 @@ from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.services.mesh_codec import (
     most_rows,
     read_event,
-    read_parcel,
+    read_micro_batch,
     read_work,
     write_event,
-    write_parcel,
+    write_micro_batch,
     write_work,
 )
 from edgellm.spec.types import Chunk, Sampling, Verdict
@@ -56,7 +56,7 @@ def test_ids_and_questions_arrive(
     session: int, number: int, start: int, data: Ids, chosen: Sampling, logits: bool
 ) -> None:
     sent = MicroBatch(session, number, start, data, asked(len(data) - 1, start, chosen, logits))
-    got = read_parcel(pb.MeshParcel.FromString(write_parcel(sent, False).SerializeToString()), WORK)
+    got = read_micro_batch(pb.MeshParcel.FromString(write_micro_batch(sent, False).SerializeToString()), WORK)
     assert (got.session, got.number, got.start) == (session, number, start)
     np.testing.assert_array_equal(got.data, data)
     assert got.request is not None
@@ -70,14 +70,14 @@ def test_ids_and_questions_arrive(
 def test_rows_arrive_to_the_bit_where_they_are_wide_and_nearly_else(rows: list[list[float]]) -> None:
     data = np.array(rows, np.float32)
     for wide in (True, False):
-        got = read_parcel(write_parcel(MicroBatch(0, 1, 0, data), wide), WORK).data
+        got = read_micro_batch(write_micro_batch(MicroBatch(0, 1, 0, data), wide), WORK).data
         np.testing.assert_allclose(got, data, rtol=0.0 if wide else 1e-3, atol=0.0 if wide else 1e-7)
 
 
 @given(st.binary(max_size=200))
 def test_whatever_comes_is_read_or_refused(data: bytes) -> None:
     with suppress(DecodeError, EdgeError):
-        read_parcel(pb.MeshParcel.FromString(data), WORK)
+        read_micro_batch(pb.MeshParcel.FromString(data), WORK)
     with suppress(DecodeError, EdgeError):
         read_event(pb.Report.FromString(data), WORK, {})
     with suppress(DecodeError, EdgeError):
@@ -99,7 +99,7 @@ def test_events_arrive() -> None:
             assert (got.number, got.verdict.accepted, got.verdict.tokens.tolist(), got.at) == (8, 1, [7], 3.5)
             np.testing.assert_array_equal(got.logits, logits)
         elif isinstance(got, Forward):
-            np.testing.assert_array_equal(got.parcel.data, rows.data)
+            np.testing.assert_array_equal(got.batch.data, rows.data)
         else:
             assert got == event
     failed = write_event(Failed(1, 5, InvalidOption("It is bad.", "Mend it.")), True)
@@ -114,8 +114,8 @@ def test_events_arrive() -> None:
     assert read_work(prepare).stages == 1
 
 
-def parcel(**changes: object) -> pb.MeshParcel:
-    made = write_parcel(MicroBatch(0, 1, 0, np.array([1, 2, 3], np.int32), asked(2, 0, Sampling(), False)), True)
+def batch(**changes: object) -> pb.MeshParcel:
+    made = write_micro_batch(MicroBatch(0, 1, 0, np.array([1, 2, 3], np.int32), asked(2, 0, Sampling(), False)), True)
     for name, value in changes.items():
         setattr(made, name, value)
     return made
@@ -124,15 +124,15 @@ def parcel(**changes: object) -> pb.MeshParcel:
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        (parcel(rows=b"1234"), "3 ids, and 4 bytes of rows"),
+        (batch(rows=b"1234"), "3 ids, and 4 bytes of rows"),
         (pb.MeshParcel(rows=b"123"), "3 bytes of rows"),
         (pb.MeshParcel(ids=[500]), "Token 500 is outside"),
-        (parcel(start=1), "not what the parcel holds"),
+        (batch(start=1), "not what the micro-batch holds"),
     ],
 )
 def test_parcels_that_cannot_be_meant(message: pb.MeshParcel, says: str) -> None:
     with pytest.raises(ProtocolError, match=says):
-        read_parcel(message, WORK)
+        read_micro_batch(message, WORK)
 
 
 @pytest.mark.parametrize("at", [float("nan"), float("inf")])
@@ -164,5 +164,5 @@ def test_a_parcel_always_fits_a_message() -> None:
     for n_embd in (64, 8_192, 65_536):
         rows = np.ones((most_rows(n_embd), n_embd), np.float32)
         work = replace(WORK, n_embd=n_embd)
-        assert len(write_parcel(MicroBatch(0, 1, 0, rows), True).SerializeToString()) < 16 * 2**20
+        assert len(write_micro_batch(MicroBatch(0, 1, 0, rows), True).SerializeToString()) < 16 * 2**20
         assert work.n_embd == n_embd

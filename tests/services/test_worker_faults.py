@@ -21,7 +21,7 @@ from edgellm.errors import DeviceLost, EdgeError, MeshBroken, PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
-from edgellm.mesh.pipeline import LocalSeat, Pipeline, StageHost
+from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
@@ -29,7 +29,7 @@ from edgellm.rpc.channel import open_channel, run_there
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.client.stage_client import Endpoint, RemoteMember, Timeouts
+from edgellm.services.client.stage_client import Endpoint, RemoteDevice, Timeouts
 from edgellm.services.mesh_codec import write_work
 from edgellm.services.server import mesh_service
 from edgellm.services.server.mesh_service import WORK
@@ -52,9 +52,9 @@ def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
     few = FolderLayers(tmp_path)
     few.cut(verifier_cut.path, range(4))
     with WorkerServer(WeightCache(few), ANYWHERE, threads=1) as worker:
-        member = RemoteMember(Endpoint("a", worker.address))
-        assert member.able(verifier_cut.work.model).holds == frozenset(range(4))
-        assert member.able("0" * 64).holds == frozenset()
+        member = RemoteDevice(Endpoint("a", worker.address))
+        assert member.capability(verifier_cut.work.model).holds == frozenset(range(4))
+        assert member.capability("0" * 64).holds == frozenset()
         mesh = Mesh([member], [StageShare("a", LayerRange(0, 12))], verifier_cut.work)
         session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
         with pytest.raises(MeshBroken, match=r"Layers 5-12 of .* are on no device that is left"):
@@ -65,7 +65,7 @@ def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
 def test_memory_that_is_short_is_said(verifier_cut: Cut) -> None:
     with WorkerServer(WeightCache(verifier_cut.layers, memory=2_000_000), ANYWHERE, threads=1) as worker:
         mesh = Mesh(
-            [RemoteMember(Endpoint("a", worker.address))], [StageShare("a", LayerRange(0, 12))], verifier_cut.work
+            [RemoteDevice(Endpoint("a", worker.address))], [StageShare("a", LayerRange(0, 12))], verifier_cut.work
         )
         session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
         with pytest.raises(MeshBroken, match="a: Layer"):
@@ -77,18 +77,18 @@ def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_
     with WorkerServer(WeightCache(verifier_cut.layers, keep=0.3), ANYWHERE, threads=1) as worker:
         told: list[str] = []
         mesh = Mesh(
-            [RemoteMember(Endpoint("a", worker.address))],
+            [RemoteDevice(Endpoint("a", worker.address))],
             [StageShare("a", LayerRange(0, 12))],
             verifier_cut.work,
-            tell=told.append,
+            notify=told.append,
         )
         session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
         own = whole.text(PROMPT, 2)
         assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == own[:1]
         end = time.monotonic() + 120
-        while worker.shelf.size and time.monotonic() < end:
+        while worker.cache.size and time.monotonic() < end:
             time.sleep(0.05)
-        assert worker.shelf.size == 0
+        assert worker.cache.size == 0
         text = np.append(PROMPT, own[:1]).astype(np.int32)
         assert session.submit(text, NOTHING).result().tokens.tolist() == own[1:]
         assert told == []
@@ -98,13 +98,13 @@ def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_
 def test_a_stage_that_waits_for_a_slower_one_is_not_idle(verifier_cut: Cut) -> None:
     slow, work = SlowLayers(verifier_cut.layers, 11), verifier_cut.work
     with WorkerServer(WeightCache(verifier_cut.layers, keep=0.4), ANYWHERE, threads=1) as worker:
-        seats: list[StageHost] = [
-            RemoteMember(Endpoint("a", worker.address)).seat(),
-            LocalSeat("here", WeightCache(slow), 1),
+        hosts: list[StageHost] = [
+            RemoteDevice(Endpoint("a", worker.address)).stage_host(),
+            LocalStageHost("here", WeightCache(slow), 1),
         ]
         stages = [
-            (seat, replace(work, layers=share.layers))
-            for seat, share in zip(seats, even(work, ["a", "here"]), strict=True)
+            (host, replace(work, layers=share.layers))
+            for host, share in zip(hosts, even(work, ["a", "here"]), strict=True)
         ]
         pipeline = Pipeline(stages)
         future = pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT)))
@@ -112,7 +112,7 @@ def test_a_stage_that_waits_for_a_slower_one_is_not_idle(verifier_cut: Cut) -> N
             future.result(1.5)
         slow.go.set()
         assert future.result(120).verdict.accepted == 0
-        assert pipeline.gone is None
+        assert pipeline.lost is None
         pipeline.close()
 
 
@@ -120,10 +120,10 @@ def test_who_says_nothing_is_lost(workers: list[WorkerServer], verifier_cut: Cut
     dead = socket.create_server(("127.0.0.1", 0))  # the system takes calls for it, and nobody answers
     told: list[str] = []
     members = [
-        RemoteMember(Endpoint("dead", Address(*dead.getsockname())), Timeouts(beat=0.02, silent_beats=5)),
-        RemoteMember(Endpoint("a", workers[0].address)),
+        RemoteDevice(Endpoint("dead", Address(*dead.getsockname())), Timeouts(beat=0.02, silent_beats=5)),
+        RemoteDevice(Endpoint("a", workers[0].address)),
     ]
-    mesh = Mesh(members, even(verifier_cut.work, ["dead", "a"]), verifier_cut.work, tell=told.append)
+    mesh = Mesh(members, even(verifier_cut.work, ["dead", "a"]), verifier_cut.work, notify=told.append)
     session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
     assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
     assert "dead: it gives no sign of life" in told[0]
@@ -188,7 +188,7 @@ def paired_worker(host: Trust, guest: Trust, verifier_cut: Cut) -> Iterator[Work
 def test_over_a_link_only_who_may_compute_is_answered(
     host: Trust, guest: Trust, paired_worker: WorkerServer, verifier_cut: Cut, whole: Whole
 ) -> None:
-    member = RemoteMember(Endpoint("host", paired_worker.address, guest))
+    member = RemoteDevice(Endpoint("host", paired_worker.address, guest))
     host.peers.grant(guest.identity.id, [Right.COMPUTE])
     mesh = Mesh([member], [StageShare("host", LayerRange(0, 12))], verifier_cut.work)
     session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
@@ -201,14 +201,14 @@ def test_over_a_link_only_who_may_compute_is_answered(
             time.sleep(0.05)
     assert time.monotonic() < end
     with pytest.raises(DeviceLost, match="no right to compute"):
-        member.able(verifier_cut.work.model)
+        member.capability(verifier_cut.work.model)
     mesh.close()
     with pytest.raises(EdgeError):  # nobody who shows no certificate
-        RemoteMember(Endpoint("host", paired_worker.address)).able(verifier_cut.work.model)
+        RemoteDevice(Endpoint("host", paired_worker.address)).capability(verifier_cut.work.model)
 
 
 def test_a_plan_that_names_nobody(verifier_cut: Cut) -> None:
-    with pytest.raises(PlanImpossible, match="Nobody is called"):
+    with pytest.raises(PlanImpossible, match="No device is called"):
         Mesh([], [StageShare("a", LayerRange(0, 12))], verifier_cut.work)
 
 
@@ -218,10 +218,10 @@ def test_what_does_not_fit_with_its_caches_is_refused_with_the_numbers(verifier_
     with WorkerServer(WeightCache(layers, memory=weights + 1_000_000), ANYWHERE, threads=1) as worker:
         place = Endpoint("a", worker.address)
         one, stage = weights / 12, 500_000.0
-        member = RemoteMember(place, layer_bytes=one, stage_bytes=stage)
-        assert member.able(work.model).most == int((weights + 1_000_000 - stage) / one)
-        assert RemoteMember(place, layer_bytes=one + 1e6, stage_bytes=stage).able(work.model).most < 12
-        pipeline = Pipeline([(member.seat(), work)])
+        member = RemoteDevice(place, layer_bytes=one, stage_bytes=stage)
+        assert member.capability(work.model).most == int((weights + 1_000_000 - stage) / one)
+        assert RemoteDevice(place, layer_bytes=one + 1e6, stage_bytes=stage).capability(work.model).most < 12
+        pipeline = Pipeline([(member.stage_host(), work)])
         future = pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT)))
         with pytest.raises(DeviceLost, match=r"Layers 1-12 of .* take \d+ MB, and \d+ MB for 2 replies of 256 tokens"):
             future.result(120)
@@ -238,7 +238,7 @@ def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_f
     try:
         n_vocab = next(t.shape[-1] for t in check_gguf(verifier_path).tensors if t.name == "token_embd.weight")
         work = StageSpec(fingerprint(verifier_path), "v", LayerRange(0, 12), 12, 192, n_vocab, 2**20, 1)
-        pipeline = Pipeline([(RemoteMember(Endpoint("a", worker.address)).seat(), work)])
+        pipeline = Pipeline([(RemoteDevice(Endpoint("a", worker.address)).stage_host(), work)])
         future = pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT)))
         with pytest.raises(DeviceLost, match=r"of 1048576 tokens; of 100 MB for layers"):
             future.result(30)
@@ -254,7 +254,7 @@ def test_a_stage_does_not_dial_where_the_next_device_is_not_known_to_be(
     monkeypatch.setattr(mesh_service, "HELLO_SECONDS", 0.2)
 
     async def met(line_of: Callable[[], mesh_service.StageForwarder]) -> bool:
-        return await line_of().met()
+        return await line_of().connected()
 
     with socket.create_server(("127.0.0.1", 0)) as door:
         door.setblocking(False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Floats, Ids, cut
+from edgellm.engine import Floats, Ids
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.layer_sources import CutPoints, Layers, LoadableLayers
+from edgellm.mesh.layer_sources import LayerFile, LayerSource, ModelLayers
 from edgellm.mesh.messages import Forward, StageAnswer, StageSpec
-from edgellm.mesh.pipeline import LocalSeat, Pipeline, StageHost
+from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import MemoryReservation, WeightCache
-from edgellm.services.client.stage_client import Endpoint, RemoteMember
+from edgellm.services.client.stage_client import Endpoint, RemoteDevice
 from edgellm.services.server import mesh_service
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState
@@ -28,6 +28,7 @@ from edgellm.spec.types import GREEDY, Chunk
 from testkit.processes.worker import WorkerProcess
 from tests.engine.logits import some_ids
 from tests.mesh.conftest import verifier_cut, whole
+from tests.mesh.folder import FolderLayers, reserve
 from tests.mesh.household import NOTHING, Cut, Whole, all_at_once, even, logits_of, write
 from tests.services.conftest import ANYWHERE
 from tests.services.meshing import PROMPT, meshed, workers
@@ -45,9 +46,9 @@ def processes(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFact
         worker.close()
 
 
-def opened(members: Sequence[RemoteMember], work: StageSpec) -> Pipeline:
+def opened(members: Sequence[RemoteDevice], work: StageSpec) -> Pipeline:
     shares = even(work, [member.name for member in members])
-    return Pipeline([(m.seat(), replace(work, layers=s.layers)) for m, s in zip(members, shares, strict=True)])
+    return Pipeline([(m.stage_host(), replace(work, layers=s.layers)) for m, s in zip(members, shares, strict=True)])
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
@@ -82,13 +83,13 @@ def test_the_stages_are_met_directly_and_rows_do_not_cross_the_coordinator(
     workers: list[WorkerServer], verifier_cut: Cut, whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed: list[object] = []
-    happened = Pipeline._happened
+    happened = Pipeline._on_event
 
     def watching(self: Pipeline, at: int, event: object) -> None:
         passed.append(type(event))
         happened(self, at, event)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Pipeline, "_happened", watching)
+    monkeypatch.setattr(Pipeline, "_on_event", watching)
     verifier = meshed(workers, verifier_cut.work)
     session = verifier.open(GenerationState())
     assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
@@ -100,10 +101,10 @@ def test_the_stages_are_met_directly_and_rows_do_not_cross_the_coordinator(
 def test_where_the_next_stage_cannot_be_reached_the_coordinator_passes_on(
     workers: list[WorkerServer], verifier_cut: Cut, whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nobody(_line: mesh_service.StageForwarder) -> bool:
+    async def unreachable(_forwarder: mesh_service.StageForwarder) -> bool:
         return False
 
-    monkeypatch.setattr(mesh_service.StageForwarder, "met", nobody)
+    monkeypatch.setattr(mesh_service.StageForwarder, "connected", unreachable)
     verifier = meshed(workers, verifier_cut.work)
     session = verifier.open(GenerationState())
 
@@ -117,11 +118,11 @@ def test_where_the_next_stage_cannot_be_reached_the_coordinator_passes_on(
 def test_this_process_may_be_a_stage_too(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:
     work = verifier_cut.work
     for places in ("here first", "here between", "here last"):
-        seats: list[StageHost] = [RemoteMember(Endpoint(str(at), workers[at].address)).seat() for at in range(2)]
+        hosts: list[StageHost] = [RemoteDevice(Endpoint(str(at), workers[at].address)).stage_host() for at in range(2)]
         at = ("here first", "here between", "here last").index(places)
-        seats.insert(at, LocalSeat("here", WeightCache(verifier_cut.layers), 1))
+        hosts.insert(at, LocalStageHost("here", WeightCache(verifier_cut.layers), 1))
         shares = even(work, ["1", "2", "3"])
-        stages = [(seat, replace(work, layers=s.layers)) for seat, s in zip(seats, shares, strict=True)]
+        stages = [(host, replace(work, layers=s.layers)) for host, s in zip(hosts, shares, strict=True)]
         pipeline = Pipeline(stages)
         whole.context.clear()
         expected = whole.context.decode(PROMPT)
@@ -149,51 +150,25 @@ def test_weights_stay_warm_for_the_next_coordinator(workers: list[WorkerServer],
     verifier = meshed(workers[:1], verifier_cut.work)
     verifier.open(GenerationState()).submit(PROMPT, NOTHING).result()
     verifier.close()
-    member = RemoteMember(Endpoint("a", workers[0].address))
-    assert member.able(verifier_cut.work.model).warm == frozenset(range(12))
-
-
-class InThrees:
-    """Three layers in each file."""
-
-    def __init__(self, whole: Path, folder: Path) -> None:
-        self._files = {first: folder / f"{first}.gguf" for first in range(0, 12, 3)}
-        for first, path in self._files.items():
-            cut(whole, path, first, first + 2, head=first == 9)
-
-    def find(self, _model: str, layers: LayerRange) -> Path | None:
-        return self._files.get(layers.start) if len(layers) >= 3 else None
-
-    def held(self, _model: str) -> frozenset[int]:
-        return frozenset(range(12))
-
-    def bounds(self, _model: str) -> CutPoints:
-        return CutPoints(frozenset(self._files), frozenset(first + 2 for first in self._files))
-
-    def pieces(self, _model: str, layers: LayerRange) -> list[LoadableLayers]:
-        return [LoadableLayers(LayerRange(layer, layer + 3), 1) for layer in range(layers.start, layers.last, 3)]
-
-    def header(self, _model: str) -> None:
-        return None
-
-    def tidy(self, loaded: Collection[Path]) -> None:
-        """Nobody removes them."""
+    member = RemoteDevice(Endpoint("a", workers[0].address))
+    assert member.capability(verifier_cut.work.model).warm == frozenset(range(12))
 
 
 def test_pieces_of_several_layers_are_not_cut_when_it_is_planned_anew(
     verifier_cut: Cut, whole: Whole, tmp_path: Path
 ) -> None:
     """Of three devices the one in the middle is lost; what it had began within a piece of the others."""
-    threes, work = InThrees(verifier_cut.path, tmp_path), verifier_cut.work
+    threes, work = FolderLayers(tmp_path, 3), verifier_cut.work
+    threes.cut(verifier_cut.path)
     with ExitStack() as running:
         places = []
         for name, layers in (("a", threes), ("b", verifier_cut.layers), ("c", threes)):
             worker = running.enter_context(WorkerServer(WeightCache(layers), ANYWHERE, threads=1))
-            places.append((worker, RemoteMember(Endpoint(name, worker.address))))
+            places.append((worker, RemoteDevice(Endpoint(name, worker.address))))
         (_, a), (lost, b), (_, c) = places
-        able = a.able(work.model)
+        able = a.capability(work.model)
         assert (able.begins, able.ends) == (frozenset({0, 3, 6, 9}), frozenset({2, 5, 8, 11}))
-        assert (b.able(work.model).begins, b.able(work.model).ends) == (None, None)
+        assert (b.capability(work.model).begins, b.capability(work.model).ends) == (None, None)
         mesh = Mesh(
             [a, b, c],
             [StageShare("a", LayerRange(0, 3)), StageShare("b", LayerRange(3, 9)), StageShare("c", LayerRange(9, 12))],
@@ -231,48 +206,48 @@ def test_several_replies_at_once_are_the_whole_models_own(
 
 def test_rows_beyond_sixteen_bits_travel_wide(verifier_cut: Cut) -> None:
     from edgellm.mesh.messages import MicroBatch
-    from edgellm.services.mesh_codec import read_parcel, write_parcel
+    from edgellm.services.mesh_codec import read_micro_batch, write_micro_batch
 
     rows: Floats = np.zeros((2, 192), np.float32)
     work = replace(verifier_cut.work, layers=LayerRange(4, verifier_cut.work.n_layers))
     for largest, wide in ((1e4, False), (1e5, True)):
         rows[1, 3] = largest
-        message = write_parcel(MicroBatch(0, 1, 0, rows), wide=False)
+        message = write_micro_batch(MicroBatch(0, 1, 0, rows), wide=False)
         assert message.wide is wide
-        np.testing.assert_array_equal(read_parcel(message, work).data, rows)
+        np.testing.assert_array_equal(read_micro_batch(message, work).data, rows)
 
 
 class Telling(WeightCache):
     """Says when it is asked for memory, and when it has given some."""
 
-    def __init__(self, layers: Layers, memory: int) -> None:
+    def __init__(self, layers: LayerSource, memory: int) -> None:
         super().__init__(layers, memory=memory)
         self.asked, self.gave = threading.Event(), threading.Event()
 
-    def reserve(self, work: StageSpec) -> MemoryReservation:
+    def reserve(self, work: StageSpec, model: ModelLayers, files: Sequence[LayerFile]) -> MemoryReservation:
         self.asked.set()
-        lease = super().reserve(work)
+        reservation = super().reserve(work, model, files)
         self.gave.set()
-        return lease
+        return reservation
 
 
 def test_who_leaves_while_memory_is_waited_for_gets_none(verifier_cut: Cut) -> None:
     work = replace(verifier_cut.work, layers=LayerRange(2, 6))
     weights = sum(verifier_cut.layers.path(work.model, layer).stat().st_size for layer in range(2, 6))
-    wanted = WeightCache(verifier_cut.layers, memory=10**9).reserve(work).size
-    shelf = Telling(verifier_cut.layers, weights + wanted)
-    others = shelf.reserve(work)
-    shelf.asked.clear()
-    shelf.gave.clear()
-    with WorkerServer(shelf, ANYWHERE, threads=1) as worker:
-        seat = RemoteMember(Endpoint("a", worker.address)).seat()
-        seat.begin(work, lambda _event: None, None, lambda: False)
-        assert shelf.asked.wait(60)
-        seat.close()
+    wanted = reserve(WeightCache(verifier_cut.layers, memory=10**9), work).size
+    cache = Telling(verifier_cut.layers, weights + wanted)
+    others = reserve(cache, work)
+    cache.asked.clear()
+    cache.gave.clear()
+    with WorkerServer(cache, ANYWHERE, threads=1) as worker:
+        host = RemoteDevice(Endpoint("a", worker.address)).stage_host()
+        host.begin(work, lambda _event: None, None, lambda: False)
+        assert cache.asked.wait(60)
+        host.close()
         time.sleep(0.3)  # until the worker has heard of it
         others.close()
-        assert shelf.gave.wait(60)
+        assert cache.gave.wait(60)
         until = time.monotonic() + 120
-        while shelf.left < weights + wanted and time.monotonic() < until:
+        while cache.left < weights + wanted and time.monotonic() < until:
             time.sleep(0.01)
-        assert shelf.left == weights + wanted
+        assert cache.left == weights + wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from dataclasses import replace
@@ -11,18 +12,20 @@ from pathlib import Path
 import pytest
 
 from edgellm.errors import LayersMissing, LayersRefused, StoreBusy, StoreFull
+from edgellm.layer_range import LayerRange
 from edgellm.storage.layers import store as layers
-from edgellm.storage.layers.manifest import cut_piece, recipe_of
-from edgellm.storage.layers.owners import RECIPES_MOST, Owners
-from edgellm.storage.layers.store import LayerPiece, LayerStore, Recipe
+from edgellm.storage.layers.manifest import LayerPiece, Manifest, pieces_of
+from edgellm.storage.layers.owners import MODELS_MOST, Owners
+from edgellm.storage.layers.store import LayerStore
+from tests.storage.pieces import bytes_of, layerwise
 
 PLENTY = 10**9
 X, Y = "aa" * 32, "bb" * 32
 
 
 @pytest.fixture(scope="module")
-def recipe(draft_path: Path) -> Recipe:
-    return recipe_of(draft_path)
+def manifest(draft_path: Path) -> Manifest:
+    return layerwise(draft_path)
 
 
 @pytest.fixture
@@ -30,15 +33,15 @@ def store(tmp_path: Path) -> LayerStore:
     return LayerStore(tmp_path / "layers", PLENTY)
 
 
-def poisoned(recipe: Recipe, piece: LayerPiece) -> Recipe:
-    """The recipe as somebody else may claim it to be: the same model, and other bytes for one piece."""
+def poisoned(manifest: Manifest, piece: LayerPiece) -> Manifest:
+    """The manifest as somebody else may claim it to be: the same model, and other bytes for one piece."""
     bad = replace(piece, sha256=hashlib.sha256(b"poison").hexdigest())
-    return replace(recipe, pieces=tuple(bad if one is piece else one for one in recipe.pieces))
+    return replace(manifest, pieces=tuple(bad if one is piece else one for one in manifest.pieces))
 
 
-def put(store: LayerStore, model: Path, recipe: Recipe, piece: LayerPiece, owner: str, share: float = 1.0) -> None:
-    data = b"".join(bytes(portion) for portion in cut_piece(model, recipe.layers, piece.first, piece.last))
-    with store.receiving(recipe, [piece], owner) as receiving:
+def put(store: LayerStore, model: Path, manifest: Manifest, piece: LayerPiece, owner: str, share: float = 1.0) -> None:
+    data = bytes_of(model, manifest, piece)
+    with store.receiving(manifest, [piece], owner) as receiving:
         if store.find(piece) is None:
             with receiving.piece(piece) as partial:
                 partial.append(data[partial.size : int(share * len(data))])
@@ -46,114 +49,137 @@ def put(store: LayerStore, model: Path, recipe: Recipe, piece: LayerPiece, owner
                     partial.finish()
 
 
-def test_a_digest_names_every_byte_and_not_the_name(recipe: Recipe) -> None:
-    assert replace(recipe, name="as somebody else calls it").digest == recipe.digest
-    first = recipe.pieces[0]
-    others = [
-        replace(recipe, fingerprint="0" * 64), replace(recipe, architecture="qwen2"),
-        replace(recipe, layers=7, pieces=recipe.pieces[:7]), poisoned(recipe, first),
-        replace(recipe, pieces=(replace(first, size=first.size + 1), *recipe.pieces[1:])),
-        replace(recipe, pieces=(replace(first, last=1), *recipe.pieces[2:])),
-    ]  # fmt: skip
-    assert len({recipe.digest, *(other.digest for other in others)}) == len(others) + 1
-
-
-def test_another_recipe_for_the_same_model_stands_beside_the_first(
-    store: LayerStore, draft_path: Path, recipe: Recipe
+def test_other_bytes_for_the_same_layers_stand_beside_the_first(
+    store: LayerStore, draft_path: Path, manifest: Manifest
 ) -> None:
-    piece = recipe.pieces[1]
-    put(store, draft_path, recipe, piece, Y)
-    bad = poisoned(recipe, piece)
+    piece = manifest.pieces[1]
+    put(store, draft_path, manifest, piece, Y)
+    bad = poisoned(manifest, piece)
     with store.receiving(bad, bad.pieces[1:2], X):
         pass
-    assert store.recipe(recipe.digest) == recipe
-    assert store.recipe(bad.digest) == bad
-    assert {one.digest for one in store.recipes(recipe.fingerprint)} == {recipe.digest, bad.digest}
-    assert [(held.recipe, held.pieces) for held in store.models(Y)] == [(recipe, (piece,))]
-    assert [(held.recipe, held.pieces) for held in store.models(X)] == [(bad, ())]
+    assert store.pieces(manifest.fingerprint) == {piece}
+    assert [held.pieces for held in store.models(Y)] == [(piece,)]
+    assert [held.pieces for held in store.models(X)] == [()]
+    assert [held.manifest.pieces for held in store.models(X)] == [bad.pieces[1:2]]
 
 
-def test_a_device_removes_what_it_brought_and_nothing_else(store: LayerStore, draft_path: Path, recipe: Recipe) -> None:
-    mine, both, theirs = recipe.pieces[1:4]
+def test_what_is_brought_later_is_recorded_with_what_is_there(
+    store: LayerStore, draft_path: Path, manifest: Manifest
+) -> None:
+    put(store, draft_path, manifest, manifest.pieces[1], X)
+    several = pieces_of(draft_path, [LayerRange(1, 3), LayerRange(4, 6)])
+    for piece in several.pieces:
+        put(store, draft_path, several, piece, X)
+    (held,) = store.models(X)
+    assert held.pieces == (manifest.pieces[1], *several.pieces)
+    assert held.layers == {1, 2, 4, 5}
+    assert len(list(store.root.glob("models/*/*.json"))) == 1
+
+
+def test_records_of_an_earlier_version_count_and_are_taken_over(
+    store: LayerStore, draft_path: Path, manifest: Manifest
+) -> None:
+    """It cut each layer alone, kept one record for each list of all pieces of a model, and named it by a hash."""
+    put(store, draft_path, manifest, manifest.pieces[1], X)
+    (record,) = store.root.glob("models/*/*.json")
+    old = record.with_name(f"{'d' * 64}.json")
+    record.unlink()
+    old.write_text(json.dumps({"recipe": manifest.to_json(), "pieces": [manifest.pieces[1].sha256]}))
+    made = store.root / "made" / manifest.fingerprint / "whole" / "0003-0008.gguf"
+    made.parent.mkdir(parents=True)
+    made.write_bytes(b"a copy of other pieces")
+    assert store.pieces(manifest.fingerprint) == {manifest.pieces[1]}
+    assert [held.pieces for held in store.models(X)] == [(manifest.pieces[1],)]
+    put(store, draft_path, manifest, manifest.pieces[2], X)
+    assert [held.pieces for held in store.models(X)] == [manifest.pieces[1:3]]
+    assert [path.name for path in record.parent.glob("*.json")] == [record.name]
+    assert not (store.root / "made").exists()
+
+
+def test_a_device_removes_what_it_brought_and_nothing_else(
+    store: LayerStore, draft_path: Path, manifest: Manifest
+) -> None:
+    mine, both, theirs = manifest.pieces[1:4]
     for owner, pieces in ((X, (mine, both)), (Y, (both, theirs))):
         for piece in pieces:
-            put(store, draft_path, recipe, piece, owner)
-    with store.made.using(recipe.fingerprint, 1, 2, 10, lambda path: path.touch(), recipe.digest):
-        pass
+            put(store, draft_path, manifest, piece, owner)
     assert [held.pieces for held in store.models(X)] == [(mine, both)]
     gone = store.clean(owner=X)
     assert (gone.pieces, gone.size, gone.in_use) == (1, mine.size, 0)
     assert store.models(X) == []
     assert [held.pieces for held in store.models(Y)] == [(both, theirs)]
-    assert len(store.made.files()) == 1
     with pytest.raises(LayersMissing):
-        store.clean(recipe.fingerprint, X)
+        store.clean(manifest.fingerprint, X)
     with store.using([both]):
-        assert store.clean(recipe.fingerprint, Y).in_use == 1
+        assert store.clean(manifest.fingerprint, Y).in_use == 1
     assert [held.pieces for held in store.models(Y)] == [(both,)]
     assert store.clean(owner=Y).pieces == 1
     assert (store.models(), store.size) == ([], 0)
 
 
-def test_the_user_of_the_device_removes_everything(store: LayerStore, draft_path: Path, recipe: Recipe) -> None:
-    put(store, draft_path, recipe, recipe.pieces[1], X)
-    put(store, draft_path, recipe, recipe.pieces[2], Y, share=0.5)
-    with store.receiving(recipe, recipe.pieces[1:2], Y), pytest.raises(StoreBusy):
+def test_the_user_of_the_device_removes_everything(store: LayerStore, draft_path: Path, manifest: Manifest) -> None:
+    put(store, draft_path, manifest, manifest.pieces[1], X)
+    put(store, draft_path, manifest, manifest.pieces[2], Y, share=0.5)
+    with store.receiving(manifest, manifest.pieces[1:2], Y), pytest.raises(StoreBusy):
         store.clean()
     assert store.clean().pieces == 2
     assert (store.models(), store.size) == ([], 0)
 
 
-def test_room_is_made_at_nobody_elses_cost(draft_path: Path, recipe: Recipe, tmp_path: Path) -> None:
-    one = recipe.pieces[1].size
+def test_room_is_made_at_nobody_elses_cost(draft_path: Path, manifest: Manifest, tmp_path: Path) -> None:
+    one = manifest.pieces[1].size
     store = LayerStore(tmp_path / "small", 2 * one)
-    put(store, draft_path, recipe, recipe.pieces[1], Y)
-    put(store, draft_path, recipe, recipe.pieces[2], X)
-    put(store, draft_path, recipe, recipe.pieces[3], X)  # in the place of its own
-    assert [store.find(piece) is not None for piece in recipe.pieces[1:4]] == [True, False, True]
-    with pytest.raises(StoreFull, match="brought by others"), store.receiving(recipe, recipe.pieces[2:4], X):
+    put(store, draft_path, manifest, manifest.pieces[1], Y)
+    put(store, draft_path, manifest, manifest.pieces[2], X)
+    put(store, draft_path, manifest, manifest.pieces[3], X)  # in the place of its own
+    assert [store.find(piece) is not None for piece in manifest.pieces[1:4]] == [True, False, True]
+    with pytest.raises(StoreFull, match="brought by others"), store.receiving(manifest, manifest.pieces[2:4], X):
         pass
-    assert store.find(recipe.pieces[1]) is not None
+    assert store.find(manifest.pieces[1]) is not None
     long_ago = time.time() - layers.UNUSED_SECONDS - 1.0
-    (path,) = [path for path in store.root.glob("pieces/*") if path.name.startswith(recipe.pieces[1].sha256)]
+    (path,) = [path for path in store.root.glob("pieces/*") if path.name.startswith(manifest.pieces[1].sha256)]
     os.utime(path, (long_ago, long_ago))
-    put(store, draft_path, recipe, recipe.pieces[2], X)
-    assert store.find(recipe.pieces[1]) is None
+    put(store, draft_path, manifest, manifest.pieces[2], X)
+    assert store.find(manifest.pieces[1]) is None
 
 
-def test_what_arrives_from_one_is_not_added_to_by_another(store: LayerStore, draft_path: Path, recipe: Recipe) -> None:
-    piece = recipe.pieces[1]
-    put(store, draft_path, recipe, piece, Y, share=0.5)
-    with store.receiving(recipe, [piece], X) as receiving, receiving.piece(piece) as partial:
+def test_what_arrives_from_one_is_not_added_to_by_another(
+    store: LayerStore, draft_path: Path, manifest: Manifest
+) -> None:
+    piece = manifest.pieces[1]
+    put(store, draft_path, manifest, piece, Y, share=0.5)
+    with store.receiving(manifest, [piece], X) as receiving, receiving.piece(piece) as partial:
         assert partial.size == 0
         partial.append(b"garbage")
         assert store.arrived(piece, Y) == piece.size // 2
-        put(store, draft_path, recipe, piece, Y)  # though the other one has not ended
+        put(store, draft_path, manifest, piece, Y)  # though the other one has not ended
     assert store.find(piece) is not None
 
 
-def test_a_device_brings_layers_of_so_many_models_at_most(store: LayerStore, recipe: Recipe) -> None:
-    for number in range(RECIPES_MOST):
-        one = poisoned(replace(recipe, fingerprint=f"{number:064x}"), recipe.pieces[1])
+def test_a_device_brings_layers_of_so_many_models_at_most(store: LayerStore, manifest: Manifest) -> None:
+    for number in range(MODELS_MOST):
+        one = poisoned(replace(manifest, fingerprint=f"{number:064x}"), manifest.pieces[1])
         with store.receiving(one, one.pieces[1:2], X):
             pass
-    with pytest.raises(StoreFull, match=f"of {RECIPES_MOST} models"), store.receiving(recipe, recipe.pieces[:1], X):
+    with pytest.raises(StoreFull, match=f"of {MODELS_MOST} models"), store.receiving(manifest, manifest.pieces[:1], X):
         pass
-    with store.receiving(recipe, recipe.pieces[:1], Y):
+    with store.receiving(manifest, manifest.pieces[:1], Y):
         pass
 
 
-def test_records_that_lie_or_are_damaged_are_passed_over(store: LayerStore, draft_path: Path, recipe: Recipe) -> None:
-    put(store, draft_path, recipe, recipe.pieces[1], Y)
+def test_records_that_lie_or_are_damaged_are_passed_over(
+    store: LayerStore, draft_path: Path, manifest: Manifest
+) -> None:
+    put(store, draft_path, manifest, manifest.pieces[1], Y)
     folder = store.root / "models"
     (record,) = Owners(folder).all()
     good = record.path.read_text()
     stranger = folder / ("cc" * 32)
     stranger.mkdir()
-    (stranger / f"{'0' * 64}.json").write_text(good)  # of another digest
-    (stranger / f"{recipe.digest}.json").write_text("[" * 100_000)
+    (stranger / f"{'0' * 64}.json").write_text(good.replace(manifest.pieces[1].sha256, "3" * 64, 1))
+    (stranger / f"{manifest.fingerprint}.json").write_text("[" * 100_000)
     (stranger / f"{'2' * 64}.json").write_text(good.replace('"size": ', '"size": 1e999, "was": ', 1))
-    (folder / f"{recipe.fingerprint}.json").write_text("{}")  # as earlier versions had them
+    (folder / f"{manifest.fingerprint}.json").write_text("{}")  # as earlier versions had them
     os.mkfifo(stranger / f"{'1' * 64}.json")
     assert Owners(folder).all() == [record]
     store.clean()
@@ -162,12 +188,12 @@ def test_records_that_lie_or_are_damaged_are_passed_over(store: LayerStore, draf
 
 @pytest.mark.parametrize("where", ["partial", "folder"])
 def test_what_is_received_is_never_written_through_a_link(
-    store: LayerStore, draft_path: Path, recipe: Recipe, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+    store: LayerStore, draft_path: Path, manifest: Manifest, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    precious, piece = tmp_path / "precious", recipe.pieces[1]
+    precious, piece = tmp_path / "precious", manifest.pieces[1]
     if where == "partial":
         precious.write_text("mine")
-        put(store, draft_path, recipe, piece, X, share=0.5)
+        put(store, draft_path, manifest, piece, X, share=0.5)
         (partial,) = store.root.glob("pieces/*.partial")
         partial.unlink()
         partial.symlink_to(precious)
@@ -179,13 +205,13 @@ def test_what_is_received_is_never_written_through_a_link(
         mine = os.getuid()
         monkeypatch.setattr(os, "getuid", lambda: mine + 1)  # the link and the folder are somebody else's
     with pytest.raises(LayersRefused, match="cannot be used"):
-        put(store, draft_path, recipe, piece, X)
+        put(store, draft_path, manifest, piece, X)
     assert [path.read_text() for path in (precious, precious / "file") if path.is_file()] == ["mine"]
 
 
-def test_a_store_is_closed_to_other_users(store: LayerStore, draft_path: Path, recipe: Recipe) -> None:
+def test_a_store_is_closed_to_other_users(store: LayerStore, draft_path: Path, manifest: Manifest) -> None:
     store.root.mkdir(mode=0o777)
     store.root.chmod(0o777)
-    put(store, draft_path, recipe, recipe.pieces[1], X)
+    put(store, draft_path, manifest, manifest.pieces[1], X)
     folders = [store.root, *(path for path in store.root.rglob("*") if path.is_dir())]
     assert {oct(path.stat().st_mode & 0o777) for path in folders} == {"0o700"}

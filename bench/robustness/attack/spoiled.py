@@ -137,8 +137,8 @@ def spoil_lines() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EDGELLM_HOME"] = folder
         store = LayerStore(Path(folder) / "layers", 10**9)
-        shelf = WeightCache(WholeModel(model, store))
-        with WorkerServer(shelf, Address("127.0.0.1", 0), threads=1, stored=StoredLayers(store)) as running:
+        cache = WeightCache(WholeModel(model, store))
+        with WorkerServer(cache, Address("127.0.0.1", 0), threads=1, stored=StoredLayers(store)) as running:
             workers = seek((), [("desk", running.address)])
 
             def look() -> Survey:

@@ -21,10 +21,17 @@ from edgellm.mesh.messages import (
 from edgellm.mesh.stage import check
 from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
 from edgellm.rpc.layers.benchmark_service import read_blocks, read_figures
-from edgellm.rpc.layers.codec import read_places, read_recipe
+from edgellm.rpc.layers.codec import read_manifest, read_places
 from edgellm.rpc.protos import layers_pb2, mesh_pb2
 from edgellm.rpc.versions import parsed
-from edgellm.services.mesh_codec import read_event, read_parcel, read_work, write_event, write_parcel, write_work
+from edgellm.services.mesh_codec import (
+    read_event,
+    read_micro_batch,
+    read_work,
+    write_event,
+    write_micro_batch,
+    write_work,
+)
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Sampling, Verdict
 from edgellm.verifier.requests import VerifyRequest
 
@@ -43,13 +50,13 @@ def _order(data: bytes) -> None:
         read_work(order.prepare)
     elif kind == "parcel":
         work = FIRST if order.parcel.ids else WORK
-        check(read_parcel(order.parcel, work), work)
+        check(read_micro_batch(order.parcel, work), work)
     elif kind is None:
         raise ProtocolError("An order is empty.", "Say what is to be done.")
 
 
 def _report(data: bytes) -> None:
-    """As the coordinator does it, which has asked for logits with its parcel."""
+    """As the coordinator does it, which has asked for logits with its micro-batch."""
     event = read_event(
         parsed(mesh_pb2.Report, data), WORK, {NUMBER: VerifyRequest(0, GREEDY, 8, NO_IDS, _CHUNK, logits=True)}
     )
@@ -64,7 +71,7 @@ def _put(data: bytes) -> None:
     frame = parsed(layers_pb2.PutFrame, data)
     if frame.WhichOneof("frame") != "wanted":
         raise ProtocolError("The first frame is not Wanted.", "Say what is wanted.")
-    read_places(frame.wanted.pieces, read_recipe(frame.wanted.recipe))
+    read_places(frame.wanted.pieces, read_manifest(frame.wanted.recipe))
 
 
 def _figures(data: bytes) -> None:
@@ -82,9 +89,10 @@ def targets() -> list[Target]:
     """All that reads what a mesh says."""
     warm = VerifyRequest(0, Sampling(0.8, 40, 0.9, 5), 2, NO_IDS, _CHUNK, logits=True)
     ids = MicroBatch(0, 1, 0, np.array([1, 2, 5, 6], np.int32), warm)
-    orders = [mesh_pb2.Order(prepare=write_work(WORK, bytes(16))), mesh_pb2.Order(parcel=write_parcel(ids, wide=False)),
-              mesh_pb2.Order(parcel=write_parcel(MicroBatch(1, 2, 8, _ROWS, warm), wide=True)),
-              mesh_pb2.Order(parcel=write_parcel(MicroBatch(1, 2, 8, _ROWS), wide=False))]  # fmt: skip
+    orders = [mesh_pb2.Order(prepare=write_work(WORK, bytes(16))),
+              mesh_pb2.Order(parcel=write_micro_batch(ids, wide=False)),
+              mesh_pb2.Order(parcel=write_micro_batch(MicroBatch(1, 2, 8, _ROWS, warm), wide=True)),
+              mesh_pb2.Order(parcel=write_micro_batch(MicroBatch(1, 2, 8, _ROWS), wide=False))]  # fmt: skip
     verdict = Verdict(1, np.array([9], np.int32), 0.1)
     logits = np.zeros((3, WORK.n_vocab), np.float32)
     events: list[Event] = [

@@ -33,7 +33,7 @@ from edgellm.storage.chats.retention import max_age
 from edgellm.storage.chats.typed_lines import typed_lines
 from edgellm.storage.device_speed import read_curve
 from edgellm.storage.fingerprint import quick_fingerprint
-from edgellm.storage.layers.manifest import quick_recipe
+from edgellm.storage.layers.manifest import manifest_of
 from edgellm.storage.layers.store import LayerStore
 from testkit import ROOT
 
@@ -129,7 +129,7 @@ def _targets(home: Path) -> list[Target]:
         ("identity", "data/trust/identity.pem", lambda _path: Identity.here(), 2_000),
         ("cost curve", "cache/curves/*.json", lambda path: read_curve(path, "a processor"), 15_000),
         ("fingerprints", "cache/fingerprints.json", lambda _path: quick_fingerprint(draft), 5_000),
-        ("recipe", "cache/recipes/*.json", lambda _path: quick_recipe(draft), 5_000),
+        ("recipe", "cache/recipes/*.json", lambda _path: manifest_of(draft), 5_000),
         ("owners", "cache/layers/models/*/*.json", lambda _path: LayerStore().models(), 10_000),
         ("device figures", "cache/figures/device-*.json", lambda _path: known_speed(None), 10_000),
         ("line figures", "cache/figures/lines.json", lambda _path: read_lines(), 10_000),

@@ -108,7 +108,7 @@ def serve_worker(
     Raises what `WorkerServer` and, if the model cannot be cut, `WholeModel` raise.
     """
     from edgellm.mesh.device_profiler import free_memory
-    from edgellm.mesh.layer_sources import SeveralLayers, StoredLayers, WholeModel
+    from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
     from edgellm.mesh.weight_cache import WeightCache
     from edgellm.rpc.address import Address
     from edgellm.rpc.trust.trust import Trust
@@ -120,7 +120,7 @@ def serve_worker(
     layer_store = LayerStore(limit=None if store is None else int(store * 1e9))
     stored = StoredLayers(layer_store)
     own = () if model is None else (WholeModel(model, layer_store),)
-    layers = SeveralLayers(*own, stored)
+    layers = SeveralSources(*own, stored)
     limit, reason = free_memory() if memory is None else (int(memory * 1e9), "--memory")
     cache = WeightCache(layers, memory=limit, keep=keep)
     server = WorkerServer(cache, address, on_event=_print_event, trust=trust, stored=stored)

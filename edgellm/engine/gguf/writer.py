@@ -60,14 +60,6 @@ def sliced(key: str, raw: bytes, start: int, stop: int) -> bytes:
     return _key(key, _ARRAY) + struct.pack("<IQ", kind, stop - start) + elements
 
 
-def concatenated(key: str, raws: Sequence[bytes]) -> bytes:
-    """Return the entries `raws`, arrays of numbers of one kind, joined to one entry."""
-    at = 12 + len(key.encode())
-    kind = struct.unpack_from("<I", raws[0], at)[0]
-    count = sum(struct.unpack_from("<Q", raw, at + 4)[0] for raw in raws)
-    return _key(key, _ARRAY) + struct.pack("<IQ", kind, count) + b"".join(raw[at + 12 :] for raw in raws)
-
-
 def copied(source: BufferedReader, tensor: TensorInfo) -> Iterator[memoryview]:
     """Yield the bytes of a tensor in portions, each valid until the next is asked for.
 

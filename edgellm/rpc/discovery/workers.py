@@ -14,7 +14,7 @@ from edgellm.rpc.channel import open_channel, run_there
 from edgellm.rpc.discovery.interfaces import PATIENCE
 from edgellm.rpc.discovery.mdns import ServiceKind, browse
 from edgellm.rpc.discovery.peer_probe import ASK_SECONDS, LOOK_SECONDS, any_of, longest_look
-from edgellm.rpc.layers.upload import StoreFacts, held
+from edgellm.rpc.layers.upload import StoreFacts, list_layers
 from edgellm.rpc.trust.handshake import PeerInfo, meet
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Right, Rights
@@ -79,7 +79,7 @@ async def reach_worker(trust: Trust | None, worker: Worker) -> grpc.aio.Channel:
 async def worker_at(address: Address) -> Worker:
     """Return the worker of this machine at a loopback address. Raises the errors of `rpc.layers.upload.held`."""
     async with open_channel(address) as channel:
-        return Worker(str(address), None, address, await held(channel, str(address)), frozenset(Right))
+        return Worker(str(address), None, address, await list_layers(channel, str(address)), frozenset(Right))
 
 
 def worker_there(trust: Trust, name: str, address: Address, seconds: float = ASK_SECONDS) -> Worker:
@@ -132,5 +132,7 @@ async def _one(trust: Trust, peer: Peer, place: Address, seconds: float) -> Work
 
 
 async def _met(channel: grpc.aio.Channel, name: str, place: Address, welcomed: PeerInfo, seconds: float) -> Worker:
-    facts = await held(channel, name, PATIENCE * seconds)  # it has just answered, so it is there, and perhaps busy
+    facts = await list_layers(
+        channel, name, PATIENCE * seconds
+    )  # it has just answered, so it is there, and perhaps busy
     return Worker(name, welcomed.peer, place, facts, welcomed.rights, welcomed.seconds, welcomed.version)

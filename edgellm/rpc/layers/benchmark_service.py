@@ -16,7 +16,7 @@ from edgellm.engine.timing import BUSY, possible
 from edgellm.errors import EdgeError, MeasureFailed, ProtocolError
 from edgellm.rpc.discovery.peer_probe import LOOK_SECONDS
 from edgellm.rpc.layers.bandwidth_probe import answer_flow, measure_line
-from edgellm.rpc.layers.codec import BEAT_SECONDS, PROTOCOL, details, method, status, told
+from edgellm.rpc.layers.codec import BEAT_SECONDS, PROTOCOL, details, error_from_status, method, status
 from edgellm.rpc.lines import FAILED_SECONDS, alike, announced_places, on_this_machine, places_of
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method
@@ -64,14 +64,14 @@ class DeviceFigures:
             and self.memory >= 0
             and 0.0 <= self.waited <= 1.0
         ):
-            raise ProtocolError("The figures of a device are none.", "Measure it again.")
+            raise ProtocolError("The device sent invalid measurements of itself.", "Measure it again.")
 
     @property
     def doubt(self) -> str:
         """Why these figures are doubtful; empty if they are not."""
         if self.waited > BUSY:
             return f"measured while the machine was busy ({self.waited:.0%} of the time was waiting for a processor)"
-        return "" if possible(self.rows, self.seconds) else "no device can take such times"
+        return "" if possible(self.rows, self.seconds) else "no device can have such times"
 
 
 def write_figures(figures: DeviceFigures) -> pb.Figures:
@@ -83,17 +83,17 @@ def write_figures(figures: DeviceFigures) -> pb.Figures:
     )  # fmt: skip
 
 
-def read_figures(said: pb.Figures) -> DeviceFigures:
-    """Convert figures from their message. Raises ProtocolError for numbers that cannot have been measured."""
+def read_figures(message: pb.Figures) -> DeviceFigures:
+    """Convert figures from their message. Raise ProtocolError for numbers that cannot have been measured."""
     return DeviceFigures(
-        said.taken, said.reason[:200], said.block.hex()[:64], tuple(said.rows), tuple(said.seconds), said.layer,
-        said.disk, said.disk_reason[:200], said.memory, said.memory_reason[:200], said.threads, said.processor[:100],
-        said.version[:40], said.waited,
+        message.taken, message.reason[:200], message.block.hex()[:64], tuple(message.rows), tuple(message.seconds),
+        message.layer, message.disk, message.disk_reason[:200], message.memory, message.memory_reason[:200],
+        message.threads, message.processor[:100], message.version[:40], message.waited,
     )  # fmt: skip
 
 
 def read_blocks(asked: pb.MeasureRequest) -> Blocks:
-    """Convert the layers of a request. Raises ProtocolError for values that cannot be valid."""
+    """Convert the layers of a request. Raise ProtocolError for values that cannot be valid."""
     if not (0 < len(asked.header) <= HEADER_MOST and 0 < asked.layers <= 512 and 0 < asked.width <= 2**20):
         raise ProtocolError("There is nothing of that kind to measure.", "Run the same version on both sides.")
     return Blocks(asked.header, asked.data, asked.layers, asked.width)
@@ -117,8 +117,8 @@ async def measure(channel: grpc.aio.Channel, who: str, blocks: Blocks, oldest: f
             if reply.WhichOneof("reply") == "figures":
                 return read_figures(reply.figures)
     except grpc.aio.AioRpcError as error:
-        raise told(error.code(), error.details(), who) from None
-    raise ProtocolError(f"{who} has measured itself, and says nothing of it.", "Measure it again.")
+        raise error_from_status(error.code(), error.details(), who) from None
+    raise ProtocolError(f"{who} has measured itself without sending the result.", "Measure it again.")
 
 
 Measurer = Callable[[Blocks, float, Callable[[str], None]], DeviceFigures]
@@ -130,14 +130,18 @@ class MeasureService:
     """Measures this device and its connections for others. Lives in one event loop; one measurement at a time."""
 
     def __init__(
-        self, guard: AuthInterceptor | None, tell: Callable[[str], None], measurer: Measurer | None, trust: Trust | None
+        self,
+        guard: AuthInterceptor | None,
+        notify: Callable[[str], None],
+        measurer: Measurer | None,
+        trust: Trust | None,
     ) -> None:
-        self._guard, self._tell, self._measurer, self._trust = guard, tell, measurer, trust
+        self._guard, self._notify, self._measurer, self._trust = guard, notify, measurer, trust
         self._one = asyncio.Lock()
 
     def methods(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         def guarded(method: Method) -> Any:
-            return answered(method, self._guard, Right.COMPUTE, self._tell)
+            return answered(method, self._guard, Right.COMPUTE, self._notify)
 
         return {
             "Measure": grpc.unary_stream_rpc_method_handler(
@@ -150,7 +154,7 @@ class MeasureService:
         }
 
     async def measure(self, request: pb.MeasureRequest, stream: Context) -> None:
-        """Measure in a thread, with signs of life meanwhile; send the figures last."""
+        """Measure in a thread, and send heartbeats meanwhile. Send the figures last."""
         check_version(request.protocol, PROTOCOL, "the other device")
         if self._measurer is None:
             raise MeasureFailed("This device does not measure itself.", "Start a worker: edgellm serve --role worker")
@@ -169,7 +173,7 @@ class MeasureService:
         """Measure the connection from here to another device that is paired with this one."""
         check_version(request.protocol, PROTOCOL, "the other device")
         if self._trust is None:
-            raise MeasureFailed("This device has no lines to others.", "Pair them first.")
+            raise MeasureFailed("This device has no connections to others.", "Pair them first.")
         if len(request.device) != 32:
             raise ProtocolError(f"A device ID has {len(request.device)} bytes.", "Run the same version on both sides.")
         device = DeviceID(bytes(request.device))
@@ -182,34 +186,34 @@ class MeasureService:
         failed = MeasureFailed(f"{peer.name} cannot be measured from here.", "Is it on, and do the two still trust?")
         async with alike(near, [EdgeError, TimeoutError, grpc.aio.AioRpcError], failed):
             async with asyncio.timeout(FAILED_SECONDS):
-                channel = await _met(self._trust, peer, request.address, near)
+                channel = await _connect(self._trust, peer, request.address, near)
             async with channel:
                 line = await measure_line(channel, peer.name)
         return pb.LineReply(round_trip=line.round_trip, up=line.up, down=line.down)
 
 
-async def _met(trust: Trust, peer: Peer, asked: str, near: bool) -> grpc.aio.Channel:
-    """Open a channel to a paired device, at the addresses where it was met or announces itself. Raises an EdgeError."""
-    places = places_of(peer, asked, near)
-    if not any(asked == str(place) for place in places) and not near:
-        places += await asyncio.to_thread(announced_places, peer, LOOK_SECONDS)
-    trouble: EdgeError = MeasureFailed(f"Nobody knows where {peer.name} is.", "Pair the two again.")
-    for place in dict.fromkeys(places):
+async def _connect(trust: Trust, peer: Peer, asked: str, near: bool) -> grpc.aio.Channel:
+    """Open a channel to a paired device, at an address that is known or announced. Raise an EdgeError."""
+    addresses = places_of(peer, asked, near)
+    if not any(asked == str(address) for address in addresses) and not near:
+        addresses += await asyncio.to_thread(announced_places, peer, LOOK_SECONDS)
+    failure: EdgeError = MeasureFailed(f"Nobody knows where {peer.name} is.", "Pair the two again.")
+    for address in dict.fromkeys(addresses):
         try:
-            return (await meet(place, trust, peer.id))[0]
+            return (await meet(address, trust, peer.id))[0]
         except EdgeError as error:
-            trouble = error
-    raise trouble
+            failure = error
+    raise failure
 
 
-def answered(method: Method, guard: AuthInterceptor | None, right: Right, tell: Callable[[str], None]) -> Any:
+def answered(method: Method, guard: AuthInterceptor | None, right: Right, notify: Callable[[str], None]) -> Any:
     """Wrap `method`: callers need this right if there is a `guard`, and an EdgeError ends the call with its message."""
 
     async def answering(request: Any, context: Context) -> Any:
         try:
             return await method(request, context)
         except EdgeError as error:
-            tell(error.what)
+            notify(error.what)
             await context.abort(status(error), details(error))
 
     return answering if guard is None else guard.over(answering, right)

@@ -18,10 +18,10 @@ from edgellm.rpc.layers.codec import (
     PROTOCOL,
     SERVICE,
     SILENT_SECONDS,
+    read_manifest,
     read_places,
-    read_recipe,
     refusal,
-    write_recipe,
+    write_manifest,
 )
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method, who
@@ -29,10 +29,11 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import check_version, parsed
 from edgellm.storage.layers.incoming_piece import Partial
-from edgellm.storage.layers.manifest import Recipe
-from edgellm.storage.layers.store import OWN, LayerStore
+from edgellm.storage.layers.manifest import Manifest
+from edgellm.storage.layers.owners import OWN
+from edgellm.storage.layers.store import LayerStore
 
-HEARD_OUT_SECONDS = 5.0
+DRAIN_SECONDS = 5.0  # for which a refused stream is still read
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,44 +42,43 @@ T = TypeVar("T")
 def layer_handlers(
     store: LayerStore,
     guard: AuthInterceptor | None = None,
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
     measurer: Measurer | None = None,
     trust: Trust | None = None,
 ) -> grpc.GenericRpcHandler[Any, Any]:
     """Return the handler for `grpc.aio.Server.add_generic_rpc_handlers`. Call this in the loop that runs the server.
 
     With a `guard`, only paired devices are answered: those with the right to files, and for measurements those with
-    the right to compute. Without a `guard`, every caller on this machine is answered. `tell` is called in the loop with
-    news and errors, as text. `measurer` runs in a thread; without it the device cannot be measured. With `trust` the
-    device also measures its connections to other paired devices.
+    the right to compute. Without a `guard`, every caller on this machine is answered. `notify` is called in the loop
+    with events and errors, as text. `measurer` runs in a thread; without it the device cannot be measured. With `trust`
+    the device also measures its connections to other paired devices.
     """
-    told = tell or (lambda _text: None)
-    service = LayerService(store, guard, told)
-    measured = MeasureService(guard, told, measurer, trust)
-    return grpc.method_handlers_generic_handler(SERVICE, service.methods() | measured.methods())
+    notify = notify or (lambda _text: None)
+    methods = LayerService(store, guard, notify).methods() | MeasureService(guard, notify, measurer, trust).methods()
+    return grpc.method_handlers_generic_handler(SERVICE, methods)
 
 
-class _Turn:
+class _Upload:
     """A stream that brings pieces. It ends when the same device opens another."""
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.overtaken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.over = asyncio.Event()
+        self.superseded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended = asyncio.Event()
 
 
 class LayerService:
-    """The calls about layers. Lives in one event loop; disk access runs in threads."""
+    """The calls about layers. They run in one event loop, and disk access in threads."""
 
-    def __init__(self, store: LayerStore, guard: AuthInterceptor | None, tell: Callable[[str], None]) -> None:
-        self._store, self._guard, self._tell = store, guard, tell
-        self._turns: dict[str, _Turn] = {}
+    def __init__(self, store: LayerStore, guard: AuthInterceptor | None, notify: Callable[[str], None]) -> None:
+        self._store, self._guard, self._notify = store, guard, notify
+        self._uploads: dict[str, _Upload] = {}
 
     def methods(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """Return the handlers by method name. Streams take bytes, so nothing is parsed before the guard's check."""
+        """Return the handlers by method name. Streams take bytes, which are parsed only behind the guard's check."""
 
         def guarded(method: Method) -> Any:
-            return answered(method, self._guard, Right.FILES, self._tell)
+            return answered(method, self._guard, Right.FILES, self._notify)
 
         return {
             "Held": grpc.unary_unary_rpc_method_handler(
@@ -104,8 +104,8 @@ class LayerService:
         for model in self._store.models(owner):
             whole = set(model.pieces)
             reply.models.add(
-                recipe=write_recipe(model.recipe),
-                pieces=[place for place, piece in enumerate(model.recipe.pieces) if piece in whole],
+                recipe=write_manifest(model.manifest),
+                pieces=[place for place, piece in enumerate(model.manifest.pieces) if piece in whole],
                 arriving=sum(model.arriving.values()),
                 used=int(model.used),
             )
@@ -119,96 +119,96 @@ class LayerService:
 
     async def put(self, _frames: Any, stream: Context) -> None:
         """Receive pieces, one after the other."""
-        turn = _Turn(self._owner(stream))
-        before = self._turns.get(turn.device)
-        self._turns[turn.device] = turn
+        upload = _Upload(self._owner(stream))
+        earlier = self._uploads.get(upload.device)
+        self._uploads[upload.device] = upload
         try:
-            if before is not None:
-                if not before.overtaken.done():
-                    before.overtaken.set_result(None)
-                await before.over.wait()
-            await self._take(stream, turn)
+            if earlier is not None:
+                if not earlier.superseded.done():
+                    earlier.superseded.set_result(None)
+                await earlier.ended.wait()
+            await self._receive(stream, upload)
         except EdgeError as error:
-            turn.over.set()
+            upload.ended.set()
             await _refuse(stream, error)
             raise
         finally:
-            turn.over.set()
-            if self._turns.get(turn.device) is turn:
-                del self._turns[turn.device]
+            upload.ended.set()
+            if self._uploads.get(upload.device) is upload:
+                del self._uploads[upload.device]
 
-    async def _take(self, stream: Context, turn: _Turn) -> None:
-        first = await _next(stream, turn)
+    async def _receive(self, stream: Context, upload: _Upload) -> None:
+        first = await _next(stream, upload)
         if first.WhichOneof("frame") != "wanted":
             raise ProtocolError("The first frame is not Wanted.", _UPDATE)
         check_version(first.wanted.protocol, PROTOCOL, "the other device")
-        recipe = read_recipe(first.wanted.recipe)
-        places = read_places(first.wanted.pieces, recipe)
-        pieces = [recipe.pieces[place] for place in places]
+        manifest = read_manifest(first.wanted.recipe)
+        places = read_places(first.wanted.pieces, manifest)
+        pieces = [manifest.pieces[place] for place in places]
         with ExitStack() as held:
-            receiving = await _apart(held.enter_context, self._store.receiving(recipe, pieces, turn.device))
-            there = [self._arrived(recipe, place, turn.device) for place in places]
+            receiving = await _in_thread(held.enter_context, self._store.receiving(manifest, pieces, upload.device))
+            there = [self._arrived(manifest, place, upload.device) for place in places]
             await stream.write(pb.PutReply(there=pb.There(pieces=there)))
-            for place, told in zip(places, there, strict=True):
-                if not told.whole:
+            for place, arrived in zip(places, there, strict=True):
+                if not arrived.whole:
                     with ExitStack() as opened:
-                        piece = receiving.piece(recipe.pieces[place])
-                        partial = await _alive(stream, _apart(opened.enter_context, piece))
-                        await self._fill(stream, turn, place, partial)
-        self._tell(f"{len(places)} pieces of {recipe.name} are here.")
+                        piece = receiving.piece(manifest.pieces[place])
+                        partial = await _with_heartbeats(stream, _in_thread(opened.enter_context, piece))
+                        await self._fill(stream, upload, place, partial)
+        self._notify(f"{len(places)} pieces of {manifest.name} are here.")
 
-    def _arrived(self, recipe: Recipe, place: int, owner: str) -> pb.Arrived:
-        piece = recipe.pieces[place]
+    def _arrived(self, manifest: Manifest, place: int, owner: str) -> pb.Arrived:
+        piece = manifest.pieces[place]
         return pb.Arrived(
             piece=place, size=self._store.arrived(piece, owner), whole=self._store.find(piece) is not None
         )
 
-    async def _fill(self, stream: Context, turn: _Turn, place: int, partial: Partial) -> None:
+    async def _fill(self, stream: Context, upload: _Upload, place: int, partial: Partial) -> None:
         """Receive portions of one piece, each starting where the last one ended, until the piece is whole."""
         await stream.write(pb.PutReply(arrived=pb.Arrived(piece=place, size=partial.size)))
         while partial.size < partial.piece.size:
-            frame = await _next(stream, turn)
+            frame = await _next(stream, upload)
             portion = frame.portion
             if frame.WhichOneof("frame") != "portion" or portion.piece != place or portion.offset != partial.size:
                 raise ProtocolError(
-                    f"A portion of piece {portion.piece} at {portion.offset} comes where {place} at {partial.size} is"
+                    f"A portion of piece {portion.piece} at {portion.offset} arrives where {place} at {partial.size} is"
                     " due.", _UPDATE
                 )  # fmt: skip
             if not 0 < len(portion.data) <= PORTION_MOST:
                 raise ProtocolError(f"A portion has {len(portion.data)} bytes.", _UPDATE)
-            await _apart(partial.append, portion.data)
+            await _in_thread(partial.append, portion.data)
             if partial.size < partial.piece.size:
                 await stream.write(pb.PutReply(arrived=pb.Arrived(piece=place, size=partial.size)))
-        await _alive(stream, _apart(partial.finish))
+        await _with_heartbeats(stream, _in_thread(partial.finish))
         await stream.write(pb.PutReply(arrived=pb.Arrived(piece=place, size=partial.size, whole=True)))
 
 
 async def _refuse(stream: Context, error: EdgeError) -> None:
-    """Send the error, then read on for a while: gRPC hides how a stream ended from a peer that still writes to it."""
+    """Send the error, and read on for a while: gRPC hides from a peer that still writes how its stream ended."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(HEARD_OUT_SECONDS):
+        async with asyncio.timeout(DRAIN_SECONDS):
             await stream.write(pb.PutReply(refused=refusal(error)))
             while isinstance(await stream.read(), bytes):
                 pass
 
 
-async def _next(stream: Context, turn: _Turn) -> pb.PutFrame:
+async def _next(stream: Context, upload: _Upload) -> pb.PutFrame:
     """Return the next frame.
 
     Raises:
-        StoreBusy: the device has begun again on another stream.
-        DeviceLost: nothing comes within SILENT_SECONDS.
+        StoreBusy: the device has opened another stream.
+        DeviceLost: nothing arrives within SILENT_SECONDS.
         ProtocolError: the data is not a frame, or the stream ends too soon.
     """
     reading = asyncio.ensure_future(stream.read())
     try:
         done, _ = await asyncio.wait(
-            {reading, turn.overtaken}, timeout=SILENT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            {reading, upload.superseded}, timeout=SILENT_SECONDS, return_when=asyncio.FIRST_COMPLETED
         )
-        if turn.overtaken in done:
-            raise StoreBusy("The same device has begun again on another stream.", "Go on there.")
+        if upload.superseded in done:
+            raise StoreBusy("The same device has opened another stream.", "Go on there.")
         if not done:
-            raise DeviceLost(f"No portion has come for {SILENT_SECONDS:g} seconds.", "Begin again.")
+            raise DeviceLost(f"No portion has arrived for {SILENT_SECONDS:g} seconds.", "Begin again.")
         data = reading.result()
     finally:
         reading.cancel()
@@ -217,9 +217,9 @@ async def _next(stream: Context, turn: _Turn) -> pb.PutFrame:
     return parsed(pb.PutFrame, data)
 
 
-async def _apart(work: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
-    """Run slow work in a thread. If the call is cancelled meanwhile, still wait for the work, so that no file is closed
-    under it."""
+async def _in_thread(work: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
+    """Run slow work in a thread. If the call is cancelled meanwhile, wait for the work all the same, so that no file is
+    closed under it."""
     task = asyncio.ensure_future(asyncio.to_thread(work, *args, **more))
     try:
         return await asyncio.shield(task)
@@ -228,8 +228,8 @@ async def _apart(work: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
             await asyncio.wait({task})
 
 
-async def _alive(stream: Context, work: Awaitable[T]) -> T:
-    """Wait for `work`, and meanwhile send a sign of life every second."""
+async def _with_heartbeats(stream: Context, work: Awaitable[T]) -> T:
+    """Wait for `work`, and send a heartbeat every second meanwhile."""
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait({task}, timeout=BEAT_SECONDS))[0]:

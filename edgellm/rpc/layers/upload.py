@@ -1,4 +1,4 @@
-"""The sender's side of bringing layers to a device, with a bounded number of unacknowledged bytes in flight."""
+"""The sender's side of `layers.proto`: sends layers to a device, with a bounded number of unacknowledged bytes."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ import grpc.aio
 from edgellm.errors import DeviceLost, EdgeError, LayersCorrupt, LayersRefused, ProtocolError
 from edgellm.rpc.layers.codec import (
     FRAME,
-    PATIENCE_SECONDS,
     PROTOCOL,
+    REPLY_SECONDS,
     WINDOW,
+    error_from_refusal,
+    error_from_status,
     method,
-    read_recipe,
-    refused,
-    told,
-    write_recipe,
+    read_manifest,
+    write_manifest,
 )
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.versions import check_version
-from edgellm.storage.layers.manifest import LayerPiece, Recipe
+from edgellm.storage.layers.manifest import LayerPiece, Manifest
 
 Cut = Callable[[LayerPiece], Iterator[bytes | memoryview]]
 
 
 @dataclass(frozen=True, slots=True)
 class HeldLayers:
-    """A model's layers on a device: its whole pieces, by their place in the recipe, and bytes of incomplete pieces."""
+    """A model's layers on a device: whole pieces, by their place in the manifest, and bytes of incomplete pieces."""
 
-    recipe: Recipe
+    manifest: Manifest
     pieces: tuple[int, ...]
     arriving: int
     used: float
@@ -74,114 +74,114 @@ class RateLimiter:
             await asyncio.sleep(self._free - size / self._rate - now)
 
 
-async def held(channel: grpc.aio.Channel, who: str, seconds: float = PATIENCE_SECONDS) -> StoreFacts:
-    """Ask what the device keeps.
+async def list_layers(channel: grpc.aio.Channel, who: str, seconds: float = REPLY_SECONDS) -> StoreFacts:
+    """Return what this device has brought to another one, and that one's room for more.
 
     Raises:
         NotPermitted: the device refuses to say.
         ProtocolError: the device keeps no layers, or speaks another version.
-        DeviceLost: the device is gone.
+        DeviceLost: the device cannot be reached.
     """
     call = channel.unary_unary(method("Held"), pb.HeldRequest.SerializeToString, pb.HeldReply.FromString)
     try:
         reply: pb.HeldReply = await call(pb.HeldRequest(protocol=PROTOCOL), timeout=seconds)
     except grpc.aio.AioRpcError as error:
-        raise told(error.code(), error.details(), who) from None
+        raise error_from_status(error.code(), error.details(), who) from None
     check_version(reply.protocol, PROTOCOL, who)
     models = []
     for one in reply.models:
         with suppress(LayersRefused):  # perhaps of another version: treat it as missing
-            recipe = read_recipe(one.recipe)
-            places = tuple(place for place in one.pieces if place < len(recipe.pieces))
-            models.append(HeldLayers(recipe, places, one.arriving, float(one.used)))
+            manifest = read_manifest(one.recipe)
+            places = tuple(place for place in one.pieces if place < len(manifest.pieces))
+            models.append(HeldLayers(manifest, places, one.arriving, float(one.used)))
     return StoreFacts(reply.limit, reply.size, reply.free, tuple(models))
 
 
 async def clean(channel: grpc.aio.Channel, who: str, fingerprint: str = "") -> tuple[int, int, int]:
-    """Have the device remove what is not in use, of the model with this `fingerprint` or of all; return the removed
-    pieces and bytes, and the pieces that stayed. Raises as `held`, and LayersMissing if the model is not there."""
+    """Have the device remove what is not in use, of the model with this `fingerprint` or of all. Return the number of
+    pieces and bytes removed, and of pieces that stayed. Raise as `list_layers`, and LayersMissing without the model."""
     call = channel.unary_unary(method("Clean"), pb.CleanRequest.SerializeToString, pb.CleanReply.FromString)
     asked = pb.CleanRequest(protocol=PROTOCOL, fingerprint=bytes.fromhex(fingerprint))
     try:
-        reply: pb.CleanReply = await call(asked, timeout=PATIENCE_SECONDS)
+        reply: pb.CleanReply = await call(asked, timeout=REPLY_SECONDS)
     except grpc.aio.AioRpcError as error:
-        raise told(error.code(), error.details(), who) from None
+        raise error_from_status(error.code(), error.details(), who) from None
     return reply.pieces, reply.size, reply.in_use
 
 
-async def put(
+async def upload(
     channel: grpc.aio.Channel,
     who: str,
-    recipe: Recipe,
+    manifest: Manifest,
     wanted: Sequence[int],
     cut: Cut,
-    pace: RateLimiter,
-    tell: Callable[[UploadProgress], None],
+    limiter: RateLimiter,
+    notify: Callable[[UploadProgress], None],
 ) -> UploadProgress:
-    """Send the pieces `wanted`, by their place in the recipe, to a device, as far as they are not there yet.
+    """Send those of the pieces `wanted`, by their place in the manifest, to a device that it lacks.
 
-    `cut` yields the bytes of a piece, in a thread. `tell` is called with the progress, in the loop.
+    `cut` yields the bytes of a piece, in a thread. `notify` is called with the progress, in the loop.
 
     Raises:
         DeviceLost: the connection is lost, or stalls; the device keeps what it has acknowledged.
         NotPermitted, ProtocolError, LayersRefused and its kinds: the device refuses the pieces, and says why.
-        LayersCorrupt: also if the model's file no longer matches the recipe.
+        LayersCorrupt: also if the model's file no longer matches the manifest.
     """
-    line: Any = channel.stream_stream(method("Put"), pb.PutFrame.SerializeToString, pb.PutReply.FromString)
-    call = line()
-    words = _Words(call, who)
+    call_stream: Any = channel.stream_stream(method("Put"), pb.PutFrame.SerializeToString, pb.PutReply.FromString)
+    call = call_stream()
+    stream = _UploadStream(call, who)
     try:
-        return await _Sender(words, recipe, sorted(wanted), cut, pace, tell).run()
+        return await _Sender(stream, manifest, sorted(wanted), cut, limiter, notify).run()
     except TimeoutError:
         raise DeviceLost(f"{who} gives no sign of life.", "What has arrived there is kept: try again.") from None
     finally:
-        words.listening.cancel()
+        stream.reader.cancel()
         call.cancel()
 
 
-class _Words:
-    """Both directions of a stream. It is read all the time: to a side that writes to a stream which its peer has ended,
-    gRPC reports no reason."""
+class _UploadStream:
+    """Both directions of a stream. It is read all the time, because gRPC gives no reason to a side that writes to a
+    stream which its peer has ended."""
 
     def __init__(self, call: Any, who: str) -> None:
         self._call, self._who = call, who
-        self._heard: asyncio.Queue[pb.PutReply | EdgeError | None] = asyncio.Queue()
-        self.listening = asyncio.create_task(self._listen())
+        self._replies: asyncio.Queue[pb.PutReply | EdgeError | None] = asyncio.Queue()
+        self.reader = asyncio.create_task(self._read_replies())
 
-    async def _listen(self) -> None:
+    async def _read_replies(self) -> None:
         try:
             while isinstance(reply := await self._call.read(), pb.PutReply):
-                self._heard.put_nowait(reply)
+                self._replies.put_nowait(reply)
                 if reply.WhichOneof("reply") == "refused":
                     return
-            self._heard.put_nowait(None)
+            self._replies.put_nowait(None)
         except grpc.aio.AioRpcError as error:
-            self._heard.put_nowait(told(error.code(), error.details(), self._who))
+            self._replies.put_nowait(error_from_status(error.code(), error.details(), self._who))
 
     @property
-    def news(self) -> bool:
-        """Whether a reply waits to be heard."""
-        return not self._heard.empty()
+    def has_reply(self) -> bool:
+        """Whether a reply has arrived and was not received yet."""
+        return not self._replies.empty()
 
-    async def say(self, frame: pb.PutFrame) -> None:
+    async def send(self, frame: pb.PutFrame) -> None:
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(REPLY_SECONDS):
                 await self._call.write(frame)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while await self.hear() is not None:  # raises the device's reason, if it gave one
+            while await self.receive() is not None:  # raises the device's reason, if it gave one
                 pass
-            raise DeviceLost(f"{self._who} has ended the line.", "Try again.") from None
+            raise DeviceLost(f"{self._who} has closed the connection.", "Try again.") from None
 
-    async def hear(self) -> pb.PutReply | None:
-        """Return the next reply that is more than a sign of life; None at the end. Raises the device's error."""
+    async def receive(self) -> pb.PutReply | None:
+        """Return the next reply that is not a heartbeat; None at the end. Raise the device's error."""
         while True:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                reply = await self._heard.get()
+            async with asyncio.timeout(REPLY_SECONDS):
+                reply = await self._replies.get()
             if isinstance(reply, EdgeError):
                 raise reply
             kind = None if reply is None else reply.WhichOneof("reply")
             if reply is not None and kind == "refused":
-                raise refused(reply.refused, self._who)
+                raise error_from_refusal(reply.refused, self._who)
             if kind != "checking":
                 return reply
 
@@ -189,79 +189,79 @@ class _Words:
 class _Sender:
     def __init__(
         self,
-        words: _Words,
-        recipe: Recipe,
+        stream: _UploadStream,
+        manifest: Manifest,
         wanted: list[int],
         cut: Cut,
-        pace: RateLimiter,
-        tell: Callable[[UploadProgress], None],
+        limiter: RateLimiter,
+        notify: Callable[[UploadProgress], None],
     ) -> None:
-        self._words, self._recipe, self._wanted = words, recipe, wanted
-        self._cut, self._pace, self._tell = cut, pace, tell
-        self._there: dict[int, int] = {}  # acknowledged bytes of each piece
+        self._stream, self._manifest, self._wanted = stream, manifest, wanted
+        self._cut, self._limiter, self._notify = cut, limiter, notify
+        self._acknowledged: dict[int, int] = {}  # acknowledged bytes of each piece
         self._sent = 0
 
     async def run(self) -> UploadProgress:
-        asked = pb.Wanted(protocol=PROTOCOL, recipe=write_recipe(self._recipe), pieces=self._wanted)
-        await self._words.say(pb.PutFrame(wanted=asked))
-        first = await self._words.hear()
+        asked = pb.Wanted(protocol=PROTOCOL, recipe=write_manifest(self._manifest), pieces=self._wanted)
+        await self._stream.send(pb.PutFrame(wanted=asked))
+        first = await self._stream.receive()
         if first is None or first.WhichOneof("reply") != "there":
             raise ProtocolError("The device does not say what it has.", _UPDATE)
         whole = set()
         for one in first.there.pieces:
-            self._there[one.piece] = one.size
+            self._acknowledged[one.piece] = one.size
             whole |= {one.piece} if one.whole else set()
-        self._tell(self._carried())
+        self._notify(self._progress())
         for place in self._wanted:
             if place not in whole:
                 await self._piece(place)
-        while await self._words.hear() is not None:
+        while await self._stream.receive() is not None:
             pass
-        return self._carried()
+        return self._progress()
 
     async def _piece(self, place: int) -> None:
         """Send a piece from where the device's copy ends, until the device confirms that its hash is right."""
-        piece, arrived = self._recipe.pieces[place], await self._arrived(place)
+        piece, arrived = self._manifest.pieces[place], await self._arrived(place)
         offset = arrived.size
         blocks = _blocks(self._cut(piece), offset)
         while not arrived.whole:
-            if offset < piece.size and offset - arrived.size + FRAME <= WINDOW and not self._words.news:
+            if offset < piece.size and offset - arrived.size + FRAME <= WINDOW and not self._stream.has_reply:
                 block = await asyncio.to_thread(next, blocks, b"")
                 if not block or offset + len(block) > piece.size:
                     raise LayersCorrupt(f"{str(piece).capitalize()} is no longer what it was.", _CHANGED)
-                await self._pace.take(len(block))
-                await self._words.say(pb.PutFrame(portion=pb.Portion(piece=place, offset=offset, data=block)))
+                await self._limiter.take(len(block))
+                await self._stream.send(pb.PutFrame(portion=pb.Portion(piece=place, offset=offset, data=block)))
                 offset += len(block)
                 self._sent += len(block)
-                self._tell(self._carried())
+                self._notify(self._progress())
             else:
                 arrived = await self._arrived(place)
 
     async def _arrived(self, place: int) -> pb.Arrived:
-        reply = await self._words.hear()
+        reply = await self._stream.receive()
         if reply is None or reply.WhichOneof("reply") != "arrived" or reply.arrived.piece != place:
             raise ProtocolError("The device acknowledges what was not sent.", _UPDATE)
-        self._there[place] = reply.arrived.size
-        self._tell(self._carried())
+        self._acknowledged[place] = reply.arrived.size
+        self._notify(self._progress())
         return reply.arrived
 
-    def _carried(self) -> UploadProgress:
-        total = sum(self._recipe.pieces[place].size for place in self._wanted)
-        return UploadProgress(sum(self._there.values()), total, self._sent)
+    def _progress(self) -> UploadProgress:
+        total = sum(self._manifest.pieces[place].size for place in self._wanted)
+        return UploadProgress(sum(self._acknowledged.values()), total, self._sent)
 
 
 def _blocks(portions: Iterator[bytes | memoryview], skip: int) -> Iterator[bytes]:
     """Yield what follows the first `skip` bytes, in blocks of FRAME bytes; the last block may be shorter."""
-    room = bytearray()
+    buffer = bytearray()
     for portion in portions:
         passed = min(skip, len(portion))
         skip -= passed
-        room += portion[passed:]
-        while len(room) >= FRAME:
-            yield bytes(room[:FRAME])
-            del room[:FRAME]
-    if room:
-        yield bytes(room)
+        buffer += portion[passed:]
+        while len(buffer) >= FRAME:
+            yield bytes(buffer[:FRAME])
+            del buffer[:FRAME]
+    if buffer:
+        yield bytes(buffer)
 
 
 _UPDATE = "Run the same version of edgellm on both sides."

@@ -1,4 +1,5 @@
 from edgellm.rpc.protos import edgellm_pb2 as _edgellm_pb2
+from edgellm.rpc.protos import layers_pb2 as _layers_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -8,14 +9,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HoldsRequest(_message.Message):
-    __slots__ = ("protocol", "model", "recipe")
+    __slots__ = ("protocol", "model", "pieces")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
-    RECIPE_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     model: bytes
-    recipe: bytes
-    def __init__(self, protocol: _Optional[int] = ..., model: _Optional[bytes] = ..., recipe: _Optional[bytes] = ...) -> None: ...
+    pieces: _containers.RepeatedCompositeFieldContainer[_layers_pb2.Piece]
+    def __init__(self, protocol: _Optional[int] = ..., model: _Optional[bytes] = ..., pieces: _Optional[_Iterable[_Union[_layers_pb2.Piece, _Mapping]]] = ...) -> None: ...
 
 class HoldsReply(_message.Message):
     __slots__ = ("protocol", "layers", "warm", "memory", "version", "begins", "ends", "brought")
@@ -34,8 +35,8 @@ class HoldsReply(_message.Message):
     version: str
     begins: _containers.RepeatedScalarFieldContainer[int]
     ends: _containers.RepeatedScalarFieldContainer[int]
-    brought: bool
-    def __init__(self, protocol: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., warm: _Optional[_Iterable[int]] = ..., memory: _Optional[int] = ..., version: _Optional[str] = ..., begins: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., brought: _Optional[bool] = ...) -> None: ...
+    brought: _containers.RepeatedCompositeFieldContainer[_layers_pb2.Piece]
+    def __init__(self, protocol: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., warm: _Optional[_Iterable[int]] = ..., memory: _Optional[int] = ..., version: _Optional[str] = ..., begins: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., brought: _Optional[_Iterable[_Union[_layers_pb2.Piece, _Mapping]]] = ...) -> None: ...
 
 class Order(_message.Message):
     __slots__ = ("prepare", "parcel", "tell", "waiting")
@@ -68,7 +69,7 @@ class Report(_message.Message):
     def __init__(self, working: _Optional[_Union[_edgellm_pb2.Working, _Mapping]] = ..., loaded: _Optional[_Union[StageLoaded, _Mapping]] = ..., onward: _Optional[_Union[MeshParcel, _Mapping]] = ..., answer: _Optional[_Union[StageAnswer, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., progress: _Optional[float] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("protocol", "model", "name", "first", "last", "layers", "n_embd", "n_vocab", "context", "sessions", "wide", "stage", "next", "next_stage", "next_device", "version", "recipe", "stages")
+    __slots__ = ("protocol", "model", "name", "first", "last", "layers", "n_embd", "n_vocab", "context", "sessions", "wide", "stage", "next", "next_stage", "next_device", "version", "pieces", "stages")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -85,7 +86,7 @@ class Prepare(_message.Message):
     NEXT_STAGE_FIELD_NUMBER: _ClassVar[int]
     NEXT_DEVICE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    RECIPE_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     model: bytes
@@ -103,9 +104,9 @@ class Prepare(_message.Message):
     next_stage: bytes
     next_device: bytes
     version: str
-    recipe: bytes
+    pieces: _containers.RepeatedCompositeFieldContainer[_layers_pb2.Piece]
     stages: int
-    def __init__(self, protocol: _Optional[int] = ..., model: _Optional[bytes] = ..., name: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., layers: _Optional[int] = ..., n_embd: _Optional[int] = ..., n_vocab: _Optional[int] = ..., context: _Optional[int] = ..., sessions: _Optional[int] = ..., wide: _Optional[bool] = ..., stage: _Optional[bytes] = ..., next: _Optional[str] = ..., next_stage: _Optional[bytes] = ..., next_device: _Optional[bytes] = ..., version: _Optional[str] = ..., recipe: _Optional[bytes] = ..., stages: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., model: _Optional[bytes] = ..., name: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., layers: _Optional[int] = ..., n_embd: _Optional[int] = ..., n_vocab: _Optional[int] = ..., context: _Optional[int] = ..., sessions: _Optional[int] = ..., wide: _Optional[bool] = ..., stage: _Optional[bytes] = ..., next: _Optional[str] = ..., next_stage: _Optional[bytes] = ..., next_device: _Optional[bytes] = ..., version: _Optional[str] = ..., pieces: _Optional[_Iterable[_Union[_layers_pb2.Piece, _Mapping]]] = ..., stages: _Optional[int] = ...) -> None: ...
 
 class MeshParcel(_message.Message):
     __slots__ = ("session", "number", "start", "ids", "rows", "wide", "ask", "sampling", "logits")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -12,27 +12,31 @@ from time import monotonic
 import grpc
 import grpc.aio
 
-from edgellm.errors import DeviceLost, EdgeError, ProtocolError
+from edgellm.errors import DeviceLost, EdgeError, LayersRefused, ProtocolError
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
 from edgellm.mesh.pipeline import Post, StageHost
 from edgellm.mesh.placement import DeviceCapability
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, network_loop, open_channel, run_there
+from edgellm.rpc.layers.codec import read_pieces, write_pieces
 from edgellm.rpc.protos import mesh_pb2 as pb
+from edgellm.rpc.protos.layers_pb2 import Piece
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import meet
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parsed
-from edgellm.services.mesh_codec import ENGINE, MESH, lost, read_event, write_parcel, write_work
+from edgellm.services.mesh_codec import ENGINE, MESH, lost, read_event, write_micro_batch, write_work
 from edgellm.services.server.mesh_service import HOLDS, WORK
+from edgellm.storage.layers.manifest import LayerPiece
 from edgellm.verifier.requests import VerifyRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """A device is lost after `silent_beats` heartbeats without a word, or when it has work but makes no progress for
-    `stall` seconds: no byte loaded, no block computed. Beats are counted here, so that a coordinator that was itself
-    suspended blames no device."""
+    """A device is lost after `silent_beats` heartbeats without a message, or when it has work but makes no progress for
+    `stall` seconds: no byte loaded, no block computed. The beats are those of this process, so that a coordinator that
+    was suspended blames no device."""
 
     beat: float = HEARTBEAT_SECONDS
     silent_beats: int = 12
@@ -41,7 +45,7 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A worker's address, and how to connect: with `trust` by mutual TLS, to a certain `device` if one is known."""
+    """A worker's address, and how to connect: with `trust` by mutual TLS, only to `device` if that is known."""
 
     name: str
     address: Address
@@ -54,55 +58,57 @@ class Endpoint:
         return (await meet(self.address, self.trust, self.device, HELLO_SECONDS))[0]
 
 
-class RemoteMember:
+OwnPieces = Callable[[Collection[LayerRange]], Sequence[LayerPiece]]
+"""Returns the known pieces of this device's own model file, and those of the layers given."""
+
+
+class RemoteDevice:
     """A worker that may hold a part of the model; see `edgellm.mesh.coordinator.MeshDevice`."""
 
     def __init__(
-        self, place: Endpoint, patience: Timeouts | None = None, *, direct: bool = True,
-        like: DeviceCapability | None = None,
-        layer_bytes: float = 0.0, stage_bytes: float = 0.0, recipe: str = "",
+        self, endpoint: Endpoint, timeouts: Timeouts | None = None, *, direct: bool = True,
+        known: DeviceCapability | None = None,
+        layer_bytes: float = 0.0, stage_bytes: float = 0.0, own: OwnPieces = lambda _wanted: (),
     ) -> None:  # fmt: skip
-        """Create the member. `recipe`: the digest of the recipe of this device's own file; without it, layers that were
-        brought do not count. `direct`: its stage may send rows to the next device itself, if that can be reached.
-        `like`: the known cost of its layers. Memory in bytes: `layer_bytes` for each layer with its cache, and
-        `stage_bytes` for a stage as such."""
-        self.place, self._patience, self._direct = place, patience or Timeouts(), direct
-        self.name = place.name
-        self._like = like or DeviceCapability(place.name, frozenset())
-        self._layer_bytes, self._stage_bytes, self._recipe = layer_bytes, stage_bytes, recipe
+        """Set up the device. `direct`: its stage may send rows to the next device itself, if that can be reached.
+        `known`: the known costs of its layers. A layer with its cache takes `layer_bytes` of memory, and each stage
+        `stage_bytes` more. Pieces that were brought to the worker count if they are among the `own` pieces."""
+        self.endpoint, self._timeouts, self._direct = endpoint, timeouts or Timeouts(), direct
+        self.name = endpoint.name
+        self._known = known or DeviceCapability(endpoint.name, frozenset())
+        self._layer_bytes, self._stage_bytes, self._own = layer_bytes, stage_bytes, own
 
-    def able(self, model: str) -> DeviceCapability:
-        """Ask what the worker holds. Raises DeviceLost if it does not answer, and the errors of `meet`."""
-        return run_there(self._able(model)).result()
+    def capability(self, model: str) -> DeviceCapability:
+        """Ask what the worker holds. Raise DeviceLost if it does not answer, and the errors of `meet`."""
+        known = self._own(())
+        reply = run_there(self._holds(model, known)).result()
+        layers = {piece.layers for piece in _read(reply.brought)} - {piece.layers for piece in known}
+        if layers:  # their hashes come from this device's own file: only pieces of that very file are used
+            reply = run_there(self._holds(model, self._own(layers))).result()
+        return self._capability(reply)
 
-    def was_brought(self, model: str) -> bool:
-        """Ask whether layers of a model were brought there; they count once their recipe is named. Raises as `able`."""
-        return run_there(self._holds(model)).result().brought
+    def stage_host(self) -> RemoteStageHost:
+        return RemoteStageHost(self.endpoint, self._timeouts, self._direct, self._own(()))
 
-    def seat(self) -> RemoteSeat:
-        return RemoteSeat(self.place, self._patience, self._direct)
-
-    async def _holds(self, model: str) -> pb.HoldsReply:
+    async def _holds(self, model: str, pieces: Sequence[LayerPiece]) -> pb.HoldsReply:
         channel = None
         try:
             async with asyncio.timeout(2 * HELLO_SECONDS):
-                channel = await self.place.connect()
+                channel = await self.endpoint.connect()
                 ask = channel.unary_unary(HOLDS, pb.HoldsRequest.SerializeToString, pb.HoldsReply.FromString)
-                recipe = bytes.fromhex(self._recipe)
                 reply: pb.HoldsReply = await ask(
-                    pb.HoldsRequest(protocol=MESH, model=bytes.fromhex(model), recipe=recipe)
+                    pb.HoldsRequest(protocol=MESH, model=bytes.fromhex(model), pieces=write_pieces(pieces))
                 )
         except TimeoutError:
-            raise lost(f"{self.name} at {self.place.address} does not answer.") from None
+            raise lost(f"{self.name} at {self.endpoint.address} does not answer.") from None
         except grpc.aio.AioRpcError as error:
-            raise lost(f"{self.name} at {self.place.address}: {explained(error)}") from None
+            raise lost(f"{self.name} at {self.endpoint.address}: {explained(error)}") from None
         finally:
             if channel is not None:
                 await channel.close(None)
         if reply.protocol != MESH:
             raise ProtocolError(
-                f"{self.name} speaks version {reply.protocol} of the mesh, and this device version {MESH}.",
-                "Install the same version of edgellm on both.",
+                f"{self.name} speaks version {reply.protocol} of the mesh, and this device version {MESH}.", _UPDATE
             )
         if reply.version != ENGINE:
             raise ProtocolError(
@@ -111,61 +117,63 @@ class RemoteMember:
             )
         return reply
 
-    async def _able(self, model: str) -> DeviceCapability:
-        reply = await self._holds(model)
-        most = self._like.most
+    def _capability(self, reply: pb.HoldsReply) -> DeviceCapability:
+        most = self._known.most
         if reply.memory and self._layer_bytes:
             most = min(most, max(0, int((reply.memory - self._stage_bytes) / self._layer_bytes)))
-        said = bool(reply.begins or reply.ends)  # else it can begin and end anywhere, or is older than the question
+        bounded = bool(reply.begins or reply.ends)  # else a stage there may begin and end anywhere
         return replace(
-            self._like, holds=frozenset(reply.layers), warm=frozenset(reply.warm), most=most, memory=reply.memory,
-            begins=frozenset(reply.begins) if said else None, ends=frozenset(reply.ends) if said else None,
+            self._known, holds=frozenset(reply.layers), warm=frozenset(reply.warm), most=most, memory=reply.memory,
+            begins=frozenset(reply.begins) if bounded else None, ends=frozenset(reply.ends) if bounded else None,
         )  # fmt: skip
 
 
-class RemoteSeat:
+class RemoteStageHost:
     """One stage at a worker; see `edgellm.mesh.pipeline.StageHost`."""
 
-    def __init__(self, place: Endpoint, patience: Timeouts, direct: bool = True) -> None:
-        self.place, self._patience, self._direct = place, patience, direct
-        self.name = place.name
+    def __init__(
+        self, endpoint: Endpoint, timeouts: Timeouts, direct: bool = True, pieces: Sequence[LayerPiece] = ()
+    ) -> None:
+        """`pieces`: pieces of the coordinator's own file, with which a worker that lacks the file may compute."""
+        self.endpoint, self._timeouts, self._direct, self._pieces = endpoint, timeouts, direct, tuple(pieces)
+        self.name = endpoint.name
         self.stage = os.urandom(16)
         self._orders: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._asked: dict[int, VerifyRequest] = {}
+        self._expected: dict[int, VerifyRequest] = {}
         self._work: StageSpec | None = None
         self._closed = False
         self._waiting: Callable[[], bool] = bool
-        self._heard = 0  # beats since the last word
-        self._mark: tuple[float, int] = (-1.0, -1)
-        self._moved = monotonic()
-        self._said_idle, self._unsent = False, 0
+        self._silent_beats = 0  # beats since the last message
+        self._progress_mark: tuple[float, int] = (-1.0, -1)
+        self._progressed = monotonic()
+        self._reports_idle, self._unsent = False, 0
 
     def begin(self, work: StageSpec, post: Post, after: StageHost | None, waiting: Callable[[], bool]) -> None:
         self._work, self._waiting = work, waiting
-        prepare = write_work(work, self.stage)
-        if self._direct and isinstance(after, RemoteSeat) and after.reached_from(self.place):
-            prepare.next, prepare.next_stage = str(after.place.address), after.stage
-            prepare.next_device = b"" if after.place.device is None else after.place.device.digest
+        prepare = write_work(replace(work, pieces=self._pieces), self.stage)
+        if self._direct and isinstance(after, RemoteStageHost) and after.reached_from(self.endpoint):
+            prepare.next, prepare.next_stage = str(after.endpoint.address), after.stage
+            prepare.next_device = b"" if after.endpoint.device is None else after.endpoint.device.digest
         run_there(self._live(pb.Order(prepare=prepare).SerializeToString(), work, post))
 
-    def reached_from(self, place: Endpoint) -> bool:
-        """Return whether a worker at `place` may reach this one by the coordinator's address and protocol."""
-        mine = self.place
-        return mine.address.loopback == place.address.loopback and (mine.trust is None) == (place.trust is None)
+    def reached_from(self, endpoint: Endpoint) -> bool:
+        """Return whether a worker at `endpoint` may reach this one by the coordinator's address and protocol."""
+        mine = self.endpoint
+        return mine.address.loopback == endpoint.address.loopback and (mine.trust is None) == (endpoint.trust is None)
 
     def expect(self, number: int, request: VerifyRequest) -> None:
-        """Accept an answer to this request, whichever stage the parcel was given to."""
-        self._asked[number] = request
+        """See `StageHost.expect`."""
+        self._expected[number] = request
 
-    def put(self, parcel: MicroBatch) -> None:
+    def put(self, batch: MicroBatch) -> None:
         if self._work is not None:
-            self._send(pb.Order(parcel=write_parcel(parcel, self._work.wide)))
+            self._send(pb.Order(parcel=write_micro_batch(batch, self._work.wide)))
 
-    def tell(self, session: int) -> None:
+    def request_trace(self, session: int) -> None:
         self._send(pb.Order(tell=pb.Tell(session=session)))
 
     def idle(self) -> bool:
-        return self._said_idle and not self._unsent
+        return self._reports_idle and not self._unsent
 
     def close(self) -> None:
         self._closed = True
@@ -179,12 +187,12 @@ class RemoteSeat:
         self._orders.put_nowait(order)
 
     async def _live(self, prepare: bytes, work: StageSpec, post: Post) -> None:
-        gone = StageLost(lost("the line to it is closed."))
+        lost_stage = StageLost(lost("the line to it is closed."))
         channel = None
         tasks: list[asyncio.Task[None]] = []
         try:
             async with asyncio.timeout(2 * HELLO_SECONDS):
-                channel = await self.place.connect()
+                channel = await self.endpoint.connect()
             call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(WORK, bytes, bytes)()  # type: ignore[call-arg]
             works = (self._write(call, prepare), self._read(call, work, post), self._beats())
             tasks = [asyncio.ensure_future(one) for one in works]
@@ -192,14 +200,14 @@ class RemoteSeat:
             for task in done:
                 task.result()
         except TimeoutError:
-            gone = StageLost(lost(f"nobody answers at {self.place.address}."))
+            lost_stage = StageLost(lost(f"nobody answers at {self.endpoint.address}."))
         except grpc.aio.AioRpcError as error:
             blamed = error.code() not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED)
-            gone = StageLost(lost(explained(error)), blamed)
+            lost_stage = StageLost(lost(explained(error)), blamed)
         except ProtocolError as error:
-            gone = StageLost(lost(f"it breaks the contract: {error}"))
+            lost_stage = StageLost(lost(f"it breaks the contract: {error}"))
         except EdgeError as error:
-            gone = StageLost(error)
+            lost_stage = StageLost(error)
         finally:
             for task in tasks:
                 task.cancel()
@@ -207,7 +215,7 @@ class RemoteSeat:
             if channel is not None:
                 await channel.close(None)
             if not self._closed:
-                post(gone)
+                post(lost_stage)
 
     async def _write(self, call: grpc.aio.StreamStreamCall[bytes, bytes], prepare: bytes) -> None:
         """Send orders until the end; the reader reports a broken stream."""
@@ -224,47 +232,51 @@ class RemoteSeat:
     ) -> None:
         while isinstance(data := await call.read(), bytes):
             report = parsed(pb.Report, data)
-            self._heard = 0
+            self._silent_beats = 0
             if report.WhichOneof("report") == "working":
                 self._progress(report)
-            elif (event := read_event(report, work, self._asked)) is not None:
+            elif (event := read_event(report, work, self._expected)) is not None:
                 if report.WhichOneof("report") == "answer":
-                    self._asked.pop(report.answer.verdict.round, None)
+                    self._expected.pop(report.answer.verdict.round, None)
                 post(event)
         raise lost("it has ended the stage.")
 
     def _progress(self, report: pb.Report) -> None:
         """Record the worker's progress; an idle device need not make any."""
         mark = (report.progress, report.working.step)
-        idle = not report.working.round and self._work is not None and report.progress >= self._all(self._work)
-        self._said_idle = idle
-        if mark != self._mark or idle:
-            self._mark, self._moved = mark, monotonic()
-
-    def _all(self, work: StageSpec) -> int:
-        return len(work.layers)
+        idle = not report.working.round and self._work is not None and report.progress >= len(self._work.layers)
+        self._reports_idle = idle
+        if mark != self._progress_mark or idle:
+            self._progress_mark, self._progressed = mark, monotonic()
 
     async def _beats(self) -> None:
-        patience = self._patience
-        self._moved = monotonic()
+        timeouts = self._timeouts
+        self._progressed = monotonic()
         while True:
             began = monotonic()
-            await asyncio.sleep(patience.beat)
+            await asyncio.sleep(timeouts.beat)
             if self._waiting():
                 self._orders.put_nowait(_WAITING)
-            if monotonic() - began < 2 * patience.beat:  # if late itself, no evidence of silence
-                self._heard += 1
-            if self._heard > patience.silent_beats:
+            if monotonic() - began < 2 * timeouts.beat:  # else this process was late, and not the worker silent
+                self._silent_beats += 1
+            if self._silent_beats > timeouts.silent_beats:
                 raise DeviceLost("it gives no sign of life.", "Is it asleep, or out of reach?")
-            if monotonic() - self._moved > patience.stall:
-                raise DeviceLost(f"it has got no further for {patience.stall:g} seconds.", "Is it overloaded?")
+            if monotonic() - self._progressed > timeouts.stall:
+                raise DeviceLost(f"it has got no further for {timeouts.stall:g} seconds.", "Is it overloaded?")
 
 
+def _read(pieces: Sequence[Piece]) -> Sequence[LayerPiece]:
+    with suppress(LayersRefused):
+        return read_pieces(pieces)
+    return ()
+
+
+_UPDATE = "Install the same version of edgellm on both."
 _WAITING = pb.Order(waiting=pb.Waiting()).SerializeToString()
 
 
 def explained(error: grpc.aio.AioRpcError) -> str:
-    """Return gRPC's error as text for people."""
+    """Return gRPC's error as a text for people."""
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return "what answers there is no worker (edgellm serve --role worker starts one)."
     if error.code() is grpc.StatusCode.UNAVAILABLE:

@@ -1,11 +1,11 @@
-"""The worker's side of `mesh.proto`: one stage for each coordinator that asks, and its line to the next stage."""
+"""The worker's side of `mesh.proto`: a stage for each coordinator that asks, and the stream to the next stage."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -18,16 +18,18 @@ from edgellm.errors import (
     EdgeError,
     EngineFailed,
     LayersMissing,
+    LayersRefused,
     MemoryShort,
     ProtocolError,
     StoreFull,
 )
-from edgellm.mesh.layer_sources import StoredLayers, known_as
+from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.messages import Event, Failed, Forward, StageLost, StageSpec
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, TAKE_SECONDS, open_channel
+from edgellm.rpc.layers.codec import read_pieces, write_pieces
 from edgellm.rpc.lines import alike, on_this_machine, places_of
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method
@@ -36,89 +38,100 @@ from edgellm.rpc.trust.handshake import meet
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parsed
-from edgellm.services.mesh_codec import ENGINE, MESH, read_parcel, read_work, write_event, write_parcel, write_working
+from edgellm.services.mesh_codec import (
+    ENGINE,
+    MESH,
+    read_micro_batch,
+    read_work,
+    write_event,
+    write_micro_batch,
+    write_working,
+)
 from edgellm.services.server.verification_service import Happened, ServerEvent
-from edgellm.storage.layers.manifest import Recipe
+from edgellm.storage.layers.manifest import LayerPiece
 
-MET_SECONDS = 15.0  # the next stage may wait for its coordinator first
+CONNECT_SECONDS = 15.0  # the next stage may have to be prepared first
 _CARRY = "/edgellm.v1.Mesh/Carry"
 
 
-class LineBroken(EdgeError):
-    """The next stage was met, and cannot be reached any more."""
+class ForwardingFailed(EdgeError):
+    """The next stage cannot be reached, or can no longer be reached."""
 
 
 class StageForwarder:
-    """To the stage that `prepare` names. It is met in the background; until that is decided, parcels wait."""
+    """Sends micro-batches to the next stage, which `prepare` names. It connects in the background."""
 
     def __init__(self, prepare: pb.Prepare, trust: Trust | None, near: bool) -> None:
-        """`near`: the coordinator is on this machine, so it may have this device dial on loopback."""
+        """`near`: the coordinator is on this machine, so the next stage may be on loopback."""
         self._prepare, self._trust, self._near = prepare, trust, near
         self._channel: grpc.aio.Channel | None = None
         self._call: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
-        self._meeting = asyncio.create_task(self._meet())
+        self._connecting = asyncio.create_task(self._connect())
 
-    async def met(self) -> bool:
-        """Return whether the next stage was reached; if not, the coordinator has to pass parcels on from now on."""
-        return await asyncio.shield(self._meeting)
+    async def connected(self) -> bool:
+        """Return whether the next stage was reached; if not, the coordinator has to forward micro-batches."""
+        return await asyncio.shield(self._connecting)
 
-    async def send(self, parcel: pb.MeshParcel) -> None:
-        """Send a parcel to the next stage. Raises LineBroken."""
+    async def send(self, batch: pb.MeshParcel) -> None:
+        """Send a micro-batch to the next stage. Raise ForwardingFailed."""
         try:
             if self._call is not None:
-                await self._call.write(pb.Carried(parcel=parcel).SerializeToString())
+                await self._call.write(pb.Carried(parcel=batch).SerializeToString())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            raise LineBroken(f"The next stage at {self._prepare.next} is gone.", "Prepare the stage again.") from None
+            raise ForwardingFailed(
+                f"The next stage at {self._prepare.next} is gone.", "Prepare the stage again."
+            ) from None
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         """Cancel the stream, and close the channel in the background."""
-        self._meeting.cancel()
+        self._connecting.cancel()
         if self._call is not None:
             self._call.cancel()
         if self._channel is not None:
             self._closing = asyncio.ensure_future(self._channel.close(None))
 
-    async def _meet(self) -> bool:
-        nobody = LineBroken("The next stage cannot be reached.", "The coordinator passes on.")
+    async def _connect(self) -> bool:
+        unreachable = ForwardingFailed("The next stage cannot be reached.", _INDIRECT)
         with suppress(EdgeError):
-            place = self._place()
-            async with alike(self._near or self._trust is None, _ERRORS, nobody), asyncio.timeout(MET_SECONDS):
-                self._channel = await self._dial(place)
+            address = self._address()
+            async with alike(self._near or self._trust is None, _ERRORS, unreachable), asyncio.timeout(CONNECT_SECONDS):
+                self._channel = await self._dial(address)
                 call = self._channel.stream_stream(_CARRY, bytes, bytes)()  # type: ignore[call-arg]  # written to
                 meeting = pb.Meeting(protocol=self._prepare.protocol, stage=self._prepare.next_stage)
                 await call.write(pb.Carried(meeting=meeting).SerializeToString())
                 if isinstance(await call.read(), bytes):
                     self._call = call
                     return True
-                raise nobody
+                raise unreachable
         if self._channel is not None:
             channel, self._channel = self._channel, None
             with suppress(grpc.aio.AioRpcError):
                 await channel.close(None)
         return False
 
-    def _place(self) -> Address:
+    def _address(self) -> Address:
         """Return the address of the next stage.
 
         Raises:
-            LineBroken: this device does not know it to be there; then the coordinator passes on.
+            ForwardingFailed: this device does not know it to be there.
         """
         asked, device = self._prepare.next, bytes(self._prepare.next_device)
         if self._trust is None:
             return Address.parse(asked)
         peers = [peer for peer in self._trust.peers.all() if not device or peer.id.digest == device]
-        for place in (place for peer in peers for place in places_of(peer, asked, self._near)):
-            if str(place) == asked:
-                return place
-        raise LineBroken(f"No paired device is known to be at {asked}.", "The coordinator passes on.")
+        for address in (address for peer in peers for address in places_of(peer, asked, self._near)):
+            if str(address) == asked:
+                return address
+        raise ForwardingFailed(f"No paired device is known to be at {asked}.", _INDIRECT)
 
-    async def _dial(self, place: Address) -> grpc.aio.Channel:
+    async def _dial(self, address: Address) -> grpc.aio.Channel:
         if self._trust is None:
-            return open_channel(place)
+            return open_channel(address)
         device = DeviceID(self._prepare.next_device) if self._prepare.next_device else None
-        return (await meet(place, self._trust, device, HELLO_SECONDS))[0]
+        return (await meet(address, self._trust, device, HELLO_SECONDS))[0]
 
 
+_INDIRECT = "The coordinator forwards micro-batches."
 _ERRORS = (EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError)
 
 
@@ -126,15 +139,15 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["Mesh"]
 SERVICE = _SERVICE.full_name
 HOLDS, WORK, CARRY = (f"/{SERVICE}/{name}" for name in ("Holds", "Work", "Carry"))
 _SETTLE_SECONDS = 1.0
-MEET_SECONDS = 10.0  # how long the stage before is kept waiting until the coordinator has prepared this one
+MEET_SECONDS = 10.0  # for which the preceding stage waits until the coordinator has prepared this one
 
 Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 M = TypeVar("M", bound=Message)
 
 
 @dataclass(slots=True, eq=False)
-class _Seated:
-    """A stage, and what waits for its coordinator."""
+class _ServedStage:
+    """A stage, and the events that wait for its coordinator."""
 
     stage: Stage
     out: asyncio.Queue[Event | None]
@@ -145,20 +158,20 @@ class WorkerService:
 
     def __init__(
         self,
-        shelf: WeightCache,
+        cache: WeightCache,
         *,
         threads: int | None,
-        tell: Callable[[ServerEvent], None],
+        notify: Callable[[ServerEvent], None],
         trust: Trust | None,
         guard: AuthInterceptor | None,
         stored: StoredLayers | None = None,
     ) -> None:
-        """With a `guard`, answer only paired devices with the right to compute here. `stored` are the layers on the
-        `shelf` that other devices brought."""
-        self._shelf, self._threads, self._tell, self._stored = shelf, threads, tell, stored
+        """With a `guard`, answer only paired devices with the right to compute here. `stored` are those sources of the
+        `cache` that other devices brought."""
+        self._cache, self._threads, self._notify, self._stored = cache, threads, notify, stored
         self._trust, self._guard = trust, guard
-        self._stages: dict[bytes, _Seated] = {}
-        self._arrived = asyncio.Condition()
+        self._stages: dict[bytes, _ServedStage] = {}
+        self._changed = asyncio.Condition()
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the handler for `grpc.aio.Server.add_generic_rpc_handlers`."""
@@ -176,44 +189,42 @@ class WorkerService:
     def _guarded(self, method: Method) -> Any:
         return method if self._guard is None else self._guard.over(method, Right.COMPUTE)
 
-    async def holds(self, request: pb.HoldsRequest, _context: Stream) -> pb.HoldsReply:
+    async def holds(self, request: pb.HoldsRequest, context: Stream) -> pb.HoldsReply:
         """Reply with the layers of a model that are here."""
-        layers, file, recipe = self._shelf.layers, request.model.hex(), request.recipe.hex()
-        model = await asyncio.to_thread(known_as, layers, file, recipe)
-        held, bounds = await asyncio.to_thread(lambda: (layers.held(model), layers.bounds(model)))
-        brought = await asyncio.to_thread(self._brought, file)
-        anywhere = bounds.begins == bounds.ends == held
-        return pb.HoldsReply(
-            protocol=MESH, layers=sorted(held), warm=sorted(self._shelf.warm(model)), memory=self._shelf.left,
-            version=ENGINE, begins=[] if anywhere else sorted(bounds.begins),
-            ends=[] if anywhere else sorted(bounds.ends), brought=bool(brought),
-        )  # fmt: skip
+        try:
+            return await asyncio.to_thread(self._holds, request.model.hex(), read_pieces(request.pieces))
+        except EdgeError as error:
+            await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
 
-    def _brought(self, file: str) -> Sequence[Recipe]:
-        return () if self._stored is None else self._stored.store.recipes(file)
+    def _holds(self, file: str, pieces: Sequence[LayerPiece]) -> pb.HoldsReply:
+        reply = pb.HoldsReply(protocol=MESH, memory=self._cache.left, version=ENGINE)
+        if (model := self._cache.layers.open(file, pieces)) is not None:
+            reply.layers.extend(sorted(model.held))
+            reply.warm.extend(sorted(self._cache.warm(model)))
+            reply.begins.extend(piece.start for piece in model.pieces or ())
+            reply.ends.extend(piece.last for piece in model.pieces or ())
+        if self._cache.layers.open(file) is None:  # else the pieces are not needed
+            reply.brought.extend(write_pieces(sorted(self._brought(file))))
+        return reply
 
-    def _bound(self, work: StageSpec) -> StageSpec:
-        """Return the work with `model` replaced by the name under which the layers are known here.
+    def _brought(self, file: str) -> Collection[LayerPiece]:
+        return () if self._stored is None else self._stored.store.pieces(file)
 
-        Raises:
-            LayersMissing: what was brought for this model is not what the coordinator's own file gives.
-        """
-        model = known_as(self._shelf.layers, work.model, work.recipe)
-        if not self._shelf.layers.held(model) and (others := self._brought(work.model)):
-            named = f"the recipe {work.recipe[:16]}" if work.recipe else "no recipe"
+    def _check(self, work: StageSpec) -> None:
+        """Raise LayersMissing if layers of this model were brought, but not those of the coordinator's own file."""
+        if self._cache.layers.open(work.model, work.pieces) is None and self._brought(work.model):
             raise LayersMissing(
-                f"The layers of {work.name} that were brought to this device are those of the recipe"
-                f" {others[0].digest[:16]}, and the coordinator names {named}.",
-                "Bring those of the coordinator's own file: edgellm mesh deploy",
+                f"The layers of {work.name} that were brought to this device are not those of the coordinator's own"
+                " file.",
+                "Bring those: edgellm mesh deploy",
             )
-        return replace(work, model=model)
 
     async def work(self, _orders: Any, stream: Stream) -> None:
         """Serve one stage, from Prepare to the end of the stream."""
         try:
             await self._stage(stream)
         except EdgeError as error:
-            self._tell(ServerEvent(Happened.FAILED, f"A stage has ended: {error.what}"))
+            self._notify(ServerEvent(Happened.FAILED, f"A stage has ended: {error.what}"))
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
 
     async def _stage(self, stream: Stream) -> None:
@@ -221,7 +232,8 @@ class WorkerService:
         if first is None or first.WhichOneof("order") != "prepare":
             raise ProtocolError("A stage begins with something else than Prepare.", _UPDATE)
         prepare = first.prepare
-        work = await asyncio.to_thread(self._bound, read_work(prepare))
+        work = read_work(prepare)
+        await asyncio.to_thread(self._check, work)
         loop = asyncio.get_running_loop()
         out: asyncio.Queue[Event | None] = asyncio.Queue()
 
@@ -229,72 +241,72 @@ class WorkerService:
             with suppress(RuntimeError):  # the loop has ended with the process
                 loop.call_soon_threadsafe(out.put_nowait, event)
 
-        what = f"layers {work.layers} of {work.name}"
-        stage = await self._made(work, post)
-        line: StageForwarder | None = None
+        what = f"{work.layers.named} of {work.name}"
+        stage = await self._new_stage(work, post)
+        forwarder: StageForwarder | None = None
         try:
-            self._tell(ServerEvent(Happened.CONNECTED, f"Loading {what} for {stream.peer()}."))
-            line = (
+            self._notify(ServerEvent(Happened.CONNECTED, f"Loading {what} for {stream.peer()}."))
+            forwarder = (
                 StageForwarder(prepare, self._trust, on_this_machine(stream))
                 if prepare.next and not work.ends
                 else None
             )
             stage.start()
-            async with self._known(prepare.stage, _Seated(stage, out)):
-                coordinator = _Coordinator(stream)
+            async with self._registered(prepare.stage, _ServedStage(stage, out)):
+                coordinator = _ReportStream(stream)
                 try:
                     await _first_of(
                         self._orders(stage, post, stream),
-                        self._reports(stage, line, out, coordinator),
-                        self._alive(stage, coordinator),
+                        self._reports(stage, forwarder, out, coordinator),
+                        self._heartbeats(stage, coordinator),
                     )
                 finally:
                     await coordinator.settle()
         finally:
             closing = asyncio.ensure_future(asyncio.to_thread(stage.close))
-            if line is not None:
-                line.hang_up()
-            closing.add_done_callback(lambda _: self._tell(ServerEvent(Happened.ENDED, f"Done with {what}.")))
+            if forwarder is not None:
+                forwarder.close()
+            closing.add_done_callback(lambda _: self._notify(ServerEvent(Happened.ENDED, f"Done with {what}.")))
             await asyncio.shield(closing)
 
-    async def _made(self, work: StageSpec, post: Callable[[Event], None]) -> Stage:
-        """Create a stage, which may wait for memory; if the call is cancelled, close the stage once it is made."""
-        making = asyncio.ensure_future(asyncio.to_thread(Stage, work, self._shelf, post, threads=self._threads))
+    async def _new_stage(self, work: StageSpec, post: Callable[[Event], None]) -> Stage:
+        """Create a stage, which may wait for memory. If the call is cancelled, close the stage once it is created."""
+        making = asyncio.ensure_future(asyncio.to_thread(Stage, work, self._cache, post, threads=self._threads))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
-            making.add_done_callback(_given_up)
+            making.add_done_callback(_close_abandoned)
             raise
 
     async def carry(self, _parcels: Any, stream: Stream) -> None:
-        """Take in parcels from the stage before."""
+        """Receive micro-batches from the preceding stage."""
         try:
             first = await _next(stream, pb.Carried)
             if first is None or first.WhichOneof("carried") != "meeting" or first.meeting.protocol != MESH:
-                raise ProtocolError("Parcels come without a meeting.", _UPDATE)
-            seated = await self._seated(first.meeting.stage)
+                raise ProtocolError("Micro-batches come without a Meeting.", _UPDATE)
+            served = await self._served(first.meeting.stage)
             await stream.write(pb.Met().SerializeToString())
             while (frame := await _next(stream, pb.Carried)) is not None:
-                _put(seated.stage, frame.parcel, seated.out.put_nowait)
+                _put(served.stage, frame.parcel, served.out.put_nowait)
         except EdgeError as error:
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
 
-    async def _seated(self, name: bytes) -> _Seated:
+    async def _served(self, name: bytes) -> _ServedStage:
         """Return the stage of this name, once its coordinator has prepared it."""
         try:
-            async with asyncio.timeout(MEET_SECONDS), self._arrived:
-                await self._arrived.wait_for(lambda: name in self._stages)
+            async with asyncio.timeout(MEET_SECONDS), self._changed:
+                await self._changed.wait_for(lambda: name in self._stages)
         except TimeoutError:
-            raise ProtocolError("Nobody has prepared such a stage here.", _UPDATE) from None
+            raise ProtocolError("No such stage was prepared here.", _UPDATE) from None
         return self._stages[name]
 
     @asynccontextmanager
-    async def _known(self, name: bytes, seated: _Seated) -> AsyncIterator[None]:
+    async def _registered(self, name: bytes, served: _ServedStage) -> AsyncIterator[None]:
         if name in self._stages:
             raise ProtocolError("A stage is prepared twice.", _UPDATE)
-        async with self._arrived:
-            self._stages[name] = seated
-            self._arrived.notify_all()
+        async with self._changed:
+            self._stages[name] = served
+            self._changed.notify_all()
         try:
             yield
         finally:
@@ -306,49 +318,49 @@ class WorkerService:
             if kind == "parcel":
                 _put(stage, order.parcel, post)
             elif kind == "tell":
-                stage.tell(order.tell.session)
+                stage.post_trace(order.tell.session)
             elif kind == "waiting":
                 stage.touch()
             else:
                 raise ProtocolError("A stage is prepared twice, or an order is empty.", _UPDATE)
 
     async def _reports(
-        self, stage: Stage, line: StageForwarder | None, out: asyncio.Queue[Event | None], to: _Coordinator
+        self, stage: Stage, forwarder: StageForwarder | None, out: asyncio.Queue[Event | None], to: _ReportStream
     ) -> None:
         """Send the stage's events: rows to the next stage if it can be reached, all else to the coordinator."""
         while (event := await out.get()) is not None:
             if isinstance(event, StageLost):
                 raise event.error
-            if isinstance(event, Forward) and line is not None and await line.met():
-                await line.send(write_parcel(event.parcel, stage.work.wide))
+            if isinstance(event, Forward) and forwarder is not None and await forwarder.connected():
+                await forwarder.send(write_micro_batch(event.batch, stage.work.wide))
             elif (report := write_event(event, stage.work.wide)) is not None:
                 await to.write(report)
 
-    async def _alive(self, stage: Stage, to: _Coordinator) -> None:
-        """Send signs of life, as long as the stage is used."""
+    async def _heartbeats(self, stage: Stage, to: _ReportStream) -> None:
+        """Send heartbeats, as long as the stage is used."""
         while True:
             await to.write(write_working(stage.progress))
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            if stage.idle > self._shelf.keep:
-                raise StageIdle(f"Nothing was asked for {self._shelf.keep:g} seconds.", "Prepare the stage again.")
+            if stage.idle > self._cache.keep:
+                raise StageIdle(f"Nothing was asked for {self._cache.keep:g} seconds.", "Prepare the stage again.")
 
 
-def _given_up(made: asyncio.Future[Stage]) -> None:
-    if made.exception() is None:
-        made.result().close()
+def _close_abandoned(making: asyncio.Future[Stage]) -> None:
+    if making.exception() is None:
+        making.result().close()
 
 
-class _Coordinator:
-    """The reader of a stage's reports. One report is handed out after the other: a stream has no room for two."""
+class _ReportStream:
+    """The stream of a stage's reports. They are written one after the other, as gRPC demands."""
 
     def __init__(self, stream: Stream) -> None:
-        self._stream, self._turn = stream, asyncio.Lock()
+        self._stream, self._one_at_a_time = stream, asyncio.Lock()
         self._writing: asyncio.Future[None] | None = None
 
     async def write(self, report: pb.Report) -> None:
-        """Send a report. Raises DeviceStuck if the coordinator does not read it in time."""
+        """Send a report. Raise DeviceStuck if the coordinator does not read it in time."""
         try:
-            async with self._turn, asyncio.timeout(TAKE_SECONDS):
+            async with self._one_at_a_time, asyncio.timeout(TAKE_SECONDS):
                 self._writing = asyncio.ensure_future(self._stream.write(report.SerializeToString()))
                 await asyncio.shield(self._writing)
         except TimeoutError:
@@ -359,23 +371,23 @@ class _Coordinator:
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=_SETTLE_SECONDS)
             if self._writing.done() and not self._writing.cancelled():
-                self._writing.exception()  # who has hung up is not told
+                self._writing.exception()  # so that asyncio does not log it
 
 
 class StageIdle(EdgeError):
-    """A stage that nobody uses is given up, for its memory's sake."""
+    """A stage that is not used is closed to free its memory."""
 
 
 def _put(stage: Stage, message: pb.MeshParcel, post: Callable[[Event], None]) -> None:
-    """Give a parcel to a stage. A parcel that breaks the rules fails by itself: the stage has other sessions."""
+    """Queue a micro-batch. One that breaks the rules fails by itself, because the stage has other sessions."""
     try:
-        stage.put(read_parcel(message, stage.work))
+        stage.put(read_micro_batch(message, stage.work))
     except EdgeError as error:
         post(Failed(message.session, message.number, error))
 
 
 async def _first_of(*works: Any) -> None:
-    """Run all until one of them ends, then cancel the others; raise the error of that one."""
+    """Run all until one of them ends, and cancel the others. Raise the error of the one that ended."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -396,12 +408,13 @@ async def _next(stream: Stream, kind: type[M]) -> M | None:
 
 _STATUS = {
     ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+    LayersRefused: grpc.StatusCode.INVALID_ARGUMENT,
     LayersMissing: grpc.StatusCode.FAILED_PRECONDITION,
     MemoryShort: grpc.StatusCode.FAILED_PRECONDITION,
     StoreFull: grpc.StatusCode.FAILED_PRECONDITION,
     DiskFull: grpc.StatusCode.FAILED_PRECONDITION,
     StageIdle: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    LineBroken: grpc.StatusCode.ABORTED,
+    ForwardingFailed: grpc.StatusCode.ABORTED,
     EngineFailed: grpc.StatusCode.INTERNAL,
 }
 _UPDATE = "Run the same version of edgellm on both sides."

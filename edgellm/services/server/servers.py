@@ -299,7 +299,7 @@ class WorkerServer(Listener):
 
     def __init__(
         self,
-        shelf: WeightCache,
+        cache: WeightCache,
         address: Address,
         *,
         threads: int | None = None,
@@ -315,14 +315,14 @@ class WorkerServer(Listener):
             PairingRequired: the address is not loopback, and there is no `trust`.
         """
         super().__init__(address, trust)
-        self.shelf = shelf
+        self.cache = cache
         self._threads, self._offers = threads, offers
         self._tell = on_event or (lambda _event: None)
         self._stored = stored
 
     def close(self) -> None:
         """Release all weights."""
-        self.shelf.tidy(everything=True)
+        self.cache.tidy(everything=True)
 
     async def _serve(self) -> None:
         server = new_server()
@@ -331,7 +331,7 @@ class WorkerServer(Listener):
         if guard is not None:
             tasks.append(asyncio.create_task(guard.watch()))
         service = WorkerService(
-            self.shelf, threads=self._threads, tell=self._tell, trust=self.trust, guard=guard, stored=self._stored
+            self.cache, threads=self._threads, notify=self._tell, trust=self.trust, guard=guard, stored=self._stored
         )
         server.add_generic_rpc_handlers((service.handlers(),))
         if self._stored is not None:
@@ -362,5 +362,5 @@ class WorkerServer(Listener):
     async def _tidy(self) -> None:
         while True:
             await asyncio.sleep(_TIDY_SECONDS)
-            if gone := await asyncio.to_thread(self.shelf.tidy):
+            if gone := await asyncio.to_thread(self.cache.tidy):
                 self._tell(ServerEvent(Happened.ENDED, f"{gone} pieces of models that nobody used were given back."))

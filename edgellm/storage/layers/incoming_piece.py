@@ -1,4 +1,4 @@
-"""A piece that is arriving: it gets its name when every byte is there and the hash is right, and not before."""
+"""An arriving piece: it gets its name only when every byte is there and the hash is right."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Partial:
         self._path, self._final = path, whole
         self._digest = hashlib.sha256()
         self.size = 0  # bytes that have arrived
-        with told(path):
+        with os_errors(path):
             self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | _PLAIN, 0o600), "r+b", buffering=0)
             while data := self._file.read(_STEP):
                 self._digest.update(data)
@@ -51,7 +51,7 @@ class Partial:
             raise LayersRefused(
                 f"{str(self.piece).capitalize()} was announced with {self.piece.size} bytes, and more arrive.", _AGAIN
             )
-        with told(self._path):
+        with os_errors(self._path):
             try:
                 left = memoryview(data)
                 while left:
@@ -72,19 +72,22 @@ class Partial:
             LayersCorrupt: the hash differs, or the file does not hold the piece's layers; nothing stays.
         """
         if self.size < self.piece.size:
-            raise LayersRefused(f"Of {self.piece}, {self.size} of {self.piece.size} bytes are there.", _AGAIN)
+            raise LayersRefused(
+                f"{str(self.piece).capitalize()} is incomplete: {self.size} of {self.piece.size} bytes are there.",
+                _AGAIN,
+            )
         if self._digest.hexdigest() != self.piece.sha256:
             self._drop()
-            raise LayersCorrupt(f"What arrived is not {self.piece}: its SHA-256 is another one.", _AGAIN)
+            raise LayersCorrupt(f"The bytes that arrived are not {self.piece}: their SHA-256 differs.", _AGAIN)
         try:
             layers = check_cuttable(check_gguf(self._path))
         except EdgeError as error:
             self._drop()
-            raise LayersCorrupt(f"What arrived for {self.piece} is no model: {error.what}", _AGAIN) from None
+            raise LayersCorrupt(f"What arrived for {self.piece} is not a model: {error.what}", _AGAIN) from None
         if layers != len(self.piece.layers):
             self._drop()
-            raise LayersCorrupt(f"What arrived for {self.piece} holds {layers} layers.", _AGAIN)
-        with told(self._path):
+            raise LayersCorrupt(f"What arrived for {self.piece} is a model of {layers} layers.", _AGAIN)
+        with os_errors(self._path):
             if self._final.is_file() and self._final.stat().st_size == self.piece.size:  # another process was faster
                 self._drop()
                 return self._final
@@ -108,8 +111,8 @@ class Partial:
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
-    """Turn the system's errors about `path` into ours: DiskFull, or LayersRefused."""
+def os_errors(path: Path) -> Iterator[None]:
+    """Raise the system's errors about `path` as `DiskFull` or `LayersRefused`."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,8 @@
 """The pieces into which a model is cut, for devices to keep: each a GGUF of its own, known by its SHA-256.
 
-A piece is one layer, or several in a row. The first piece carries the embedding and the tokeniser, the last one the
-norm and the head. A recipe names every piece of a model, so it is enough to tell which layers are where.
+A piece holds consecutive layers of a model. The first piece carries the embedding and the tokeniser, the last one the
+norm and the head. Stages are cut on a grid (`grid`): pieces of about 32 MB, as every block of layers has a cost in each
+pass (`bench.mesh.pass_cost`), and aligned, so that another split of the model needs most of the same pieces.
 """
 
 from __future__ import annotations
@@ -9,31 +10,33 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from edgellm.engine import check_cuttable, check_gguf, cut_bytes
+from edgellm.engine import GgufHeader, check_cuttable, check_gguf, cut_bytes
 from edgellm.engine.gguf.reader import MAX_LAYERS
 from edgellm.errors import InvalidOption, LayersRefused, StateDamaged
-from edgellm.layer_range import LayerRange
+from edgellm.layer_range import LayerRange, chain
 from edgellm.places import cache_dir
-from edgellm.storage.fingerprint import QUICK, fingerprint
+from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.state import read_json, write_state
 
 NAME_MOST = 200  # characters
 PIECE_MOST = 2**40  # bytes
+PIECES_MOST = 4 * MAX_LAYERS
+PIECE_BYTES = 32 * 2**20
+"""The size up to which consecutive layers are put into one piece: the cost of a block is small beside its computing."""
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
-_LABEL = b"edgellm recipe 1\0"
-_CUT = 1  # raise this when the same cut gives other bytes: remembered recipes are then made again
+_CUT = 1  # raise this when the same cut gives other bytes: remembered hashes are then found again
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class LayerPiece:
     """The layers `first` to `last`, counted from 0, both included, in a file of `size` bytes with this SHA-256 in hex.
 
@@ -60,14 +63,16 @@ class LayerPiece:
 
     def __str__(self) -> str:
         """Return a text for people, who count layers from 1."""
-        return f"layer {self.layers}" if self.first == self.last else f"layers {self.layers}"
+        return self.layers.named
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """All pieces of a model, in order. `fingerprint` is the SHA-256 of the whole model's file, `layers` their number.
+class Manifest:
+    """Pieces of a model, in ascending order; they need not be all of it, and may overlap.
 
-    Raises `LayersRefused` where the pieces do not make up the model.
+    `fingerprint` is the SHA-256 of the whole model's file in hex, and `layers` the number of the model's layers.
+
+    Raises `LayersRefused` for pieces that the model cannot have.
     """
 
     fingerprint: str
@@ -83,22 +88,10 @@ class Recipe:
             raise _refused(f"a model with the name {self.name[:80]!r}")
         if not _ARCHITECTURE.fullmatch(self.architecture):
             raise _refused(f"a model of the architecture {self.architecture[:80]!r}")
-        ends = [-1, *(piece.last for piece in self.pieces)]
-        if [piece.first for piece in self.pieces] != [end + 1 for end in ends[:-1]] or ends[-1] != self.layers - 1:
-            raise _refused(f"pieces that do not make up the {self.layers} layers of {self.name}")
-
-    @property
-    def digest(self) -> str:
-        """Return the identity of this recipe: a SHA-256 in hex over everything that decides what its layers compute.
-
-        Two recipes with one digest are made of the same bytes. The name is for people, and left out.
-        """
-        architecture = self.architecture.encode()
-        hashed = hashlib.sha256(_LABEL + bytes.fromhex(self.fingerprint))
-        hashed.update(struct.pack(">II", len(architecture), self.layers) + architecture)
-        for piece in self.pieces:
-            hashed.update(struct.pack(">IIQ", piece.first, piece.last, piece.size) + bytes.fromhex(piece.sha256))
-        return hashed.hexdigest()
+        if not 0 < len(self.pieces) <= PIECES_MOST or any(one >= other for one, other in pairwise(self.pieces)):
+            raise _refused(f"a list of {len(self.pieces)} pieces in this order")
+        if max(piece.last for piece in self.pieces) >= self.layers:
+            raise _refused(f"a piece behind the {self.layers} layers of {self.name}")
 
     @property
     def size(self) -> int:
@@ -106,25 +99,24 @@ class Recipe:
         return sum(piece.size for piece in self.pieces)
 
     def covering(self, layers: LayerRange) -> tuple[LayerPiece, ...]:
-        """Return the pieces that hold these layers.
+        """Return the fewest pieces that make up these layers.
 
         Raises:
-            InvalidOption: the model has no such layers, or a piece also has others.
+            InvalidOption: the model has no such layers, or its pieces begin and end elsewhere.
         """
-        found = tuple(piece for piece in self.pieces if piece.last >= layers.start and piece.first < layers.stop)
-        if not found or found[0].first != layers.start or found[-1].last != layers.last:
+        pieces = {piece.layers: piece for piece in self.pieces}
+        if not (found := chain(pieces, layers)):
             raise InvalidOption(
-                f"{self.name} has no pieces for the layers {layers}.",
-                f"Its layers run from 1 to {self.layers}.",
+                f"{self.name} has no pieces for the layers {layers}.", f"Its layers run from 1 to {self.layers}."
             )
-        return found
+        return tuple(pieces[one] for one in found)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Recipe:
-        """Return the recipe that `to_json` wrote; raise `LayersRefused` for anything else."""
+    def from_json(cls, found: Mapping[str, Any]) -> Manifest:
+        """Return the manifest that `to_json` wrote; raise `LayersRefused` for anything else."""
         try:
             pieces = tuple(
                 LayerPiece(int(one["first"]), int(one["last"]), int(one["size"]), str(one["sha256"]))
@@ -133,77 +125,116 @@ class Recipe:
             fingerprint, name, architecture = (str(found[key]) for key in ("fingerprint", "name", "architecture"))
             return cls(fingerprint, name, architecture, int(found["layers"]), pieces)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-            raise _refused(f"a recipe that cannot be read ({error})") from None
+            raise _refused(f"a manifest that cannot be read ({error})") from None
 
 
-def recipe_of(model: Path, progress: Callable[[float], None] | None = None) -> Recipe:
-    """Return the recipe of a model file, one piece per layer.
-
-    The file is read once, and the recipe remembered; `progress` is called with shares from 0 to 1.
+def layers_per_piece(header: GgufHeader) -> int:
+    """Return how many layers of a model go into one piece.
 
     Raises:
+        ModelCorrupt, ModelUnsupported: as for `check_cuttable`.
+    """
+    layers = check_cuttable(header)
+    size = sum(tensor.nbytes for tensor in header.tensors if tensor.name.startswith("blk.")) / layers
+    return max(1, int(PIECE_BYTES / max(1.0, size)))
+
+
+def grid(layers: LayerRange, per_piece: int) -> list[LayerRange]:
+    """Return the layers of a stage in ranges that end at multiples of `per_piece`, or with the stage."""
+    first = layers.start - layers.start % per_piece + per_piece
+    return [LayerRange(*ends) for ends in pairwise([layers.start, *range(first, layers.stop, per_piece), layers.stop])]
+
+
+Progress = Callable[[float], None]
+
+
+def manifest_of(model: Path, stages: Sequence[LayerRange] = (), progress: Progress | None = None) -> Manifest:
+    """Return the pieces of a model file for these stages (default: one of all layers), each cut on the grid.
+
+    Raises as `pieces_of`.
+    """
+    header = check_gguf(model)
+    per_piece, layers = layers_per_piece(header), LayerRange(0, check_cuttable(header))
+    return pieces_of(model, {one for stage in stages or [layers] for one in grid(stage, per_piece)}, progress)
+
+
+def pieces_of(model: Path, ranges: Collection[LayerRange], progress: Progress | None = None) -> Manifest:
+    """Return the pieces of a model file for exactly these ranges of layers.
+
+    The layers are read once, and the hashes remembered. `progress` is called with shares from 0 to 1.
+
+    Raises:
+        InvalidOption: the model has no such layers.
         ModelNotFound, ModelCorrupt, ModelUnsupported: as for `edgellm.engine.cut`.
     """
     header = check_gguf(model)
     layers = check_cuttable(header)
-    digest = fingerprint(model)
-    if (kept := _kept(digest)) is not None:
-        return kept
-    pieces, done = [], 0
-    for layer in range(layers):
+    if strange := [one for one in ranges if not 0 <= one.start < one.stop <= layers]:
+        raise InvalidOption(f"{model.name} has no layers {strange[0]}.", f"Its layers run from 1 to {layers}.")
+    known = {piece.layers: piece for piece in known_pieces(fingerprint(model))}
+    missing = sorted(set(ranges) - known.keys())
+    total, done = header.file_size / layers * sum(map(len, missing)), 0
+    for one in missing:
         hashed, size = hashlib.sha256(), 0
-        for portion in cut_piece(model, layers, layer, layer):
+        for portion in cut_piece(model, layers, one):
             hashed.update(portion)
             size += len(portion)
             done += len(portion)
             if progress is not None:
-                progress(min(1.0, done / header.file_size))
-        pieces.append(LayerPiece(layer, layer, size, hashed.hexdigest()))
-    name = _shown(str(header.metadata.get("general.name") or model.stem))
-    recipe = Recipe(digest, name, header.architecture, layers, tuple(pieces))
-    with suppress(OSError):  # then it is made again next time
-        write_state(_place(digest), json.dumps(recipe.to_json()))
-    return recipe
+                progress(min(1.0, done / total))
+        known[one] = LayerPiece(one.start, one.last, size, hashed.hexdigest())
+    if missing and progress is not None:
+        progress(1.0)
+    found = describe(model, [known[one] for one in set(ranges)])
+    if missing:
+        remember(found)
+    return found
 
 
-def quick_recipe(model: Path) -> Recipe | None:
-    """Return `recipe_of(model)` where it is remembered or takes no time; None where a large file would have to be read.
-
-    Raises:
-        ModelNotFound, ModelCorrupt, ModelUnsupported: as for `recipe_of`.
-    """
-    if check_gguf(model).file_size <= QUICK:
-        return recipe_of(model)
-    return _kept(fingerprint(model))
+def describe(model: Path, pieces: Iterable[LayerPiece]) -> Manifest:
+    """Return the manifest with these pieces of a model file. Raises as `pieces_of`."""
+    header = check_gguf(model)
+    name = _printable(str(header.metadata.get("general.name") or model.stem))
+    layers = check_cuttable(header)
+    return Manifest(fingerprint(model), name, header.architecture, layers, tuple(sorted(pieces)))
 
 
-def _kept(digest: str) -> Recipe | None:
+def known_pieces(fingerprint: str) -> tuple[LayerPiece, ...]:
+    """Return the pieces of a model file of this device whose hashes are remembered."""
     with suppress(StateDamaged):
-        recipe = read_json(_place(digest), Recipe.from_json)
-        return recipe if recipe is not None and recipe.fingerprint == digest else None
-    return None
+        found = read_json(_path(fingerprint), Manifest.from_json)
+        return found.pieces if found is not None and found.fingerprint == fingerprint else ()
+    return ()
 
 
-def cut_piece(model: Path, layers: int, first: int, last: int) -> Iterator[bytes | memoryview]:
-    """Return an iterator over a piece's bytes, cut from the model on demand; a portion is valid until the next one."""
-    return cut_bytes(model, first, last, head=last == layers - 1)
+def remember(manifest: Manifest) -> None:
+    """Remember the hashes of pieces of a model file of this device."""
+    pieces = {piece.layers: piece for piece in (*known_pieces(manifest.fingerprint), *manifest.pieces)}
+    every = replace(manifest, pieces=tuple(sorted(pieces.values())[:PIECES_MOST]))
+    with suppress(OSError):  # then they are found again next time
+        write_state(_path(manifest.fingerprint), json.dumps(every.to_json()))
 
 
-def forget_recipe(recipe: Recipe) -> None:
-    """Forget a recipe that has turned out wrong, so that it is made again next time."""
+def forget(fingerprint: str) -> None:
+    """Forget the hashes of a model file's pieces, one of which has turned out wrong."""
     with suppress(OSError):
-        _place(recipe.fingerprint).unlink(missing_ok=True)
+        _path(fingerprint).unlink(missing_ok=True)
+
+
+def cut_piece(model: Path, n_layers: int, layers: LayerRange) -> Iterator[bytes | memoryview]:
+    """Return an iterator over a piece's bytes, cut from the model on demand; a portion is valid until the next one."""
+    return cut_bytes(model, layers.start, layers.last, head=layers.stop == n_layers)
 
 
 def is_hash(text: str) -> bool:
     return _HASH.fullmatch(text) is not None
 
 
-def _place(digest: str) -> Path:
-    return cache_dir() / "recipes" / f"{digest}-{_CUT}.json"
+def _path(fingerprint: str) -> Path:
+    return cache_dir() / "recipes" / f"{fingerprint}-{_CUT}.json"
 
 
-def _shown(name: str) -> str:
+def _printable(name: str) -> str:
     return "".join(sign for sign in name if sign.isprintable()).strip()[:NAME_MOST] or "a model"
 
 

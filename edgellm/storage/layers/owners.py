@@ -1,9 +1,11 @@
 """The owners of the pieces in a store of layers: no device removes or replaces pieces that another one brought.
 
-OWNER/DIGEST.json      the recipe with this digest, and the pieces of it that OWNER brought, or is bringing
-OWNER/lock             held while OWNER brings or removes
+OWNER/FINGERPRINT.json    the pieces of this model that OWNER brought, or is bringing
+OWNER/DIGEST.json         the same, as earlier versions wrote it: replaced when OWNER brings pieces of the model again
+OWNER/lock                held while OWNER brings or removes
 
-OWNER is a device ID in hex, or `here` for this device itself.
+OWNER is a device ID in hex, `here` for this device itself, or `cut` for pieces that were cut from this device's own
+model files for a stage, and can be cut again.
 """
 
 from __future__ import annotations
@@ -12,30 +14,34 @@ import json
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from edgellm.errors import StoreBusy, StoreFull, TrustUnusable
-from edgellm.storage.layers.incoming_piece import told
-from edgellm.storage.layers.manifest import Recipe
+from edgellm.storage.layers.incoming_piece import os_errors
+from edgellm.storage.layers.manifest import LayerPiece, Manifest
 from edgellm.storage.private_files import read_private, write_private
 from edgellm.storage.state import MALFORMED, private_folder
 
-OWN = "here"
-RECIPES_MOST = 64  # of one device
-_OWNER = re.compile(r"[0-9a-f]{64}|here")
+OWN, CUT = "here", "cut"
+MODELS_MOST = 64  # of one other device
+_OWNER = re.compile(r"[0-9a-f]{64}|here|cut")
 
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """The pieces of one recipe that one device brought, by their SHA-256. `path` is the file of this record."""
+    """The pieces of one model that one device brought. `path` is the file of this record."""
 
     owner: str
-    recipe: Recipe
-    pieces: frozenset[str]
+    manifest: Manifest
     path: Path
+
+    @property
+    def pieces(self) -> frozenset[str]:
+        """The pieces by their SHA-256."""
+        return frozenset(piece.sha256 for piece in self.manifest.pieces)
 
 
 class Owners:
@@ -48,41 +54,48 @@ class Owners:
         """Return every record, except damaged ones: their pieces then have no owner."""
         found = []
         for path in sorted(self._folder.glob("*/*.json")):
-            owner = path.parent.name
             with suppress(OSError, *MALFORMED):
-                data = read_private(path)
-                said = json.loads(data or b"")
-                recipe = Recipe.from_json(said["recipe"])
-                pieces = frozenset(map(str, said["pieces"])) & {piece.sha256 for piece in recipe.pieces}
-                if _OWNER.fullmatch(owner) and recipe.digest == path.stem:
-                    found.append(Brought(owner, recipe, pieces, path))
+                record = json.loads(read_private(path) or b"")
+                manifest = Manifest.from_json(record["recipe"])
+                brought = set(map(str, record["pieces"]))
+                manifest = _with_pieces(manifest, [one for one in manifest.pieces if one.sha256 in brought])
+                if _OWNER.fullmatch(path.parent.name):
+                    found.append(Brought(path.parent.name, manifest, path))
         return found
 
-    def add(self, owner: str, recipe: Recipe, pieces: Collection[str], there: Collection[str]) -> None:
-        """Note that `owner` brings these pieces, besides those that it brought before and that are still `there`.
+    def add(self, owner: str, manifest: Manifest, pieces: Collection[LayerPiece], there: Collection[str]) -> None:
+        """Record that `owner` brings these pieces of a model, besides those that it brought before and that are still
+        `there`.
 
         Raises:
-            StoreFull: it has brought pieces of RECIPES_MOST other recipes.
+            StoreFull: the owner is another device, which has brought pieces of MODELS_MOST other models.
         """
-        path, before, others = self._folder / owner / f"{recipe.digest}.json", frozenset[str](), 0
-        for one in self.all():
-            if one.path == path:
-                before = one.pieces & frozenset(there)
-            elif one.owner == owner:
-                self.keep(one, there)
-                others += not one.pieces.isdisjoint(there)
-        if others >= RECIPES_MOST:
-            raise StoreFull(f"One device has brought layers of {others} models.", "Remove some there.")
+        records = [one for one in self.all() if one.owner == owner]
+        same = [one for one in records if one.manifest.fingerprint == manifest.fingerprint]
+        others = [one for one in records if one not in same and self.keep(one, there)]
+        if owner not in (OWN, CUT) and len({one.manifest.fingerprint for one in others}) >= MODELS_MOST:
+            raise StoreFull(f"One device has brought layers of {MODELS_MOST} models.", "Remove some there.")
+        before = {
+            piece
+            for one in same
+            for piece in one.manifest.pieces
+            if piece.sha256 in there and piece.last < manifest.layers
+        }
+        path = self._folder / owner / f"{manifest.fingerprint}.json"
         private_folder(path.parent)
-        self._write(path, recipe, before | frozenset(pieces))
+        self._write(path, _with_pieces(manifest, before | set(pieces)))
+        for one in same:
+            if one.path != path:
+                one.path.unlink(missing_ok=True)
 
-    def keep(self, brought: Brought, pieces: Collection[str]) -> None:
-        """Note that of the pieces that were `brought` only these are left to their owner."""
-        left = brought.pieces & frozenset(pieces)
+    def keep(self, brought: Brought, pieces: Collection[str]) -> bool:
+        """Record that of the pieces that were `brought` only these are left to their owner; return whether any is."""
+        left = [piece for piece in brought.manifest.pieces if piece.sha256 in pieces]
         if not left:
             brought.path.unlink(missing_ok=True)
-        elif left != brought.pieces:
-            self._write(brought.path, brought.recipe, left)
+        elif len(left) < len(brought.manifest.pieces):
+            self._write(brought.path, _with_pieces(brought.manifest, left))
+        return bool(left)
 
     def tidy(self) -> None:
         """Remove records that cannot be read, or that an earlier version left."""
@@ -93,37 +106,42 @@ class Owners:
 
     @contextmanager
     def one_at_a_time(self, owner: str | None) -> Iterator[None]:
-        """Keep other processes from bringing or removing pieces for `owner`; without one, for any owner.
+        """Keep other processes from bringing or removing pieces for `owner`; without one, for any owner. For CUT, wait
+        until the others are done.
 
         Raises:
             StoreBusy: another process does so already.
         """
         locks: list[FileLock] = []
         try:
-            with told(self._folder):
+            with os_errors(self._folder):
                 names = [owner] if owner is not None else [path.name for path in sorted(self._folder.glob("*"))]
                 for name in filter(_OWNER.fullmatch, names):
                     private_folder(self._folder / name)
-                    locks.append(FileLock(self._folder / name / "lock", timeout=0, mode=0o600, thread_local=False))
-                    self._acquire(locks[-1])
+                    locks.append(FileLock(self._folder / name / "lock", mode=0o600, thread_local=False))
+                    self._acquire(locks[-1], -1.0 if owner == CUT else 0.0)
             yield
         finally:
             for lock in locks:
                 lock.release()
 
-    def _acquire(self, lock: FileLock) -> None:
+    def _acquire(self, lock: FileLock, seconds: float) -> None:
         try:
-            lock.acquire()
+            lock.acquire(seconds, poll_interval=0.01)
         except Timeout:
             raise StoreBusy(f"The store in {self._folder.parent} is being changed already.", _LATER) from None
 
     @staticmethod
-    def _write(path: Path, recipe: Recipe, pieces: frozenset[str]) -> None:
-        said = {"recipe": recipe.to_json(), "pieces": sorted(pieces)}
+    def _write(path: Path, manifest: Manifest) -> None:
+        record = {"recipe": manifest.to_json(), "pieces": [piece.sha256 for piece in manifest.pieces]}
         try:
-            write_private(path, json.dumps(said).encode())
+            write_private(path, json.dumps(record).encode())
         except TrustUnusable as error:  # its words are about identities
             raise error.__cause__ if isinstance(error.__cause__, OSError) else error from None
+
+
+def _with_pieces(manifest: Manifest, pieces: Collection[LayerPiece]) -> Manifest:
+    return replace(manifest, pieces=tuple(sorted(pieces)))
 
 
 _LATER = "Try again later."

@@ -21,10 +21,11 @@ import grpc.aio
 
 from bench.robustness.attack.harness import Attack, Found
 from edgellm.errors import EdgeError
+from edgellm.layer_range import LayerRange
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_there
-from edgellm.rpc.layers.codec import PROTOCOL, method, write_recipe
-from edgellm.rpc.layers.upload import RateLimiter, clean, put
+from edgellm.rpc.layers.codec import PROTOCOL, method, write_manifest
+from edgellm.rpc.layers.upload import RateLimiter, clean, upload
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.handshake import meet
 from edgellm.rpc.trust.identity import Identity
@@ -32,7 +33,7 @@ from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import read_rights
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage import resolve
-from edgellm.storage.layers.manifest import LayerPiece, Recipe, recipe_of
+from edgellm.storage.layers.manifest import LayerPiece, Manifest, manifest_of
 from testkit import ROOT
 from testkit.hostile.poisoned_layers import FIRST, LAST, Bytes, claimed, deadly, garbled
 
@@ -149,22 +150,22 @@ class Attacker:
 
         self._ask(work)
 
-    def brings(self, recipe: Recipe, pieces: Bytes, places: Sequence[int]) -> None:
+    def brings(self, manifest: Manifest, pieces: Bytes, places: Sequence[int]) -> None:
         async def work(channel: grpc.aio.Channel) -> None:
             def cut(piece: LayerPiece) -> Iterator[bytes]:
                 return iter([pieces[piece]])
 
-            await put(channel, "the worker", recipe, places, cut, RateLimiter(), lambda _carried: None)
+            await upload(channel, "the worker", manifest, places, cut, RateLimiter(), lambda _carried: None)
 
         self._ask(work)
 
-    def wants(self, recipe: Recipe, places: Sequence[int], data: bytes = b"") -> None:
+    def wants(self, manifest: Manifest, places: Sequence[int], data: bytes = b"") -> None:
         """Announces pieces, and sends nothing of them, or a beginning that is none."""
 
         async def work(channel: grpc.aio.Channel) -> None:
             bring: Any = channel.stream_stream(method("Put"), pb.PutFrame.SerializeToString, pb.PutReply.FromString)
             call = bring()
-            wanted = pb.Wanted(protocol=PROTOCOL, recipe=write_recipe(recipe), pieces=places)
+            wanted = pb.Wanted(protocol=PROTOCOL, recipe=write_manifest(manifest), pieces=places)
             await call.write(pb.PutFrame(wanted=wanted))
             await call.read()
             if data:
@@ -185,12 +186,12 @@ class Attacker:
             run_there(asked()).result(60)
 
 
-def trial(make: Callable[[Recipe, Path], Bytes], order: str, *options: str) -> list[str]:
+def trial(make: Callable[[Manifest, Path], Bytes], order: str, *options: str) -> list[str]:
     """Have the owner bring layers and write a reply before and after the attack; return what harm that did."""
     os.environ["EDGELLM_HOME"] = tempfile.gettempdir() + "/edgellm-attack"
     model = resolve(MODEL)
-    recipe = recipe_of(model)
-    bad, pieces = claimed(recipe, make(recipe, model))
+    manifest = manifest_of(model, [LayerRange(0, FIRST), LayerRange(FIRST, LAST + 1)])  # as the owner deploys it
+    bad, pieces = claimed(manifest, make(manifest, model))
     with household("files", "--keep", "0.1", *options) as home:
         if order in ("first", "begun"):
             expected = home.alone()
@@ -201,7 +202,7 @@ def trial(make: Callable[[Recipe, Path], Bytes], order: str, *options: str) -> l
             if code:
                 return [f"{order}: nothing works before the attack: {said[-200:]}"]
             time.sleep(2.0)  # until the worker has given its layers back
-        wrong = attacked(home, order, recipe, bad, pieces, expected)
+        wrong = attacked(home, order, manifest, bad, pieces, expected)
         code, out, said = home.run()
         if not home.alive:
             wrong.append(f"{order}: the worker has ended with {home.process.poll() if home.process else None}")
@@ -212,18 +213,18 @@ def trial(make: Callable[[Recipe, Path], Bytes], order: str, *options: str) -> l
         return wrong
 
 
-def attacked(home: Home, order: str, recipe: Recipe, bad: Recipe, pieces: Bytes, expected: str) -> list[str]:
+def attacked(home: Home, order: str, manifest: Manifest, bad: Manifest, pieces: Bytes, expected: str) -> list[str]:
     """Do what `order` says; return what harm is seen at once."""
-    attacker, places = Attacker(home), list(range(FIRST, LAST + 1))
+    attacker, places = Attacker(home), [at for at, piece in enumerate(manifest.pieces) if piece.first >= FIRST]
     if order == "restarted":
         home.stop()
         home.start()
     if order in ("removed", "restarted"):
-        attacker.removes(recipe.fingerprint)
+        attacker.removes(manifest.fingerprint)
     if order == "announced":
         attacker.wants(bad, places)
     elif order == "begun":
-        attacker.wants(recipe, places, b"garbage")
+        attacker.wants(manifest, places, b"garbage")
     else:
         attacker.brings(bad, pieces, places)
     if order not in ("first", "begun"):
@@ -242,7 +243,7 @@ def crash(quick: bool) -> Found:
     return _tried(deadly, quick)
 
 
-def _tried(make: Callable[[Recipe, Path], Bytes], quick: bool) -> Found:
+def _tried(make: Callable[[Manifest, Path], Bytes], quick: bool) -> Found:
     own = ("-m", MODEL)
     cases = [("removed", ()), ("restarted", ()), ("kept", ()), ("announced", ()), ("begun", ()), ("first", ()),
              ("removed", own), ("restarted", own), ("kept", own)]  # fmt: skip

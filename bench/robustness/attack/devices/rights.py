@@ -25,7 +25,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_there
 from edgellm.rpc.discovery.interfaces import own_hosts
 from edgellm.rpc.layers.bandwidth_probe import ask_line
-from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, put
+from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, upload
 from edgellm.rpc.protos import mesh_pb2
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import meet
@@ -34,7 +34,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.services.mesh_codec import write_work
 from edgellm.services.server.mesh_service import WORK
 from edgellm.storage import fingerprint, resolve
-from edgellm.storage.layers.manifest import cut_piece, recipe_of
+from edgellm.storage.layers.manifest import cut_piece, manifest_of
 from edgellm.storage.layers.store import LayerStore
 from testkit.hostile.guarded_calls import VERIFIER, WORKER, broken
 
@@ -80,15 +80,15 @@ def revoked(quick: bool) -> Found:
 
 async def _bring(home: Home, events: list[float]) -> None:
     model = resolve(MODEL)
-    recipe = await asyncio.to_thread(recipe_of, model)
+    manifest = await asyncio.to_thread(manifest_of, model)
 
     def told(carried: UploadProgress) -> None:
         if carried.sent:
             events.append(time.monotonic())
 
     async with (await meet(Address(home.host, home.port), home.attacker))[0] as channel:
-        await put(channel, "worker", recipe, range(12),
-                  lambda piece: cut_piece(model, 12, piece.first, piece.last), RateLimiter(2e6), told)  # fmt: skip
+        await upload(channel, "worker", manifest, range(len(manifest.pieces)),
+                  lambda piece: cut_piece(model, 12, piece.layers), RateLimiter(2e6), told)  # fmt: skip
 
 
 async def _compute(home: Home, events: list[float]) -> None:
@@ -98,8 +98,8 @@ async def _compute(home: Home, events: list[float]) -> None:
         prepare = write_work(work, os.urandom(16))
         await call.write(mesh_pb2.Order(prepare=prepare).SerializeToString())
         for number in range(1, 10**6):
-            parcel = mesh_pb2.MeshParcel(session=0, number=number, start=0, ids=[5, 6, 7])
-            await call.write(mesh_pb2.Order(parcel=parcel).SerializeToString())
+            batch = mesh_pb2.MeshParcel(session=0, number=number, start=0, ids=[5, 6, 7])
+            await call.write(mesh_pb2.Order(parcel=batch).SerializeToString())
             data = await call.read()
             while not isinstance(data, bytes) or not mesh_pb2.Report.FromString(data).HasField("onward"):
                 if not isinstance(data, bytes):
@@ -196,10 +196,10 @@ def links(_quick: bool) -> Found:
     """Put links where a store of layers writes."""
     os.environ["EDGELLM_HOME"] = tempfile.gettempdir() + "/edgellm-attack"
     model, wrong = resolve(MODEL), list[str]()
-    recipe = recipe_of(model)
-    piece = recipe.pieces[1]
+    manifest = manifest_of(model)
+    piece = manifest.pieces[0]
     names = (f"pieces/{piece.sha256}.{piece.size}.partial", "lock", "models/here/lock",
-             f"models/here/{recipe.digest}.json", f"models/here/{recipe.digest}.json.new")  # fmt: skip
+             f"models/here/{manifest.fingerprint}.json", f"models/here/{manifest.fingerprint}.json.new")  # fmt: skip
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             precious, root = Path(folder) / "precious", Path(folder) / "store"
@@ -209,7 +209,7 @@ def links(_quick: bool) -> Found:
             store = LayerStore(root, 10**9)
             with (
                 suppress(EdgeError, OSError),
-                store.receiving(recipe, [piece]) as receiving,
+                store.receiving(manifest, [piece]) as receiving,
                 receiving.piece(piece) as partial,
             ):
                 partial.append(b"written through a link")

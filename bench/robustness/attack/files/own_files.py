@@ -42,7 +42,7 @@ from edgellm.storage import History, fingerprint
 from edgellm.storage.chats.conversations import Conversation, Conversations
 from edgellm.storage.chats.retention import set_max_age
 from edgellm.storage.chats.typed_lines import old_lines, take_over, typed_lines
-from edgellm.storage.layers.manifest import recipe_of
+from edgellm.storage.layers.manifest import manifest_of
 from edgellm.storage.layers.store import LayerStore, cut_layers
 from edgellm.storage.state import write_state
 from testkit import ROOT
@@ -85,7 +85,8 @@ def sound_home(home: Path) -> None:
     write_state(profile.with_name("pair.first.jsonl"), json.dumps(_FIRST) + "\n")
     api_key()
     web_certificate(http_folder(), ["desk.local"])
-    cut_layers(draft, LayerStore(limit=10**9), layers=LayerRange(0, 1))
+    first = LayerRange(0, 1)
+    cut_layers(draft, manifest_of(draft, [first]), first, LayerStore(limit=10**9))
     figures = DeviceFigures(1, "never", "ab" * 32, (1, 8), (0.1, 0.2), 1000, 1e6, "", 10**9, "", 2, "a processor", "1")
     keep_speed(HERE, MeasuredSpeed(figures, "a model", TransformerShape(2, 64, 4, 2, 16, 128)))
     keep_lines({(HERE, "x"): KeptLine(LinkSpeed(0.001, 1e6, 1e6), 1, "")})
@@ -120,7 +121,7 @@ OWN = (
     Own("its key", "data/http/certificate-key.pem", lambda: web_certificate(http_folder(), ["desk.local"])),
     Own("cost curve", "cache/curves/*.json", ASK),
     Own("fingerprints", "cache/fingerprints.json", ASK),
-    Own("recipe", "cache/recipes/*.json", lambda: recipe_of(MODELS / "draft.gguf")),
+    Own("recipe", "cache/recipes/*.json", lambda: manifest_of(MODELS / "draft.gguf")),
     Own("layers", "cache/layers/**/*.json", ("mesh", "layers")),
     Own("figures", "cache/figures/device-*.json", lambda: known_speed(None)),
     Own("lines", "cache/figures/lines.json", read_lines),

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,9 +24,8 @@ from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import HERE, LayerRange, StageShare, ranges, read_split
 
 if TYPE_CHECKING:
-    from edgellm.mesh.deploy import DeployPart, Moved
+    from edgellm.mesh.deploy import DeployPart, DeployProgress
     from edgellm.rpc.discovery.workers import Worker
-    from edgellm.storage.layers.store import LayerStore
 
 _LINE_SECONDS = 5.0  # between two lines of progress, if there is no bar
 _MEGABIT = 125_000.0  # bytes
@@ -60,7 +59,7 @@ def deploy(
     from edgellm.mesh.home_workers import parts_of
     from edgellm.rpc.trust.trust import Trust
     from edgellm.storage import resolve
-    from edgellm.storage.layers.manifest import recipe_of
+    from edgellm.storage.layers.manifest import manifest_of
 
     path = resolve(model)
     if split is None:
@@ -76,10 +75,10 @@ def deploy(
         workers = {} if addressed else {worker.name: worker for worker in find_home_workers(interface, peer or ())}
     parts = parts_of(named, workers)
     with Loading("reading") as loading:
-        recipe = recipe_of(path, lambda share: loading(path.name, share))
+        manifest = manifest_of(path, [part.layers for part in parts], lambda share: loading(path.name, share))
     with transfer_progress(parts) as update:
         done = send_layers(
-            path, recipe, parts, trust=Trust.here() if workers else None, rate=rate * _MEGABIT, tell=update
+            path, manifest, parts, trust=Trust.here() if workers else None, rate=rate * _MEGABIT, notify=update
         )
     if as_json:
         emit(json.dumps([_row(moved) for moved in done], indent=2))
@@ -110,12 +109,12 @@ def _planned(
 
 
 @contextmanager
-def transfer_progress(parts: Sequence[DeployPart]) -> Iterator[Callable[[Moved], None]]:
+def transfer_progress(parts: Sequence[DeployPart]) -> Iterator[Callable[[DeployProgress], None]]:
     """Yield a function that shows the progress of a device: a bar on a terminal, else a line now and then."""
     if not is_terminal(sys.stderr):
         printed: dict[str, float] = {}
 
-        def line(moved: Moved) -> None:
+        def line(moved: DeployProgress) -> None:
             name, now = moved.part.name, time.monotonic()
             if now - printed.setdefault(name, now) >= _LINE_SECONDS and not moved.done:
                 printed[name] = now
@@ -132,7 +131,7 @@ def transfer_progress(parts: Sequence[DeployPart]) -> Iterator[Callable[[Moved],
             part.name: progress.add_task(one_line(part.name), total=None, doing="") for part in parts
         }
 
-        def bar(moved: Moved) -> None:
+        def bar(moved: DeployProgress) -> None:
             progress.update(
                 tasks[moved.part.name], completed=moved.arrived, total=moved.total, doing=one_line(moved.doing)
             )
@@ -140,7 +139,7 @@ def transfer_progress(parts: Sequence[DeployPart]) -> Iterator[Callable[[Moved],
         yield bar
 
 
-def _row(moved: Moved) -> dict[str, Any]:
+def _row(moved: DeployProgress) -> dict[str, Any]:
     part = moved.part
     return {
         "device": part.name, "first_layer": part.layers.start + 1, "last_layer": part.layers.stop, "bytes": moved.total,
@@ -149,7 +148,7 @@ def _row(moved: Moved) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _table(done: Sequence[Moved]) -> Table:
+def _table(done: Sequence[DeployProgress]) -> Table:
     table = Table(box=None, pad_edge=False)
     for title in ("DEVICE", "LAYERS", "SIZE", "HAD", "SENT", "TIME", "RATE", ""):
         table.add_column(title, justify="left" if title in ("DEVICE", "LAYERS", "") else "right", no_wrap=True)
@@ -206,10 +205,8 @@ def _list(chosen: Sequence[Worker | None], model: str | None, as_json: bool) -> 
         table.add_column(title, justify="right" if title in ("SIZE", "ARRIVING") else "left", overflow="fold")
     for row in rows:
         arriving = size(row["arriving"]) if row["arriving"] else "-"
-        of = "made here" if row["made"] else f"of {row['of']}"
-        table.add_row(
-            one_line(row["device"]), one_line(row["model"]), f"{row['layers']} {of}", size(row["size"]), arriving
-        )
+        layers = f"{row['layers']} of {row['of']}{', cut here' if row['made'] else ''}"
+        table.add_row(one_line(row["device"]), one_line(row["model"]), layers, size(row["size"]), arriving)
     if rows:
         out().print(table)
     else:
@@ -222,35 +219,18 @@ def _held(worker: Worker | None) -> Iterator[dict[str, Any]]:
     if worker is not None:
         for one, held in zip(worker.facts.models if worker.facts else (), held_by(worker), strict=True):
             yield {
-                "device": worker.name, "fingerprint": one.recipe.fingerprint, "of": one.recipe.layers, **held,
+                "device": worker.name, "fingerprint": one.manifest.fingerprint, "of": one.manifest.layers, **held,
                 "arriving": one.arriving, "used": one.used, "made": False,
             }  # fmt: skip
         return
+    from edgellm.storage.layers.owners import CUT
     from edgellm.storage.layers.store import LayerStore
 
-    store = LayerStore()
-    for mine in store.models():
+    for mine in LayerStore().models():
         yield {
-            "device": HERE, "fingerprint": mine.recipe.fingerprint, "of": mine.recipe.layers,
-            "model": mine.recipe.name, "layers": ranges(mine.layers), "size": mine.size,
-            "arriving": sum(mine.arriving.values()), "used": mine.used, "made": False,
-        }  # fmt: skip
-    yield from _derived(store)
-
-
-def _derived(store: LayerStore) -> Iterator[dict[str, Any]]:
-    """Yield the files that stages here cut from a whole model or joined from small layers."""
-    from edgellm.engine import check_gguf
-    from edgellm.storage.layers.store import layers_of
-
-    for fingerprint, files in store.made.models().items():
-        name = fingerprint[:16]
-        with suppress(EdgeError, OSError):  # the file may have just been removed
-            name = str(check_gguf(files[0].path).metadata.get("general.name") or name)
-        yield {
-            "device": HERE, "fingerprint": fingerprint, "of": None, "model": name,
-            "layers": ", ".join(ranges(layers_of(file)) for file in files), "size": sum(file.size for file in files),
-            "arriving": 0, "used": max(file.used for file in files), "made": True,
+            "device": HERE, "fingerprint": mine.manifest.fingerprint, "of": mine.manifest.layers,
+            "model": mine.manifest.name, "layers": ranges(mine.layers), "size": mine.size,
+            "arriving": sum(mine.arriving.values()), "used": mine.used, "made": mine.owner == CUT,
         }  # fmt: skip
 
 

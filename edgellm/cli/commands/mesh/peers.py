@@ -34,7 +34,8 @@ def peers(
     if measure is not None:
         survey_home(resolve(measure), interface, fresh=True)
     workers = paired_workers(interface)
-    held = [{"model": one.recipe.name, "layers": ranges(one.layers), "size": one.size} for one in LayerStore().models()]
+    stored = LayerStore().models()
+    held = [{"model": one.manifest.name, "layers": ranges(one.layers), "size": one.size} for one in stored]
     rows = [row_of(HERE, None, known_speed(None), None, held)]
     rows += [row_of(one.name, one, known_speed(one), known_line(one), held_by(one)) for one in workers]
     if as_json:
@@ -63,8 +64,8 @@ def held_by(worker: Worker) -> list[dict[str, Any]]:
     """Return the layers that a worker has of each model."""
     found = []
     for one in worker.facts.models if worker.facts is not None else ():
-        pieces = [one.recipe.pieces[place] for place in one.pieces]
-        layers = [layer for piece in pieces for layer in piece.layers]
+        pieces = [one.manifest.pieces[place] for place in one.pieces]
+        layers = {layer for piece in pieces for layer in piece.layers}
         size = sum(piece.size for piece in pieces) + one.arriving
-        found.append({"model": one.recipe.name, "layers": ranges(layers), "size": size})
+        found.append({"model": one.manifest.name, "layers": ranges(layers), "size": size})
     return found

@@ -40,8 +40,8 @@ _DEPLOY = (
     "sent to paired devices only, which need the right to files on both sides, and are checked by their SHA-256."
 )
 _LAYERS = (
-    "Layers in use are never removed. A store at its limit first removes files that it made itself, cut from a whole "
-    "model or joined from small layers, and then the layers that were not used for longest."
+    "Layers in use are never removed. A store at its limit first removes pieces that were cut here from a whole model, "
+    "and then the layers that were not used for longest."
 )
 
 

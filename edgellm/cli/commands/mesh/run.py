@@ -116,7 +116,7 @@ def run(
         split, fleet, placed, tuple(peer or ()), context_length, sessions=1, wide=f32, tokens_out=max_tokens,
         tokens_in=target.tokens_in, objective=target.objective,
     )  # fmt: skip
-    with open_mesh(path, options, draft=draft, tell=lambda text: say(text, style="yellow")) as opened:
+    with open_mesh(path, options, draft=draft, notify=lambda text: say(text, style="yellow")) as opened:
         if explain:
             say(opened.reason, style="dim")
         reports = Reports(opened, as_json=as_json)
@@ -151,7 +151,7 @@ def over_devices(
     options = Options(
         split, fleet, placed, tuple(peers), sessions=sessions, tokens_in=target.tokens_in, tokens_out=max_tokens
     )
-    opened = open_mesh(path, options, draft=draft, history=history, tell=lambda text: say(text, style="yellow"))
+    opened = open_mesh(path, options, draft=draft, history=history, notify=lambda text: say(text, style="yellow"))
     return opened, Reports(opened, as_json=as_json)
 
 

@@ -96,7 +96,7 @@ class Held:
         self.stage.start()
 
     def results(self, n: int) -> dict[int, StageAnswer | Failed]:
-        """Lets it go, and waits for what comes of `n` parcels."""
+        """Lets it go, and waits for what comes of `n` micro-batches."""
         self._slow.go.set()
         found: dict[int, StageAnswer | Failed] = {}
         done = threading.Event()
@@ -131,7 +131,7 @@ def test_who_is_there_goes_together(held: Held, whole: Whole, company: list[int]
         assert answer.logits is not None
         whole.context.clear()
         assert np.abs(answer.logits - whole.context.decode(text)).max() < 1e-4
-    held.stage.tell(0)
+    held.stage.post_trace(0)
     times = held.posted.wait(lambda event: isinstance(event, StageTrace))
     assert isinstance(times, StageTrace)
     computed = [span for span in times.spans if span.kind == "compute"]
