@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgellm.spec.params import ReplyOptions
     from edgellm.spec.stream import Reply
     from edgellm.spec.types import Summary
-    from edgellm.storage.chats.conversations import Conversation, Conversations
+    from edgellm.storage.chat_log import Conversation, Conversations
 
 
 Remember = Callable[[str, str], None]
@@ -65,7 +65,7 @@ class StoredConversation:
             InvalidOption: there is no such conversation, or both are given.
         """
         from edgellm.storage import History
-        from edgellm.storage.chats.conversations import Conversation, Conversations
+        from edgellm.storage.chat_log import Conversation, Conversations
 
         if again and which is not None:
             raise InvalidOption("--continue and --conversation exclude each other.", "Leave one of them out.")

@@ -136,10 +136,6 @@ class _TypedLines(History):
 
 
 def _typed_history() -> History:
-    from edgellm.storage.chats.typed_lines import take_over, typed_lines
+    from edgellm.storage.chat_log import typed_lines
 
-    try:
-        take_over()
-    except HistoryUnusable as error:
-        say(str(error), style="yellow")
     return _TypedLines(typed_lines())

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
 
-from edgellm.errors import EdgeError, ModelNotFound, ProfileUnusable
+from edgellm.errors import EdgeError, HistoryUnusable, ModelNotFound, ProfileUnusable
 from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.gates.budget import BudgetController
@@ -22,9 +22,9 @@ from edgellm.spec.gates.profile import Profile, outdated
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Notice
 from edgellm.storage import ALIASES, History, bundled, fingerprint, quick_fingerprint
-from edgellm.storage.chats.conversations import Conversations
-from edgellm.storage.chats.retention import expired, oldest
-from edgellm.storage.chats.typed_lines import old_lines, typed_lines
+from edgellm.storage.chat_log import Conversations, typed_lines
+from edgellm.storage.chat_takeover import old_lines
+from edgellm.storage.retention import expired, oldest
 from edgellm.storage.state import close_to_others, set_aside
 
 LOGS_MOST = 20
@@ -62,11 +62,11 @@ def kept() -> KeptData:
     """Count what is kept, whether the history is on or off.
 
     Raises:
-        HistoryUnusable, TrustUnusable: a file cannot be read.
+        HistoryUnusable: the history cannot be read.
     """
-    old = int(os.path.lexists(old_lines()))
+    typed = typed_lines().facts().conversations + os.path.lexists(old_lines())  # which the first line has taken over
     return KeptData(
-        History().facts().conversations, len(Conversations().all()), typed_lines().facts().conversations + old,
+        History().facts().conversations, len(Conversations().all()), typed,
         sum(1 for path in _profiles() if _is_personal(path)), len(list(_files(_curves(), "*"))),
         len(list(_files(_logs(), "*"))),
     )  # fmt: skip
@@ -76,33 +76,43 @@ def forget() -> KeptData:
     """Remove all that is kept, and return the counts. A profile that was made from a file of prompts stays.
 
     Raises:
-        HistoryUnusable, TrustUnusable: something cannot be removed.
+        HistoryUnusable: something cannot be removed.
     """
-    counts: list[int] = []
-    errors: list[EdgeError] = []
-    for store in (History(), Conversations(), typed_lines()):
-        try:
-            counts.append(store.clear())
-        except EdgeError as error:  # what can be removed goes first
-            errors.append(error)
+    counts, failed = (0, 0, 0), None
+    try:
+        counts = _forget_chats()
+    except HistoryUnusable as error:  # what can be removed goes first
+        failed = error
     profiles = sum(1 for path in list(_profiles()) if _forget_profile(path))
     old, curves, logs = (
         sum(1 for _ in _removed(paths)) for paths in ([old_lines()], _files(_curves(), "*"), _files(_logs(), "*"))
     )
-    if errors:
-        raise errors[0]
+    if failed is not None:
+        raise failed
     replies, conversations, typed = counts
     return KeptData(replies, conversations, typed + old, profiles, curves, logs)
 
 
+def _forget_chats() -> tuple[int, int, int]:
+    """Remove all replies, conversations and typed lines, and return how many there were."""
+    history, conversations, typed = History(), Conversations(), typed_lines()
+    counts = 0, 0, 0
+    try:
+        counts = history.facts().conversations, len(conversations.all()), typed.facts().conversations
+        return history.clear(), conversations.clear(), typed.clear()
+    except HistoryUnusable:  # it is damaged, or the disk is full
+        history.discard()
+        return counts
+
+
 def tidy() -> None:
-    """Remove what is too old, and take away other users' access to the rest."""
+    """Take away other users' access to all that is kept, and remove what is too old."""
+    close_to_others()  # first: what closes a folder hides what is open in it
     expire()
-    close_to_others()
 
 
 def expire() -> None:
-    """Remove what is older than may be kept (`storage.chats.retention`). What cannot be removed stays for now."""
+    """Remove what is older than may be kept (`storage.retention`). What cannot be removed stays for now."""
     before = oldest()
     for store in (History(), typed_lines(), Conversations()):
         with suppress(EdgeError):

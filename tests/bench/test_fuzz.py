@@ -18,12 +18,12 @@ from edgellm.errors import InvalidOption
 NAMES = ("session", "verdict", "probabilities", "hello", "vocabulary", "welcome", "pairing", "introduction",
          "certificate", "spake", "mesh orders", "mesh reports", "layers", "figures", "measuring", "lines",
          "addresses", "codes", "devices", "short devices", "model names", "models", "announcements",
-         "paired devices", "settings", "history", "typed lines", "greatest age", "conversations", "profile",
-         "first replies", "identity", "cost curve", "fingerprints", "recipe", "owners", "device figures",
+         "paired devices", "settings", "chats", "old replies", "older typed lines", "greatest age", "old conversations",
+         "profile", "first replies", "identity", "cost curve", "fingerprints", "recipe", "owners", "device figures",
          "line figures", "doubts", "plan", "fleet")  # fmt: skip
 # Readers for which a damaged file is one that is not there.
-PASSED_OVER = {"history", "typed lines", "greatest age", "conversations", "fingerprints", "recipe", "owners",
-               "cost curve", "device figures", "line figures", "doubts", "first replies"}  # fmt: skip
+PASSED_OVER = {"old replies", "older typed lines", "greatest age", "old conversations", "fingerprints", "recipe",
+               "owners", "cost curve", "device figures", "line figures", "doubts", "first replies"}  # fmt: skip
 INPUTS = 300  # of each; a few thousand in all
 SLOW = {"spake", "profile", "recipe"}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.storage.chats.conversations import Conversations
+from edgellm.storage.chat_log import Conversations
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]

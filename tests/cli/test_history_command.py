@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from shutil import rmtree
 
@@ -12,6 +11,7 @@ import pytest
 from edgellm.cli.commands import history as command
 from edgellm.storage import History
 from tests.cli.conftest import Done
+from tests.storage.chats import change
 
 Edge = Callable[..., Done]
 
@@ -31,7 +31,7 @@ def kept() -> History:
 
 
 def test_path_is_for_scripts(edge: Edge, tmp_path: Path) -> None:
-    path = tmp_path / "home" / "data" / "history" / "conversations.jsonl"
+    path = tmp_path / "home" / "data" / "history" / "chats.sqlite3"
     assert edge("history", "path") == Done(0, f"{path}\n", "")
     assert edge("history", "path", "--json").answer == {"path": str(path)}
     assert not path.parent.exists()
@@ -80,7 +80,8 @@ def test_clear_wants_yes_where_it_cannot_ask(edge: Edge, kept: History) -> None:
     assert "Add --yes" in refused.err
     assert len(kept.recent()) == 2
     assert edge("history", "clear", "--yes") == Done(0, "", "deleted 2 replies\n")
-    assert not kept.path.exists()
+    assert kept.recent() == []
+    assert not [path for path in kept.folder.iterdir() if b"mug" in path.read_bytes()]
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 0), (b"n\n", 1, 2), (b"\n", 1, 2), (b"", 130, 2)])
@@ -103,8 +104,20 @@ def test_clear_of_nothing_needs_no_yes(edge: Edge) -> None:
 
 def test_clear_asks_for_damaged_remains_too(edge: Edge, kept: History) -> None:
     kept.path.write_text("half a conversa")
+    told = edge("history", "clear")
+    assert (told.code, told.err.count("\n")) == (1, 1)
+    assert "is damaged, and was renamed to chats.sqlite3.aside" in told.err
     assert edge("history", "clear").code == 2
-    assert kept.path.exists()
+    aside = kept.path.with_name("chats.sqlite3.aside")
+    assert aside.read_text() == "half a conversa"
+    assert edge("history", "clear", "--yes").code == 0
+    assert not aside.exists()
+
+
+def test_clear_removes_damaged_remains_at_once_where_it_need_not_ask(edge: Edge, kept: History) -> None:
+    kept.path.write_text("half a conversa")
+    assert edge("history", "clear", "--yes").code == 0
+    assert [path.name for path in kept.folder.iterdir()] == ["chats.lock"]
 
 
 def test_off_and_on_say_what_they_did(edge: Edge, kept: History) -> None:
@@ -148,7 +161,7 @@ def test_a_history_that_is_a_link_is_one_clear_line(
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith(f"error: {kept.path} is a link")
     assert done.err.count("\n") == 1
-    assert len((tmp_path / "mine").read_text().splitlines()) == 2
+    assert b"mug" in (tmp_path / "mine").read_bytes()
 
 
 def test_the_help_says_that_it_is_private(edge: Edge) -> None:
@@ -160,8 +173,7 @@ def test_the_help_says_that_it_is_private(edge: Edge) -> None:
 
 def test_keep_sets_the_greatest_age_of_everything(edge: Edge, kept: History, monkeypatch: pytest.MonkeyPatch) -> None:
     assert edge("history", "keep", "--json").answer == {"keep": "365d"}
-    old = kept.path.read_text().replace(str(datetime.now(UTC).year), "2020", 1)
-    kept.path.write_text(old)
+    change(kept, "UPDATE entry SET at = ? WHERE question LIKE '%mug%'", 1_600_000_000 * 10**6)
     assert edge("history", "keep", "forever").code == 0
     assert len(kept.recent()) == 2
     monkeypatch.setenv("EDGELLM_HISTORY_KEEP", "2w")
@@ -169,7 +181,7 @@ def test_keep_sets_the_greatest_age_of_everything(edge: Edge, kept: History, mon
     assert [past.question for past in kept.recent()] == ["And the drill?"]
     monkeypatch.delenv("EDGELLM_HISTORY_KEEP")
     assert "90 days" in edge("history", "keep", "90d").err
-    assert "mug" not in kept.path.read_text()
+    assert b"mug" not in kept.path.read_bytes()
     for wrong in ("90", "0d", "-1d", "9" * 9 + "y", "ever"):
         assert edge("history", "keep", wrong).code == 2
     monkeypatch.setenv("EDGELLM_HISTORY_KEEP", "soon")

@@ -109,8 +109,8 @@ def test_a_conversation(screens: list[Screen], tmp_path: Path) -> None:
     screen.wait_for(">")
     screen.type("\x04")
     assert screen.end() == 0
-    typed = tmp_path / "home" / "data" / "history" / "typed.jsonl"
-    assert "my mug?" in typed.read_text()
+    typed = tmp_path / "home" / "data" / "history" / "chats.sqlite3"
+    assert b"my mug?" in typed.read_bytes()
     assert typed.stat().st_mode & 0o077 == 0
 
 

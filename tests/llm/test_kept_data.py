@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,15 +18,16 @@ import pytest
 from edgellm.cli.entrypoint import run
 from edgellm.errors import HistoryUnusable
 from edgellm.llm import Pair, profile_path
-from edgellm.llm.pair_stats import LOGS_MOST, KeptData, expire, find_profile, forget, keep_profile, kept
+from edgellm.llm.pair_stats import LOGS_MOST, KeptData, expire, find_profile, forget, keep_profile, kept, tidy
 from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.spec.gates.features import JUDGED, NAMES
 from edgellm.spec.gates.profile import Profile, outdated
 from edgellm.storage import History, fingerprint
-from edgellm.storage.chats.conversations import Conversation, Conversations
-from edgellm.storage.chats.retention import set_max_age
-from edgellm.storage.chats.typed_lines import old_lines, take_over, typed_lines
+from edgellm.storage.chat_log import Conversation, Conversations, typed_lines
+from edgellm.storage.chat_takeover import old_lines
+from edgellm.storage.retention import set_max_age
 from edgellm.storage.state import write_state
+from tests.storage.chats import change
 
 MODELS = Path(__file__).parents[2] / "models"
 SECRET = "my PIN is 4711"
@@ -92,8 +95,32 @@ def test_what_cannot_be_removed_is_told_and_the_rest_goes() -> None:
     path = History().path
     path.unlink()
     path.mkdir()
-    with pytest.raises(HistoryUnusable, match="cannot be removed"):
+    with pytest.raises(HistoryUnusable, match="is not a plain file"):
         forget()
+    assert found(SECRET) == []
+
+
+@pytest.mark.usefixtures("_everything")
+def test_a_damaged_database_is_forgotten_too() -> None:
+    path = History().path
+    path.write_bytes(path.read_bytes()[:8192] + bytes(4096) + SECRET.encode() * 1000)
+    forget()
+    assert found(SECRET) == []
+    assert forget() == KeptData()
+
+
+@pytest.mark.usefixtures("_everything")
+def test_everything_can_be_forgotten_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk."""
+    connect = sqlite3.connect
+
+    def full(*args: Any, **more: Any) -> sqlite3.Connection:
+        db = connect(*args, **more)
+        db.set_authorizer(lambda action, *_: sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_DELETE else 0)
+        return db
+
+    monkeypatch.setattr(sqlite3, "connect", full)
+    forget()
     assert found(SECRET) == []
 
 
@@ -107,9 +134,8 @@ def test_what_is_too_old_goes_and_the_rest_stays(on: bool) -> None:
     long_ago = datetime.now(UTC) - timedelta(days=400)
     for path in Path(os.environ["EDGELLM_HOME"]).rglob("*"):
         os.utime(path, (long_ago.timestamp(),) * 2, follow_symlinks=False)
-    for store in (History(), typed_lines()):
-        line = json.loads(store.path.read_text()) | {"when": long_ago.isoformat(timespec="seconds")}
-        store.path.write_text(json.dumps(line) + "\n")
+    for table in ("entry", "conversation"):
+        change(History(), f"UPDATE {table} SET at = ?", int(long_ago.timestamp()) * 10**6)
     set_max_age(None)
     expire()
     assert kept() == ALL
@@ -121,7 +147,7 @@ def test_what_is_too_old_goes_and_the_rest_stays(on: bool) -> None:
 
 def test_an_old_line_goes_when_a_new_one_comes() -> None:
     History().add(SECRET, "")
-    History().path.write_text(History().path.read_text().replace(f"{datetime.now(UTC).year}-", "2019-"))
+    change(History(), "UPDATE entry SET at = at - 2 * 366 * 86400000000")
     assert History().recent() == []
     History().add("new", "")
     assert [past.question for past in History().recent()] == ["new"]
@@ -135,6 +161,15 @@ def test_an_old_conversation_goes_when_another_one_is_kept() -> None:
     assert len(Conversations().all()) == 1
 
 
+@pytest.mark.usefixtures("_everything")
+def test_what_was_open_to_others_is_closed_before_anything_else() -> None:
+    paths = [data_dir(), *data_dir().rglob("*"), state_dir(), *state_dir().rglob("*")]
+    for path in paths:
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    tidy()
+    assert not [path for path in paths if path.exists() and path.stat().st_mode & 0o077]
+
+
 def test_crash_logs_are_few() -> None:
     for number in range(LOGS_MOST + 5):
         write_state(state_dir() / "logs" / f"crash-{number:03}.log", "x")
@@ -145,11 +180,10 @@ def test_crash_logs_are_few() -> None:
 def test_lines_that_were_typed_before_are_taken_over_unless_the_history_is_off() -> None:
     write_state(old_lines(), f"\n# 2026-01-01 00:00:00\n+two\n+lines\n\n# 2026-01-02 00:00:00\n+{SECRET}\n")
     History().turn_off()
-    take_over()
+    assert typed_lines().recent() == []
     assert old_lines().exists()
     assert typed_lines().facts().conversations == 0
     History().turn_on()
-    take_over()
     assert [past.question for past in typed_lines().recent()] == ["two\nlines", SECRET]
     assert not old_lines().exists()
 

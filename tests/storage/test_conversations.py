@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import random
 import stat
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from edgellm.errors import HistoryUnusable, InvalidOption
-from edgellm.storage.chats import conversations
-from edgellm.storage.chats.conversations import Conversation, Conversations
+from edgellm.storage import chat_log
+from edgellm.storage.chat_log import Conversation, Conversations
+from tests.storage.chats import change
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Conversations:
-    return Conversations(tmp_path / "conversations")
+    return Conversations(tmp_path / "history")
 
 
 def begun(*texts: str, ago: float = 0.0) -> Conversation:
@@ -32,8 +35,7 @@ def test_what_is_kept_is_found_again_by_the_user_alone(store: Conversations) -> 
     assert store.latest().turns[1] == ("assistant", "Here?.")
     assert store.latest().title == "Where is é?"
     assert store.find(old.id[:5]) == old
-    path = store.folder / f"{old.id}.json"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
     longer = old.said([*old.turns, ("user", "Why?"), ("assistant", "So.")])
     store.keep(longer)
@@ -58,7 +60,7 @@ def test_one_that_is_not_there_or_not_alone_is_told(store: Conversations) -> Non
 
 
 def test_the_oldest_go_and_too_long_a_one_is_not_kept(store: Conversations, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "MOST", 3)
+    monkeypatch.setattr(chat_log, "MOST_CONVERSATIONS", 3)
     kept = [begun(str(number), ago=100 - number) for number in range(5)]
     for one in kept:
         store.keep(one)
@@ -68,27 +70,56 @@ def test_the_oldest_go_and_too_long_a_one_is_not_kept(store: Conversations, monk
     assert store.latest() == kept[4]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"", b"{", b"[]", b"\xff", b"[" * 9999, b'{"when": "2020-01-01T00:00:00", "turns": []}',
-        b'{"when": "2020-01-01T00:00:00+00:00", "turns": [["god", "?"]]}',
-    ],
-    ids=lambda data: repr(data)[:30],
-)  # fmt: skip
-def test_what_is_no_conversation_is_passed_over(store: Conversations, data: bytes) -> None:
+@pytest.mark.parametrize("turns", ["", "{", "[]x", "3", "[" * 9999, '[["god", "?"]]', "[[1]]", b"\xff"])
+def test_what_is_no_conversation_is_passed_over(store: Conversations, turns: object) -> None:
     store.keep(begun("Where?"))
-    (store.folder / "00000000.json").write_bytes(data)
-    (store.folder / "notes.json").write_text("mine")
+    when = int(datetime.now(UTC).timestamp() * 1e6)
+    change(store, "INSERT INTO conversation VALUES ('00000000', ?, ?)", when, turns)
+    change(store, "INSERT INTO conversation VALUES ('\x1b[2J', ?, '[]')", when)
+    assert [one.title for one in store.all()] == ["Where?"]
+    assert store.clear() == 3
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b'{"when": "2020-01-01T00:00:00", "turns": []}'], ids=str)
+def test_what_an_earlier_version_left_unreadable_goes_when_all_goes(store: Conversations, data: bytes) -> None:
+    beside = store.folder.with_name("conversations")
+    beside.mkdir()
+    (beside / "00000000.json").write_bytes(data)
+    (beside / "00000000.json.new").write_bytes(data)
+    (beside / "notes.json").write_text("mine")
+    store.keep(begun("Where?"))
     assert len(store.all()) == 1
-    store.clear()
-    assert [path.name for path in store.folder.glob("*.json")] == ["notes.json"]
+    assert (beside / "00000000.json").read_bytes() == data
+    assert store.clear() == 2
+    assert [path.name for path in beside.iterdir()] == ["notes.json"]
 
 
 def test_a_link_is_not_followed(store: Conversations, tmp_path: Path) -> None:
+    beside = store.folder.with_name("conversations")
+    beside.mkdir()
+    (beside / "00000000.json").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").write_text('{"when": "2020-01-01T00:00:00+00:00", "turns": []}')
     store.keep(begun("Where?"))
-    (store.folder / "00000000.json").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere").write_text("{}")
     assert [one.title for one in store.all()] == ["Where?"]
     assert store.clear() == 2
-    assert (tmp_path / "elsewhere").read_text() == "{}"
+    assert "turns" in (tmp_path / "elsewhere").read_text()
+
+
+def test_a_conversation_that_was_removed_leaves_no_trace(store: Conversations) -> None:
+    """Also not where SQLite moved it from one page to another."""
+    rng = random.Random(7)
+    marks: dict[str, str] = {}
+    for number in range(300):
+        one = begun(f"<{number:05}>" * rng.choice([5, 30, 150, 900]))
+        if marks and rng.random() < 0.6:
+            one = replace(one, id=rng.choice(list(marks)))
+        store.keep(one)
+        marks[one.id] = f"<{number:05}>"
+    for one in store.all():
+        if rng.random() < 0.7:
+            store.remove(one)
+            del marks[one.id]
+    found = b"".join(path.read_bytes() for path in store.folder.iterdir())
+    assert {mark for number in range(300) if (mark := f"<{number:05}>").encode() in found} == {*marks.values()}
+    assert store.clear() == len(marks)
+    assert b"<00" not in b"".join(path.read_bytes() for path in store.folder.iterdir())

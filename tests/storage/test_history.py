@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import sqlite3
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
-from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.storage import History
-from edgellm.storage.chats import history as module
+from edgellm.storage import History, chat_log, private_database
+from tests.storage.chats import change, database
 
 
 def said(history: History) -> list[tuple[str, str]]:
@@ -36,15 +36,17 @@ def test_what_was_said_is_there_again_oldest_first(history: History) -> None:
 
 def test_the_data_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
-    assert History().path == tmp_path / "data" / "history" / "conversations.jsonl"
+    assert History().path == tmp_path / "data" / "history" / "chats.sqlite3"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_line_is_plain_json(history: History) -> None:
+def test_what_was_said_is_plain_text_in_the_database(history: History) -> None:
     history.add("a\nb", "Größe\x00\u2028")
-    (line,) = history.path.read_bytes().decode().removesuffix("\n").split("\n")
-    assert json.loads(line)["question"] == "a\nb"
-    assert "Größe" in line
+    with closing(database(history)) as db:
+        assert db.execute("SELECT kind, question, reply FROM entry").fetchall() == [
+            ("reply", "a\nb", "Größe\x00\u2028")
+        ]
+    assert "Größe".encode() in history.path.read_bytes()
 
 
 TEXTS = st.text() | st.text(st.sampled_from('a\ud800\udfff\0\n\r\u2028"\\'))
@@ -74,54 +76,75 @@ def test_the_limit_counts_bytes_and_keeps_the_newest(history: History) -> None:
 
 
 def test_it_stays_bounded_and_the_oldest_go(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_BYTES", 4096)
+    monkeypatch.setattr(chat_log, "MOST_BYTES", 4096)
     sizes = []
     for number in range(200):
         history.add(f"question {number}", "reply")
-        sizes.append(history.path.stat().st_size)
+        sizes.append(history.facts().size)
         assert history.recent()[-1].question == f"question {number}"
     assert 4096 - 100 < max(sizes) <= 4096
     assert min(after for before, after in pairwise(sizes) if after < before) > 2048 - 100
     numbers = [int(past.question.split()[1]) for past in history.recent()]
     assert numbers == list(range(numbers[0], 200))
-    assert not history.path.with_name("conversations.jsonl.new").exists()
+    assert b"question 0" not in history.path.read_bytes()
 
 
 @pytest.mark.parametrize("text", ["a" * 10_000, "\0" * 3000, "ü" * 5000, "\0" * 500 + "a" * 10_000])
 def test_of_a_text_too_long_the_beginning_is_kept(history: History, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(module, "MOST_BYTES", 4096)
+    monkeypatch.setattr(chat_log, "MOST_BYTES", 4096)
     for _ in range(3):
         history.add(text, text)
-        assert history.path.stat().st_size <= 4096
+        assert history.facts().size <= 4096
     past = history.recent()[-1]
     assert past.question == past.reply
     assert text.startswith(past.question)
-    assert len(json.dumps(past.question, ensure_ascii=False).encode()) > 500
+    assert len(past.question.encode()) > 500
 
 
-def test_a_file_that_is_far_too_large_is_read_from_its_end_and_mended(
-    history: History, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_history_that_is_far_too_large_is_shortened(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(200):
         history.add(f"question {number}", "reply")
-    monkeypatch.setattr(module, "MOST_BYTES", 4096)
-    found = history.recent(10**9)
-    assert 30 < len(found) < 60
-    assert found[-1].question == "question 199"
+    monkeypatch.setattr(chat_log, "MOST_BYTES", 4096)
     history.add("new", "r")
-    assert history.path.stat().st_size <= 2048
-    assert said(history)[-1] == ("new", "r")
+    assert history.facts().size <= 2048
+    found = said(history)
+    assert 20 < len(found) < 60
+    assert found[-2:] == [("question 199", "reply"), ("new", "r")]
 
 
-def test_what_a_crash_left_beside_is_in_nobodys_way(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_BYTES", 2048)
+def test_what_a_crash_left_beside_is_in_nobodys_way(history: History) -> None:
+    history.folder.mkdir(parents=True)
+    for end in ("", "-wal", "-shm"):
+        history.path.with_name(f"{history.path.name}.new{end}").write_bytes(b"half a co")
     history.add("q", "r")
-    beside = history.path.with_name("conversations.jsonl.new")
-    beside.write_bytes(b"half a co")
-    for number in range(40):
-        history.add(f"question {number}", "r")
-    assert not beside.exists()
-    assert b"half a co" not in history.path.read_bytes()
+    assert sorted(path.name for path in history.folder.iterdir()) == ["chats.lock", "chats.sqlite3"]
+    assert said(history) == [("q", "r")]
+
+
+def test_adding_takes_as_many_steps_however_much_there_is(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+
+    history.add("q", "r")
+    connect = sqlite3.connect
+
+    def counted(*args: Any, **more: Any) -> sqlite3.Connection:
+        db = connect(*args, **more)
+        db.set_progress_handler(step, 1)
+        return db
+
+    monkeypatch.setattr(sqlite3, "connect", counted)
+    history.add("q", "r")
+    before, steps = steps, 0
+    many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000) "
+    change(history, f"{many} INSERT INTO entry SELECT NULL, kind, at, 80, question, reply FROM entry, n WHERE id = 1")
+    assert history.facts().conversations == 10_002
+    steps = 0
+    history.add("q", "r")
+    assert steps <= before + 10
 
 
 def test_off_keeps_what_is_there_and_neither_adds_nor_reads(history: History) -> None:
@@ -148,23 +171,37 @@ def test_off_asks_nobody(history: History, monkeypatch: pytest.MonkeyPatch) -> N
     history.path.mkdir()
     history.add("q", "r")
     assert history.recent() == []
-    monkeypatch.setattr(module, "PATIENCE", 0)
-    with FileLock(history.folder / "lock"):
+    history.path.rmdir()
+    history.turn_on()
+    history.add("before", "r")
+    history.turn_off()
+    monkeypatch.setattr(private_database, "PATIENCE", 0)
+    with closing(database(history)) as db:
+        db.execute("BEGIN EXCLUSIVE")
         history.add("q", "r")
+        assert history.recent() == []
 
 
 def test_turned_off_while_waiting_is_off(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    locked = History._locked
+    history.add("before", "r")
+    asked = threading.Event()
+    opened = private_database.PrivateDatabase.writing
 
-    @contextmanager
-    def wait(self: History) -> Iterator[None]:
-        with locked(self):
-            self.turn_off()
-            yield
+    def writing(*args: Any, **more: Any) -> AbstractContextManager[sqlite3.Connection]:
+        asked.set()
+        return opened(*args, **more)
 
-    monkeypatch.setattr(History, "_locked", wait)
-    history.add("q", "r")
-    assert not history.path.exists()
+    monkeypatch.setattr(private_database.PrivateDatabase, "writing", writing)
+    with closing(database(history)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        adding = threading.Thread(target=history.add, args=("meanwhile", "r"))
+        adding.start()
+        assert asked.wait(60)
+        history.turn_off()
+        db.execute("COMMIT")
+    adding.join()
+    history.turn_on()
+    assert said(history) == [("before", "r")]
 
 
 def test_off_can_be_said_before_anything_is_there(history: History) -> None:
@@ -178,7 +215,8 @@ def test_clear_removes_what_was_said_from_the_disk(history: History) -> None:
     assert not history.folder.parent.exists()
     history.add("a secret", "r")
     history.add("a secret", "r")
-    history.path.with_name("conversations.jsonl.new").write_text("half a secret")
+    history.folder.joinpath("conversations.jsonl.new").write_text("half a secret")
+    history.path.with_name(f"{history.path.name}.aside").write_text("a damaged secret")
     history.turn_off()
     assert history.clear() == 2
     assert not any(b"secret" in path.read_bytes() for path in history.folder.iterdir())
@@ -192,12 +230,13 @@ def test_facts_tell_how_much_and_from_when_to_when(history: History) -> None:
     facts = history.facts()
     assert (facts.conversations, facts.size, facts.first, facts.last) == (0, 0, None, None)
     history.add("q", "r")
-    line = history.path.read_text()
-    history.path.write_text(line + line.replace("2", "1", 1))
-    history.path.with_name("conversations.jsonl.new").write_text("left")
+    size = history.facts().size
+    history.add("q", "r")
+    change(history, "UPDATE entry SET at = at - 86400000000 WHERE id = 1")
+    history.path.with_name(f"{history.path.name}.aside").write_text("left")
     facts = history.facts()
     assert (facts.path, facts.on, facts.conversations) == (history.path, True, 2)
-    assert facts.size == history.path.stat().st_size + 4
+    assert facts.size == 2 * size + 4
     assert facts.first is not None
     assert facts.last is not None
-    assert facts.first.year + 1000 == facts.last.year
+    assert 0 <= (facts.last - facts.first).total_seconds() - 86400 < 60

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import sqlite3
+import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgellm.errors import HistoryUnusable
-from edgellm.storage import History
-from edgellm.storage.chats import history as module
+from edgellm.storage import History, chat_log
+from tests.storage.chats import database
+from tests.storage.permissions import obeyed
 
 EVERY_USE: list[Callable[[History], object]] = [
     lambda history: history.add("q", "r"),
@@ -43,11 +46,24 @@ def test_only_the_user_can_read_it(history: History, monkeypatch: pytest.MonkeyP
         history.turn_off()
     assert mode(history.folder) == 0o700
     assert {mode(path) for path in history.folder.iterdir()} == {0o600}
-    assert len(list(history.folder.iterdir())) == 3  # conversations, lock, off
+    assert len(list(history.folder.iterdir())) == 3  # chats, lock, off
 
 
-def test_a_shortened_file_is_private_too(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_BYTES", 2048)
+def test_the_write_ahead_log_is_private_too(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "chmod", lambda *_: None)
+    with umask(0):
+        history.add("q", "r")
+        with closing(database(history)) as db:
+            assert db.execute("SELECT COUNT(*) FROM entry").fetchone() == (1,)
+            history.add("a secret", "r")
+            beside = [history.path.with_name(f"{history.path.name}{end}") for end in ("-wal", "-shm")]
+            assert b"a secret" in beside[0].read_bytes()
+            assert [mode(path) for path in beside] == [0o600, 0o600]
+    assert not [path for path in beside if path.exists()]
+
+
+def test_a_shortened_database_is_private_too(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_log, "MOST_BYTES", 2048)
     with umask(0):
         for number in range(40):
             history.add(f"question {number}", "r")
@@ -59,29 +75,53 @@ def test_a_shortened_file_is_private_too(history: History, monkeypatch: pytest.M
 )
 def test_what_became_open_to_others_is_closed_again(history: History, use: Callable[[History], object]) -> None:
     history.add("q", "r")
-    history.path.chmod(0o644)
-    history.folder.chmod(0o755)
-    use(history)
-    assert (mode(history.path), mode(history.folder)) == (0o600, 0o700)
+    with closing(database(history)) as db:
+        db.execute("SELECT * FROM entry").fetchone()
+        paths = list(history.folder.glob("chats.sqlite3*"))
+        assert len(paths) == 3
+        for path in paths:
+            path.chmod(0o644)
+        history.folder.chmod(0o755)
+        use(history)
+        assert (mode(history.folder), *map(mode, paths)) == (0o700, 0o600, 0o600, 0o600)
 
 
 @pytest.mark.parametrize("use", EVERY_USE)
-@pytest.mark.parametrize("looks_away", [False, True], ids=["there before", "made in between"])
-def test_a_link_in_the_files_place_is_refused(
-    history: History,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    use: Callable[[History], object],
-    looks_away: bool,
+@pytest.mark.parametrize("end", ["", "-wal", "-shm"])
+def test_a_link_in_a_files_place_is_refused(
+    history: History, tmp_path: Path, use: Callable[[History], object], end: str
 ) -> None:
-    history.folder.mkdir(parents=True)
+    if end:
+        history.add("q", "r")
+    history.folder.mkdir(parents=True, exist_ok=True)
     (tmp_path / "mine.txt").write_text("mine")
-    history.path.symlink_to(tmp_path / "mine.txt")
-    if looks_away:
-        monkeypatch.setattr(Path, "is_symlink", lambda _: False)
-    with pytest.raises(HistoryUnusable, match="symbolic link" if looks_away else "is a link, and"):
+    history.path.with_name(f"{history.path.name}{end}").symlink_to(tmp_path / "mine.txt")
+    with pytest.raises(HistoryUnusable, match="is a link, and"):
         use(history)
     assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("use", EVERY_USE)
+def test_a_link_made_in_between_is_refused(
+    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[History], object]
+) -> None:
+    """After the files were looked at, and before SQLite opens them."""
+    history.add("q", "r")
+    other = History(tmp_path / "other")
+    other.add("mine", "mine")
+    before = other.path.read_bytes()
+    connect = sqlite3.connect
+
+    def late(*args: Any, **more: Any) -> sqlite3.Connection:
+        history.path.unlink()
+        history.path.symlink_to(other.path)
+        return connect(*args, **more)
+
+    monkeypatch.setattr(sqlite3, "connect", late)
+    with pytest.raises(HistoryUnusable, match="is a link, and"):
+        use(history)
+    assert other.path.read_bytes() == before
+    assert {path.name for path in other.folder.iterdir()} == {"chats.lock", "chats.sqlite3"}
 
 
 @pytest.mark.parametrize("use", [*EVERY_USE, lambda history: history.turn_off(), lambda history: history.turn_on()])
@@ -128,16 +168,36 @@ def test_a_home_that_is_no_folder_is_told(tmp_path: Path, use: Callable[[History
 
 
 @pytest.mark.parametrize("use", [*EVERY_USE, lambda history: history.turn_off()])
-def test_what_the_system_forbids_is_told(
-    history: History, monkeypatch: pytest.MonkeyPatch, use: Callable[[History], object]
-) -> None:
+def test_what_the_system_forbids_is_told(history: History, use: Callable[[History], object]) -> None:
     history.add("q", "r")
-
-    def forbidden(*_: object, **__: object) -> int:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    with monkeypatch.context() as patch:  # root may write everywhere, so that real permissions prove nothing
-        patch.setattr(os, "open", forbidden)
-        with pytest.raises(HistoryUnusable, match=r"cannot be .*: Permission denied\. Check its permissions"):
+    forbidden = r"(Permission denied|unable to open database file)"
+    history.folder.chmod(0)
+    try:
+        with obeyed(), pytest.raises(HistoryUnusable, match=rf"cannot be .*: {forbidden}\. Check its permissions"):
             use(history)
+    finally:
+        history.folder.chmod(0o700)
     assert len(history.recent()) == 1
+
+
+def test_in_a_folder_that_cannot_be_written_everything_can_be_read(history: History) -> None:
+    history.add("q", "r")
+    history.folder.chmod(0o500)
+    try:
+        with obeyed():
+            assert [past.question for past in history.recent()] == ["q"]
+            assert history.facts().conversations == 1
+            with pytest.raises(HistoryUnusable, match=r"cannot be written: .* Check its permissions"):
+                history.add("q", "r")
+            history.path.chmod(0o400)
+            assert len(history.recent()) == 1
+    finally:
+        history.folder.chmod(0o700)
+    assert len(history.recent()) == 1
+    assert stat.S_IMODE(history.path.stat().st_mode) == 0o400
+
+
+def test_nothing_of_it_goes_to_other_files_or_stays_in_its_own(history: History) -> None:
+    with history._writing() as db:
+        settings = {name: db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("secure_delete", "temp_store")}
+    assert settings == {"secure_delete": 1, "temp_store": 2}  # on; in memory

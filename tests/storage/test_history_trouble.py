@@ -2,80 +2,162 @@
 
 from __future__ import annotations
 
-import errno
-import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from io import FileIO
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
 
 from edgellm.errors import HistoryUnusable
-from edgellm.storage import ChatEntry, History
-from edgellm.storage.chats import history as module
+from edgellm.storage import History, chat_log, private_database
+from tests.storage.chats import change, database
 
 ROOT = Path(__file__).parents[2]
-DAMAGED = (
-    b"",
-    b"not json",
-    b"[]",
-    b'"text"',
-    b"3",
-    b"{}",
-    b'{"when": "2026-11-21T11:02:56+00:00", "question": "cut',
-    b'{"when": "2026-11-21T11:02:56+00:00", "question": "no reply"}',
-    b'{"when": "2026-11-21T11:02:56+00:00", "question": 1, "reply": "x"}',
-    b'{"when": "2026-11-21T11:02:56+00:00", "question": "\xff", "reply": "x"}',
-    b'{"when": "yesterday", "question": "q", "reply": "r"}',
-    b'{"when": 5, "question": "q", "reply": "r"}',
-    b'{"when": "2026-11-21T11:02:56", "question": "in no zone", "reply": "r"}',
-    b'{"when": "0001-01-01T00:00:00+23:00", "question": "before all time", "reply": "r"}',
-    b"[" * 100_000,
-    b"\0" * 4096,
-)
+DAMAGED = {
+    "noise": lambda data: b"\x93\xf1 no database" * 400,
+    "zeros": lambda data: bytes(len(data)),
+    "half": lambda data: data[: len(data) // 2],
+    "a page of zeros": lambda data: data[:4096] + bytes(4096) + data[8192:],
+    "another header": lambda data: b"SQLite format 9\0" + data[16:],
+    "empty": lambda data: b"",
+    "JSON": lambda data: b'{"when": "2026-11-21T11:02:56+00:00", "question": "q", "reply": "r"}\n',
+}
+FOREIGN = {
+    "tables": "CREATE TABLE mine (text); INSERT INTO mine VALUES ('mine')",
+    "tables of the same version": "PRAGMA user_version = 1; CREATE TABLE mine (text); INSERT INTO mine VALUES ('mine')",
+    "other columns": "PRAGMA user_version = 1; CREATE TABLE entry (kind); CREATE TABLE total (kind, size)",
+}
 
 
 def said(history: History) -> list[tuple[str, str]]:
     return [(past.question, past.reply) for past in history.recent()]
 
 
-@pytest.mark.parametrize("line", DAMAGED, ids=range(len(DAMAGED)))
-def test_a_damaged_line_is_passed_over(history: History, line: bytes) -> None:
-    history.add("before", "r")
-    with history.path.open("ab") as file:
-        file.write(line + b"\n")
+def assert_set_aside(history: History, before: bytes) -> None:
+    """What was there is found beside, as it was, and a new database is begun."""
+    aside = history.path.with_name("chats.sqlite3.aside")
+    assert aside.read_bytes() == before
+    assert history.recent() == []
     history.add("after", "r")
-    assert [past.question for past in history.recent()] == ["before", "after"]
-    assert history.facts().conversations == 2
-    assert history.clear() == 2
+    assert said(history) == [("after", "r")]
+    assert aside.read_bytes() == before
+    assert history.facts().size >= len(before)
+    history.clear()
+    assert not aside.exists()
 
 
-def test_a_line_cut_by_a_crash_does_not_take_the_next_with_it(history: History) -> None:
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize("use", ["add", "recent"])
+def test_a_damaged_database_is_set_aside_with_a_notice(history: History, damage: str, use: str) -> None:
     history.add("before", "r")
-    history.add("cut", "r")
-    os.truncate(history.path, history.path.stat().st_size - 9)
+    history.path.write_bytes(DAMAGED[damage](history.path.read_bytes()))
+    before = history.path.read_bytes()
+    with pytest.raises(HistoryUnusable, match=r"is damaged, and was renamed to chats\.sqlite3\.aside\. A new one"):
+        history.add("lost", "r") if use == "add" else history.recent()
+    assert_set_aside(history, before)
+
+
+@pytest.mark.parametrize("statements", FOREIGN.values(), ids=FOREIGN)
+def test_the_database_of_another_program_is_set_aside_unchanged(history: History, statements: str) -> None:
+    history.folder.mkdir(parents=True)
+    with closing(database(history)) as db:
+        db.executescript(statements)
+    before = history.path.read_bytes()
+    with pytest.raises(HistoryUnusable, match="was renamed to"):
+        history.recent()
+    assert_set_aside(history, before)
+
+
+def test_of_a_damaged_database_the_write_ahead_log_is_set_aside_too(history: History) -> None:
+    history.add("before", "r")
+    with closing(database(history)) as db:
+        db.execute("SELECT * FROM entry").fetchone()
+        history.add("in the log", "r")
+        history.path.write_bytes(b"no database" * 1000)
+        with pytest.raises(HistoryUnusable, match="is damaged"):
+            history.recent()
+        assert b"in the log" in history.path.with_name("chats.sqlite3.aside-wal").read_bytes()
+        history.add("after", "r")
+        assert said(history) == [("after", "r")]
+    assert said(history) == [("after", "r")]
+
+
+def test_a_log_without_its_database_does_not_come_back(history: History) -> None:
+    log = history.path.with_name("chats.sqlite3-wal")
+    history.add("before", "r")
+    with closing(database(history)) as db:
+        db.execute("SELECT * FROM entry").fetchone()
+        history.add("in the log", "r")
+        data = log.read_bytes()
+    history.path.unlink()
+    log.write_bytes(data)
     history.add("after", "r")
+    assert said(history) == [("after", "r")]
+    assert history.path.with_name("chats.sqlite3-wal.aside").read_bytes() == data
+
+
+def test_a_newer_version_is_left_alone(history: History) -> None:
+    history.add("before", "r")
+    change(history, "PRAGMA user_version = 2")
+    before = history.path.read_bytes()
+    for use in (history.recent, history.facts, history.clear, lambda: history.add("q", "r")):
+        with pytest.raises(HistoryUnusable, match="has version 2, and this edgellm reads 1"):
+            use()
+    assert history.path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "change_row",
+    ["at = 'x'", f"at = {2**62}", "question = x'ff'", "reply = x''", "size = 'x', question = x''"],
+)
+def test_a_damaged_row_is_passed_over(history: History, monkeypatch: pytest.MonkeyPatch, change_row: str) -> None:
+    for question in ("before", "damaged", "after"):
+        history.add(question, "r")
+    change(history, f"UPDATE entry SET {change_row} WHERE id = 2")
     assert [past.question for past in history.recent()] == ["before", "after"]
+    assert history.facts().conversations in (2, 3)
+    monkeypatch.setattr(chat_log, "MOST_BYTES", 280)
+    history.add("new", "r")
+    assert said(history) == [("after", "r"), ("new", "r")]
+    history.clear()
+    assert history.facts().conversations == 0
 
 
-def test_a_surrogate_in_the_file_does_not_come_out_of_it(history: History) -> None:
+def test_a_total_that_is_none_is_damage(history: History) -> None:
+    history.add("before", "r")
+    change(history, "UPDATE total SET size = 'x'")
+    with pytest.raises(HistoryUnusable, match="is damaged"):
+        history.add("after", "r")
+    history.add("after", "r")
+    assert said(history) == [("after", "r")]
+
+
+def test_a_schema_that_is_no_text_is_damage(history: History) -> None:
+    """Python fails on SQLite's message about it."""
+    history.add("before", "r")
+    with closing(database(history)) as db:
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("UPDATE sqlite_master SET sql = CAST(? AS TEXT) WHERE name = 'entry'", (b"CREATE \x9c\xd4",))
+    with pytest.raises(HistoryUnusable, match="is damaged"):
+        history.recent()
+
+
+def test_a_row_that_is_far_too_large_is_damage(history: History) -> None:
+    history.add("before", "r")
+    change(history, "UPDATE entry SET reply = hex(zeroblob(4000000))")
+    with pytest.raises(HistoryUnusable, match="is damaged"):
+        history.recent()
+
+
+def test_bytes_that_are_no_characters_do_not_come_out_of_it(history: History) -> None:
     history.add("q", "r")
-    history.path.write_text('{"when": "2026-11-21T11:02:56+01:00", "question": "\\ud800", "reply": "r"}\n')
-    assert history.recent() == [ChatEntry("\ufffd", "r", datetime(2026, 11, 21, 10, 2, 56, tzinfo=UTC))]
-
-
-def test_damaged_lines_go_when_it_is_shortened(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_BYTES", 2048)
-    history.add("q", "r")
-    with history.path.open("ab") as file:
-        file.write(b"damaged\n" * 230)
-    history.add("new", "r" * 100)
-    assert said(history) == [("q", "r"), ("new", "r" * 100)]
-    assert b"damaged" not in history.path.read_bytes()
+    change(history, "UPDATE entry SET question = CAST(? AS TEXT)", b"a\xed\xa0\x80\xffb")
+    assert said(history) == [("a\ufffd\ufffd\ufffd\ufffdb", "r")]
 
 
 def test_two_processes_lose_and_mix_nothing(history: History) -> None:
@@ -102,14 +184,63 @@ def test_two_processes_lose_and_mix_nothing(history: History) -> None:
     for name in "ab":
         own = [pair for pair in found if pair[0].startswith(name)]
         assert own == [(f"{name} {number}", name * 50 * number) for number in range(100)]
-    assert len(history.path.read_bytes().splitlines()) == 200
+    assert len(found) == 200
+
+
+def test_processes_that_add_read_and_remove_do_not_disturb_each_other(history: History) -> None:
+    program = (
+        "import sys; from pathlib import Path; from edgellm.storage.chat_log import *\n"
+        "folder, name = Path(sys.argv[1]), sys.argv[2]\n"
+        "replies, typed, talks = History(folder), History(folder, 'typed'), Conversations(folder)\n"
+        "for number in range(20):\n"
+        "    replies.add(f'{name} {number}', 'r' * 3000); typed.add(f'{name} {number}', '')\n"
+        "    talks.keep(talk := Conversation.new().said([('user', f'{name} {number}')]))\n"
+        "    assert f'{name} {number}' in [past.question for past in replies.recent()]\n"
+        "    if number % 2: talks.remove(talk)\n"
+        "    assert number % 2 == 0 or talk not in talks.all()\n"
+    )
+    users = [subprocess.Popen([sys.executable, "-c", program, str(history.folder), name], cwd=ROOT) for name in "abc"]
+    assert [user.wait() for user in users] == [0, 0, 0]
+    for log in (history, History(history.folder, "typed")):
+        found = [past.question for past in log.recent()]
+        for name in "abc":
+            assert [one for one in found if one[0] == name] == [f"{name} {number}" for number in range(20)]
+    titles = sorted(one.title for one in chat_log.Conversations(history.folder).all())
+    assert titles == sorted(f"{name} {number}" for name in "abc" for number in range(0, 20, 2))
+    with closing(database(history)) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_a_process_that_is_killed_loses_nothing_that_was_kept(history: History) -> None:
+    """Many times, while it writes."""
+    program = (
+        "import sys; from pathlib import Path; from edgellm.storage import History\n"
+        "history, name = History(Path(sys.argv[1])), sys.argv[2]\n"
+        "for number in range(10**6):\n"
+        "    history.add(f'{name} {number}', 'x' * 3000); print(number, flush=True)\n"
+    )
+    kept = []
+    for name in "abcde":
+        writer = subprocess.Popen(
+            [sys.executable, "-c", program, str(history.folder), name], cwd=ROOT, text=True, stdout=subprocess.PIPE
+        )
+        assert writer.stdout is not None
+        for number in range(5):
+            assert writer.stdout.readline() == f"{number}\n"
+            kept.append(f"{name} {number}")
+        writer.kill()
+        writer.communicate()
+    found = [question for question, _ in said(history)]
+    assert [question for question in found if question in kept] == kept
+    assert len(found) == len(set(found))
 
 
 def test_while_another_process_writes_nobody_else_does(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     history.add("q", "r")
-    monkeypatch.setattr(module, "PATIENCE", 0)
-    with FileLock(history.folder / "lock"):
-        for use in (lambda: history.add("q", "r"), history.clear):
+    monkeypatch.setattr(private_database, "PATIENCE", 0)
+    with closing(database(history)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        for use in (lambda: history.add("q", "r"), history.clear, history.expire):
             with pytest.raises(HistoryUnusable, match="in use by another process"):
                 use()
         assert len(history.recent()) == 1  # reading needs no turn
@@ -117,17 +248,41 @@ def test_while_another_process_writes_nobody_else_does(history: History, monkeyp
     assert len(history.recent()) == 2
 
 
+def test_while_another_process_reads_it_is_told_that_traces_may_be_left(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history.add("a secret", "r")
+    monkeypatch.setattr(private_database, "PATIENCE", 0)
+    with closing(database(history)) as db:
+        db.execute("BEGIN")
+        assert db.execute("SELECT COUNT(*) FROM entry").fetchone() == (1,)
+        with pytest.raises(HistoryUnusable, match="in use by another process"):
+            history.clear()
+    assert history.recent() == []
+    assert history.clear() == 0
+    assert not [path for path in history.folder.iterdir() if b"a secret" in path.read_bytes()]
+
+
+def test_only_one_process_makes_the_database(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    history.folder.mkdir(parents=True)
+    monkeypatch.setattr(private_database, "PATIENCE", 0)
+    with FileLock(history.folder / "chats.lock"), pytest.raises(HistoryUnusable, match="in use by another process"):
+        history.add("q", "r")
+    assert not history.path.exists()
+
+
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A disk with room for 20 more bytes."""
-    written = module._write
+    """A disk without room for another page."""
+    connect = sqlite3.connect
 
-    def write(file: FileIO, data: bytes) -> None:
-        written(file, data[:20])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(*args: Any, **more: Any) -> sqlite3.Connection:
+        db = connect(*args, **more)
+        db.execute("PRAGMA max_page_count = 1")  # as few as there are
+        return db
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_write", write)
+        patch.setattr(sqlite3, "connect", full)
         yield
 
 
@@ -136,31 +291,32 @@ def test_a_full_disk_is_told_and_leaves_what_was_there(history: History, request
     before = history.path.read_bytes()
     request.getfixturevalue("full")
     with pytest.raises(HistoryUnusable, match="the disk is full"):
-        history.add("lost", "r")
+        history.add("lost", "r" * 10_000)
     assert history.path.read_bytes() == before
+    assert said(history) == [("before", "r")]
 
 
 def test_a_disk_too_full_to_shorten_leaves_what_was_there(
     history: History, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     history.add("before", "r" * 1000)
-    before = history.path.read_bytes()
     request.getfixturevalue("full")
-    monkeypatch.setattr(module, "MOST_BYTES", len(before) + 10)
+    monkeypatch.setattr(chat_log, "MOST_BYTES", 10_000)
     with pytest.raises(HistoryUnusable, match="the disk is full"):
-        history.add("lost", "r")
-    assert history.path.read_bytes() == before
-    assert sorted(path.name for path in history.folder.iterdir()) == ["conversations.jsonl", "lock"]
+        history.add("r" * 10_000, "r" * 10_000)
+    assert said(history) == [("before", "r" * 1000)]
+    assert sorted(path.name for path in history.folder.iterdir()) == ["chats.lock", "chats.sqlite3"]
 
 
-def test_a_write_that_ends_early_goes_on(tmp_path: Path) -> None:
-    class Hesitant(FileIO):
-        def write(self, data: object) -> int:
-            return super().write(bytes(data)[:3])  # type: ignore[call-overload]
-
-    with Hesitant(tmp_path / "file", "wb") as file:
-        module._write(file, b"all of it")
-    assert (tmp_path / "file").read_bytes() == b"all of it"
+def test_a_drive_without_shared_memory_is_told(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As network drives are: SQLite cannot have a write-ahead log there."""
+    connect = sqlite3.connect
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda name, *args, **more: connect(f"{name}&vfs=unix-dotfile", *args, **more)
+    )
+    with pytest.raises(HistoryUnusable, match="no file locks"):
+        history.add("q", "r")
+    assert not history.path.exists()
 
 
 def test_a_drive_without_locks_is_told(history: History, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,14 @@ import pty
 import re
 import select
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import termios
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.error import HTTPError
@@ -25,6 +26,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
+from edgellm.storage import History
 from testkit import ROOT
 
 PHRASE = "my PIN is 4711 zebra"
@@ -118,11 +120,13 @@ def typed_text(quick: bool) -> Found:
 
 def _set_back(home: Path) -> None:
     """Make everything in a home look as if it had been written two years ago."""
-    year = datetime.now(UTC).year
+    two_years = 2 * 366 * 86_400
+    with closing(sqlite3.connect(History(home / "data" / "history").path)) as db:
+        for table in ("entry", "conversation"):
+            db.execute(f"UPDATE {table} SET at = at - ?", (two_years * 10**6,))
+        db.commit()
     for path in home.rglob("*"):
-        if path.suffix in (".json", ".jsonl") and b'"when"' in (data := path.read_bytes()):
-            path.write_bytes(data.replace(f'"when": "{year}'.encode(), f'"when": "{year - 2}'.encode()))
-        os.utime(path, (time.time() - 2 * 366 * 86_400,) * 2)
+        os.utime(path, (time.time() - two_years,) * 2)
 
 
 def _paired(home: Path, other: Path) -> list[str]:

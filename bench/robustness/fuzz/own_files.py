@@ -28,13 +28,13 @@ from edgellm.rpc.trust.identity import Identity
 from edgellm.spec.gates.online_profiler import OnlineProfiler
 from edgellm.spec.gates.profile import Profile
 from edgellm.storage import History
-from edgellm.storage.chats.conversations import Conversations
-from edgellm.storage.chats.retention import max_age
-from edgellm.storage.chats.typed_lines import typed_lines
+from edgellm.storage.chat_log import Conversations, typed_lines
+from edgellm.storage.chat_takeover import old_files
 from edgellm.storage.device_speed import read_curve
 from edgellm.storage.fingerprint import quick_fingerprint
 from edgellm.storage.layers.manifest import manifest_of
 from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.retention import max_age
 from testkit import ROOT
 
 MODELS = ROOT / "models"
@@ -85,6 +85,8 @@ def _home(folder: Path) -> Iterator[Path]:
 def _variants(name: str, data: bytes) -> list[bytes]:
     """The file, and others with values that nobody wrote, where it is JSON, lines of it, or TOML."""
     rng, made = random.Random(name), [data]
+    if data.startswith(b"SQLite"):
+        return made
     if b" = " in data:
         places = list(re.finditer(r"(?<= = ).*", data.decode()))
         chosen = (rng.choice(places) for _ in range(_VARIANTS))
@@ -120,10 +122,11 @@ def _targets(home: Path) -> list[Target]:
     root = typer.Context(get_command(app), info_name="edgellm")
     readers: list[tuple[str, str, Callable[[Path], object], int]] = [
         ("settings", "config/config.toml", lambda _path: read_file(root), 10_000),
-        ("history", "data/history/conversations.jsonl", lambda _path: History().recent(), 10_000),
-        ("typed lines", "data/history/typed.jsonl", lambda _path: typed_lines().recent(), 10_000),
+        ("chats", "data/history/chats.sqlite3", _use_chats, 3_000),
+        ("old replies", "data/history/conversations.jsonl", _read_old, 10_000),
+        ("older typed lines", "state/history", _read_old, 10_000),
         ("greatest age", "data/history/max-age", lambda _path: max_age(), 5_000),
-        ("conversations", "data/conversations/00000000.json", lambda _path: Conversations().all(), 15_000),
+        ("old conversations", "data/conversations/00000001.json", _read_old, 15_000),
         ("profile", "data/profiles/*.json", lambda path: Profile.load(path, own=True), 20_000),
         ("first replies", "data/profiles/*.first.jsonl", lambda path: OnlineProfiler().load(path), 15_000),
         ("identity", "data/trust/identity.pem", lambda _path: Identity.here(), 2_000),
@@ -140,6 +143,24 @@ def _targets(home: Path) -> list[Target]:
     return [_target(home, *reader) for reader in readers]
 
 
+def _use_chats(path: Path) -> None:
+    """Read everything in the database of chats, and add to it; forget what was set aside."""
+    try:
+        for read in (History().recent, History().facts, typed_lines().recent, Conversations().all):
+            read()
+        History().add("Where is my mug?", "On the shelf.")
+    finally:
+        for beside in path.parent.glob(f"{path.name}?*"):
+            beside.unlink()
+
+
+def _read_old(_path: Path) -> None:
+    """Read all files in which earlier versions kept chats."""
+    for file in old_files(History().folder, on=True):
+        file.conversation()
+        list(file.entries())
+
+
 def _target(home: Path, name: str, place: str, read: Callable[[Path], object], share: int) -> Target:
     paths = [path for path in sorted(home.glob(place)) if ".first" not in path.name or "first" in place]
     if not paths:
@@ -152,6 +173,7 @@ def _target(home: Path, name: str, place: str, read: Callable[[Path], object], s
     def put(data: bytes) -> None:
         if path.is_symlink() or path.is_dir():
             raise AssertionError(f"{path} is no file any more")
+        path.parent.mkdir(exist_ok=True)  # removed with what another reader has taken over
         path.write_bytes(data)
         path.chmod(0o600)
         read(path)

@@ -16,7 +16,7 @@ from edgellm.cli.views.console import emit, harmless, is_terminal, one_line, out
 from edgellm.errors import EdgeError, InvalidOption
 
 if TYPE_CHECKING:
-    from edgellm.storage.chats.conversations import Conversation
+    from edgellm.storage.chat_log import Conversation
 
 
 class ConversationAction(enum.StrEnum):
@@ -39,7 +39,7 @@ def conversations(
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Remove without asking.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
-    from edgellm.storage.chats.conversations import Conversations
+    from edgellm.storage.chat_log import Conversations
 
     store = Conversations()
     if action is ConversationAction.LIST:
@@ -97,7 +97,7 @@ def _list(found: Sequence[Conversation], as_json: bool) -> None:
 
 def conversation_ids(incomplete: str) -> list[tuple[str, str]]:
     """Return the conversations for shell completion, with their first questions."""
-    from edgellm.storage.chats.conversations import Conversations
+    from edgellm.storage.chat_log import Conversations
 
     try:
         return [(one.id, one_line(one.title)[:60]) for one in Conversations().all() if one.id.startswith(incomplete)]

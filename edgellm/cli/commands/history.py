@@ -75,7 +75,7 @@ def history(
 
 def _keep(age: str | None, as_json: bool) -> None:
     from edgellm.llm.pair_stats import expire
-    from edgellm.storage.chats.retention import VARIABLE, describe_age, max_age, parse_age, set_max_age
+    from edgellm.storage.retention import VARIABLE, describe_age, max_age, parse_age, set_max_age
 
     if age is not None:
         wanted = parse_age(age)
@@ -99,8 +99,7 @@ def _keep(age: str | None, as_json: bool) -> None:
 def _clear(store: History, yes: bool, as_json: bool) -> None:
     from edgellm.llm.pair_stats import forget, kept
 
-    there = kept()
-    if not yes and (there.total or store.facts().size):
+    if not yes and ((there := kept()).total or store.facts().size):
         if not is_terminal(sys.stdin):
             raise InvalidOption(f"This would delete {there}.", "Add --yes to delete without asking.")
         if not typer.confirm(f"Delete {there}?", err=True):
@@ -129,7 +128,7 @@ def _turn(store: History, action: HistoryAction, as_json: bool) -> None:
 
 def _show(facts: HistoryFacts, as_json: bool) -> None:
     from edgellm.llm.pair_stats import kept
-    from edgellm.storage.chats.retention import describe_age, max_age
+    from edgellm.storage.retention import describe_age, max_age
 
     there, age = kept(), describe_age(max_age())
     if as_json:

@@ -39,11 +39,11 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.spec.gates.online_profiler import OnlineProfiler
 from edgellm.storage import History, fingerprint
-from edgellm.storage.chats.conversations import Conversation, Conversations
-from edgellm.storage.chats.retention import set_max_age
-from edgellm.storage.chats.typed_lines import old_lines, take_over, typed_lines
+from edgellm.storage.chat_log import Conversation, Conversations, typed_lines
+from edgellm.storage.chat_takeover import old_lines
 from edgellm.storage.layers.manifest import manifest_of
 from edgellm.storage.layers.store import LayerStore, cut_layers
+from edgellm.storage.retention import set_max_age
 from edgellm.storage.state import write_state
 from testkit import ROOT
 
@@ -51,6 +51,8 @@ MODELS = ROOT / "models"
 PATIENCE = 60.0  # seconds for one command
 ASK = ("chat", "Hello", "--max-tokens", "2")
 _LINK_TARGET = "nobody's business"
+_OLD = "on the old shelf"
+"""What is said in the files of earlier versions, and nowhere else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,6 @@ def sound_home(home: Path) -> None:
     History().add("Where is my mug?", "On the shelf.")
     typed_lines().add("Where is my mug?", "")
     set_max_age(None)
-    write_state(old_lines(), "\n# 2026-01-01\n+hello\n")
     Conversations().keep(Conversation("00000000", now, (("user", "Where?"), ("assistant", "Here."))))
     draft, verifier = MODELS / "draft.gguf", MODELS / "verifier.gguf"
     profile = profile_path(fingerprint(draft), fingerprint(verifier))
@@ -91,6 +92,17 @@ def sound_home(home: Path) -> None:
     keep_speed(HERE, MeasuredSpeed(figures, "a model", TransformerShape(2, 64, 4, 2, 16, 128)))
     keep_lines({(HERE, "x"): KeptLine(LinkSpeed(0.001, 1e6, 1e6), 1, "")})
     run_command(ASK)
+    old_chats(History().folder, now)
+
+
+def old_chats(folder: Path, now: datetime) -> None:
+    """Keep something as earlier versions did, each kind in a file of its own."""
+    line = json.dumps({"when": now.isoformat(), "question": "Where is my mug?", "reply": _OLD})
+    write_state(folder / "conversations.jsonl", f"{line}\n")
+    write_state(folder / "typed.jsonl", f"{line}\n")
+    write_state(old_lines(), f"\n# 2026-01-01\n+{_OLD}\n")
+    talk = {"when": now.isoformat(), "turns": [["user", "Where?"], ["assistant", _OLD]]}
+    write_state(folder.with_name("conversations") / "00000001.json", json.dumps(talk))
 
 
 _CHUNK: dict[str, Any] = {"signals": [], "confidence": 0.5, "importance": 0.1, "accepted": 1, "tokens": 2}
@@ -105,13 +117,15 @@ def _load_first() -> None:
 OWN = (
     Own("settings", "config/config.toml", ("config", "show"), users=True),
     Own("settings, for a chat", "config/config.toml", ("ls",), users=True),
-    Own("history", "data/history/conversations.jsonl", ("history", "show"), users=True),
-    Own("history, for a chat", "data/history/conversations.jsonl", ASK, users=True),
-    Own("typed lines", "data/history/typed.jsonl", lambda: typed_lines().recent(), users=True),
+    Own("chats", "data/history/chats.sqlite3", ("history", "show"), users=True),
+    Own("chats, for a chat", "data/history/chats.sqlite3", ASK, users=True),
+    Own("chats, to go on", "data/history/chats.sqlite3", (*ASK, "-c"), users=True),
+    Own("typed lines", "data/history/chats.sqlite3", lambda: typed_lines().recent(), users=True),
     Own("greatest age", "data/history/max-age", ("history", "keep")),
-    Own("typed lines of before", "state/history", take_over, users=True),
-    Own("conversation", "data/conversations/00000000.json", ("conversations",), users=True),
-    Own("conversation, to go on", "data/conversations/00000000.json", (*ASK, "-c"), users=True),
+    Own("old replies", "data/history/conversations.jsonl", ASK, users=True),
+    Own("old typed lines", "data/history/typed.jsonl", lambda: typed_lines().recent(), users=True),
+    Own("older typed lines", "state/history", lambda: typed_lines().recent(), users=True),
+    Own("old conversation", "data/conversations/00000001.json", ("conversations",), users=True),
     Own("profile", "data/profiles/*.json", (*ASK, "--budget", "0.2"), users=True),
     Own("first replies", "data/profiles/*.first.jsonl", _load_first),
     Own("paired devices", "data/trust/peers.json", ("peers",), users=True),
@@ -239,9 +253,15 @@ def _trial(own: Own, damage: str, sound: Path, home: Path) -> str:
         return said.strip()[-300:] or f"it ended with {os.WEXITSTATUS(done[1])}"
     if target.read_text() != _LINK_TARGET or (path.parent / "nowhere").exists():
         return "it wrote through a link"
-    if own.users and not any(path.parent.glob(f"{path.name}*")) and not os.path.lexists(path):
+    if own.users and not any(path.parent.glob(f"{path.name}*")) and not os.path.lexists(path) and not _taken(path):
         return "the file is gone"
     return ""
+
+
+def _taken(path: Path) -> bool:
+    """Return whether what was said in a file of an earlier version is in the database now."""
+    database = History().path
+    return path != database and database.is_file() and _OLD.encode() in database.read_bytes()
 
 
 def _run_child(own: Own, damage: str, path: Path, told: Path) -> None:

@@ -1,0 +1,438 @@
+"""Past replies, typed lines and conversations, as long as they are kept: in one private database.
+
+Nothing of them leaves this machine. What earlier versions kept in files of their own is taken over when it is first
+needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from edgellm.errors import HistoryUnusable, InvalidOption
+from edgellm.places import data_dir
+from edgellm.storage.chat_takeover import (
+    OldFile,
+    Turns,
+    characters,
+    old_files,
+    old_locks,
+    remains,
+    turns_from_json,
+)  # fmt: skip
+from edgellm.storage.private_database import (
+    DatabaseConnection,
+    DatabaseDamaged,
+    PrivateDatabase,
+    check_folder,
+    locked,
+    make_folder,
+    system_errors,
+)  # fmt: skip
+from edgellm.storage.retention import expired, oldest
+
+MOST_BYTES = 2**20
+"""Bytes of all replies together, of all typed lines, and of each conversation."""
+MOST_CONVERSATIONS = 300
+_FRAME = 64  # bytes that an entry counts besides its texts
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # `at` is in microseconds since then
+_ID = re.compile(r"[0-9a-f]{8}")
+_SCHEMA = """
+CREATE TABLE entry (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, at INTEGER NOT NULL, size INTEGER NOT NULL,
+                    question TEXT NOT NULL, reply TEXT NOT NULL);
+CREATE INDEX entry_age ON entry (kind, at);
+CREATE TABLE total (kind TEXT PRIMARY KEY, size INTEGER NOT NULL);
+INSERT INTO total VALUES ('reply', 0), ('typed', 0);
+CREATE TRIGGER entry_added AFTER INSERT ON entry BEGIN
+    UPDATE total SET size = size + new.size WHERE kind = new.kind; END;
+CREATE TRIGGER entry_removed AFTER DELETE ON entry BEGIN
+    UPDATE total SET size = size - old.size WHERE kind = old.kind; END;
+CREATE TABLE conversation (id TEXT PRIMARY KEY, at INTEGER NOT NULL, turns TEXT NOT NULL);
+CREATE INDEX conversation_age ON conversation (at);
+CREATE TABLE taken_over (file TEXT PRIMARY KEY, size INTEGER NOT NULL, digest BLOB NOT NULL)
+"""
+
+_BEYOND = """
+entry WHERE kind = ?1 AND id <= (
+    SELECT max(id) FROM (SELECT id, sum(size) OVER (ORDER BY id DESC) AS bytes FROM entry WHERE kind = ?1)
+    WHERE bytes > ?2
+)
+"""
+_NEWEST = """
+SELECT question, reply, at FROM entry NOT INDEXED
+WHERE kind = ? AND at >= ? AND typeof(question) = 'text' AND typeof(reply) = 'text' ORDER BY id DESC LIMIT ?
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatEntry:
+    """A question, its reply, and `when` they were added: UTC, to the second."""
+
+    question: str
+    reply: str
+    when: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFacts:
+    """Facts about a history that reveal nothing that was said; `size` in bytes, with that of what cannot be read."""
+
+    path: Path
+    on: bool
+    conversations: int
+    size: int
+    first: datetime | None
+    last: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation so far: `turns` are roles and texts, the oldest first; `when` is the last addition, in UTC."""
+
+    id: str
+    when: datetime
+    turns: Turns
+
+    @classmethod
+    def new(cls) -> Conversation:
+        """Return a conversation in which nothing has been said."""
+        return cls(secrets.token_hex(4), datetime.now(UTC), ())
+
+    def said(self, turns: Sequence[tuple[str, str]]) -> Conversation:
+        """Return this conversation as of now, with these turns."""
+        return replace(self, when=datetime.now(UTC), turns=tuple(turns))
+
+    @property
+    def title(self) -> str:
+        """The first question, without the paragraphs before it."""
+        asked = next((text for role, text in self.turns if role == "user"), "")
+        return asked.strip().rpartition("\n\n")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatLog:
+    """The database of past replies, typed lines and conversations in `folder`, which need not exist yet.
+
+    Any number of processes may use it. Every method raises `HistoryUnusable` where the folder or a file is a link,
+    belongs to somebody else, or cannot be read or written. A chat should show that as a notice, and go on: a reply does
+    not depend on the history.
+    """
+
+    folder: Path = field(default_factory=lambda: data_dir() / "history")
+
+    @property
+    def path(self) -> Path:
+        """The file of the database. It need not exist."""
+        return self.folder / "chats.sqlite3"
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is kept and read: True unless `turn_off` was called."""
+        return not os.path.lexists(self._off)
+
+    def turn_off(self) -> None:
+        """Keep every process from adding or reading until `turn_on`. What is there stays."""
+        with system_errors(self.folder, "turned off"):
+            make_folder(self.folder)
+            with suppress(FileExistsError):
+                os.close(os.open(self._off, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+    def turn_on(self) -> None:
+        """Undo `turn_off`."""
+        with system_errors(self.folder, "turned on"):
+            check_folder(self.folder)
+            self._off.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Remove the database with everything in it, and what earlier versions left. That needs no free space."""
+        if os.path.lexists(self.path):
+            self._database.discard()
+        for kind in ("reply", "typed", "conversation"):
+            self._unlink(kind, None)
+
+    @property
+    def _off(self) -> Path:
+        return self.folder / "off"
+
+    @property
+    def _database(self) -> PrivateDatabase:
+        return PrivateDatabase(self.path, _SCHEMA, 1)
+
+    @contextmanager
+    def _reading(self) -> Iterator[DatabaseConnection]:
+        self._take_over()
+        with self._database.reading() as db:
+            yield db
+
+    @contextmanager
+    def _writing(self) -> Iterator[DatabaseConnection]:
+        self._take_over()
+        with self._database.writing() as db:
+            yield db
+
+    def _erase(self, kind: str, before: datetime | None, rows: str, *values: object) -> int:
+        """Remove `rows` and return how many they were. Remove what of that `kind` cannot be read, too, where it was not
+        written since `before`."""
+        count, everything = 0, before is None
+        self._take_over()
+        with system_errors(self.path, "removed"):
+            if self._database.exists:
+                with self._database.writing("removed", keep=not everything, scrub=everything) as db:
+                    count = db.remove(rows, *values)
+        return count + self._unlink(kind, before)
+
+    def _unlink(self, kind: str, before: datetime | None) -> int:
+        """Remove what was set aside, and what earlier versions left of that kind, as far as nothing was written to it
+        since `before`; return how many conversations that were."""
+        with system_errors(self.path, "removed"):
+            gone = [path for path in self._unreadable(kind) if before is None or expired(path, before)]
+            for path in gone:
+                path.unlink()
+        return sum(1 for path in gone if path.suffix == ".json")
+
+    def _unreadable(self, kind: str) -> list[Path]:
+        return [*self._database.aside(), *remains(self.folder, kind)]
+
+    def _take_over(self) -> None:
+        """Take over what earlier versions kept. An interruption loses nothing and doubles nothing."""
+        with system_errors(self.path, "written"):
+            check_folder(self.folder)
+            if not any(True for _ in old_files(self.folder, on=self.on)):
+                return
+            make_folder(self.folder)
+            with ExitStack() as locks:  # against processes of earlier versions, and others that take over
+                for lock in old_locks(self.folder):
+                    locks.enter_context(locked(lock))
+                files = list(old_files(self.folder, on=self.on))
+                with self._database.writing() as db:
+                    for file in files:
+                        _insert(db, file)
+                for file in files:
+                    with system_errors(file.path, "removed"):
+                        file.remove()
+                with self._database.writing() as db:
+                    db.execute("DELETE FROM taken_over")
+                for lock in old_locks(self.folder):
+                    with suppress(OSError):  # a folder stays where something cannot be read in it
+                        lock.unlink()
+                        lock.parent.rmdir()
+
+
+@dataclass(frozen=True, slots=True)
+class History(ChatLog):
+    """Past questions and their replies, so that a later reply can repeat them for free; or typed lines.
+
+    All entries of a kind never take more than `MOST_BYTES`: when they would, the oldest are removed until half of that
+    is left. Entries are also removed when they are too old (`storage.retention`).
+    """
+
+    kind: str = "reply"
+
+    def add(self, question: str, reply: str) -> None:
+        """Keep a question and its reply as the newest; do nothing while the history is off.
+
+        Of a text that would take more than about a quarter of `MOST_BYTES` only the beginning is kept. A lone
+        surrogate, which is no character, becomes U+FFFD.
+        """
+        if not self.on:
+            return
+        before = oldest()
+        with self._writing() as db:
+            if not self.on:  # any more, after waiting
+                return
+            db.remove("entry WHERE kind = ? AND at < ?", self.kind, _microseconds(before))
+            question, reply = _beginning(question), _beginning(reply)
+            size = _size(question, reply)
+            if self._total(db) + size > MOST_BYTES:
+                db.remove(_BEYOND, self.kind, MOST_BYTES // 2 - size)
+            _add(db, self.kind, datetime.now(UTC).replace(microsecond=0), question, reply)
+
+    def recent(self, limit_bytes: int = MOST_BYTES) -> list[ChatEntry]:
+        """Return the newest entries, oldest first, whose texts take at most `limit_bytes` of UTF-8 together.
+
+        An entry that is too long for the rest of the limit is skipped. Empty while the history is off.
+        """
+        if not self.on:
+            return []
+        before = oldest()
+        found: list[ChatEntry] = []
+        with self._reading() as db:
+            for question, reply, at in db.execute(_NEWEST, (self.kind, _microseconds(before), MOST_BYTES // _FRAME)):
+                size, when = len(question) + len(reply), _time(at)
+                if size <= limit_bytes and when is not None:
+                    found.append(ChatEntry(_decoded(question), _decoded(reply), when))
+                    limit_bytes -= size
+        return found[::-1]
+
+    def clear(self) -> int:
+        """Remove all entries, whether the history is on or off, and return how many there were."""
+        return self._erase(self.kind, None, "entry WHERE kind = ?", self.kind)
+
+    def expire(self) -> int:
+        """Remove entries older than the retention, whether the history is on or off, and return how many."""
+        before = oldest()
+        return self._erase(self.kind, before, "entry WHERE kind = ? AND at < ?", self.kind, _microseconds(before))
+
+    def facts(self) -> HistoryFacts:
+        """Count the entries that are there, whether the history is on or off."""
+        with self._reading() as db:
+            rows = db.execute("SELECT at FROM entry WHERE kind = ? ORDER BY at", (self.kind,))
+            times = [when for (at,) in rows if (when := _time(at)) is not None]
+            size = self._total(db)
+        with system_errors(self.path, "read"):
+            size += sum(path.lstat().st_size for path in self._unreadable(self.kind))
+        first, last = (times[0], times[-1]) if times else (None, None)
+        return HistoryFacts(self.path, self.on, len(times), size, first, last)
+
+    def _total(self, db: DatabaseConnection) -> int:
+        row = db.execute("SELECT size FROM total WHERE kind = ?", (self.kind,)).fetchone()
+        if row is None or type(row[0]) is not int:
+            raise DatabaseDamaged
+        return row[0]
+
+
+def typed_lines() -> History:
+    """Return the lines typed at the prompt of a conversation, for the arrow keys: questions without replies."""
+    return History(kind="typed")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversations(ChatLog):
+    """Conversations that can be continued: the newest `MOST_CONVERSATIONS` to which something was added within the
+    retention (`storage.retention`)."""
+
+    def all(self) -> list[Conversation]:
+        """Return all conversations, the newest first."""
+        with self._newest() as found:
+            return list(found)
+
+    def find(self, beginning: str) -> Conversation:
+        """Return the conversation whose ID begins with `beginning`.
+
+        Raises:
+            InvalidOption: there is none, or there are several.
+        """
+        found = [one for one in self.all() if beginning and one.id.startswith(beginning.lower())]
+        if len(found) != 1:
+            what = "There is no conversation" if not found else f"There are {len(found)} conversations"
+            raise InvalidOption(f"{what} whose ID begins with {beginning!r}.", "See: edgellm conversations")
+        return found[0]
+
+    def latest(self) -> Conversation:
+        """Return the conversation that was last added to.
+
+        Raises:
+            InvalidOption: there is none.
+        """
+        with self._newest() as found:
+            if (one := next(found, None)) is not None:
+                return one
+        raise InvalidOption("There is no conversation to continue.", "Begin one: edgellm chat; the history must be on.")
+
+    def keep(self, conversation: Conversation) -> None:
+        """Write a conversation over its earlier state; remove the oldest beyond `MOST_CONVERSATIONS`.
+
+        Raises:
+            HistoryUnusable: the conversation has become too long to be kept; its earlier state stays.
+        """
+        turns = _to_json(conversation.turns)
+        if len(turns.encode()) > MOST_BYTES:
+            raise HistoryUnusable(
+                f"This conversation takes {len(turns.encode())} bytes, and {MOST_BYTES} can be kept.",
+                "Begin a new one.",
+            )
+        before = oldest()
+        with self._writing() as db:
+            values = (conversation.id, _microseconds(conversation.when), turns)
+            db.execute("INSERT OR REPLACE INTO conversation VALUES (?, ?, ?)", values)
+            db.remove("conversation WHERE at < ?", _microseconds(before))
+            newest = "SELECT id FROM conversation ORDER BY at DESC LIMIT ?"
+            db.remove(f"conversation WHERE id NOT IN ({newest})", MOST_CONVERSATIONS)
+
+    def remove(self, conversation: Conversation) -> None:
+        """Remove a conversation, if it is there."""
+        with self._writing() as db:
+            db.remove("conversation WHERE id = ?", conversation.id)
+
+    def clear(self) -> int:
+        """Remove all conversations, also those of earlier versions that cannot be read; return how many there were."""
+        return self._erase("conversation", None, "conversation")
+
+    def expire(self) -> int:
+        """Remove the conversations to which nothing was added for longer than the retention; return how many."""
+        before = oldest()
+        return self._erase("conversation", before, "conversation WHERE at < ?", _microseconds(before))
+
+    @contextmanager
+    def _newest(self) -> Iterator[Iterator[Conversation]]:
+        """Open the database and read conversations from it, the newest first, as they are asked for."""
+        rows, before = "SELECT id, at, turns FROM conversation WHERE at >= ? ORDER BY at DESC LIMIT ?", oldest()
+        with self._reading() as db:
+            found = db.execute(rows, (_microseconds(before), MOST_CONVERSATIONS))
+            yield (one for row in found if (one := _conversation(*row)) is not None)
+
+
+def _insert(db: DatabaseConnection, file: OldFile) -> None:
+    """Add what a file of an earlier version holds, unless that was done before an interruption."""
+    if (talk := file.conversation()) is not None:
+        values = (file.path.stem, _microseconds(talk[0]), _to_json(talk[1]))
+        newer = "SELECT 1 FROM conversation WHERE id = ?1 AND at >= ?2"
+        db.execute(f"INSERT OR REPLACE INTO conversation SELECT ?1, ?2, ?3 WHERE NOT EXISTS ({newer})", values)
+        return
+    row = db.execute("SELECT size, digest FROM taken_over WHERE file = ?", (file.path.name,)).fetchone()
+    done = row[0] if row is not None and hashlib.sha256(file.data[: row[0]]).digest() == row[1] else 0
+    for entry in file.entries(done):
+        _add(db, file.kind, *entry)
+    mark = (file.path.name, len(file.data), hashlib.sha256(file.data).digest())
+    db.execute("INSERT OR REPLACE INTO taken_over VALUES (?, ?, ?)", mark)
+
+
+def _add(db: DatabaseConnection, kind: str, when: datetime, question: str, reply: str) -> None:
+    values = (kind, _microseconds(when), _size(question, reply), question, reply)
+    db.execute("INSERT INTO entry (kind, at, size, question, reply) VALUES (?, ?, ?, ?, ?)", values)
+
+
+def _size(question: str, reply: str) -> int:
+    return _FRAME + len(question.encode()) + len(reply.encode())
+
+
+def _beginning(text: str) -> str:
+    """Return the beginning of `text` that an entry has room for."""
+    return characters(text).encode()[: MOST_BYTES // 4 - _FRAME].decode("utf-8", "ignore")
+
+
+def _to_json(turns: Turns) -> str:
+    return json.dumps(turns, ensure_ascii=False).encode("utf-8", "replace").decode()
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
+
+
+def _conversation(number: bytes, at: int, turns: bytes) -> Conversation | None:
+    """Return the conversation in a row, None where it is damaged."""
+    try:
+        when, found, known = _time(at), turns_from_json(json.loads(turns.decode())), number.decode()
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    return Conversation(known, when, found) if when is not None and _ID.fullmatch(known) else None
+
+
+def _time(at: int) -> datetime | None:
+    """Return the time of a row, None where it is damaged."""
+    try:
+        return _EPOCH + timedelta(microseconds=at)
+    except (TypeError, OverflowError):
+        return None
+
+
+def _microseconds(when: datetime) -> int:
+    return (when - _EPOCH) // timedelta(microseconds=1)

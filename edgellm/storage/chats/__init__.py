@@ -1,1 +1,0 @@
-"""Past conversations and typed lines, as long as they are kept."""

@@ -1,0 +1,340 @@
+"""An SQLite database that only the user can read, for any number of processes, and never behind a link.
+
+Each call opens the database and closes it again, so that no write-ahead log stays behind. SQLite gives the log and its
+index the mode of the database.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import disk_usage
+
+from filelock import FileLock
+
+from edgellm.errors import HistoryUnusable
+from edgellm.storage.state import HAS_MODES, NO_LINKS, private_folder, set_aside
+
+PATIENCE = 10.0  # seconds to wait for another process; each holds the database for some milliseconds
+_MOST_ROW = 4 * 2**20  # bytes
+_LEAST = 2**16  # bytes of free space without which the index of the log cannot be made
+SETTINGS: tuple[str, ...] = (
+    "secure_delete = ON",
+    "synchronous = NORMAL",
+    "temp_store = MEMORY",
+    "trusted_schema = OFF",
+)
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+_UNWRITABLE = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}
+_DAMAGED = {
+    sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT,
+    sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG,
+}  # fmt: skip
+
+
+class DatabaseDamaged(Exception):
+    """Something else is in the database than was written there."""
+
+
+class DatabaseConnection(sqlite3.Connection):
+    """A connection that counts the rows that are removed through it."""
+
+    removed = 0
+
+    def remove(self, rows: str, *values: object) -> int:
+        """Remove `rows`, a table and perhaps a condition, and return how many they were."""
+        count = self.execute(f"DELETE FROM {rows}", values).rowcount  # noqa: S608  values are bound
+        self.removed += count
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateDatabase:
+    """The database at `path`, which need not exist, with the tables that `schema` makes in its `version`.
+
+    Every method raises `HistoryUnusable` where the folder or a file is a link, belongs to somebody else, or cannot be
+    read or written. A damaged database is set aside first, so that the next call makes a new one.
+    """
+
+    path: Path
+    schema: str
+    version: int
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything is in the place of the database."""
+        try:
+            return bool(self.path.lstat())
+        except FileNotFoundError:
+            return False
+
+    @contextmanager
+    def reading(self) -> Iterator[DatabaseConnection]:
+        """Open the database to read it, or an empty one where there is none. A folder that cannot be written, or a full
+        disk, is no hindrance."""
+        with self._errors("read"):
+            check_folder(self.path.parent)
+            with closing(self._open(write=False) if self.exists else self._empty()) as db:
+                yield db
+
+    @contextmanager
+    def writing(
+        self, done: str = "written", *, keep: bool = False, scrub: bool = False
+    ) -> Iterator[DatabaseConnection]:
+        """Open the database, made if it is missing, for one transaction. If that removes rows, or with `scrub`, erase
+        all traces of what was removed.
+
+        `done` names in errors what is done to the database. With `keep`, a damaged one stays where it is.
+        """
+        with self._errors(done, keep=keep):
+            self.make()
+            with closing(self._open(write=True)) as db:
+                db.execute("BEGIN IMMEDIATE")
+                with db:
+                    yield db
+                if db.removed or scrub:
+                    # SQLite zeroes removed rows, but not the copies left where it moved rows between pages before.
+                    db.execute("VACUUM")
+                    if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                        raise TimeoutError
+
+    def make(self) -> None:
+        """Make the database where it is missing."""
+        with self._errors("written"):
+            make_folder(self.path.parent)
+            if not self.exists:
+                with locked(self._lock):
+                    self._make()
+
+    def discard(self) -> None:
+        """Remove the files of the database, and what was set aside. Unlike removing rows, that needs no free space."""
+        with self._errors("removed", keep=True), locked(self._lock):
+            self._identity()
+            for path in self.aside():
+                path.unlink()
+            with closing(self._connect("rw")) as db:
+                try:
+                    db.execute("PRAGMA locking_mode = EXCLUSIVE")
+                    db.execute("BEGIN EXCLUSIVE")
+                except sqlite3.Error as error:
+                    if _code(error) in _BUSY:
+                        raise
+                for path in self._files():
+                    path.unlink(missing_ok=True)
+
+    def aside(self) -> list[Path]:
+        """Return the files that were set aside."""
+        return sorted(self.path.parent.glob(f"{self.path.name}*.aside*"))
+
+    @property
+    def _lock(self) -> Path:
+        return self.path.with_suffix(".lock")
+
+    def _files(self) -> list[Path]:
+        """Return the paths of the database, its write-ahead log and the log's index."""
+        return [self.path.with_name(self.path.name + end) for end in ("", "-wal", "-shm")]
+
+    def _make(self) -> None:
+        """Make an empty database in one step, unless another process has made it. The folder is locked."""
+        if self.exists:
+            return
+        for path in self._files():
+            if os.path.lexists(path):  # a log without its database would be taken for that of the new one
+                set_aside(path)
+        beside = PrivateDatabase(self.path.with_name(f"{self.path.name}.new"), self.schema, self.version)
+        for path in beside._files():  # left by a crash
+            path.unlink(missing_ok=True)
+        os.close(os.open(beside.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS, 0o600))
+        with closing(beside._connect("rw")) as db:
+            if db.execute("PRAGMA journal_mode = WAL").fetchone() != (b"wal",):
+                raise NotImplementedError
+            self._fill(db)
+        beside.path.rename(self.path)
+
+    def _empty(self) -> DatabaseConnection:
+        db = sqlite3.connect(":memory:", isolation_level=None, factory=DatabaseConnection)
+        db.text_factory = bytes
+        self._fill(db)
+        return db
+
+    def _fill(self, db: DatabaseConnection) -> None:
+        db.executescript(f"BEGIN; {self.schema}; PRAGMA user_version = {self.version}; COMMIT;")
+
+    def _open(self, *, write: bool) -> DatabaseConnection:
+        found = self._identity()
+        try:
+            return self._checked("rw", found)
+        except sqlite3.OperationalError as error:
+            log = self._files()[1]
+            if write or _code(error) not in _UNWRITABLE or (log.exists() and log.stat().st_size):
+                raise
+            return self._checked("ro&immutable=1", found)
+
+    def _checked(self, mode: str, found: tuple[int, int]) -> DatabaseConnection:
+        """Return a connection to the file that was `found`, if it holds our tables."""
+        db = self._connect(mode)
+        try:
+            self._check(found)
+            for setting in SETTINGS:
+                db.execute(f"PRAGMA {setting}")
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            self._check(found)
+            if version > self.version:
+                raise HistoryUnusable(
+                    f"{self.path} has version {version}, and this edgellm reads {self.version}.",
+                    "Update edgellm, or move the file away.",
+                )
+            if version != self.version:
+                raise DatabaseDamaged
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _connect(self, mode: str) -> DatabaseConnection:
+        db = sqlite3.connect(
+            f"{self.path.absolute().as_uri()}?mode={mode}",
+            PATIENCE,
+            isolation_level=None,
+            factory=DatabaseConnection,
+            uri=True,
+        )
+        db.text_factory = bytes  # decoded by those who read it: SQLite keeps any bytes as text
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_ROW)
+        return db
+
+    def _identity(self) -> tuple[int, int]:
+        """Return the device and number of the file, and close the files of the database to other users."""
+        database, *beside = self._files()
+        for path in beside:
+            with suppress(FileNotFoundError):
+                _close(path)
+        found = _close(database)
+        return found.st_dev, found.st_ino
+
+    def _check(self, before: tuple[int, int]) -> None:
+        if self._identity() != before:
+            raise HistoryUnusable(f"{self.path} was replaced meanwhile.", "Try again.")
+
+    @contextmanager
+    def _errors(self, done: str, *, keep: bool = False) -> Iterator[None]:
+        """Turn errors of SQLite and of the system into ours: the database cannot be `done`."""
+        with system_errors(self.path, done):
+            before = self.path.lstat().st_ino if self.exists else None
+            try:
+                yield
+            except (sqlite3.Error, DatabaseDamaged, UnicodeDecodeError) as error:  # the last: of SQLite's own message
+                code = _code(error) if isinstance(error, sqlite3.Error) else sqlite3.SQLITE_CORRUPT
+                if code in _BUSY:
+                    raise TimeoutError from error
+                full = code == sqlite3.SQLITE_IOERR and disk_usage(self.path.parent).free < _LEAST
+                if full or code == sqlite3.SQLITE_FULL:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+                if code not in _DAMAGED:
+                    raise OSError(str(error)) from error
+                if keep:
+                    raise HistoryUnusable(f"{self.path} is damaged.", "See: edgellm history") from error
+                raise HistoryUnusable(
+                    f"{self.path} is damaged, and was renamed to {self._set_aside(before)}.",
+                    "A new one is made from now on; `edgellm history clear` removes both.",
+                ) from error
+
+    def _set_aside(self, before: int | None) -> str:
+        """Rename the files of the database, unless another process has, and return the new name of the first."""
+        with locked(self._lock):
+            if self.path.lstat().st_ino != before:
+                return self.aside()[-1].name
+            aside = set_aside(self.path)
+            for path in self._files()[1:]:
+                with suppress(FileNotFoundError):
+                    path.rename(aside.with_name(path.name.replace(self.path.name, aside.name)))
+            return aside.name
+
+
+@contextmanager
+def system_errors(path: Path, done: str) -> Iterator[None]:
+    """Turn the system's errors into `HistoryUnusable`: `path` cannot be `done`."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise HistoryUnusable(f"{path} is in use by another process.", "Try again when that is done.") from error
+    except NotImplementedError as error:  # some network drives
+        raise HistoryUnusable(
+            f"{path} cannot be {done}: the drive has no file locks.", "Set EDGELLM_HOME to a folder on another drive."
+        ) from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise HistoryUnusable(
+                f"{path} cannot be {done}: the disk is full.", "Make room on it, or set EDGELLM_HOME to another drive."
+            ) from error
+        raise HistoryUnusable(
+            f"{path} cannot be {done}: {error.strerror or error}.",
+            "Check its permissions, or set EDGELLM_HOME to a folder of yours.",
+        ) from error
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file at `path` against other processes until the `with` ends.
+
+    Raises:
+        TimeoutError: another process keeps it.
+        NotImplementedError: the drive has no file locks.
+    """
+    with FileLock(path, timeout=PATIENCE, mode=0o600).acquire(poll_interval=0.01):
+        yield
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder`, closed to other users, where it is missing. Raises what `check_folder` does, and OSError."""
+    check_folder(folder)
+    private_folder(folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Check that `folder`, if it is there, is a folder and no link, and close it to other users.
+
+    Raises:
+        HistoryUnusable: it is something else.
+    """
+    with suppress(FileNotFoundError):
+        mode = folder.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            raise _link(folder)
+        if not stat.S_ISDIR(mode):
+            raise HistoryUnusable(f"{folder} is not a folder.", "Move it away; a new one will be made.")
+        if HAS_MODES and mode & 0o077:
+            folder.chmod(0o700)
+
+
+def _code(error: sqlite3.Error) -> int:
+    """Return SQLite's error code. Raises the error itself where it is one of the Python module's."""
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        raise error
+    return code & 0xFF
+
+
+def _close(path: Path) -> os.stat_result:
+    """Check that `path` is a plain file, close it to other users, and return what `lstat` says of it."""
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        raise _link(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise HistoryUnusable(f"{path} is not a plain file.", "Move it away; a new one will be made.")
+    if HAS_MODES and found.st_mode & 0o077:
+        path.chmod(0o600)
+    return found
+
+
+def _link(path: Path) -> HistoryUnusable:
+    return HistoryUnusable(
+        f"{path} is a link, and the history is kept nowhere but there.",
+        "Remove the link; EDGELLM_HOME moves everything.",
+    )

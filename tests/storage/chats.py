@@ -1,0 +1,19 @@
+"""The database of past chats, as other programs see it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+from edgellm.storage.chat_log import ChatLog
+
+
+def database(log: ChatLog) -> sqlite3.Connection:
+    """Return a connection to the database, without settings of ours."""
+    return sqlite3.connect(log.path, isolation_level=None)
+
+
+def change(log: ChatLog, statement: str, *values: object) -> None:
+    """Change the database as no method of ours does."""
+    with closing(database(log)) as db:
+        db.execute(statement, values)
